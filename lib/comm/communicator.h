@@ -1,0 +1,73 @@
+#pragma once
+
+// Communicator: the collectives of one group of ranks, the only way in which ranks talk.
+//
+// Every method but rank(), world_size() and allocate() is collective: all ranks of the group call the same
+// methods in the same order. A failed collective throws util::Error of kind kPeerLost or kTimeout whose text
+// names the collective, its purpose (see CallSite) and the ranks that did not answer; after that the group
+// cannot be used again. One thread a rank issues collectives.
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::comm {
+
+/// What a collective is for, for messages and traces. The strings must outlive the call only.
+struct CallSite {
+  std::string unit;            ///< the unit it serves, or what it is about ("gradient norm")
+  const char* pass = "other";  ///< forward, backward, optimizer, other
+};
+
+enum class ReduceOp { kSum, kMax };
+
+/// A collective under way. The tensors given to it must not be touched until wait() returns.
+class Work {
+ public:
+  virtual ~Work() = default;
+  /// Blocks until this rank's result is there. Call it exactly once.
+  virtual void wait() = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual std::string backend_name() const = 0;
+
+  /// output [W * n] = the ranks' inputs [n] one after another. The input may be this rank's part of the
+  /// output.
+  virtual std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                           const CallSite& site) = 0;
+
+  /// output [n] = the sum over ranks of part `rank` of input [W * n], added in rank order.
+  virtual std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                               const CallSite& site) = 0;
+
+  /// tensor = its sum or maximum over ranks, in place.
+  virtual std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) = 0;
+
+  /// tensor = rank `root`'s tensor, in place.
+  virtual std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) = 0;
+
+  virtual void barrier(const CallSite& site) = 0;
+
+  /// A buffer for collectives, uninitialised, 1-D. The communicator decides where its memory lies.
+  virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
+};
+
+/// Every rank's text, in rank order. Collective.
+std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
+                                         const CallSite& site);
+
+/// Runs `body` on every rank; if it throws a util::Error anywhere, every rank throws an Error of the same
+/// kind, with the message of the lowest such rank and which ranks saw a failure. Collective, so that no rank
+/// waits for one that has given up.
+void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,69 @@
+#pragma once
+
+// The whole configuration of a training run: every room's options in one struct, plus those of the run
+// itself. config/keys.cpp binds each field to its TOML key.
+
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/options.h"
+#include "comm/options.h"
+#include "data/options.h"
+#include "nn/options.h"
+#include "optim/options.h"
+#include "shard/options.h"
+
+namespace fsdp::config {
+
+struct RunOptions {
+  std::string name = "run";
+  std::string output_dir = "checkpoints/run";  ///< checkpoints, metrics.jsonl, resolved config
+  int64_t seed = 1234;
+};
+
+struct TrainingOptions {
+  int64_t steps = 200;
+  int64_t gradient_accumulation_steps = 1;
+  double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is still reported)
+  double norm_type = 2.0;      ///< p of the p-norm; inf: the largest magnitude
+  bool fused_kernels = true;
+};
+
+struct EvaluationOptions {
+  int64_t interval_steps = 0;  ///< validate every so many steps; 0: only after the last
+  int64_t max_samples = 0;     ///< at most so many samples of the validation files; 0: all
+};
+
+struct MixedPrecisionOptions {
+  std::string param_dtype = "float32";
+  std::string reduce_dtype = "float32";
+  std::string buffer_dtype = "float32";
+};
+
+struct ActivationCheckpointingOptions {
+  std::string mode = "none";
+};
+
+struct LoggingOptions {
+  int64_t interval_steps = 1;
+  bool trace_communication = false;
+};
+
+struct Config {
+  RunOptions run;
+  nn::ModelOptions model;
+  data::DataOptions data;
+  TrainingOptions training;
+  EvaluationOptions evaluation;
+  optim::OptimizerOptions optimizer;
+  optim::ScheduleOptions lr_scheduler;
+  shard::ShardOptions fsdp;
+  MixedPrecisionOptions mixed_precision;
+  ActivationCheckpointingOptions activation_checkpointing;
+  comm::MeshOptions mesh;
+  comm::CommOptions comm;
+  checkpoint::CheckpointOptions checkpoint;
+  LoggingOptions logging;
+};
+
+}  // namespace fsdp::config

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::optim {
+
+struct OptimizerOptions {
+  std::string name = "adamw";  ///< "adamw" or "sgd"
+  double lr = 3e-4;
+  std::vector<double> betas = {0.9, 0.95};  ///< adamw
+  double eps = 1e-8;                        ///< adamw
+  double momentum = 0.0;                    ///< sgd
+  double weight_decay = 0.1;
+  /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
+  std::vector<std::string> no_decay;
+  bool fused = true;  ///< libtorch's fused kernels; off: the same arithmetic from single tensor operations
+};
+
+struct ScheduleOptions {
+  std::string name = "constant";  ///< constant, cosine, linear, wsd, inverse_sqrt, polynomial
+  int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
+  int64_t decay_steps = 0;        ///< wsd: length of the final decay; 0: a tenth of the run
+  double min_lr_ratio = 0.0;      ///< the rate never falls under this share of lr after warm-up
+  double power = 1.0;             ///< polynomial
+};
+
+}  // namespace fsdp::optim

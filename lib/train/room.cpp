@@ -1,0 +1,2 @@
+// Kept so that the room builds.
+namespace fsdp::train {}

@@ -1,0 +1,102 @@
+#include "util/file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "util/error.h"
+
+namespace fsdp::util {
+namespace fs = std::filesystem;
+namespace {
+
+/// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags, const char* purpose) : fd_(::open(path.c_str(), flags, 0644)) {
+    if (fd_ < 0) fail(ErrorKind::kIo, "cannot open ", path.string(), " ", purpose, ": ", errno_text(errno));
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  int close() {
+    int fd = fd_;
+    fd_ = -1;
+    return ::close(fd);
+  }
+
+ private:
+  int fd_;
+};
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& path) {
+  Descriptor file(path, O_RDONLY | O_CLOEXEC, "for reading");
+  std::string content;
+  char buffer[1 << 16];
+  for (;;) {
+    ssize_t count = ::read(file.get(), buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(ErrorKind::kIo, "cannot read ", path.string(), ": ", errno_text(errno));
+    if (count == 0) return content;
+    content.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  fs::path temporary = path;
+  temporary += concat(".tmp-", ::getpid());
+  try {
+    Descriptor file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "for writing");
+    for (size_t done = 0; done < content.size();) {
+      ssize_t count = ::write(file.get(), content.data() + done, content.size() - done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) fail(ErrorKind::kIo, "cannot write ", temporary.string(), ": ", errno_text(errno));
+      done += static_cast<size_t>(count);
+    }
+    if (::fsync(file.get()) != 0 || file.close() != 0) {
+      fail(ErrorKind::kIo, "cannot flush ", temporary.string(), ": ", errno_text(errno));
+    }
+    rename_and_sync(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+void sync_path(const fs::path& path) {
+  Descriptor file(path, O_RDONLY | O_CLOEXEC, "to flush it");
+  if (::fsync(file.get()) != 0) fail(ErrorKind::kIo, "cannot flush ", path.string(), ": ", errno_text(errno));
+}
+
+void rename_and_sync(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    fail(ErrorKind::kIo, "cannot rename ", from.string(), " to ", to.string(), ": ", errno_text(errno));
+  }
+  sync_path(folder_of(to));
+}
+
+void make_writable_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error || !fs::is_directory(folder)) {
+    fail(ErrorKind::kIo, "cannot make the folder ", folder.string(), ": ",
+         error ? error.message() : "a file of that name is in the way");
+  }
+  fs::path probe = folder / concat(".probe-", ::getpid());
+  int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
+  ::close(fd);
+  ::unlink(probe.c_str());
+}
+
+}  // namespace fsdp::util

@@ -1,0 +1,27 @@
+#pragma once
+
+// Files written so that a reader never sees half of one. Every failure is an Error of kind kIo that names the
+// path.
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace fsdp::util {
+
+/// Reads a whole small file.
+std::string read_file(const std::filesystem::path& path);
+
+/// Writes `path` under a temporary name in the same folder, syncs it, renames it and syncs the folder.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+/// Flushes a file's (or a folder's) data to the disk.
+void sync_path(const std::filesystem::path& path);
+
+/// Renames and syncs the folder that holds the new name.
+void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Makes the folder and its parents and proves that files can be made in it; throws with the cause otherwise.
+void make_writable_folder(const std::filesystem::path& folder);
+
+}  // namespace fsdp::util

@@ -1,0 +1,27 @@
+#pragma once
+
+// Fixed integer mixing: the same on every machine and in every release, because initial weights and the
+// sample order are defined by it.
+
+#include <cstdint>
+#include <string_view>
+
+namespace fsdp::util {
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
+/// 2014).
+constexpr uint64_t mix64(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+/// FNV-1a over the bytes of `text`, started from a mixed seed and mixed at the end.
+constexpr uint64_t hash_of(uint64_t seed, std::string_view text) {
+  uint64_t h = mix64(seed) ^ 0xcbf29ce484222325ULL;
+  for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return mix64(h);
+}
+
+}  // namespace fsdp::util

@@ -1,0 +1,19 @@
+#pragma once
+
+// Give a tensor's memory back and restore it without changing the tensor's identity: views of it, autograd's
+// saved tensors among them, become valid again when the memory returns (with new contents).
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::util {
+
+/// Gives the memory of the tensor's storage back. Reading any view of it before restore_storage() is
+/// undefined. No effect when it is freed already.
+void free_storage(const at::Tensor& tensor);
+
+/// Allocates memory for the whole storage again; the contents are undefined. No effect when it is there.
+void restore_storage(const at::Tensor& tensor, int64_t nbytes);
+
+bool storage_is_free(const at::Tensor& tensor);
+
+}  // namespace fsdp::util

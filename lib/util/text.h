@@ -1,0 +1,30 @@
+#pragma once
+
+// Small text helpers for messages and reports.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::util {
+
+/// 1234567 -> "1,234,567".
+std::string with_commas(int64_t value);
+
+/// Bytes with a binary unit: 1536 -> "1.5 KiB".
+std::string human_bytes(int64_t bytes);
+
+/// Seconds as "59s", "2m05s", "3h07m".
+std::string human_duration(double seconds);
+
+/// The value as printf's %.*f or, for very large and very small ones, %.*g would show it.
+std::string fixed(double value, int digits);
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator);
+
+/// The entry of `candidates` that is nearest to `word` by edit distance, or "" when none is near enough to be
+/// a likely slip of the keyboard.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace fsdp::util

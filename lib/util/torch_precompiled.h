@@ -1,0 +1,11 @@
+#pragma once
+
+// What most files of the tensor rooms need of libtorch, compiled once. Sources still include what they use.
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
