@@ -1,0 +1,65 @@
+#include "comm/communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstring>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::comm {
+
+std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
+                                         const CallSite& site) {
+  int world = communicator.world_size();
+  if (world == 1) return {text};
+  at::Tensor length = at::empty({1}, at::kLong);
+  length.data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
+  at::Tensor lengths = at::empty({world}, at::kLong);
+  communicator.all_gather(lengths, length, site)->wait();
+  const int64_t* sizes = lengths.data_ptr<int64_t>();
+  int64_t longest = 1;  // an empty collective is legal nowhere
+  for (int i = 0; i < world; ++i) longest = std::max(longest, sizes[i]);
+
+  at::Tensor mine = at::zeros({longest}, at::kByte);
+  std::memcpy(mine.data_ptr(), text.data(), text.size());
+  at::Tensor all = at::empty({longest * world}, at::kByte);
+  communicator.all_gather(all, mine, site)->wait();
+  std::vector<std::string> texts;
+  for (int i = 0; i < world; ++i) {
+    texts.emplace_back(static_cast<const char*>(all.data_ptr()) + i * longest, static_cast<size_t>(sizes[i]));
+  }
+  return texts;
+}
+
+void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body) {
+  // One character for the kind, then the message; empty when all went well.
+  std::string outcome;
+  try {
+    body();
+  } catch (const util::Error& error) {
+    if (communicator.world_size() == 1) throw;
+    outcome = static_cast<char>('0' + error.exit_code()) + std::string(error.what());
+  } catch (const std::exception& error) {
+    if (communicator.world_size() == 1) throw;
+    std::string text = error.what();
+    outcome = static_cast<char>('0' + static_cast<int>(util::ErrorKind::kUnexpected)) +
+              text.substr(0, text.find('\n'));
+  }
+  if (communicator.world_size() == 1) return;
+
+  std::vector<std::string> outcomes = all_gather_text(communicator, outcome, {.unit = purpose});
+  std::vector<std::string> failed;
+  const std::string* first = nullptr;
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (outcomes[rank].empty()) continue;
+    failed.push_back(std::to_string(rank));
+    if (first == nullptr) first = &outcomes[rank];
+  }
+  if (first == nullptr) return;
+  std::string where = failed.size() == outcomes.size() ? "" : " (on rank " + util::join(failed, ", ") + ")";
+  throw util::Error(static_cast<util::ErrorKind>(first->front() - '0'), first->substr(1) + where);
+}
+
+}  // namespace fsdp::comm

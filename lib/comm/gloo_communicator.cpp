@@ -1,0 +1,291 @@
+#include "comm/gloo_communicator.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using util::ErrorKind;
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+bool says_timeout(const std::string& text) {
+  return contains(text, "imed out") || contains(text, "imeout") || contains(text, "TIMEDOUT");
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// The address of this host from which packets to the master leave; gloo listens there.
+std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) {
+    util::fail(ErrorKind::kUsage, "MASTER_ADDR: expected the name or address of a host; \"", host,
+               "\" cannot be resolved: ", gai_strerror(code));
+  }
+  std::string address = "127.0.0.1";
+  // Connecting a datagram socket sends nothing; it asks the kernel for the route.
+  int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0) {
+    sockaddr_storage local{};
+    socklen_t size = sizeof(local);
+    char text[NI_MAXHOST];
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text, sizeof(text), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      address = text;
+    }
+  }
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  return address;
+}
+
+Store join_store(const LaunchEnvironment& environment, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = environment.rank == 0;
+  options.numWorkers = static_cast<size_t>(environment.world_size);
+  options.waitWorkers = true;
+  options.timeout = timeout;
+  std::string where = util::concat(environment.master_addr, ":", environment.master_port);
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+  } catch (const std::exception& error) {
+    std::string text = error.what();
+    if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
+      util::fail(ErrorKind::kUsage, "rendezvous: port ", environment.master_port,
+                 " of this host is in use by another program; choose another with fsdp-launch --master-port");
+    }
+    if (says_timeout(text)) {
+      util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
+                 timeout.count() / 1000, " s and not all of the ", environment.world_size,
+                 " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
+                 first_line(text), ")");
+    }
+    util::fail(ErrorKind::kPeerLost, "rendezvous at ", where, " failed on rank ", environment.rank, ": ",
+               first_line(text));
+  }
+}
+
+/// After a failure each living rank leaves a sign in the store; who left none within two seconds is named.
+/// Runs in a thread of its own, because a store whose host is stopped may never answer.
+std::string silent_ranks(const Store& store, int rank, int world_size) {
+  auto promise = std::make_shared<std::promise<std::string>>();
+  auto answer = promise->get_future();
+  std::thread([store, rank, world_size, promise] {
+    try {
+      store->set("alive/" + std::to_string(rank), "1");
+      std::vector<std::string> silent;
+      auto deadline = std::chrono::steady_clock::now() + milliseconds(2000);
+      do {
+        silent.clear();
+        for (int other = 0; other < world_size; ++other) {
+          if (!store->check({"alive/" + std::to_string(other)})) silent.push_back(std::to_string(other));
+        }
+        if (silent.empty()) break;
+        std::this_thread::sleep_for(milliseconds(50));
+      } while (std::chrono::steady_clock::now() < deadline);
+      promise->set_value(silent.empty() ? "" : "no answer from rank " + util::join(silent, ", "));
+    } catch (const std::exception&) {
+      promise->set_value("no answer from rank 0, which hosts the store");
+    }
+  }).detach();
+  if (answer.wait_for(milliseconds(3000)) == std::future_status::ready) return answer.get();
+  return "no answer from rank 0, which hosts the store";
+}
+
+/// What a GlooWork needs to tell a failure; shared with the communicator.
+struct Group {
+  Store store;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
+  int rank = 0;
+  int world_size = 1;
+  milliseconds timeout{};
+  bool failed = false;
+
+  ~Group() {
+    // A group with a lost peer may wait for ever in its destructor; the process is about to end anyway.
+    if (failed) (void)process_group.release();
+  }
+
+  [[noreturn]] void fail(const std::string& description, const std::string& cause) {
+    failed = true;
+    std::string silent = silent_ranks(store, rank, world_size);
+    bool timeout_passed = says_timeout(cause);
+    util::fail(timeout_passed ? ErrorKind::kTimeout : ErrorKind::kPeerLost, description, " failed on rank ",
+               rank, " of ", world_size, ": ",
+               timeout_passed
+                   ? util::concat("no result within ", static_cast<double>(timeout.count()) / 1000.0,
+                                  " s (comm.timeout_seconds)")
+                   : std::string("a process of the run is gone"),
+               silent.empty() ? "" : "; ", silent, " (", first_line(cause), ")");
+  }
+};
+
+class GlooWork : public Work {
+ public:
+  GlooWork(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Work> work, std::string description)
+      : group_(std::move(group)), work_(std::move(work)), description_(std::move(description)) {}
+
+  void wait() override {
+    try {
+      work_->wait();
+    } catch (const std::exception& error) {
+      group_->fail(description_, error.what());
+    }
+  }
+
+ private:
+  std::shared_ptr<Group> group_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::string description_;
+};
+
+/// Every rank's part arrived by an all-to-all; wait() adds the parts in rank order, so results do not depend
+/// on timing.
+class GlooReduceScatterWork final : public Work {
+ public:
+  GlooReduceScatterWork(std::unique_ptr<Work> exchange, at::Tensor received, at::Tensor output)
+      : exchange_(std::move(exchange)), received_(std::move(received)), output_(std::move(output)) {}
+
+  void wait() override {
+    exchange_->wait();
+    int64_t n = output_.numel();
+    at::Tensor out = output_;
+    at::add_out(out, received_.narrow(0, 0, n), received_.narrow(0, n, n));
+    for (int64_t part = 2; part * n < received_.numel(); ++part) out.add_(received_.narrow(0, part * n, n));
+    received_.reset();
+  }
+
+ private:
+  std::unique_ptr<Work> exchange_;
+  at::Tensor received_, output_;
+};
+
+class GlooCommunicator final : public Communicator {
+ public:
+  explicit GlooCommunicator(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+
+  int rank() const override { return group_->rank; }
+  int world_size() const override { return group_->world_size; }
+  std::string backend_name() const override { return "gloo"; }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    return start("all_gather", site, [&] {
+      // As bytes, because gloo knows fewer element types than the toolkit.
+      at::Tensor out = output.view(at::kByte), in = input.view(at::kByte);
+      return group_->process_group->_allgather_base(out, in);
+    });
+  }
+
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
+    at::Tensor received = at::empty_like(input);
+    auto exchange = start("reduce_scatter", site, [&] {
+      at::Tensor out = received.view(at::kByte), in = input.view(at::kByte);
+      std::vector<int64_t> even;
+      return group_->process_group->alltoall_base(out, in, even, even);
+    });
+    return std::make_unique<GlooReduceScatterWork>(std::move(exchange), std::move(received), output);
+  }
+
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    return start("all_reduce", site, [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      return group_->process_group->allreduce(tensors, options);
+    });
+  }
+
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    return start("broadcast", site, [&] {
+      std::vector<at::Tensor> tensors{tensor.view(at::kByte)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      return group_->process_group->broadcast(tensors, options);
+    });
+  }
+
+  void barrier(const CallSite& site) override {
+    at::Tensor token = at::empty({1}, at::kFloat).zero_();
+    start("barrier", site, [&] {
+      std::vector<at::Tensor> tensors{token};
+      return group_->process_group->allreduce(tensors);
+    })->wait();
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, at::TensorOptions().dtype(dtype));
+  }
+
+ private:
+  template <typename Issue>
+  std::unique_ptr<Work> start(const char* op, const CallSite& site, const Issue& issue) {
+    std::string description = util::concat(op, " of ", site.unit, " (", site.pass, ")");
+    try {
+      return std::make_unique<GlooWork>(group_, issue(), description);
+    } catch (const std::exception& error) {
+      group_->fail(description, error.what());
+    }
+  }
+
+  std::shared_ptr<Group> group_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
+                                                     const CommOptions& options) {
+  auto group = std::make_shared<Group>();
+  group->rank = environment.rank;
+  group->world_size = environment.world_size;
+  group->timeout = milliseconds(static_cast<int64_t>(options.timeout_seconds * 1000));
+  std::string address = environment.single_node()
+                            ? std::string("127.0.0.1")
+                            : address_towards(environment.master_addr, environment.master_port);
+  Store store = join_store(environment, group->timeout);
+  group->store = c10::make_intrusive<c10d::PrefixStore>("fsdp", store);
+  try {
+    auto gloo = c10d::ProcessGroupGloo::Options::create(group->timeout);
+    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+    gloo->devices.push_back(interface != nullptr && *interface != '\0'
+                                ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                                : c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    group->process_group = c10::make_intrusive<c10d::ProcessGroupGloo>(group->store, environment.rank,
+                                                                       environment.world_size, gloo);
+  } catch (const std::exception& error) {
+    std::string text = error.what();
+    util::fail(says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
+               " could not connect to its ", environment.world_size - 1, " peers from address ", address,
+               ": ", first_line(text), " (GLOO_SOCKET_IFNAME chooses another network interface)");
+  }
+  return std::make_unique<GlooCommunicator>(std::move(group));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/communicator.h"
+#include "comm/launch_environment.h"
+#include "comm/options.h"
+
+namespace fsdp::comm {
+
+/// The communicator of all processes of the run. Collective; see make_gloo_communicator() for errors.
+std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
+                                                const CommOptions& options);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,48 @@
+#include "comm/single_communicator.h"
+
+#include <ATen/ops/empty.h>
+
+#include "util/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+std::unique_ptr<Work> copy_into(const at::Tensor& output, const at::Tensor& input) {
+  FSDP_CHECK(output.numel() == input.numel(), output.numel(), " elements out, ", input.numel(), " in");
+  if (output.data_ptr() != input.data_ptr()) output.copy_(input);
+  return std::make_unique<DoneWork>();
+}
+
+}  // namespace
+
+std::unique_ptr<Work> SingleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                                     const CallSite&) {
+  return copy_into(output, input);
+}
+
+std::unique_ptr<Work> SingleCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                                         const CallSite&) {
+  return copy_into(output, input);
+}
+
+std::unique_ptr<Work> SingleCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
+  return std::make_unique<DoneWork>();
+}
+
+std::unique_ptr<Work> SingleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
+  FSDP_CHECK(root == 0);
+  return std::make_unique<DoneWork>();
+}
+
+void SingleCommunicator::barrier(const CallSite&) {}
+
+at::Tensor SingleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
+  return at::empty({numel}, at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace fsdp::comm

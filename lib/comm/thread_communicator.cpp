@@ -1,0 +1,190 @@
+#include "comm/thread_communicator.h"
+
+#include <ATen/ops/empty.h>
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "util/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+/// What the threads of one world share: a slot a rank for the tensors of the collective under way, and a
+/// barrier that can be broken.
+class ThreadWorld {
+ public:
+  struct Slot {
+    at::Tensor output, input;
+    std::string description;
+  };
+
+  explicit ThreadWorld(int size) : slots_(static_cast<size_t>(size)) {}
+
+  int size() const { return static_cast<int>(slots_.size()); }
+  Slot& slot(int rank) { return slots_[static_cast<size_t>(rank)]; }
+
+  /// Waits for all ranks; throws when one of them has failed.
+  void arrive_and_wait() {
+    std::unique_lock lock(mutex_);
+    throw_if_left();
+    size_t round = round_;
+    if (++arrived_ == slots_.size()) {
+      arrived_ = 0;
+      ++round_;
+      changed_.notify_all();
+      return;
+    }
+    changed_.wait(lock, [&] { return round_ != round || left_.has_value(); });
+    if (round_ == round) throw_if_left();
+  }
+
+  /// A rank is gone, by an exception or (cause null) because its body ended: nobody may wait for it any more.
+  void leave(int rank, std::exception_ptr cause) {
+    std::lock_guard lock(mutex_);
+    if (!left_) left_ = rank;
+    if (!cause_) cause_ = std::move(cause);
+    changed_.notify_all();
+  }
+
+  void rethrow_failure() {
+    if (cause_) std::rethrow_exception(cause_);
+  }
+
+ private:
+  void throw_if_left() {
+    if (left_) util::fail(util::ErrorKind::kPeerLost, "rank ", *left_, " has left this world of threads");
+  }
+
+  std::vector<Slot> slots_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t arrived_ = 0;
+  size_t round_ = 0;
+  std::optional<int> left_;
+  std::exception_ptr cause_;
+};
+
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+/// Collectives complete at the call: every rank calls them in the same order, so nobody waits for a later
+/// one.
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(ThreadWorld& world, int rank) : world_(world), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_.size(); }
+  std::string backend_name() const override { return "threads"; }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    int64_t n = input.numel();
+    FSDP_CHECK(output.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
+    return run("all_gather", output, input, site, [&] {
+      for (int r = 0; r < world_size(); ++r) {
+        const at::Tensor& theirs = world_.slot(r).input;
+        FSDP_CHECK(theirs.numel() == n, "rank ", r, " gathers ", theirs.numel(), " elements, this rank ", n);
+        at::Tensor part = output.narrow(0, r * n, n);
+        if (part.data_ptr() != theirs.data_ptr()) part.copy_(theirs);
+      }
+    });
+  }
+
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    int64_t n = output.numel();
+    FSDP_CHECK(input.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
+    at::Tensor sum;
+    auto work = run("reduce_scatter", output, input, site, [&] {
+      for (int r = 0; r < world_size(); ++r) {
+        FSDP_CHECK(world_.slot(r).input.numel() == input.numel());
+        at::Tensor part = world_.slot(r).input.narrow(0, rank_ * n, n);
+        if (r == 0) {
+          sum = part.clone();
+        } else {
+          sum.add_(part);
+        }
+      }
+    });
+    output.copy_(sum);
+    return work;
+  }
+
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    at::Tensor result;
+    auto work = run("all_reduce", tensor, tensor, site, [&] {
+      for (int r = 0; r < world_size(); ++r) {
+        const at::Tensor& theirs = world_.slot(r).input;
+        FSDP_CHECK(theirs.sizes() == tensor.sizes());
+        if (r == 0) {
+          result = theirs.clone();
+        } else {
+          result = op == ReduceOp::kSum ? result + theirs : at::max(result, theirs);
+        }
+      }
+    });
+    tensor.copy_(result);
+    return work;
+  }
+
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    return run("broadcast", tensor, tensor, site, [&] {
+      if (rank_ != root) tensor.copy_(world_.slot(root).input);
+    });
+  }
+
+  void barrier(const CallSite&) override { world_.arrive_and_wait(); }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, at::TensorOptions().dtype(dtype));
+  }
+
+ private:
+  /// Publishes this rank's tensors, waits for all, reads, and waits until all have read.
+  template <typename Read>
+  std::unique_ptr<Work> run(const char* op, const at::Tensor& output, const at::Tensor& input,
+                            const CallSite& site, const Read& read) {
+    std::string description = std::string(op) + " of " + site.unit;
+    world_.slot(rank_) = {output, input, description};
+    world_.arrive_and_wait();
+    for (int r = 0; r < world_size(); ++r) {
+      FSDP_CHECK(world_.slot(r).description == description, "rank ", r, " calls ", world_.slot(r).description,
+                 ", rank ", rank_, " calls ", description);
+    }
+    read();
+    world_.arrive_and_wait();
+    return std::make_unique<DoneWork>();
+  }
+
+  ThreadWorld& world_;
+  int rank_;
+};
+
+}  // namespace
+
+void run_ranks_as_threads(int world_size, const std::function<void(Communicator&)>& body) {
+  ThreadWorld world(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&world, &body, rank] {
+      try {
+        ThreadCommunicator communicator(world, rank);
+        body(communicator);
+        world.leave(rank, nullptr);
+      } catch (...) {
+        world.leave(rank, std::current_exception());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  world.rethrow_failure();
+}
+
+}  // namespace fsdp::comm

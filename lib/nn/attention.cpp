@@ -1,0 +1,62 @@
+#include "nn/attention.h"
+
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <optional>
+
+#include "nn/rotary.h"
+
+namespace fsdp::nn {
+namespace {
+
+/// x: [B, T, heads * head_dim] -> [B, heads, T, head_dim]
+at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+}
+
+/// x: [B, heads, T, head_dim] -> [B, T, heads * head_dim]
+at::Tensor join_heads(const at::Tensor& x) {
+  return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
+}
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
+                                          /*is_causal=*/true, /*scale=*/std::nullopt,
+                                          /*enable_gqa=*/q.size(1) != k.size(1));
+}
+
+}  // namespace
+
+LlamaAttention::LlamaAttention(const ModelOptions& options)
+    : num_heads_(options.num_attention_heads),
+      num_kv_heads_(options.num_key_value_heads),
+      head_dim_(options.hidden_size / options.num_attention_heads) {
+  int64_t hidden = options.hidden_size;
+  q_proj_ = register_module("q_proj", std::make_shared<Linear>(hidden, num_heads_ * head_dim_));
+  k_proj_ = register_module("k_proj", std::make_shared<Linear>(hidden, num_kv_heads_ * head_dim_));
+  v_proj_ = register_module("v_proj", std::make_shared<Linear>(hidden, num_kv_heads_ * head_dim_));
+  o_proj_ = register_module("o_proj", std::make_shared<Linear>(num_heads_ * head_dim_, hidden));
+}
+
+at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
+  at::Tensor q = split_heads(q_proj_->forward(x), num_heads_);
+  at::Tensor k = split_heads(k_proj_->forward(x), num_kv_heads_);
+  at::Tensor v = split_heads(v_proj_->forward(x), num_kv_heads_);
+  q = apply_rotary(q, context.rotary_cos, context.rotary_sin);
+  k = apply_rotary(k, context.rotary_cos, context.rotary_sin);
+  return o_proj_->forward(join_heads(causal_attention(q, k, v)));
+}
+
+Gpt2Attention::Gpt2Attention(const ModelOptions& options) : num_heads_(options.num_attention_heads) {
+  int64_t hidden = options.hidden_size;
+  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden));
+}
+
+at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext&) {
+  auto qkv = c_attn_->forward(x).chunk(3, /*dim=*/-1);
+  return c_proj_->forward(join_heads(causal_attention(
+      split_heads(qkv[0], num_heads_), split_heads(qkv[1], num_heads_), split_heads(qkv[2], num_heads_))));
+}
+
+}  // namespace fsdp::nn

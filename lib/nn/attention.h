@@ -1,0 +1,41 @@
+#pragma once
+
+// Causal self-attention through libtorch's scaled-dot-product attention.
+// Shapes: x: [B, T, D] -> [B, T, D].
+
+#include "nn/linear.h"
+#include "nn/options.h"
+#include "nn/stage.h"
+
+namespace fsdp::nn {
+
+/// Llama's attention: rotary positions, num_key_value_heads <= num_attention_heads (grouped-query attention;
+/// Ainslie et al.: GQA, 2023, section 2.2). Parameters q_proj, k_proj, v_proj, o_proj.
+class LlamaAttention final : public Stage {
+ public:
+  explicit LlamaAttention(const ModelOptions& options);
+  std::string type_name() const override { return "attention"; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+
+ private:
+  int64_t num_heads_, num_kv_heads_, head_dim_;
+  std::shared_ptr<Linear> q_proj_, k_proj_, v_proj_, o_proj_;
+};
+
+/// GPT-2's attention: one product for query, key and value. Parameters c_attn, c_proj.
+class Gpt2Attention final : public Stage {
+ public:
+  explicit Gpt2Attention(const ModelOptions& options);
+  std::string type_name() const override { return "attention"; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+
+ private:
+  int64_t num_heads_;
+  std::shared_ptr<TransposedLinear> c_attn_, c_proj_;
+};
+
+}  // namespace fsdp::nn

@@ -1,0 +1,25 @@
+#pragma once
+
+// Decoder-only language models: token ids in, scores of the next token out.
+
+#include <memory>
+
+#include "nn/options.h"
+#include "nn/stage.h"
+
+namespace fsdp::nn {
+
+/// Builds options.architecture with Hugging Face's parameter names, as a stage
+///   ids: [B, T] int64 -> logits: [B, T, vocab_size].
+/// Weights are uninitialised: see nn/initialize.h. Throws Error(kUsage) for shapes that no model can have
+/// (a hidden size that the heads do not divide, ...).
+std::shared_ptr<Stage> make_decoder(const ModelOptions& options);
+
+/// Number of parameters, tied ones once.
+int64_t count_parameters(const torch::nn::Module& module);
+
+/// Floating-point operations of the matrix products of one token, forward and backward: 6 a weight that a
+/// token meets plus 12 * layers * hidden * T for attention (Chowdhery et al.: PaLM, 2022, appendix B).
+double training_flops_per_token(const ModelOptions& options, int64_t num_parameters, int64_t sequence_length);
+
+}  // namespace fsdp::nn

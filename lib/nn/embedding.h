@@ -1,0 +1,38 @@
+#pragma once
+
+#include "nn/stage.h"
+
+namespace fsdp::nn {
+
+/// Rows of a learned table. Each is a stage, so that large tables can be units of their own.
+class Embedding final : public Stage {
+ public:
+  Embedding(int64_t count, int64_t size);
+  std::string type_name() const override { return "embedding"; }
+  const at::Tensor& weight() const { return weight_; }
+
+ protected:
+  /// ids: [...] int64 -> [..., size]
+  at::Tensor compute(const at::Tensor& ids, const StageContext& context) override;
+
+ private:
+  at::Tensor weight_;  // [count, size]
+};
+
+/// The language-model head: hidden states to scores of every token of the vocabulary.
+class Head final : public Stage {
+ public:
+  Head(int64_t hidden_size, int64_t vocab_size);
+  /// Shares `embedding_weight` [vocab_size, hidden_size] (tied word embeddings).
+  explicit Head(const at::Tensor& embedding_weight);
+  std::string type_name() const override { return "head"; }
+
+ protected:
+  /// x: [..., hidden_size] -> [..., vocab_size]
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+
+ private:
+  at::Tensor weight_;  // [vocab_size, hidden_size]
+};
+
+}  // namespace fsdp::nn

@@ -1,0 +1,24 @@
+#pragma once
+
+// Initial weights. What a parameter starts with depends on the seed and its name only, so that any number of
+// processes, and any order of building the model, starts equal.
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <string>
+
+#include "nn/options.h"
+
+namespace fsdp::nn {
+
+/// Normal(0, initializer_range) for matrices, 1 for the weights of norms, 0 for biases; for gpt2 the
+/// projections back into the residual stream (c_proj) are scaled by 1/sqrt(2 * layers) (GPT-2 paper,
+/// section 2.3).
+void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
+                          uint64_t seed);
+
+/// Every parameter of the module. A tied parameter is initialised under the first of its names.
+void initialize_parameters(torch::nn::Module& module, const ModelOptions& options, uint64_t seed);
+
+}  // namespace fsdp::nn

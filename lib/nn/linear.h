@@ -1,0 +1,35 @@
+#pragma once
+
+// Matrix products with a learned weight, in the two layouts that Hugging Face's checkpoints use.
+// Weights are left uninitialised: see nn/initialize.h.
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+
+namespace fsdp::nn {
+
+/// y = x W^T: weight [out_features, in_features], no bias (Llama).
+class Linear : public torch::nn::Module {
+ public:
+  Linear(int64_t in_features, int64_t out_features);
+  /// x: [..., in_features] -> [..., out_features]
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  at::Tensor weight_;
+};
+
+/// y = x W + b: weight [in_features, out_features], bias [out_features] (GPT-2's "Conv1D").
+class TransposedLinear : public torch::nn::Module {
+ public:
+  TransposedLinear(int64_t in_features, int64_t out_features);
+  /// x: [..., in_features] -> [..., out_features]
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  at::Tensor weight_;
+  at::Tensor bias_;
+};
+
+}  // namespace fsdp::nn

@@ -1,0 +1,42 @@
+#include "nn/llama.h"
+
+namespace fsdp::nn {
+
+LlamaBlock::LlamaBlock(const ModelOptions& options) {
+  auto norm = [&] { return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps); };
+  self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(options));
+  mlp_ = register_module("mlp", std::make_shared<SwiGlu>(options));
+  input_layernorm_ = register_module("input_layernorm", norm());
+  post_attention_layernorm_ = register_module("post_attention_layernorm", norm());
+}
+
+at::Tensor LlamaBlock::compute(const at::Tensor& x, const StageContext& context) {
+  at::Tensor attended = x + self_attn_->forward(input_layernorm_->forward(x), context);
+  return attended + mlp_->forward(post_attention_layernorm_->forward(attended), context);
+}
+
+Llama::Llama(const ModelOptions& options)
+    : rotary_(options.hidden_size / options.num_attention_heads, options.rope_theta) {
+  auto model = register_module("model", std::make_shared<torch::nn::Module>());
+  embed_tokens_ = model->register_module(
+      "embed_tokens", std::make_shared<Embedding>(options.vocab_size, options.hidden_size));
+  layers_ = model->register_module("layers", std::make_shared<StageList>());
+  for (int64_t i = 0; i < options.num_hidden_layers; ++i)
+    layers_->append(std::make_shared<LlamaBlock>(options));
+  norm_ =
+      model->register_module("norm", std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps));
+  lm_head_ =
+      register_module("lm_head", options.tie_word_embeddings
+                                     ? std::make_shared<Head>(embed_tokens_->weight())
+                                     : std::make_shared<Head>(options.hidden_size, options.vocab_size));
+}
+
+at::Tensor Llama::compute(const at::Tensor& ids, const StageContext&) {
+  StageContext context;
+  std::tie(context.rotary_cos, context.rotary_sin) = rotary_.angles(ids.size(1), ids.device());
+  at::Tensor x = embed_tokens_->forward(ids, context);
+  for (const auto& layer : *layers_) x = layer->forward(x, context);
+  return lm_head_->forward(norm_->forward(x), context);
+}
+
+}  // namespace fsdp::nn

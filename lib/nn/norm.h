@@ -1,0 +1,34 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+
+namespace fsdp::nn {
+
+/// Root mean square normalisation (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019, section 4).
+class RmsNorm : public torch::nn::Module {
+ public:
+  RmsNorm(int64_t size, double epsilon);
+  /// x: [..., size] -> [..., size]
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  at::Tensor weight_;
+  double epsilon_;
+};
+
+/// Layer normalisation with weight and bias (Ba, Kiros, Hinton: Layer Normalization, 2016, section 3).
+class LayerNorm : public torch::nn::Module {
+ public:
+  LayerNorm(int64_t size, double epsilon);
+  /// x: [..., size] -> [..., size]
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  at::Tensor weight_;
+  at::Tensor bias_;
+  double epsilon_;
+};
+
+}  // namespace fsdp::nn

@@ -1,0 +1,105 @@
+#pragma once
+
+// Stage: a module that others may surround.
+//
+// C++ modules have no forward hooks, so the seam that sharding, activation checkpointing and tracing need is
+// built into the models: a Stage's public forward() is not virtual and runs the attached surrounds, outermost
+// first, around the virtual compute(). A surround changes when memory is there and what autograd records,
+// never the result.
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::nn {
+
+/// What the stages of one forward pass share beside the hidden states.
+struct StageContext {
+  at::Tensor rotary_cos;  ///< [T, head_dim], undefined for models without rotary positions
+  at::Tensor rotary_sin;  ///< [T, head_dim]
+};
+
+class Stage;
+
+/// Something that runs around a stage's compute().
+class Surround {
+ public:
+  using Next = std::function<at::Tensor(const at::Tensor& input)>;
+
+  virtual ~Surround() = default;
+
+  /// Returns what `next(input)` returns (or a tensor of equal value); `next` runs the inner surrounds and
+  /// compute().
+  virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) = 0;
+};
+
+/// A module with one tensor in and one tensor out that surrounds can be attached to.
+/// Derive from it and implement compute(), or put an existing module behind a StageAdaptor.
+class Stage : public torch::nn::Module {
+ public:
+  /// Runs the surrounds around compute(). Shapes are those of the derived stage.
+  at::Tensor forward(const at::Tensor& input, const StageContext& context = {});
+
+  /// What kind of stage it is ("block", "attention", ...), for wrap policies and messages.
+  virtual std::string type_name() const = 0;
+
+  /// Attaches a surround inside those that are attached already.
+  void attach(std::shared_ptr<Surround> surround) { surrounds_.push_back(std::move(surround)); }
+  void detach_surrounds() { surrounds_.clear(); }
+
+ protected:
+  virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;
+
+ private:
+  at::Tensor run_from(size_t surround, const at::Tensor& input, const StageContext& context);
+
+  std::vector<std::shared_ptr<Surround>> surrounds_;
+};
+
+/// Makes a stage of any module with `at::Tensor forward(at::Tensor)`. Parameters, buffers and children keep
+/// their names: the adaptor registers them as its own, without a prefix.
+template <typename Wrapped>
+class StageAdaptor final : public Stage {
+ public:
+  explicit StageAdaptor(std::shared_ptr<Wrapped> module, std::string type_name = "module")
+      : module_(std::move(module)), type_name_(std::move(type_name)) {
+    for (const auto& parameter : module_->named_parameters(/*recurse=*/false)) {
+      register_parameter(parameter.key(), parameter.value(), parameter.value().requires_grad());
+    }
+    for (const auto& buffer : module_->named_buffers(/*recurse=*/false)) {
+      register_buffer(buffer.key(), buffer.value());
+    }
+    for (const auto& child : module_->named_children()) register_module(child.key(), child.value());
+  }
+
+  std::string type_name() const override { return type_name_; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& input, const StageContext&) override {
+    return module_->forward(input);
+  }
+
+ private:
+  std::shared_ptr<Wrapped> module_;
+  std::string type_name_;
+};
+
+/// Stages in order, as children "0", "1", ... (Hugging Face's ModuleList).
+class StageList : public torch::nn::Module {
+ public:
+  void append(std::shared_ptr<Stage> stage) {
+    register_module(std::to_string(stages_.size()), stage);
+    stages_.push_back(std::move(stage));
+  }
+  auto begin() const { return stages_.begin(); }
+  auto end() const { return stages_.end(); }
+  size_t size() const { return stages_.size(); }
+
+ private:
+  std::vector<std::shared_ptr<Stage>> stages_;
+};
+
+}  // namespace fsdp::nn
