@@ -1,0 +1,47 @@
+#include "shard/autograd_hooks.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+/// A graph node that passes the gradient on and tells.
+class BackwardEnd final : public torch::autograd::Node {
+ public:
+  explicit BackwardEnd(std::function<void()> ended) : ended_(std::move(ended)) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    ended_();
+    return std::move(gradients);
+  }
+  std::string name() const override { return "FsdpBackwardEnd"; }
+
+ private:
+  std::function<void()> ended_;
+};
+
+}  // namespace
+
+at::Tensor when_backward_ends(const at::Tensor& input, std::function<void()> ended) {
+  FSDP_CHECK(input.requires_grad());
+  auto node = std::shared_ptr<BackwardEnd>(new BackwardEnd(std::move(ended)), torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  at::Tensor output = input.detach();
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+void when_backward_begins(const at::Tensor& output, std::function<void()> begins) {
+  FSDP_CHECK(output.requires_grad());
+  output.register_hook([begins = std::move(begins)](const at::Tensor&) { begins(); });
+}
+
+void when_whole_backward_ends(std::function<void()> ended) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(ended));
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,86 @@
+#include "shard/unit.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+
+Unit::Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator)
+    : name_(plan.name), communicator_(std::move(communicator)), storage_(plan.parameters, *communicator_) {}
+
+void Unit::start_gather(const char* pass) {
+  if (state_ != State::kSharded) return;
+  storage_.allocate_unsharded();
+  state_ = State::kGathering;
+  gather_ = communicator_->all_gather(storage_.unsharded(), storage_.shard(), {.unit = name_, .pass = pass});
+}
+
+void Unit::finish_gather(const char* pass) {
+  start_gather(pass);
+  if (state_ == State::kGathering) wait_for_gather();
+}
+
+void Unit::wait_for_gather() {
+  // Taken first: a wait() that throws must not be repeated.
+  auto work = std::move(gather_);
+  if (work) work->wait();
+  state_ = State::kUnsharded;
+}
+
+void Unit::reshard() {
+  if (state_ == State::kGathering) wait_for_gather();
+  storage_.free_unsharded();
+  state_ = State::kSharded;
+}
+
+void Unit::attach_gradients() {
+  if (storage_.gradients_are_attached() || !storage_.has_trainable_parameters()) return;
+  at::NoGradGuard no_grad;
+  storage_.attach_gradients();
+}
+
+void Unit::start_reduction() {
+  at::NoGradGuard no_grad;
+  FSDP_CHECK(!reduction_, "unit ", name_);
+  reduction_input_ = storage_.detach_gradients();
+  FSDP_CHECK(reduction_input_.defined(), "unit ", name_);
+  reduction_output_ = at::empty_like(storage_.shard());
+  reduction_ =
+      communicator_->reduce_scatter(reduction_output_, reduction_input_, {.unit = name_, .pass = "backward"});
+}
+
+void Unit::finish_reduction() {
+  if (!reduction_) return;
+  at::NoGradGuard no_grad;
+  auto work = std::move(reduction_);
+  work->wait();
+  reduction_input_.reset();
+  at::Tensor mean = std::exchange(reduction_output_, at::Tensor());
+  if (communicator_->world_size() > 1) mean.div_(communicator_->world_size());
+  if (storage_.shard_gradient().defined()) {
+    storage_.shard_gradient().add_(mean);
+  } else {
+    storage_.set_shard_gradient(mean);
+  }
+}
+
+void Unit::reset() {
+  for (auto* work : {&gather_, &reduction_}) {
+    if (!*work) continue;
+    try {
+      (*work)->wait();
+    } catch (const std::exception&) {
+      // The step that failed has reported it.
+    }
+    work->reset();
+  }
+  storage_.detach_gradients();
+  reduction_input_.reset();
+  reduction_output_.reset();
+  storage_.free_unsharded();
+  state_ = State::kSharded;
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,119 @@
+#include "nn/decoder.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "support/tiny_models.h"
+#include "util/error.h"
+
+namespace fsdp::nn {
+namespace {
+
+using testing::make_initialized;
+using testing::tiny_options;
+
+std::set<std::string> names_of(Stage& model) {
+  auto keys = model.named_parameters().keys();
+  return {keys.begin(), keys.end()};
+}
+
+TEST(Decoder, LlamaHasHuggingFaceNamesAndShapes) {
+  auto options = tiny_options();
+  options.num_hidden_layers = 1;
+  auto model = make_initialized(options);
+  EXPECT_EQ(names_of(*model),
+            (std::set<std::string>{
+                "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+                "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight",
+                "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.gate_proj.weight",
+                "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight",
+                "model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight",
+                "model.norm.weight", "lm_head.weight"}));
+  auto parameters = model->named_parameters();
+  EXPECT_EQ(parameters["model.layers.0.self_attn.k_proj.weight"].sizes(), (std::vector<int64_t>{6, 12}));
+  EXPECT_EQ(parameters["model.layers.0.mlp.down_proj.weight"].sizes(), (std::vector<int64_t>{12, 20}));
+}
+
+TEST(Decoder, Gpt2HasHuggingFaceNamesAndShapes) {
+  auto options = tiny_options("gpt2");
+  options.num_hidden_layers = 1;
+  auto model = make_initialized(options);
+  EXPECT_EQ(names_of(*model),
+            (std::set<std::string>{"transformer.wte.weight", "transformer.wpe.weight",
+                                   "transformer.h.0.ln_1.weight", "transformer.h.0.ln_1.bias",
+                                   "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.bias",
+                                   "transformer.h.0.attn.c_proj.weight", "transformer.h.0.attn.c_proj.bias",
+                                   "transformer.h.0.ln_2.weight", "transformer.h.0.ln_2.bias",
+                                   "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.bias",
+                                   "transformer.h.0.mlp.c_proj.weight", "transformer.h.0.mlp.c_proj.bias",
+                                   "transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight"}));
+  EXPECT_EQ(model->named_parameters()["transformer.h.0.attn.c_attn.weight"].sizes(),
+            (std::vector<int64_t>{12, 36}));
+}
+
+TEST(Decoder, GivesLogitsOfEveryPositionAndLooksOnlyBack) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    auto options = tiny_options(architecture);
+    auto model = make_initialized(options);
+    at::Tensor ids = testing::token_rows(0, 2, 8, options.vocab_size);
+    at::Tensor logits = model->forward(ids);
+    EXPECT_EQ(logits.sizes(), (std::vector<int64_t>{2, 9, 17}));
+    at::Tensor changed = ids.clone();
+    changed.select(1, 8).add_(1).remainder_(options.vocab_size);
+    at::Tensor other = model->forward(changed);
+    EXPECT_TRUE(at::allclose(logits.narrow(1, 0, 8), other.narrow(1, 0, 8), 1e-5, 1e-6));
+    EXPECT_FALSE(at::allclose(logits.select(1, 8), other.select(1, 8)));
+  }
+}
+
+TEST(Decoder, PositionsMatter) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    auto model = make_initialized(tiny_options(architecture));
+    // The same token everywhere: without positions every position would give the same scores.
+    at::Tensor ids = at::tensor({1, 2, 3, 2}, at::kLong).unsqueeze(0);
+    at::Tensor swapped = at::tensor({2, 1, 3, 2}, at::kLong).unsqueeze(0);
+    EXPECT_FALSE(at::allclose(model->forward(ids).select(1, 3), model->forward(swapped).select(1, 3)));
+  }
+}
+
+TEST(Decoder, TiedEmbeddingsShareOneParameter) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    auto options = tiny_options(architecture);
+    int64_t untied = count_parameters(*make_initialized(options));
+    options.tie_word_embeddings = true;
+    auto model = make_initialized(options);
+    EXPECT_EQ(count_parameters(*model), untied - 17 * 12);
+    std::string embedding =
+        options.architecture == "llama" ? "model.embed_tokens.weight" : "transformer.wte.weight";
+    EXPECT_TRUE(model->named_parameters()[embedding].is_same(model->named_parameters()["lm_head.weight"]));
+  }
+}
+
+TEST(Decoder, RefusesShapesThatNoModelHas) {
+  auto with = [](auto change) {
+    auto options = tiny_options();
+    change(options);
+    return options;
+  };
+  EXPECT_THROW(make_decoder(with([](auto& o) { o.num_attention_heads = 5; })), util::Error);
+  EXPECT_THROW(make_decoder(with([](auto& o) { o.num_attention_heads = 4, o.num_key_value_heads = 3; })),
+               util::Error);
+  EXPECT_THROW(make_decoder(with([](auto& o) { o.num_attention_heads = 4, o.hidden_size = 20; })),
+               util::Error);
+  EXPECT_THROW(make_decoder(with([](auto& o) { o.architecture = "mamba"; })), util::Error);
+  EXPECT_THROW(make_decoder(with([](auto& o) { o.vocab_size = 0; })), util::Error);
+  auto gpt2 = make_initialized(tiny_options("gpt2"));
+  EXPECT_THROW(gpt2->forward(at::zeros({1, 17}, at::kLong)), util::Error);
+}
+
+TEST(Decoder, CountsTheFlopsOfTheMatrixProducts) {
+  auto options = tiny_options();
+  int64_t parameters = count_parameters(*make_initialized(options));
+  EXPECT_DOUBLE_EQ(training_flops_per_token(options, parameters, 8),
+                   6.0 * static_cast<double>(parameters - 17 * 12) + 12.0 * 3 * 12 * 8);
+}
+
+}  // namespace
+}  // namespace fsdp::nn

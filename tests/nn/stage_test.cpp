@@ -1,0 +1,50 @@
+#include "nn/stage.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include "nn/linear.h"
+#include "support/tiny_models.h"
+
+namespace fsdp::nn {
+namespace {
+
+class Scribe final : public Surround {
+ public:
+  Scribe(std::string name, std::vector<std::string>& log) : name_(std::move(name)), log_(log) {}
+  at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) override {
+    log_.push_back(name_ + " enters " + stage.type_name());
+    at::Tensor output = next(input);
+    log_.push_back(name_ + " leaves");
+    return output;
+  }
+
+ private:
+  std::string name_;
+  std::vector<std::string>& log_;
+};
+
+TEST(Stage, RunsSurroundsOutermostFirst) {
+  testing::MatrixStage stage(2, 2);
+  std::vector<std::string> log;
+  stage.attach(std::make_shared<Scribe>("shard", log));
+  stage.attach(std::make_shared<Scribe>("checkpoint", log));
+  stage.forward(at::ones({1, 2}));
+  EXPECT_EQ(log, (std::vector<std::string>{"shard enters block", "checkpoint enters block",
+                                           "checkpoint leaves", "shard leaves"}));
+  stage.detach_surrounds();
+  stage.forward(at::ones({1, 2}));
+  EXPECT_EQ(log.size(), 4u);
+}
+
+TEST(StageAdaptor, KeepsNamesAndTensorsOfTheModuleBehindIt) {
+  auto linear = std::make_shared<Linear>(2, 3);
+  linear->parameters()[0].data().fill_(1.0);
+  StageAdaptor<Linear> stage(linear, "linear");
+  ASSERT_EQ(stage.named_parameters().keys(), std::vector<std::string>{"weight"});
+  EXPECT_TRUE(stage.parameters()[0].is_same(linear->parameters()[0]));
+  EXPECT_TRUE(at::equal(stage.forward(at::ones({1, 2})), at::full({1, 3}, 2.0f)));
+}
+
+}  // namespace
+}  // namespace fsdp::nn

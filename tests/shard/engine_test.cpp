@@ -1,0 +1,313 @@
+#include "shard/engine.h"
+
+#include <gtest/gtest.h>
+
+#include "support/counting_communicator.h"
+#include "support/sharded_run.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+using testing::borrowed;
+using testing::ChainStage;
+using testing::CountingCommunicator;
+using testing::RunPlan;
+using testing::RunResult;
+
+ShardOptions wrap_every_matrix() {
+  ShardOptions options;
+  options.min_num_params = 1;
+  options.backward_prefetch = "none";
+  options.forward_prefetch = "none";
+  return options;
+}
+
+void expect_equal_runs(const RunResult& actual, const RunResult& expected, const std::string& what) {
+  ASSERT_EQ(actual.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << what << ", step " << i;
+    EXPECT_NEAR(actual.norms[i], expected.norms[i], 1e-4 * expected.norms[i]) << what << ", step " << i;
+  }
+  for (const auto& [name, weight] : actual.weights) {
+    EXPECT_TRUE(at::allclose(weight, expected.weights.at(name), 1e-4, 1e-5)) << what << ", " << name;
+  }
+}
+
+TEST(Engine, TrainsAsTheUnshardedModelDoesAtAnyWorldSize) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    for (bool tied : {false, true}) {
+      RunPlan plan;
+      plan.model = testing::tiny_options(architecture);
+      plan.model.tie_word_embeddings = tied;
+      plan.shard.min_num_params = 700;
+      plan.max_norm = 0.5;
+      RunResult expected = train_unsharded(plan);
+      EXPECT_LT(expected.losses.back(), expected.losses.front());
+      for (int world : {1, 2, 3, 4}) {
+        expect_equal_runs(train_sharded(world, plan), expected,
+                          util::concat(architecture, tied ? ", tied" : "", ", ", world, " ranks"));
+      }
+    }
+  }
+}
+
+TEST(Engine, AccumulatesMicroBatchesOnShards) {
+  RunPlan plan;
+  plan.shard.min_num_params = 400;
+  RunResult expected = train_unsharded(plan);
+  plan.accumulation = 3;
+  for (int world : {1, 2, 4}) expect_equal_runs(train_sharded(world, plan), expected, std::to_string(world));
+}
+
+TEST(Engine, PrefetchAndReshardChangeNothingInTheNumbers) {
+  RunPlan plan;
+  plan.shard = wrap_every_matrix();
+  RunResult expected = train_sharded(2, plan);
+  for (bool reshard : {true, false}) {
+    for (const char* forward : {"none", "implicit", "explicit"}) {
+      for (const char* backward : {"none", "pre", "post"}) {
+        plan.shard.reshard_after_forward = reshard;
+        plan.shard.forward_prefetch = forward;
+        plan.shard.backward_prefetch = backward;
+        RunResult actual = train_sharded(2, plan);
+        EXPECT_EQ(actual.losses, expected.losses) << reshard << forward << backward;
+        for (const auto& [name, weight] : actual.weights)
+          EXPECT_TRUE(at::equal(weight, expected.weights.at(name)));
+      }
+    }
+  }
+}
+
+TEST(Engine, SmallParametersAndMoreRanksThanElementsTrainInClosedForm) {
+  // y = tanh(W (x + b)) with W 3x3 over up to 8 ranks; every rank sees the same x, so the mean gradient is
+  // the gradient.
+  for (int world = 2; world <= 8; ++world) {
+    ChainStage plain(1, 3);
+    at::Tensor x = at::tensor({0.1f, -0.2f, 0.3f});
+    plain.forward(x).sum().backward();
+    at::Tensor expected;
+    {
+      at::NoGradGuard no_grad;
+      expected = plain.layer(0).weight() - plain.layer(0).weight().grad();
+    }
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+      ChainStage chain(1, 3);
+      auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
+      chain.forward(x).sum().backward();
+      testing::sgd_on_shards(*engine, 1.0);
+      engine->for_each_full_parameter([&](const std::string& name, const at::Tensor& parameter) {
+        if (name != "layers.0.weight") return;
+        EXPECT_TRUE(at::allclose(parameter, expected, 1e-6, 1e-7));
+      });
+    });
+  }
+}
+
+TEST(Engine, EachRankKeepsOneShareAndNothingStaysGatheredAfterAStep) {
+  for (int world : {1, 2, 3, 4}) {
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+      auto options = testing::tiny_options();
+      auto model = testing::make_initialized(options);
+      int64_t parameters = nn::count_parameters(*model);
+      ShardOptions shard;
+      shard.min_num_params = 700;
+      auto engine = fully_shard(*model, shard, borrowed(communicator));
+      int64_t padding = static_cast<int64_t>(engine->units().size()) * world;
+      EXPECT_GE(engine->shard_bytes() * world, parameters * 4);
+      EXPECT_LE(engine->shard_bytes() * world, (parameters + padding) * 4);
+      for (int step = 0; step < 2; ++step) {
+        engine->zero_gradients();
+        testing::loss_of(*model, testing::token_rows(communicator.rank(), 2, 9, options.vocab_size))
+            .backward();
+        EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+        for (const auto& unit : engine->units()) {
+          EXPECT_EQ(unit->state(), Unit::State::kSharded) << unit->name();
+          EXPECT_EQ(unit->storage().shard_gradient().numel(), unit->storage().shard().numel());
+          for (const auto& parameter : unit->storage().parameters())
+            EXPECT_FALSE(parameter.tensor.grad().defined());
+        }
+      }
+      EXPECT_GT(engine->peak_unsharded_bytes(), 0);
+      EXPECT_LT(engine->peak_unsharded_bytes(), 2 * (parameters + padding) * 4);
+    });
+  }
+}
+
+// A chain of N matrix units and the root.
+TEST(Engine, CommunicatesEachUnitInOrderAndTheLastUnitIsNotGatheredTwice) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    CountingCommunicator communicator(inner);
+    ChainStage chain(3, 4);
+    auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
+    for (int step = 0; step < 2; ++step) {
+      communicator.clear();
+      chain.forward(at::ones({2, 4})).sum().backward();
+      std::vector<CountingCommunicator::Call> expected = {
+          {"all_gather", "root", "forward", 2},          {"all_gather", "layers.0", "forward", 8},
+          {"all_gather", "layers.1", "forward", 8},      {"all_gather", "layers.2", "forward", 8},
+          {"reduce_scatter", "layers.2", "backward", 8}, {"all_gather", "layers.1", "backward", 8},
+          {"reduce_scatter", "layers.1", "backward", 8}, {"all_gather", "layers.0", "backward", 8},
+          {"reduce_scatter", "layers.0", "backward", 8}, {"reduce_scatter", "root", "backward", 2}};
+      EXPECT_EQ(communicator.calls(), expected);
+    }
+  });
+}
+
+TEST(Engine, IssuesTheNextGatherBeforeTheCurrentReduction) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    CountingCommunicator communicator(inner);
+    ChainStage chain(3, 4);
+    ShardOptions options = wrap_every_matrix();
+    options.backward_prefetch = "pre";
+    options.forward_prefetch = "explicit";
+    auto engine = fully_shard(chain, options, borrowed(communicator));
+    chain.forward(at::ones({2, 4})).sum().backward();
+    communicator.clear();
+    chain.forward(at::ones({2, 4})).sum().backward();
+    std::vector<std::string> backward;
+    for (const auto& call : communicator.calls()) {
+      if (call.pass == "backward") backward.push_back(call.op + " " + call.unit);
+    }
+    EXPECT_EQ(backward, (std::vector<std::string>{"all_gather layers.1", "reduce_scatter layers.2",
+                                                  "all_gather layers.0", "reduce_scatter layers.1",
+                                                  "reduce_scatter layers.0", "reduce_scatter root"}));
+    EXPECT_EQ(communicator.count("all_gather", "forward"), 4);
+  });
+}
+
+TEST(Engine, WithoutReshardingGathersEachUnitOnce) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    CountingCommunicator communicator(inner);
+    ChainStage chain(3, 4);
+    ShardOptions options = wrap_every_matrix();
+    options.reshard_after_forward = false;
+    auto engine = fully_shard(chain, options, borrowed(communicator));
+    chain.forward(at::ones({2, 4})).sum().backward();
+    EXPECT_EQ(communicator.count("all_gather"), 4);
+    EXPECT_EQ(communicator.count("reduce_scatter"), 4);
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+  });
+}
+
+TEST(Engine, EvaluationFreesEverythingAndReducesNothing) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    CountingCommunicator communicator(inner);
+    ChainStage chain(3, 4);
+    auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
+    at::NoGradGuard no_grad;
+    chain.forward(at::ones({2, 4}));
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+    EXPECT_EQ(communicator.count("all_gather"), 4);
+    EXPECT_EQ(communicator.count("reduce_scatter"), 0);
+  });
+}
+
+TEST(Engine, AForwardWithoutBackwardDoesNotServeStaleWeights) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    ChainStage chain(2, 4);
+    auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
+    at::Tensor before = chain.forward(at::ones({2, 4}));
+    {
+      at::NoGradGuard no_grad;
+      for (const auto& unit : engine->units()) unit->storage().shard().mul_(0.5);
+    }
+    EXPECT_FALSE(at::allclose(chain.forward(at::ones({2, 4})), before));
+  });
+}
+
+TEST(Engine, TwoForwardsBeforeOneBackwardAddTheirGradients) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    at::Tensor a = at::ones({1, 4}), b = at::full({1, 4}, -0.5f);
+    auto gradients = [&](bool together) {
+      ChainStage chain(2, 4);
+      auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
+      if (together) {
+        at::Tensor first = chain.forward(a).sum();
+        (first + chain.forward(b).sum()).backward();
+      } else {
+        chain.forward(a).sum().backward();
+        chain.forward(b).sum().backward();
+      }
+      EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+      std::vector<at::Tensor> flat;
+      for (const auto& unit : engine->units()) flat.push_back(unit->storage().shard_gradient());
+      return at::cat(flat);
+    };
+    EXPECT_TRUE(at::allclose(gradients(true), gradients(false), 1e-6, 1e-7));
+  });
+}
+
+TEST(Engine, FrozenParametersStayAndGetNoGradient) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    CountingCommunicator communicator(inner);
+    ChainStage chain(2, 4);
+    chain.layer(0).weight().requires_grad_(false);
+    auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
+    chain.forward(at::ones({2, 4})).sum().backward();
+    EXPECT_EQ(communicator.count("reduce_scatter"), 2);
+    for (const Segment& segment : engine->segments()) {
+      EXPECT_EQ(segment.requires_grad, segment.name != "layers.0.weight");
+    }
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+  });
+}
+
+TEST(Engine, ResetAfterAnExceptionIsFollowedByACorrectStep) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    auto gradients_of = [&](ChainStage& chain, Engine& engine) {
+      engine.zero_gradients();
+      chain.forward(at::ones({2, 4})).sum().backward();
+      std::vector<at::Tensor> flat;
+      for (const auto& unit : engine.units()) flat.push_back(unit->storage().shard_gradient().clone());
+      return at::cat(flat);
+    };
+    ShardOptions options = wrap_every_matrix();
+    options.backward_prefetch = "pre";
+    options.forward_prefetch = "explicit";
+    ChainStage chain(3, 4);
+    auto engine = fully_shard(chain, options, borrowed(communicator));
+    at::Tensor expected = gradients_of(chain, *engine);
+
+    chain.layer(1).throws = true;
+    EXPECT_THROW(chain.forward(at::ones({2, 4})), std::runtime_error);
+    chain.layer(1).throws = false;
+    engine->reset();
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+    EXPECT_TRUE(at::equal(gradients_of(chain, *engine), expected));
+
+    at::Tensor output = chain.forward(at::ones({2, 4}).requires_grad_());
+    at::Tensor poisoned = output * 1;
+    chain.layer(0).weight().register_hook([](const at::Tensor& g) -> at::Tensor {
+      static thread_local int calls = 0;
+      if (calls++ == 0) throw std::runtime_error("thrown in backward");
+      return g;
+    });
+    EXPECT_THROW(poisoned.sum().backward(), std::runtime_error);
+    EXPECT_THROW(chain.forward(at::ones({2, 4})), util::Error);  // says that reset() is due
+    engine->reset();
+    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+    EXPECT_TRUE(at::equal(gradients_of(chain, *engine), expected));
+  });
+}
+
+TEST(Engine, SegmentsOfAllRanksCoverEveryParameterOnce) {
+  std::mutex mutex;
+  std::map<std::string, int64_t> covered, numel;
+  comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
+    auto model = testing::make_initialized(testing::tiny_options());
+    ShardOptions shard;
+    shard.min_num_params = 700;
+    auto engine = fully_shard(*model, shard, borrowed(communicator));
+    std::lock_guard lock(mutex);
+    for (const Segment& segment : engine->segments()) {
+      covered[segment.name] += segment.end - segment.begin;
+      numel[segment.name] = c10::multiply_integers(segment.shape);
+    }
+  });
+  EXPECT_EQ(covered.size(), 3u * 9 + 3);
+  EXPECT_EQ(covered, numel);
+}
+
+}  // namespace
+}  // namespace fsdp::shard

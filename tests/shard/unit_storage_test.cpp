@@ -1,0 +1,73 @@
+#include "shard/unit_storage.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/single_communicator.h"
+#include "comm/thread_communicator.h"
+#include "support/tiny_models.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
+  std::vector<NamedParameter> parameters;
+  for (const auto& parameter : module.named_parameters())
+    parameters.push_back({parameter.key(), parameter.value()});
+  return parameters;
+}
+
+TEST(UnitStorage, KeepsOneShardOfThePaddedParameters) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
+    testing::MatrixStage stage(3, 3);
+    at::Tensor before = stage.weight().detach().clone().flatten();
+    UnitStorage storage(parameters_of(stage), communicator);
+    EXPECT_EQ(storage.shard().numel(), 3);
+    for (int64_t i = 0; i < 3; ++i) {
+      int64_t at = communicator.rank() * 3 + i;
+      EXPECT_EQ(storage.shard()[i].item<float>(), at < 9 ? before[at].item<float>() : 0.0f);
+    }
+    EXPECT_FALSE(storage.unsharded_is_allocated());
+    EXPECT_EQ(storage.live_bytes(), 0);
+  });
+}
+
+TEST(UnitStorage, ParametersComeBackWhenTheBufferIsFilledAgain) {
+  comm::SingleCommunicator communicator;
+  testing::MatrixStage stage(3, 2);
+  at::Tensor before = stage.weight().detach().clone();
+  UnitStorage storage(parameters_of(stage), communicator);
+  for (int round = 0; round < 3; ++round) {
+    storage.allocate_unsharded();
+    storage.unsharded().copy_(storage.shard());
+    EXPECT_TRUE(at::equal(stage.weight(), before));
+    EXPECT_EQ(storage.live_bytes(), 6 * 4);
+    storage.free_unsharded();
+  }
+}
+
+TEST(UnitStorage, AutogradAccumulatesIntoOneFlatBuffer) {
+  comm::SingleCommunicator communicator;
+  testing::MatrixStage stage(3, 2);
+  UnitStorage storage(parameters_of(stage), communicator);
+  storage.allocate_unsharded();
+  storage.unsharded().copy_(storage.shard());
+  storage.attach_gradients();
+  const void* buffer = stage.weight().grad().data_ptr();
+  (stage.weight() * 2).sum().backward();
+  (stage.weight() * 3).sum().backward();
+  EXPECT_EQ(stage.weight().grad().data_ptr(), buffer);
+  at::Tensor gradients = storage.detach_gradients();
+  EXPECT_TRUE(at::equal(gradients, at::full({6}, 5.0f)));
+  EXPECT_FALSE(stage.weight().grad().defined());
+}
+
+TEST(UnitStorage, RefusesParametersThatAreNotFloat32) {
+  comm::SingleCommunicator communicator;
+  testing::MatrixStage stage(3, 2);
+  stage.to(at::kBFloat16);
+  EXPECT_THROW(UnitStorage(parameters_of(stage), communicator), util::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::shard

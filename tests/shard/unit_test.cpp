@@ -1,0 +1,82 @@
+#include "shard/unit.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/thread_communicator.h"
+#include "support/counting_communicator.h"
+#include "support/tiny_models.h"
+
+namespace fsdp::shard {
+namespace {
+
+std::shared_ptr<comm::Communicator> borrowed(comm::Communicator& communicator) {
+  return std::shared_ptr<comm::Communicator>(&communicator, [](comm::Communicator*) {});
+}
+
+UnitPlan plan_of(testing::MatrixStage& stage) { return {"stage", &stage, {{"weight", stage.weight()}}}; }
+
+TEST(Unit, GathersTheParametersOfAllRanksAndFreesThem) {
+  comm::run_ranks_as_threads(3, [](comm::Communicator& communicator) {
+    testing::MatrixStage stage(3, 3);
+    at::Tensor before = stage.weight().detach().clone();
+    Unit unit(plan_of(stage), borrowed(communicator));
+    EXPECT_EQ(unit.state(), Unit::State::kSharded);
+    unit.start_gather("forward");
+    EXPECT_EQ(unit.state(), Unit::State::kGathering);
+    unit.finish_gather("forward");
+    EXPECT_EQ(unit.state(), Unit::State::kUnsharded);
+    EXPECT_TRUE(at::equal(stage.weight(), before));
+    unit.reshard();
+    EXPECT_EQ(unit.state(), Unit::State::kSharded);
+    EXPECT_EQ(unit.storage().live_bytes(), 0);
+  });
+}
+
+TEST(Unit, GathersOnceHoweverOftenItIsAsked) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
+    testing::CountingCommunicator communicator(inner);
+    testing::MatrixStage stage(2, 2);
+    Unit unit(plan_of(stage), borrowed(communicator));
+    unit.start_gather("forward");
+    unit.start_gather("forward");
+    unit.finish_gather("forward");
+    unit.finish_gather("forward");
+    EXPECT_EQ(communicator.count("all_gather"), 1);
+    unit.reshard();
+  });
+}
+
+TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    testing::MatrixStage stage(2, 2);
+    Unit unit(plan_of(stage), borrowed(communicator));
+    for (int micro = 0; micro < 2; ++micro) {
+      unit.attach_gradients();
+      stage.weight().mutable_grad().add_(communicator.rank() == 0 ? 1.0 : 3.0);
+      unit.start_reduction();
+      EXPECT_FALSE(stage.weight().grad().defined());
+      unit.finish_reduction();
+    }
+    EXPECT_TRUE(at::equal(unit.storage().shard_gradient(), at::full({2}, 4.0f)));
+    EXPECT_EQ(unit.storage().live_bytes(), 0);
+  });
+}
+
+TEST(Unit, ResetDropsAGatherUnderWayAndUnreducedGradients) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    testing::MatrixStage stage(2, 2);
+    Unit unit(plan_of(stage), borrowed(communicator));
+    unit.start_gather("forward");
+    unit.attach_gradients();
+    unit.reset();
+    EXPECT_EQ(unit.state(), Unit::State::kSharded);
+    EXPECT_EQ(unit.storage().live_bytes(), 0);
+    EXPECT_FALSE(stage.weight().grad().defined());
+    unit.finish_gather("forward");
+    EXPECT_EQ(unit.state(), Unit::State::kUnsharded);
+    unit.reshard();
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::shard

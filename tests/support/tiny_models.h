@@ -1,0 +1,97 @@
+#pragma once
+
+// Models small enough for a test, initialised from a seed.
+
+#include <ATen/Functions.h>
+
+#include <memory>
+#include <string>
+
+#include "nn/decoder.h"
+#include "nn/initialize.h"
+#include "nn/loss.h"
+
+namespace fsdp::testing {
+
+inline nn::ModelOptions tiny_options(const std::string& architecture = "llama") {
+  nn::ModelOptions options;
+  options.architecture = architecture;
+  options.vocab_size = 17;
+  options.hidden_size = 12;
+  options.intermediate_size = 20;
+  options.num_hidden_layers = 3;
+  options.num_attention_heads = 2;
+  options.num_key_value_heads = architecture == "llama" ? 1 : 2;
+  options.max_position_embeddings = 16;
+  options.initializer_range = 0.2;
+  return options;
+}
+
+inline std::shared_ptr<nn::Stage> make_initialized(const nn::ModelOptions& options, uint64_t seed = 7) {
+  auto model = nn::make_decoder(options);
+  nn::initialize_parameters(*model, options, seed);
+  return model;
+}
+
+/// Token ids [rows, length + 1] that depend on the row's number only, so that ranks can take rows of one
+/// global batch.
+inline at::Tensor token_rows(int64_t first_row, int64_t rows, int64_t length, int64_t vocab_size) {
+  at::Tensor row = at::arange(first_row, first_row + rows, at::kLong).unsqueeze(1);
+  at::Tensor column = at::arange(length + 1, at::kLong).unsqueeze(0);
+  return (row * 7 + column * column * 3 + row * column * 5 + 1).remainder(vocab_size);
+}
+
+/// Mean loss of the model on rows of token ids.
+inline at::Tensor loss_of(nn::Stage& model, const at::Tensor& rows) {
+  int64_t length = rows.size(1) - 1;
+  return nn::next_token_loss(model.forward(rows.narrow(1, 0, length)),
+                             rows.narrow(1, 1, length).contiguous());
+}
+
+/// A stage that multiplies by a matrix; the smallest thing that can be a unit.
+class MatrixStage final : public nn::Stage {
+ public:
+  MatrixStage(int64_t in, int64_t out, std::string type = "block") : type_(std::move(type)) {
+    weight_ = register_parameter("weight", at::arange(in * out, at::kFloat).view({out, in}).sin());
+  }
+  std::string type_name() const override { return type_; }
+  at::Tensor& weight() { return weight_; }
+  bool throws = false;  ///< on the next compute
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const nn::StageContext&) override {
+    if (throws) throw std::runtime_error("thrown by a test");
+    return at::linear(x, weight_).tanh();
+  }
+
+ private:
+  at::Tensor weight_;
+  std::string type_;
+};
+
+/// `count` matrix stages of size x size in a row, with a bias of its own for the root.
+class ChainStage final : public nn::Stage {
+ public:
+  ChainStage(int64_t count, int64_t size) {
+    layers_ = register_module("layers", std::make_shared<nn::StageList>());
+    for (int64_t i = 0; i < count; ++i) layers_->append(std::make_shared<MatrixStage>(size, size));
+    bias_ = register_parameter("bias", at::ones({size}));
+  }
+  std::string type_name() const override { return "chain"; }
+  MatrixStage& layer(size_t i) {
+    return static_cast<MatrixStage&>(**(layers_->begin() + static_cast<long>(i)));
+  }
+
+ protected:
+  at::Tensor compute(const at::Tensor& input, const nn::StageContext& context) override {
+    at::Tensor x = input + bias_;
+    for (const auto& layer : *layers_) x = layer->forward(x, context);
+    return x;
+  }
+
+ private:
+  std::shared_ptr<nn::StageList> layers_;
+  at::Tensor bias_;
+};
+
+}  // namespace fsdp::testing

@@ -1,0 +1,53 @@
+#include "util/file.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "util/error.h"
+
+namespace fsdp::util {
+namespace {
+namespace fs = std::filesystem;
+
+class FileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / concat("fsdp-file-test-", ::getpid());
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  fs::path folder_;
+};
+
+TEST_F(FileTest, WritesAndReadsBack) {
+  write_file_atomically(folder_ / "a.txt", "hello");
+  write_file_atomically(folder_ / "a.txt", "again");
+  EXPECT_EQ(read_file(folder_ / "a.txt"), "again");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(FileTest, FailuresNameThePathAndLeaveNothing) {
+  try {
+    write_file_atomically(folder_ / "no" / "a.txt", "hello");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
+    EXPECT_NE(std::string(error.what()).find("a.txt"), std::string::npos);
+  }
+  EXPECT_THROW(read_file(folder_ / "missing"), Error);
+  EXPECT_THROW(read_file(folder_), Error);
+}
+
+TEST_F(FileTest, AFolderThatCannotBeWrittenIsRefused) {
+  make_writable_folder(folder_ / "x" / "y");
+  EXPECT_TRUE(fs::is_empty(folder_ / "x" / "y"));
+  std::ofstream(folder_ / "file") << "x";
+  EXPECT_THROW(make_writable_folder(folder_ / "file"), Error);
+  EXPECT_THROW(make_writable_folder(folder_ / "file" / "below"), Error);
+  EXPECT_THROW(make_writable_folder("/proc/fsdp-cannot-be-made"), Error);
+}
+
+}  // namespace
+}  // namespace fsdp::util
