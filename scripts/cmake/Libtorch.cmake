@@ -17,4 +17,17 @@ set_target_properties(libtorch::cpu PROPERTIES
   # libtorch_cpu needs libcudart and libcupti, which lie in a folder of their own beside torch/.
   INTERFACE_LINK_OPTIONS "-Wl,-rpath-link,${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib"
   INTERFACE_LINK_LIBRARIES "libtorch::c10;Threads::Threads")
+
+if(FSDP_CUDA)
+  # Registers its kernels when it is loaded; nothing refers to its symbols, so the linker must be told to keep it.
+  foreach(library IN ITEMS torch_cuda c10_cuda)
+    if(NOT EXISTS "${torch_dir}/lib/lib${library}.so")
+      message(FATAL_ERROR "lib${library}.so was expected in ${torch_dir}/lib; run scripts/install_dependencies --cuda")
+    endif()
+  endforeach()
+  file(GLOB cuda_library_folders "${FSDP_LIBTORCH_DIR}/nvidia/*/lib")
+  list(TRANSFORM cuda_library_folders PREPEND "-Wl,-rpath-link," OUTPUT_VARIABLE cuda_link_paths)
+  set_property(TARGET libtorch::cpu APPEND PROPERTY INTERFACE_LINK_OPTIONS
+    "-Wl,--no-as-needed,${torch_dir}/lib/libtorch_cuda.so,${torch_dir}/lib/libc10_cuda.so,--as-needed" ${cuda_link_paths})
+endif()
 list(APPEND CMAKE_BUILD_RPATH "${torch_dir}/lib" "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib")

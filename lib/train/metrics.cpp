@@ -1,0 +1,73 @@
+#include "train/metrics.h"
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::train {
+namespace fs = std::filesystem;
+namespace {
+
+/// The lines up to and including `last_step`; a line torn by a crash ends the file.
+std::string lines_until(const std::string& content, int64_t last_step) {
+  std::string kept, line;
+  std::istringstream lines(content);
+  while (std::getline(lines, line)) {
+    auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) break;
+    if (parsed["step"].get<int64_t>() <= last_step) kept += line + "\n";
+  }
+  return kept;
+}
+
+void put_aside(const fs::path& path) {
+  for (int n = 1;; ++n) {
+    fs::path aside = path.parent_path() / util::concat("metrics.", n, ".jsonl");
+    if (fs::exists(aside)) continue;
+    util::rename_and_sync(path, aside);
+    return;
+  }
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(const fs::path& folder, int64_t resumed_step) : path_(folder / "metrics.jsonl") {
+  if (fs::exists(path_)) {
+    if (resumed_step > 0) {
+      util::write_file_atomically(path_, lines_until(util::read_file(path_), resumed_step));
+    } else {
+      put_aside(path_);
+    }
+  }
+  file_.open(path_, std::ios::app);
+  if (!file_) util::fail(util::ErrorKind::kIo, "cannot open ", path_.string(), ": ", util::errno_text(errno));
+}
+
+void MetricsFile::write(const StepMetrics& metrics) {
+  nlohmann::ordered_json line = {{"step", metrics.step},
+                                 {"loss", metrics.loss},
+                                 {"grad_norm", metrics.grad_norm},
+                                 {"lr", metrics.lr},
+                                 {"tokens", metrics.tokens},
+                                 {"tokens_per_second", metrics.tokens_per_second},
+                                 {"step_seconds", metrics.step_seconds},
+                                 {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  write_line(line.dump());
+}
+
+void MetricsFile::write_validation(int64_t step, double validation_loss) {
+  write_line(nlohmann::ordered_json{{"step", step}, {"validation_loss", validation_loss}}.dump());
+}
+
+void MetricsFile::write_line(const std::string& line) {
+  file_ << line << '\n' << std::flush;
+  if (!file_) {
+    util::fail(util::ErrorKind::kIo, "cannot write ", path_.string(), ": ", util::errno_text(errno),
+               "; free space on that disk or choose another run.output_dir");
+  }
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,42 @@
+#pragma once
+
+// metrics.jsonl: one JSON object a line, for programs. Rank 0 writes it.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+namespace fsdp::train {
+
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0.0;
+  double grad_norm = 0.0;
+  double lr = 0.0;
+  int64_t tokens = 0;  ///< seen since the run began, over all ranks
+  double tokens_per_second = 0.0;
+  double step_seconds = 0.0;  ///< mean since the line before
+  int64_t peak_memory_bytes = 0;
+};
+
+class MetricsFile {
+ public:
+  /// Opens folder/metrics.jsonl. Lines of steps after `resumed_step` are dropped: the run does those steps again.
+  /// A run that starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
+  MetricsFile(const std::filesystem::path& folder, int64_t resumed_step);
+
+  void write(const StepMetrics& metrics);
+  void write_validation(int64_t step, double validation_loss);
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void write_line(const std::string& line);
+
+  std::filesystem::path path_;
+  std::ofstream file_;
+};
+
+}  // namespace fsdp::train

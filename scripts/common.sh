@@ -1,0 +1,48 @@
+# Shared by the scripts of this folder: source it.
+set -euo pipefail
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+program=$(basename "$0")
+deps=${FSDP_DEPS_DIR:-$project/.deps}
+
+say() { printf '\033[1m==\033[0m %s\n' "$*" >&2; }
+die() { printf '%s: %s\n' "$program" "$*" >&2; exit 1; }
+
+# cause_of LOG: what went wrong, in words, from the output of the command that failed.
+cause_of() {
+  if grep -qiE 'no space left on device|not enough free space|disk quota exceeded' "$1"; then
+    echo "the disk is full"
+  elif grep -qiE 'permission denied|operation not permitted|are you root|read-only file system' "$1"; then
+    echo "permission was denied"
+  elif grep -qiE 'could not resolve|temporary failure|name or service not known|network is unreachable|connection (refused|timed out|reset)|failed to establish|failed to fetch|unable to fetch|no route to host|max retries|could not connect|could not find a version|no matching distribution' "$1"; then
+    echo "the network or the package index cannot be reached"
+  elif grep -qiE 'hashes? .*(do not|mismatch)|THESE PACKAGES DO NOT MATCH' "$1"; then
+    echo "a downloaded file is not the one that is pinned"
+  elif grep -qiE 'killed|out of memory|cannot allocate memory' "$1"; then
+    echo "the machine ran out of memory"
+  else
+    grep -vE '^\s*$' "$1" | tail -1
+  fi
+}
+
+# step WHAT COMMAND...: runs the command with its output in a log; a failure ends the script in one sentence.
+step() {
+  local what=$1 log
+  shift
+  log=$(mktemp "${TMPDIR:-/tmp}/fsdp-$program.XXXXXX") || die "cannot $what: no temporary file can be made in ${TMPDIR:-/tmp}"
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    die "cannot $what: $(cause_of "$log") (all of the output: $log)"
+  fi
+  rm -f "$log"
+}
+
+# as_root COMMAND...: as it is for root, through sudo for others.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "permission denied: neither root nor sudo" >&2
+    return 1
+  fi
+}
