@@ -181,7 +181,8 @@ TEST(FsdpLaunch, PassesAnInterruptOnWhenStartedInTheBackgroundOfAScript) {
 
 TEST(FsdpLaunch, StaysUnderNohup) {
   RunningProgram program(
-      {"/bin/sh", "-c", "trap '' HUP; exec " + kLauncher + " sh -c 'echo ready; sleep 1; echo done'"});
+      {"/bin/sh", "-c",
+       "trap '' HUP; exec " + kLauncher + " --shutdown-timeout 0.1 sh -c 'echo ready; sleep 1; echo done'"});
   ASSERT_TRUE(program.wait_for("ready"));
   program.send(SIGHUP);
   const ProgramResult result = program.wait();
