@@ -1,0 +1,161 @@
+#include "launch/console.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "launch/terminal.h"
+#include "util/error.h"
+
+namespace fsdp::launch {
+namespace {
+
+constexpr std::string_view kEraseRow = "\r\033[K";
+constexpr size_t kPendingLimitBytes = 1 << 20;
+
+bool same_place(int a, int b) {
+  struct stat first, second;
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+}  // namespace
+
+ConsoleStream::ConsoleStream(int fd) : fd_(fd), is_terminal_(terminal_columns(fd) > 0) {
+  struct stat info;
+  if (::fstat(fd, &info) != 0) return;
+  is_regular_file_ = S_ISREG(info.st_mode);
+  if (S_ISFIFO(info.st_mode) || S_ISCHR(info.st_mode)) {
+    // O_NONBLOCK on fd itself would change it for every process that shares it, the user's shell among them.
+    const std::string path = util::concat("/proc/self/fd/", fd);
+    own_ = Descriptor(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  }
+}
+
+void ConsoleStream::line(const void* writer, std::string_view prefix, std::string_view text) {
+  if (open_writer_ == writer && writer != nullptr) {
+    put(text.substr(std::min(open_bytes_, text.size())));
+    open_writer_ = nullptr;
+  } else {
+    break_off();
+    put(prefix);
+    put(text);
+  }
+  put("\n");
+}
+
+void ConsoleStream::beginning(const void* writer, std::string_view prefix, std::string_view text) {
+  if (is_terminal_) return transient(prefix, text);
+  if (open_writer_ == writer) {
+    put(text.substr(open_bytes_));
+  } else {
+    break_off();
+    put(prefix);
+    put(text);
+  }
+  open_writer_ = writer;
+  open_bytes_ = text.size();
+}
+
+void ConsoleStream::transient(std::string_view prefix, std::string_view text) {
+  if (!is_terminal_) return;
+  // A terminal that is behind has enough to do; the next bar will tell the same.
+  flush();
+  if (pending_bytes() > 0) return;
+  const int columns = terminal_columns(fd_) - static_cast<int>(prefix.size());
+  put(kEraseRow);
+  put(prefix);
+  put(fit_columns(text, columns));
+  row_is_drawn_ = true;
+}
+
+void ConsoleStream::abandon(const void* writer) {
+  if (open_writer_ == writer) break_off();
+}
+
+void ConsoleStream::settle() { break_off(); }
+
+void ConsoleStream::break_off() {
+  if (row_is_drawn_) put(kEraseRow);
+  if (open_writer_) put("\n");
+  row_is_drawn_ = false;
+  open_writer_ = nullptr;
+}
+
+void ConsoleStream::put(std::string_view bytes) {
+  if (!discarding_) buffer_ += bytes;
+}
+
+void ConsoleStream::flush() {
+  while (pending_bytes() > 0) {
+    const ssize_t count = write_some();
+    if (count > 0) {
+      written_ += static_cast<size_t>(count);
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      failure_ = errno;
+      discard();
+    }
+  }
+  // Drops what is out, but not so often that a long buffer is moved for each small write.
+  if (written_ == buffer_.size() || written_ > kPendingLimitBytes) {
+    buffer_.erase(0, written_);
+    written_ = 0;
+  }
+}
+
+ssize_t ConsoleStream::write_some() {
+  const char* bytes = buffer_.data() + written_;
+  if (own_.is_open() || is_regular_file_) {
+    return ::write(own_.is_open() ? own_.get() : fd_, bytes, pending_bytes());
+  }
+  // A blocking descriptor (a socket, say): one that polls as writable takes a page without blocking.
+  pollfd entry{fd_, POLLOUT, 0};
+  if (::poll(&entry, 1, 0) == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  constexpr size_t kPageBytes = 4096;
+  return ::write(fd_, bytes, std::min(pending_bytes(), kPageBytes));
+}
+
+void ConsoleStream::discard() {
+  discarding_ = true;
+  buffer_.clear();
+  written_ = 0;
+}
+
+Console::Console(int out_fd, int err_fd) : err_(std::make_shared<ConsoleStream>(err_fd)) {
+  out_ = same_place(out_fd, err_fd) ? err_ : std::make_shared<ConsoleStream>(out_fd);
+}
+
+bool Console::has_room() const {
+  return std::max(out_->pending_bytes(), err_->pending_bytes()) < kPendingLimitBytes;
+}
+
+bool Console::has_pending() const { return out_->pending_bytes() + err_->pending_bytes() > 0; }
+
+void Console::add_poll_entries(std::vector<pollfd>& entries) const {
+  if (out_->pending_bytes() > 0) entries.push_back({out_->fd(), POLLOUT, 0});
+  if (err_ != out_ && err_->pending_bytes() > 0) entries.push_back({err_->fd(), POLLOUT, 0});
+}
+
+void Console::flush() {
+  out_->flush();
+  if (err_ != out_) err_->flush();
+}
+
+void Console::settle() {
+  out_->settle();
+  err_->settle();
+}
+
+void Console::discard() {
+  out_->discard();
+  err_->discard();
+}
+
+}  // namespace fsdp::launch

@@ -1,0 +1,157 @@
+#include "launch/output_pump.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "launch/worker_environment.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::launch {
+namespace {
+
+constexpr std::chrono::milliseconds kPause{400};
+constexpr size_t kLastLines = 8;
+constexpr size_t kLastLineBytes = 400;
+
+}  // namespace
+
+OutputPump::OutputPump(Console& console, const std::string& log_dir, int first_rank, int workers)
+    : console_(console) {
+  if (!log_dir.empty()) util::make_writable_folder(log_dir);
+  for (int index = 0; index < workers; ++index) {
+    const int rank = first_rank + index;
+    Worker& worker = workers_.emplace_back();
+    worker.prefix = line_prefix(rank);
+    if (!log_dir.empty()) {
+      worker.log =
+          std::make_unique<RankLog>(std::filesystem::path(log_dir) / util::concat("rank", rank, ".log"));
+    }
+  }
+}
+
+void OutputPump::attach(int index, Descriptor out, Descriptor err) {
+  FSDP_CHECK(streams_.size() == 2 * static_cast<size_t>(index), "workers are attached in order");
+  Worker* worker = &workers_[static_cast<size_t>(index)];
+  streams_.push_back(std::make_unique<Stream>(Stream{worker, &console_.out(), false, std::move(out)}));
+  streams_.push_back(std::make_unique<Stream>(Stream{worker, &console_.err(), true, std::move(err)}));
+}
+
+void OutputPump::worker_ended(int index) {
+  for (size_t i : {2 * static_cast<size_t>(index), 2 * static_cast<size_t>(index) + 1}) {
+    Stream& stream = *streams_[i];
+    if (!stream.pipe.is_open()) continue;
+    int bytes = 0;
+    if (::ioctl(stream.pipe.get(), FIONREAD, &bytes) != 0) bytes = 0;
+    stream.left_bytes = static_cast<size_t>(bytes);
+    if (bytes == 0) finish(stream);
+  }
+}
+
+bool OutputPump::is_done() const {
+  return std::none_of(streams_.begin(), streams_.end(),
+                      [](const auto& stream) { return stream->pipe.is_open(); });
+}
+
+void OutputPump::add_poll_entries(std::vector<pollfd>& entries) {
+  first_entry_ = entries.size();
+  polled_.clear();
+  if (!console_.has_room()) return;
+  for (const auto& stream : streams_) {
+    if (!stream->pipe.is_open()) continue;
+    entries.push_back({stream->pipe.get(), POLLIN, 0});
+    polled_.push_back(stream.get());
+  }
+}
+
+void OutputPump::read_ready(const std::vector<pollfd>& entries) {
+  for (size_t i = 0; i < polled_.size(); ++i) {
+    // A worker that ended since the poll may have finished its stream.
+    if (entries[first_entry_ + i].revents != 0 && polled_[i]->pipe.is_open()) read(*polled_[i]);
+  }
+}
+
+void OutputPump::read(Stream& stream) {
+  std::array<char, 64 << 10> buffer;
+  const size_t limit = std::min(buffer.size(), stream.left_bytes.value_or(buffer.size()));
+  const ssize_t count = ::read(stream.pipe.get(), buffer.data(), limit);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (count <= 0) return finish(stream);
+
+  stream.splitter.feed({buffer.data(), static_cast<size_t>(count)},
+                       [&](std::string_view line) { pass_on(stream, line); });
+  stream.changed_at = Clock::now();
+  if (stream.splitter.is_transient()) {
+    stream.shown_bytes = 0;
+    stream.console->transient(stream.worker->prefix, stream.splitter.unfinished());
+  }
+  if (stream.worker->log) stream.worker->log->flush();
+  if (stream.left_bytes) {
+    *stream.left_bytes -= static_cast<size_t>(count);
+    if (*stream.left_bytes == 0) finish(stream);
+  }
+}
+
+void OutputPump::finish(Stream& stream) {
+  stream.splitter.finish([&](std::string_view line) { pass_on(stream, line); });
+  if (stream.worker->log) stream.worker->log->flush();
+  stream.pipe.close();
+}
+
+void OutputPump::pass_on(Stream& stream, std::string_view line) {
+  // What is shown of the line may since have been replaced.
+  if (stream.splitter.replaces_transient()) stream.console->abandon(&stream);
+  stream.console->line(&stream, stream.worker->prefix, line);
+  stream.shown_bytes = 0;
+  if (stream.worker->log) stream.worker->log->line(line);
+  if (stream.is_error) {
+    auto& last = stream.worker->last_error_lines;
+    last.emplace_back(line.substr(0, kLastLineBytes)).append(line.size() > kLastLineBytes ? "..." : "");
+    if (last.size() > kLastLines) last.pop_front();
+  }
+}
+
+bool OutputPump::has_more_to_show(const Stream& stream) {
+  const LineSplitter& splitter = stream.splitter;
+  if (splitter.is_transient() || splitter.unfinished().size() <= stream.shown_bytes) return false;
+  if (stream.console->is_terminal()) return true;
+  // Elsewhere a beginning that another line broke off waits for its end, or a slow writer of dots would have
+  // its line repeated for each of them.
+  return !splitter.replaces_transient() &&
+         (stream.shown_bytes == 0 || stream.console->is_continuing(&stream));
+}
+
+int OutputPump::milliseconds_to_pause() const {
+  int least = -1;
+  for (const auto& stream : streams_) {
+    if (!has_more_to_show(*stream)) continue;
+    const auto left = stream->changed_at + kPause - Clock::now();
+    const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+    const int wait = static_cast<int>(std::max<int64_t>(0, milliseconds));
+    least = least < 0 ? wait : std::min(least, wait);
+  }
+  return least;
+}
+
+void OutputPump::show_paused() {
+  for (const auto& stream : streams_) {
+    if (!has_more_to_show(*stream) || Clock::now() < stream->changed_at + kPause) continue;
+    stream->console->beginning(stream.get(), stream->worker->prefix, stream->splitter.unfinished());
+    stream->shown_bytes = stream->splitter.unfinished().size();
+  }
+}
+
+const std::deque<std::string>& OutputPump::last_error_lines(int index) const {
+  return workers_[static_cast<size_t>(index)].last_error_lines;
+}
+
+std::string OutputPump::log_path(int index) const {
+  const Worker& worker = workers_[static_cast<size_t>(index)];
+  return worker.log ? worker.log->path().string() : "";
+}
+
+}  // namespace fsdp::launch

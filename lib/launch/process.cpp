@@ -1,0 +1,148 @@
+#include "launch/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "util/error.h"
+
+namespace fsdp::launch {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+struct Pipe {
+  Descriptor read_end, write_end;
+};
+
+Pipe make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    fail(ErrorKind::kUnexpected, "cannot make a pipe to a worker: ", util::errno_text(errno),
+         "; start fewer workers or raise the limit with ulimit -n");
+  }
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+void make_non_blocking(const Descriptor& descriptor) {
+  const int flags = ::fcntl(descriptor.get(), F_GETFL);
+  FSDP_CHECK(flags >= 0 && ::fcntl(descriptor.get(), F_SETFL, flags | O_NONBLOCK) == 0);
+}
+
+std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+/// All that the child needs between fork and exec, prepared before the fork.
+struct ChildPlan {
+  std::vector<char*> argv, environment;
+  pid_t launcher;
+  int in, out, err, report;
+};
+
+/// Runs in the child. On failure it writes errno to the report pipe, which exec closes on success.
+[[noreturn]] void become_program(const ChildPlan& plan) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The launcher may have died before the line above: then nobody would ever send that signal.
+  if (::getppid() != plan.launcher) ::_exit(127);
+
+  // SIGHUP keeps its disposition: under nohup it is ignored, in workers too.
+  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) ::signal(signal, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+
+  if (::dup2(plan.in, 0) >= 0 && ::dup2(plan.out, 1) >= 0 && ::dup2(plan.err, 2) >= 0) {
+    ::execvpe(plan.argv[0], plan.argv.data(), plan.environment.data());
+  }
+  const int cause = errno;
+  [[maybe_unused]] ssize_t written = ::write(plan.report, &cause, sizeof(cause));
+  ::_exit(127);
+}
+
+/// errno of the child's failed exec, or 0 when the pipe was closed by a successful one.
+int read_report(const Descriptor& report) {
+  int cause = 0;
+  ssize_t count;
+  do {
+    count = ::read(report.get(), &cause, sizeof(cause));
+  } while (count < 0 && errno == EINTR);
+  return count == sizeof(cause) ? cause : 0;
+}
+
+ExitStatus status_of(const siginfo_t& info) {
+  if (info.si_code == CLD_EXITED) return {.exit_code = info.si_status};
+  return {.signal = info.si_status};
+}
+
+std::optional<ExitStatus> reap_with(pid_t pid, int flags) {
+  siginfo_t info{};
+  int result;
+  do {
+    result = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT | flags);
+  } while (result != 0 && errno == EINTR);
+  FSDP_CHECK(result == 0, "waiting for process ", pid, ": ", util::errno_text(errno));
+  if (info.si_pid == 0) return std::nullopt;
+  // WNOWAIT left a zombie: as long as it is there, its process group's number cannot be taken by another.
+  ::kill(-pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  return status_of(info);
+}
+
+}  // namespace
+
+Process spawn(const ProcessSpec& spec) {
+  FSDP_CHECK(!spec.argv.empty());
+  Pipe out = make_pipe(), err = make_pipe(), report = make_pipe();
+  make_non_blocking(out.read_end);
+  make_non_blocking(err.read_end);
+  Descriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null.is_open()) fail(ErrorKind::kUnexpected, "cannot open /dev/null: ", util::errno_text(errno));
+
+  const ChildPlan plan{.argv = pointers_to(spec.argv),
+                       .environment = pointers_to(spec.environment),
+                       .launcher = ::getpid(),
+                       .in = spec.inherit_stdin ? STDIN_FILENO : null.get(),
+                       .out = out.write_end.get(),
+                       .err = err.write_end.get(),
+                       .report = report.write_end.get()};
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    fail(ErrorKind::kUnexpected, "cannot start another worker process: ", util::errno_text(errno),
+         "; start fewer workers or raise the limit with ulimit -u");
+  }
+  if (pid == 0) become_program(plan);
+
+  report.write_end.close();
+  if (const int cause = read_report(report.read_end)) {
+    wait_and_reap(pid);
+    fail(ErrorKind::kUsage, "cannot run the program \"", spec.argv[0], "\": ", util::errno_text(cause),
+         "; name an executable file by its path, or a program in PATH");
+  }
+  return {pid, std::move(out.read_end), std::move(err.read_end)};
+}
+
+std::optional<ExitStatus> reap(pid_t pid) { return reap_with(pid, WNOHANG); }
+
+ExitStatus wait_and_reap(pid_t pid) { return *reap_with(pid, 0); }
+
+void signal_group(pid_t pid, int signal) { ::kill(-pid, signal); }
+
+void open_standard_descriptors() {
+  for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest free number is taken, which is fd itself because those below are open by now.
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
+  }
+}
+
+}  // namespace fsdp::launch

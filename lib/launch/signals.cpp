@@ -1,0 +1,62 @@
+#include "launch/signals.h"
+
+#include <string.h>
+#include <sys/signalfd.h>
+
+#include <cerrno>
+
+#include "util/error.h"
+
+namespace fsdp::launch {
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name ? util::concat("SIG", name) : util::concat("signal ", signal);
+}
+
+SignalWatch::SignalWatch() {
+  sigset_t watched;
+  sigemptyset(&watched);
+  for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) sigaddset(&watched, signal);
+  // A blocked signal reaches the descriptor even if it is ignored, so an ignored SIGHUP is not blocked.
+  struct sigaction hangup;
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&watched, SIGHUP);
+
+  descriptor_ = Descriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!descriptor_.is_open()) {
+    util::fail(util::ErrorKind::kUnexpected, "cannot watch signals: ", util::errno_text(errno));
+  }
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, &previous_pipe_);
+  // A parent that ignores SIGCHLD hands that down, and then children vanish without an exit status.
+  action.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &action, &previous_child_);
+  ::sigprocmask(SIG_BLOCK, &watched, &previous_mask_);
+}
+
+SignalWatch::~SignalWatch() {
+  // SIGCHLDs of workers that are reaped by now mean nothing to whoever runs next; other signals stay pending
+  // and are delivered below.
+  sigset_t child;
+  sigemptyset(&child);
+  sigaddset(&child, SIGCHLD);
+  const timespec now{};
+  while (::sigtimedwait(&child, nullptr, &now) > 0) {
+  }
+  ::sigaction(SIGPIPE, &previous_pipe_, nullptr);
+  ::sigaction(SIGCHLD, &previous_child_, nullptr);
+  ::sigprocmask(SIG_SETMASK, &previous_mask_, nullptr);
+}
+
+std::vector<int> SignalWatch::take() {
+  std::vector<int> signals;
+  signalfd_siginfo info;
+  while (::read(descriptor_.get(), &info, sizeof(info)) == sizeof(info)) {
+    signals.push_back(static_cast<int>(info.ssi_signo));
+  }
+  return signals;
+}
+
+}  // namespace fsdp::launch

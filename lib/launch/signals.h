@@ -1,0 +1,36 @@
+#pragma once
+
+// The signals of the launcher, read from a descriptor instead of interrupting it.
+
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "launch/descriptor.h"
+
+namespace fsdp::launch {
+
+/// "SIGTERM"; "signal 40" for those without a name.
+std::string signal_name(int signal);
+
+/// While it lives, SIGCHLD and the signals that are passed on to workers (SIGTERM, SIGINT, SIGHUP, SIGUSR1,
+/// SIGUSR2) wait in fd() instead of being delivered, and SIGPIPE is ignored. A SIGHUP that was ignored at the
+/// start (nohup) stays ignored. The destructor restores all of it.
+class SignalWatch {
+ public:
+  SignalWatch();
+  ~SignalWatch();
+  SignalWatch(const SignalWatch&) = delete;
+  SignalWatch& operator=(const SignalWatch&) = delete;
+
+  int fd() const { return descriptor_.get(); }  ///< readable when a signal waits
+  std::vector<int> take();                      ///< the signals that came since the last call
+
+ private:
+  Descriptor descriptor_;
+  sigset_t previous_mask_;
+  struct sigaction previous_pipe_, previous_child_;
+};
+
+}  // namespace fsdp::launch

@@ -1,0 +1,31 @@
+#include "launch/verdict.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "util/error.h"
+
+namespace fsdp::launch {
+
+EndKind kind_of(const WorkerEnd& end) {
+  const int code = end.status.code();
+  if (code == 0 || code == util::kExitPreempted) return EndKind::kFinished;
+  // A shell that runs the real worker passes the signal on as an exit code.
+  if (end.stop_signals_sent.contains(code - 128)) return EndKind::kStopped;
+  if (code == static_cast<int>(util::ErrorKind::kPeerLost)) return EndKind::kPeerLost;
+  return EndKind::kFailed;
+}
+
+Verdict judge(const std::vector<WorkerEnd>& ends) {
+  const auto order = [](const WorkerEnd& end) { return std::tuple(kind_of(end), end.round, end.rank); };
+  const auto first = std::min_element(ends.begin(), ends.end(),
+                                      [&](const auto& a, const auto& b) { return order(a) < order(b); });
+  if (first == ends.end()) return {};
+  if (kind_of(*first) != EndKind::kFinished) return {first->status.code(), *first};
+  const bool preempted = std::any_of(ends.begin(), ends.end(), [](const WorkerEnd& end) {
+    return end.status.code() == util::kExitPreempted;
+  });
+  return {preempted ? util::kExitPreempted : 0, std::nullopt};
+}
+
+}  // namespace fsdp::launch

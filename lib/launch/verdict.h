@@ -1,0 +1,42 @@
+#pragma once
+
+// Which worker's end explains how the run ended.
+
+#include <sys/types.h>
+
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "launch/process.h"
+
+namespace fsdp::launch {
+
+/// How one worker ended.
+struct WorkerEnd {
+  int rank = 0;
+  pid_t pid = -1;
+  ExitStatus status;
+  int round = 0;  ///< ends seen at the same time have the same round; later ones a higher one
+  std::set<int> stop_signals_sent;  ///< what the launcher had sent it by then to end it
+};
+
+enum class EndKind {
+  kFailed,    ///< of its own accord: a cause
+  kPeerLost,  ///< exit code 5, which a worker gives when another one is gone: a consequence
+  kStopped,   ///< by a signal that the launcher sent: a consequence
+  kFinished,  ///< exit code 0, or 75: pre-empted after saving
+};
+
+EndKind kind_of(const WorkerEnd& end);
+
+struct Verdict {
+  int exit_code = 0;
+  std::optional<WorkerEnd> culprit;  ///< the worker to name; none when all finished
+};
+
+/// The first that failed, of its own accord if there is such a one; the lowest rank among ends of one round.
+/// Its exit code, or 128 + its signal, is the run's. If all finished: 75 if any was pre-empted, else 0.
+Verdict judge(const std::vector<WorkerEnd>& ends);
+
+}  // namespace fsdp::launch
