@@ -39,16 +39,12 @@ void agree(Communicator& communicator, const std::string& purpose, const std::fu
   try {
     body();
   } catch (const util::Error& error) {
-    if (communicator.world_size() == 1) throw;
     outcome = static_cast<char>('0' + error.exit_code()) + std::string(error.what());
   } catch (const std::exception& error) {
-    if (communicator.world_size() == 1) throw;
     std::string text = error.what();
     outcome = static_cast<char>('0' + static_cast<int>(util::ErrorKind::kUnexpected)) +
               text.substr(0, text.find('\n'));
   }
-  if (communicator.world_size() == 1) return;
-
   std::vector<std::string> outcomes = all_gather_text(communicator, outcome, {.unit = purpose});
   std::vector<std::string> failed;
   const std::string* first = nullptr;
@@ -59,7 +55,7 @@ void agree(Communicator& communicator, const std::string& purpose, const std::fu
   }
   if (first == nullptr) return;
   std::string where = failed.size() == outcomes.size() ? "" : " (on rank " + util::join(failed, ", ") + ")";
-  throw util::Error(static_cast<util::ErrorKind>(first->front() - '0'), first->substr(1) + where);
+  throw AgreedError(static_cast<util::ErrorKind>(first->front() - '0'), first->substr(1) + where);
 }
 
 }  // namespace fsdp::comm

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "util/error.h"
+
 namespace fsdp::comm {
 
 /// What a collective is for, for messages and traces. The strings must outlive the call only.
@@ -61,13 +63,19 @@ class Communicator {
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
 };
 
+/// An error that every rank of the group throws alike, so that one of them can speak for all.
+class AgreedError : public util::Error {
+ public:
+  using util::Error::Error;
+};
+
 /// Every rank's text, in rank order. Collective.
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
                                          const CallSite& site);
 
-/// Runs `body` on every rank; if it throws a util::Error anywhere, every rank throws an Error of the same
-/// kind, with the message of the lowest such rank and which ranks saw a failure. Collective, so that no rank
-/// waits for one that has given up.
+/// Runs `body` on every rank; if it throws anywhere, every rank throws an AgreedError of the kind and with the message of
+/// the lowest such rank, and which ranks saw a failure when not all did. Collective, so that no rank waits for one that
+/// has given up.
 void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
 
 }  // namespace fsdp::comm

@@ -7,7 +7,8 @@
 
 namespace fsdp::train {
 
-double validation_loss(nn::Stage& model, const data::ValidationLoader& loader, comm::Communicator& communicator) {
+double validation_loss(nn::Stage& model, const data::ValidationLoader& loader,
+                       comm::Communicator& communicator) {
   at::NoGradGuard no_grad;
   at::Tensor totals = at::zeros({2}, at::kDouble);  // sum of losses, rows
   double* sums = totals.data_ptr<double>();
@@ -16,7 +17,8 @@ double validation_loss(nn::Stage& model, const data::ValidationLoader& loader, c
     // A batch without rows that count still runs: its forward is collective.
     at::Tensor logits = model.forward(batch.inputs);
     if (batch.valid_rows == 0) continue;
-    sums[0] += nn::next_token_loss(logits, batch.targets).item<double>() * static_cast<double>(batch.valid_rows);
+    sums[0] +=
+        nn::next_token_loss(logits, batch.targets).item<double>() * static_cast<double>(batch.valid_rows);
     sums[1] += static_cast<double>(batch.valid_rows);
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();

@@ -23,8 +23,8 @@ struct StepMetrics {
 
 class MetricsFile {
  public:
-  /// Opens folder/metrics.jsonl. Lines of steps after `resumed_step` are dropped: the run does those steps again.
-  /// A run that starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
+  /// Opens folder/metrics.jsonl. Lines of steps after `resumed_step` are dropped: the run does those steps
+  /// again. A run that starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
   MetricsFile(const std::filesystem::path& folder, int64_t resumed_step);
 
   void write(const StepMetrics& metrics);

@@ -34,7 +34,8 @@ void Progress::show(const StepMetrics& metrics) {
     // The carriage return at the end marks the line as one to be drawn over, also for the launcher.
     *output_.stream << "\033[K" << shown_ << '\r' << std::flush;
   } else {
-    *output_.stream << "step " << metrics.step << '/' << total_steps_ << "  " << numbers(metrics) << std::endl;
+    *output_.stream << "step " << metrics.step << '/' << total_steps_ << "  " << numbers(metrics)
+                    << std::endl;
   }
 }
 
@@ -46,8 +47,8 @@ void Progress::finish_line() {
 
 std::string Progress::numbers(const StepMetrics& metrics) const {
   double left_seconds = static_cast<double>(total_steps_ - metrics.step) * metrics.step_seconds;
-  return "loss " + util::fixed(metrics.loss, 4) + "  ppl " + util::fixed(std::exp(metrics.loss), 2) + "  norm " +
-         util::fixed(metrics.grad_norm, 2) + "  lr " + util::fixed(metrics.lr, 6) + "  " +
+  return "loss " + util::fixed(metrics.loss, 4) + "  ppl " + util::fixed(std::exp(metrics.loss), 2) +
+         "  norm " + util::fixed(metrics.grad_norm, 2) + "  lr " + util::fixed(metrics.lr, 6) + "  " +
          util::with_commas(std::llround(metrics.tokens_per_second)) + " tok/s  " +
          util::human_bytes(metrics.peak_memory_bytes) + "  ETA " + util::human_duration(left_seconds);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// What a person sees while a run goes on: on a terminal one line that is drawn over and over, elsewhere plain lines.
+// What a person sees while a run goes on: on a terminal one line that is drawn over and over, elsewhere plain
+// lines.
 
 #include <cstdint>
 #include <ostream>

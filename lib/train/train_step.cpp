@@ -25,10 +25,14 @@ StepResult TrainStep::run(const StepPosition& position) {
   result.loss = mean_over_ranks(engine_.communicator(), local_loss, "loss");
   result.grad_norm = shard::clip_grad_norm(engine_, options_.max_grad_norm, options_.norm_type);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    util::fail(util::ErrorKind::kDiverged, "training diverged at step ", position.step, ": loss ", result.loss,
-               ", gradient norm ", result.grad_norm,
-               "; the weights were not updated; go on from the last checkpoint with a lower optimizer.lr, a longer "
-               "warm-up or a smaller training.max_grad_norm");
+    // Both numbers come out of all-reduces, so every rank sees the same and throws.
+    throw comm::AgreedError(
+        util::ErrorKind::kDiverged,
+        util::concat(
+            "training diverged at step ", position.step, ": loss ", result.loss, ", gradient norm ",
+            result.grad_norm,
+            "; the weights were not updated; go on from the last checkpoint with a lower optimizer.lr, a "
+            "longer warm-up or a smaller training.max_grad_norm"));
   }
   update_shards(position.lr);
   return result;
@@ -37,8 +41,8 @@ StepResult TrainStep::run(const StepPosition& position) {
 double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step) {
   data::Batch batch = loader_.batch(position.first_global_sample, micro_step);
   at::Tensor logits = model_.forward(batch.inputs);
-  at::Tensor loss = nn::next_token_loss(logits, batch.targets) /
-                    static_cast<double>(options_.gradient_accumulation_steps);
+  at::Tensor loss =
+      nn::next_token_loss(logits, batch.targets) / static_cast<double>(options_.gradient_accumulation_steps);
   logits.reset();  // the graph keeps what backward needs
   loss.backward();
   return loss.item<double>();

@@ -32,8 +32,8 @@ struct StepResult {
 class TrainStep {
  public:
   /// The references must outlive the object; `model` is what `engine` shards.
-  TrainStep(nn::Stage& model, shard::Engine& engine, optim::Optimizer& optimizer, const data::TrainLoader& loader,
-            const StepOptions& options);
+  TrainStep(nn::Stage& model, shard::Engine& engine, optim::Optimizer& optimizer,
+            const data::TrainLoader& loader, const StepOptions& options);
 
   /// Forward and backward of every micro-batch, clipping, one update of the shards. Collective.
   /// Throws Error(kDiverged) on every rank, before anything is updated, when loss or norm is not finite.

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "data/loader.h"
+#include "shard/engine.h"
+
+namespace fsdp::train {
+
+/// A few lines that say what is about to be trained, on what, and where it goes.
+std::string banner(const config::Config& config, const shard::Engine& engine,
+                   const data::TrainLoader& loader);
+
+}  // namespace fsdp::train

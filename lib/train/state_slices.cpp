@@ -1,0 +1,48 @@
+#include "train/state_slices.h"
+
+#include "optim/name_pattern.h"
+
+namespace fsdp::train {
+
+std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
+                                                  const std::vector<std::string>& no_decay) {
+  std::vector<optim::FlatParameter> parameters;
+  for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
+  for (const shard::Segment& segment : engine.segments()) {
+    if (!segment.requires_grad || segment.begin == segment.end) continue;
+    bool decay = !optim::matches_any(segment.name, no_decay);
+    int64_t begin = segment.shard_offset, end = begin + segment.end - segment.begin;
+    auto& ranges = parameters[segment.unit].ranges;
+    // Neighbours that are treated alike are one pass for the optimizer.
+    if (!ranges.empty() && ranges.back().end == begin && ranges.back().decay == decay) {
+      ranges.back().end = end;
+    } else {
+      ranges.push_back({begin, end, decay});
+    }
+  }
+  return parameters;
+}
+
+std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
+                                                  const optim::Optimizer& optimizer) {
+  std::vector<checkpoint::TensorSlice> slices;
+  auto add = [&slices](const std::string& prefix, const shard::Segment& segment, const at::Tensor& flat) {
+    slices.push_back({.name = prefix + segment.name,
+                      .shape = segment.shape,
+                      .begin = segment.begin,
+                      .end = segment.end,
+                      .data = flat.narrow(0, segment.shard_offset, segment.end - segment.begin)});
+  };
+  for (const shard::Segment& segment : engine.segments()) {
+    add("model/", segment, engine.units()[segment.unit]->storage().shard());
+  }
+  for (const std::string& state : optimizer.state_names()) {
+    for (const shard::Segment& segment : engine.segments()) {
+      if (segment.requires_grad)
+        add("optimizer/" + state + "/", segment, optimizer.state(state, segment.unit));
+    }
+  }
+  return slices;
+}
+
+}  // namespace fsdp::train

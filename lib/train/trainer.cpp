@@ -1,0 +1,204 @@
+#include "train/trainer.h"
+
+#include <cmath>
+
+#include "checkpoint/folders.h"
+#include "checkpoint/hugging_face_config.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "config/checks.h"
+#include "config/load.h"
+#include "config/print.h"
+#include "optim/schedule.h"
+#include "train/banner.h"
+#include "train/build_model.h"
+#include "train/evaluator.h"
+#include "train/state_slices.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
+#include "util/process_memory.h"
+#include "util/text.h"
+
+namespace fsdp::train {
+namespace fs = std::filesystem;
+
+Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+                 ProgressOutput progress)
+    : config_(config), communicator_(std::move(communicator)), progress_(progress, config.training.steps) {
+  comm::agree(*communicator_, "set-up", [&] {
+    config::check_world(config_, communicator_->world_size());
+    open_data();
+    model_ = build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
+  });
+  engine_ = shard::fully_shard(*model_, config_.fsdp, communicator_);
+  optimizer_ =
+      optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
+  resume();
+  comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
+  if (is_first_rank()) util::log_info("\n" + banner(config_, *engine_, *loader_));
+}
+
+data::Placement Trainer::placement() const {
+  return {.rank = communicator_->rank(),
+          .world_size = communicator_->world_size(),
+          .gradient_accumulation_steps = config_.training.gradient_accumulation_steps};
+}
+
+void Trainer::open_data() {
+  loader_.emplace(config_.data, config_.model.vocab_size, static_cast<uint64_t>(config_.run.seed),
+                  placement());
+  if (config_.data.validation.empty()) return;
+  validation_loader_.emplace(config_.data, config_.model.vocab_size, config_.evaluation.max_samples,
+                             placement());
+}
+
+/// Rank 0 chooses the checkpoint, so that a file system that shows ranks different things cannot split the
+/// run.
+void Trainer::resume() {
+  std::string chosen;
+  comm::agree(*communicator_, "choice of a checkpoint", [&] {
+    if (!is_first_rank()) return;
+    checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
+    if (!choice.message.empty()) util::log_info(choice.message);
+    if (choice.folder) chosen = choice.folder->string();
+  });
+  fs::path folder = comm::all_gather_text(*communicator_, chosen, {.unit = "choice of a checkpoint"}).front();
+  if (folder.empty()) return;
+  comm::agree(*communicator_, "loading the checkpoint", [&] {
+    checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
+    checkpoint::load_slices(folder, manifest, state_slices(*engine_, *optimizer_));
+    step_ = manifest.step;
+    try {
+      samples_seen_ = manifest.training.at("samples_seen").get<int64_t>();
+      tokens_seen_ = manifest.training.at("tokens_seen").get<int64_t>();
+      optimizer_->set_step_count(manifest.training.at("optimizer_steps").get<int64_t>());
+    } catch (const nlohmann::json::exception&) {
+      util::fail(util::ErrorKind::kCheckpoint, folder.string(),
+                 "/manifest.json: expected samples_seen, tokens_seen and optimizer_steps under \"training\"; "
+                 "it was not "
+                 "written by fsdp-train; start from its weights with model.init_from instead");
+    }
+  });
+}
+
+/// Refuses a folder that holds later steps of another run: they would be in the way of this run's own.
+void Trainer::prepare_output() {
+  if (!is_first_rank()) {
+    util::make_writable_folder(output_folder());
+    return;
+  }
+  auto found = checkpoint::find_checkpoints(output_folder());
+  if (!found.complete.empty() && found.complete.back().step > step_) {
+    util::fail(
+        util::ErrorKind::kUsage, "run.output_dir ", output_folder().string(), " already holds ",
+        found.complete.back().folder.filename().string(), ", later than step ", step_,
+        " where this run starts; choose another run.output_dir, remove it, or set checkpoint.resume to auto");
+  }
+  util::make_writable_folder(output_folder());
+  fs::path resolved = output_folder() / "config.toml";
+  if (step_ > 0 && fs::exists(resolved)) {
+    try {
+      auto changes = config::differing_keys(config::load_config(resolved), config_);
+      for (const std::string& change : changes)
+        util::log_info("config differs from the run so far: " + change);
+    } catch (const util::Error& error) {
+      util::log_warning(util::concat("cannot compare with ", resolved.string(), ": ", error.what()));
+    }
+  }
+  util::write_file_atomically(resolved, config::to_toml(config_));
+  metrics_.emplace(output_folder(), step_);
+}
+
+RunSummary Trainer::run() {
+  const int64_t steps = config_.training.steps;
+  if (step_ >= steps && is_first_rank()) {
+    util::log_info(
+        util::concat("nothing to train: the checkpoint is at step ", step_, ", training.steps is ", steps));
+  }
+  TrainStep train_step(*model_, *engine_, *optimizer_, *loader_,
+                       {.gradient_accumulation_steps = config_.training.gradient_accumulation_steps,
+                        .max_grad_norm = config_.training.max_grad_norm,
+                        .norm_type = config_.training.norm_type});
+  int64_t validated_at = -1, saved_at = step_;
+  auto due = [&](int64_t interval_steps) { return interval_steps > 0 && step_ % interval_steps == 0; };
+
+  meter_.start(step_, tokens_seen_);
+  while (step_ < steps) {
+    double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step_ + 1, steps);
+    StepResult result = train_step.run({.step = step_ + 1, .first_global_sample = samples_seen_, .lr = lr});
+    ++step_;
+    samples_seen_ += loader_->samples_per_step();
+    tokens_seen_ += loader_->samples_per_step() * config_.data.sequence_length;
+    summary_.loss = result.loss;
+    if (step_ == steps || due(config_.logging.interval_steps)) report(result, lr);
+
+    meter_.pause();
+    if (validation_loader_ && due(config_.evaluation.interval_steps)) {
+      validate();
+      validated_at = step_;
+    }
+    if (due(config_.checkpoint.interval_steps)) {
+      save();
+      saved_at = step_;
+    }
+    meter_.go_on();
+  }
+  progress_.finish_line();
+  if (validation_loader_ && validated_at != step_) validate();
+  if (config_.checkpoint.save_at_end && saved_at != step_) save();
+  communicator_->barrier({.unit = "end of the run"});
+  summary_.step = step_;
+  return summary_;
+}
+
+void Trainer::report(const StepResult& result, double lr) {
+  if (!is_first_rank()) return;
+  StepMeter::Reading reading = meter_.read(step_, tokens_seen_);
+  StepMetrics metrics{.step = step_,
+                      .loss = result.loss,
+                      .grad_norm = result.grad_norm,
+                      .lr = lr,
+                      .tokens = tokens_seen_,
+                      .tokens_per_second = reading.tokens_per_second,
+                      .step_seconds = reading.step_seconds,
+                      .peak_memory_bytes = util::peak_resident_bytes()};
+  metrics_->write(metrics);
+  progress_.show(metrics);
+}
+
+void Trainer::validate() {
+  double loss = validation_loss(*model_, *validation_loader_, *communicator_);
+  summary_.validation_loss = loss;
+  if (!is_first_rank()) return;
+  progress_.finish_line();
+  util::log_info(util::concat("validation at step ", step_, ": loss ", util::fixed(loss, 4), ", perplexity ",
+                              util::fixed(std::exp(loss), 2), " over ", validation_loader_->num_samples(),
+                              " samples"));
+  metrics_->write_validation(step_, loss);
+}
+
+void Trainer::save() {
+  progress_.finish_line();
+  checkpoint::SaveRequest request;
+  request.root = output_folder();
+  request.step = step_;
+  request.layout = config_.fsdp.layout;
+  request.training = {{"samples_seen", samples_seen_},
+                      {"tokens_seen", tokens_seen_},
+                      {"optimizer_steps", optimizer_->step_count()},
+                      {"seed", config_.run.seed},
+                      {"optimizer", config_.optimizer.name}};
+  request.model = checkpoint::hugging_face_config(config_.model);
+  checkpoint::save_sharded(request, state_slices(*engine_, *optimizer_), *communicator_);
+  summary_.last_checkpoint = output_folder() / checkpoint::step_folder_name(step_);
+  comm::agree(*communicator_, "removal of old checkpoints", [&] {
+    if (!is_first_rank()) return;
+    util::log_info("saved " + summary_.last_checkpoint.string());
+    for (const fs::path& removed : checkpoint::prune(output_folder(), config_.checkpoint.keep_last)) {
+      util::log_info("removed " + removed.string());
+    }
+  });
+}
+
+}  // namespace fsdp::train

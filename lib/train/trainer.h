@@ -1,0 +1,70 @@
+#pragma once
+
+// Trainer: a whole run, from the config to the last checkpoint. One object a process; everything here is
+// collective.
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "data/loader.h"
+#include "nn/stage.h"
+#include "optim/optimizer.h"
+#include "shard/engine.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/step_meter.h"
+#include "train/train_step.h"
+
+namespace fsdp::train {
+
+/// What a run ended with; the same on every rank.
+struct RunSummary {
+  int64_t step = 0;
+  std::optional<double> loss;             ///< of the last step; nothing when no step was left to do
+  std::optional<double> validation_loss;  ///< after the last step, when there is validation data
+  std::filesystem::path last_checkpoint;  ///< empty when none was saved
+};
+
+class Trainer {
+ public:
+  /// Builds everything and resumes if the config says so. Whatever is wrong with config, data, weights,
+  /// checkpoint or output folder on any rank is thrown here on every rank, before anything is written.
+  Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+          ProgressOutput progress);
+
+  /// Trains to training.steps. Throws Error(kDiverged) when the loss is not finite, Error(kIo) when a save
+  /// fails, ...
+  RunSummary run();
+
+ private:
+  void open_data();
+  void resume();
+  void prepare_output();
+  void report(const StepResult& result, double lr);
+  void validate();
+  void save();
+  bool is_first_rank() const { return communicator_->rank() == 0; }
+  std::filesystem::path output_folder() const { return config_.run.output_dir; }
+  data::Placement placement() const;
+
+  config::Config config_;
+  std::shared_ptr<comm::Communicator> communicator_;
+  std::optional<data::TrainLoader> loader_;
+  std::optional<data::ValidationLoader> validation_loader_;
+  std::shared_ptr<nn::Stage> model_;
+  std::shared_ptr<shard::Engine> engine_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<MetricsFile> metrics_;
+  Progress progress_;
+  StepMeter meter_;
+
+  int64_t step_ = 0;          ///< optimizer steps done
+  int64_t samples_seen_ = 0;  ///< the run's global sample position
+  int64_t tokens_seen_ = 0;
+  RunSummary summary_;
+};
+
+}  // namespace fsdp::train

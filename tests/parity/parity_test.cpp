@@ -1,0 +1,65 @@
+// Losses and gradient norms of 20 steps against PyTorch's FSDP2, from a committed table (see make_figures).
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "e2e/programs.h"
+#include "support/tiny_config.h"
+
+namespace fsdp::parity {
+namespace {
+
+struct Row {
+  double loss, grad_norm;
+};
+
+std::vector<Row> read_table(const std::string& name) {
+  std::vector<Row> rows;
+  std::istringstream lines(util::read_file(std::string(FSDP_SOURCE_DIR) + "/tests/parity/" + name + ".txt"));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    Row row{};
+    int step = 0;
+    std::istringstream(line) >> step >> row.loss >> row.grad_norm;
+    EXPECT_EQ(step, static_cast<int>(rows.size()) + 1);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+void expect_the_figures_of(const std::string& table, int world_size, std::vector<std::string> overrides) {
+  testing::TemporaryFolder folder;
+  testing::write_token_file(folder / "train.bin", 40000, 256);
+  overrides.push_back("data.train=[\"" + (folder / "train.bin").string() + "\"]");
+  overrides.push_back("run.output_dir=" + (folder / "out").string());
+  overrides.push_back("data.micro_batch_size=" + std::to_string(8 / world_size));
+  auto result =
+      e2e::launch_training(world_size, std::string(FSDP_SOURCE_DIR) + "/tests/parity/llama.toml", overrides);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  auto losses = testing::values_of(folder / "out/metrics.jsonl", "loss");
+  auto norms = testing::values_of(folder / "out/metrics.jsonl", "grad_norm");
+  std::vector<Row> rows = read_table(table);
+  ASSERT_EQ(rows.size(), 20u);
+  ASSERT_EQ(losses.size(), rows.size());
+  double worst_loss = 0, worst_norm = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    worst_loss = std::max(worst_loss, std::abs(losses[i] - rows[i].loss) / rows[i].loss);
+    worst_norm = std::max(worst_norm, std::abs(norms[i] - rows[i].grad_norm) / rows[i].grad_norm);
+  }
+  std::cout << table << ", " << world_size << " processes: largest relative difference of loss " << worst_loss
+            << ", of gradient norm " << worst_norm << std::endl;
+  EXPECT_LE(worst_loss, 1e-4);
+  EXPECT_LE(worst_norm, 1e-3);
+}
+
+TEST(Parity, TwoProcessesGiveTheLossesOfPyTorchFsdp2) { expect_the_figures_of("llama", 2, {}); }
+
+TEST(Parity, OneProcessGivesTheLossesOfPyTorchFsdp2) { expect_the_figures_of("llama", 1, {}); }
+
+TEST(Parity, TiedWeightsGiveTheLossesOfPyTorchFsdp2) {
+  expect_the_figures_of("llama_tied", 2, {"model.tie_word_embeddings=true"});
+}
+
+}  // namespace
+}  // namespace fsdp::parity

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Trains the parity test's model with PyTorch's FSDP2 and prints its table: step, loss, gradient norm.
+
+Started by make_figures, which exports the initial weights and says what it is for. Needs torch 2.11.0 and safetensors.
+Run one process a rank with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
+"""
+import argparse, os
+import numpy as np, torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--weights", required=True)
+parser.add_argument("--tokens", required=True)
+parser.add_argument("--tied", action="store_true")
+arguments = parser.parse_args()
+
+# The sizes stand in parity_test.cpp too.
+VOCAB, DIM, INNER, LAYERS, HEADS, KV_HEADS, LENGTH, ROWS, STEPS = 256, 64, 172, 3, 4, 2, 64, 4, 20
+LR, BETAS, EPS, DECAY, CLIP = 3e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(DIM))
+
+    def forward(self, x):
+        return F.rms_norm(x, (DIM,), self.weight, 1e-5)
+
+
+def linear(rows, columns):
+    return nn.Linear(rows, columns, bias=False)
+
+
+def rotate(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.size = DIM // HEADS
+        self.q_proj, self.k_proj = linear(DIM, DIM), linear(DIM, KV_HEADS * self.size)
+        self.v_proj, self.o_proj = linear(DIM, KV_HEADS * self.size), linear(DIM, DIM)
+
+    def forward(self, x, cos, sin):
+        def heads(y):
+            return y.view(*x.shape[:2], -1, self.size).transpose(1, 2)
+        q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+        y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=True)
+        return self.o_proj(y.transpose(1, 2).reshape(x.shape))
+
+
+class FeedForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = linear(DIM, INNER), linear(DIM, INNER), linear(INNER, DIM)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
+        self.self_attn, self.mlp = Attention(), FeedForward()
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = Norm()
+
+
+class Llama(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.lm_head = Inner(), linear(DIM, VOCAB)
+        if arguments.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        size = DIM // HEADS
+        angles = torch.outer(torch.arange(LENGTH).float(), 1.0 / 10000.0 ** (torch.arange(0, size, 2).float() / size))
+        angles = torch.cat((angles, angles), -1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, ids):
+        x = self.model.embed_tokens(ids)
+        for block in self.model.layers:
+            x = block(x, self.cos, self.sin)
+        return self.lm_head(self.model.norm(x))
+
+
+model = Llama()
+weights = load_file(arguments.weights)
+if arguments.tied:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+model.load_state_dict(weights)
+mesh = init_device_mesh("cpu", (world,))
+for block in model.model.layers:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True)
+tokens = np.fromfile(arguments.tokens, dtype="<u2").astype(np.int64)
+samples = (len(tokens) - 1) // LENGTH
+for step in range(STEPS):
+    first = (step * world + rank) * ROWS
+    rows = np.stack([tokens[(first + b) % samples * LENGTH:][:LENGTH + 1] for b in range(ROWS)])
+    ids = torch.from_numpy(rows)
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    if rank == 0:
+        print(f"{step + 1} {mean.item() / world:.9g} {norm.item():.9g}", flush=True)
+dist.barrier()
+os._exit(0)  # gloo's teardown may wait for a peer that is gone

@@ -1,0 +1,54 @@
+#include "train/state_slices.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "comm/single_communicator.h"
+#include "support/sharded_run.h"
+
+namespace fsdp::train {
+namespace {
+
+TEST(StateSlices, AreViewsOfShardsAndOptimizerState) {
+  comm::run_ranks_as_threads(3, [](comm::Communicator& communicator) {
+    testing::ChainStage chain(2, 3);
+    shard::ShardOptions options;
+    options.min_num_params = 1;
+    auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
+    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    auto slices = state_slices(*engine, *optimizer);
+    EXPECT_EQ(slices.size(), 3u * 3);  // three parameters: weights and two states of AdamW
+    std::map<std::string, const checkpoint::TensorSlice*> by_name;
+    for (const auto& slice : slices) {
+      by_name[slice.name] = &slice;
+      EXPECT_EQ(slice.data.numel(), slice.end - slice.begin);
+    }
+    const auto& weight = *by_name.at("model/layers.0.weight");
+    EXPECT_EQ(weight.shape, (std::vector<int64_t>{3, 3}));
+    EXPECT_EQ(weight.begin, communicator.rank() * 3);
+    EXPECT_EQ(weight.data.data_ptr(), engine->units()[1]->storage().shard().data_ptr());
+    EXPECT_EQ(by_name.count("optimizer/exp_avg_sq/layers.1.weight"), 1u);
+  });
+}
+
+TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) {
+  comm::SingleCommunicator communicator;
+  testing::ChainStage chain(3, 2);
+  chain.layer(1).weight().requires_grad_(false);
+  shard::ShardOptions options;
+  options.min_num_params = 1000;  // everything in the root: bias (2), then three weights of 4
+  auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
+  auto parameters = flat_parameters(*engine, {"*bias"});
+  ASSERT_EQ(parameters.size(), 1u);
+  ASSERT_EQ(parameters[0].ranges.size(), 3u);
+  EXPECT_EQ(parameters[0].ranges[0].end, 2);
+  EXPECT_FALSE(parameters[0].ranges[0].decay);
+  EXPECT_EQ(parameters[0].ranges[1].begin, 2);
+  EXPECT_EQ(parameters[0].ranges[1].end, 6);
+  EXPECT_TRUE(parameters[0].ranges[1].decay);
+  EXPECT_EQ(parameters[0].ranges[2].begin, 10);
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,181 @@
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "checkpoint/folders.h"
+#include "checkpoint/load.h"
+#include "comm/thread_communicator.h"
+#include "support/sharded_run.h"
+#include "support/tiny_config.h"
+#include "util/error.h"
+#include "util/log.h"
+
+namespace fsdp::train {
+namespace {
+
+using testing::borrowed;
+using testing::TemporaryFolder;
+using testing::values_of;
+namespace fs = std::filesystem;
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  void SetUp() override { util::set_log_level(util::LogLevel::kOff); }
+  void TearDown() override { util::set_log_level(util::LogLevel::kInfo); }
+
+  RunSummary train(int world_size, const config::Config& config) {
+    RunSummary summary;
+    comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
+      Trainer trainer(config, borrowed(communicator), {});
+      RunSummary mine = trainer.run();
+      if (communicator.rank() == 0) summary = mine;
+    });
+    return summary;
+  }
+
+  util::ErrorKind failure(int world_size, const config::Config& config, const std::string& part) {
+    try {
+      train(world_size, config);
+      ADD_FAILURE() << "expected an error with \"" << part << '"';
+    } catch (const util::Error& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+      return error.kind();
+    }
+    return util::ErrorKind::kUnexpected;
+  }
+
+  TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+};
+
+TEST_F(TrainerTest, LearnsAndLeavesMetricsConfigAndACheckpoint) {
+  config_.training.steps = 30;
+  RunSummary summary = train(2, config_);
+  auto losses = values_of(folder_ / "out/metrics.jsonl", "loss");
+  ASSERT_EQ(losses.size(), 30u);
+  EXPECT_LT(losses.back(), losses.front() - 0.2);
+  ASSERT_TRUE(summary.validation_loss.has_value());
+  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "validation_loss"),
+            std::vector<double>{*summary.validation_loss});
+  EXPECT_TRUE(fs::exists(folder_ / "out/config.toml"));
+  EXPECT_EQ(summary.last_checkpoint.filename(), "step-00000030");
+  EXPECT_EQ(checkpoint::incompleteness(summary.last_checkpoint), "");
+}
+
+TEST_F(TrainerTest, CountsTokensAndStepsOfTheWholeWorld) {
+  config_.training.gradient_accumulation_steps = 3;
+  train(2, config_);
+  auto lines = testing::metrics_with(folder_ / "out/metrics.jsonl", "loss");
+  EXPECT_EQ(lines.back()["step"], 6);
+  EXPECT_EQ(lines.back()["tokens"], 6 * 3 * 2 * 2 * 8);
+}
+
+TEST_F(TrainerTest, AResumedRunIsBitwiseTheRunThatNeverStopped) {
+  config_.data.shuffle = true;
+  config_.lr_scheduler.name = "cosine";
+  config_.lr_scheduler.warmup_steps = 2;
+  config_.checkpoint.interval_steps = 3;
+  train(2, config_);
+  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+
+  fs::remove_all(folder_ / "out/step-00000006");
+  train(2, config_);  // from step 3
+  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
+}
+
+TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {
+  config_.data.micro_batch_size = 6;
+  config_.checkpoint.interval_steps = 3;
+  train(1, config_);
+  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  fs::remove_all(folder_ / "out/step-00000006");
+  config_.data.micro_batch_size = 2;
+  train(3, config_);
+  auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
+  ASSERT_EQ(resumed.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]);
+}
+
+TEST_F(TrainerTest, ValidationLossDoesNotDependOnTheWorldSize) {
+  std::vector<double> losses;
+  for (int world : {1, 2, 3}) {
+    config_.run.output_dir = folder_ / ("out" + std::to_string(world));
+    config_.optimizer.lr = 0;
+    losses.push_back(*train(world, config_).validation_loss);
+  }
+  EXPECT_NEAR(losses[1], losses[0], 1e-6);
+  EXPECT_NEAR(losses[2], losses[0], 1e-6);
+}
+
+TEST_F(TrainerTest, ValidatesAndSavesAtTheIntervalsAndKeepsTheLast) {
+  config_.training.steps = 7;
+  config_.evaluation.interval_steps = 2;
+  config_.checkpoint.interval_steps = 2;
+  config_.checkpoint.keep_last = 2;
+  train(1, config_);
+  std::vector<int64_t> validated, kept;
+  for (const auto& line : testing::metrics_with(folder_ / "out/metrics.jsonl", "validation_loss")) {
+    validated.push_back(line["step"]);
+  }
+  EXPECT_EQ(validated, (std::vector<int64_t>{2, 4, 6, 7}));
+  for (const auto& found : checkpoint::find_checkpoints(folder_ / "out").complete) kept.push_back(found.step);
+  EXPECT_EQ(kept, (std::vector<int64_t>{6, 7}));
+}
+
+TEST_F(TrainerTest, SavesNothingWhenToldSo) {
+  config_.checkpoint.save_at_end = false;
+  EXPECT_TRUE(train(1, config_).last_checkpoint.empty());
+  EXPECT_TRUE(checkpoint::find_checkpoints(folder_ / "out").complete.empty());
+}
+
+TEST_F(TrainerTest, AFinishedRunHasNothingToTrain) {
+  train(2, config_);
+  RunSummary again = train(2, config_);
+  EXPECT_EQ(again.step, 6);
+  EXPECT_FALSE(again.loss.has_value());
+}
+
+TEST_F(TrainerTest, RefusesAFolderWithLaterStepsOfAnotherRun) {
+  train(1, config_);
+  config_.checkpoint.resume = "never";
+  EXPECT_EQ(failure(1, config_, "already holds step-00000006"), util::ErrorKind::kUsage);
+}
+
+TEST_F(TrainerTest, BadDataIsOneErrorOnEveryRankAndNothingIsWritten) {
+  config::Config bad = config_;
+  bad.data.train = {folder_ / "missing.bin"};
+  EXPECT_EQ(failure(2, bad, "missing.bin"), util::ErrorKind::kData);
+  bad = config_;
+  bad.model.vocab_size = 5;
+  EXPECT_EQ(failure(2, bad, "vocab"), util::ErrorKind::kData);
+  bad = config_;
+  bad.data.micro_batch_size = 200;
+  EXPECT_EQ(failure(2, bad, "samples"), util::ErrorKind::kData);
+  bad = config_;
+  bad.mesh.data = 4;
+  EXPECT_EQ(failure(2, bad, "mesh"), util::ErrorKind::kUsage);
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+
+TEST_F(TrainerTest, AnOutputFolderThatCannotBeWrittenIsAnIoError) {
+  std::ofstream(folder_ / "file") << "x";
+  config_.run.output_dir = folder_ / "file/out";
+  EXPECT_EQ(failure(2, config_, "file/out"), util::ErrorKind::kIo);
+}
+
+TEST_F(TrainerTest, ADivergedRunSaysSoAndKeepsTheLastGoodCheckpoint) {
+  config_.optimizer.lr = 1e30;
+  config_.training.max_grad_norm = 0;
+  config_.training.steps = 20;
+  config_.checkpoint.interval_steps = 1;
+  EXPECT_EQ(failure(2, config_, "diverged at step"), util::ErrorKind::kDiverged);
+  auto found = checkpoint::find_checkpoints(folder_ / "out");
+  EXPECT_TRUE(found.torn.empty());
+  EXPECT_FALSE(found.complete.empty());
+}
+
+}  // namespace
+}  // namespace fsdp::train
