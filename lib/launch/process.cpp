@@ -21,12 +21,15 @@ struct Pipe {
   Descriptor read_end, write_end;
 };
 
+/// For a failed call that makes descriptors.
+[[noreturn]] void fail_to_open(const char* what) {
+  fail(ErrorKind::kUnexpected, "cannot open ", what, " for another worker: ", util::errno_text(errno),
+       "; start fewer workers or raise the limit with ulimit -n");
+}
+
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    fail(ErrorKind::kUnexpected, "cannot make a pipe to a worker: ", util::errno_text(errno),
-         "; start fewer workers or raise the limit with ulimit -n");
-  }
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_to_open("a pipe");
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -107,7 +110,7 @@ Process spawn(const ProcessSpec& spec) {
   make_non_blocking(out.read_end);
   make_non_blocking(err.read_end);
   Descriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  if (!null.is_open()) fail(ErrorKind::kUnexpected, "cannot open /dev/null: ", util::errno_text(errno));
+  if (!null.is_open()) fail_to_open("/dev/null");
 
   const ChildPlan plan{.argv = pointers_to(spec.argv),
                        .environment = pointers_to(spec.environment),

@@ -314,11 +314,15 @@ TEST(FsdpLaunch, SaysThatTooManyWorkersCannotBeStarted) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizers' own checks need descriptors, and this test leaves none";
 #endif
-  const ProgramResult result =
-      run({"/bin/sh", "-c",
-           "ulimit -n 40; exec " + kLauncher + " --nproc-per-node 100 sh -c 'echo pid $$; exec sleep 100'"});
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("ulimit -n"));
+  // Each limit runs out at another of the descriptors that a worker needs.
+  for (int limit = 40; limit < 48; ++limit) {
+    const ProgramResult result = run({"/bin/sh", "-c",
+                                      "ulimit -n " + std::to_string(limit) + "; exec " + kLauncher +
+                                          " --nproc-per-node 100 sh -c 'echo pid $$; exec sleep 100'"});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("ulimit -n"));
+    for (pid_t pid : printed_pids(result.out)) EXPECT_FALSE(process_runs(pid));
+  }
 }
 
 }  // namespace
