@@ -37,7 +37,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 std::string with_commas(int64_t value) {
   std::string digits = std::to_string(value);
   for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
-    digits.insert(static_cast<size_t>(at), ",");
+    digits.insert(static_cast<size_t>(at), 1, ',');
   }
   return digits;
 }
