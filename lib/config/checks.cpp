@@ -1,0 +1,161 @@
+#include "config/checks.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::config {
+namespace {
+
+using util::concat;
+using util::with_commas;
+
+/// Tokens that one rank may see in a run: the sample number, times any world size, stays inside 64 bits.
+constexpr double kMaxRunTokens = 1e14;
+/// Tokens of one micro-step of a rank: sizes of activations stay inside 64 bits.
+constexpr double kMaxMicroStepTokens = 1e9;
+
+class Conflicts {
+ public:
+  void unless(bool condition, std::vector<std::string> keys, const std::string& message) {
+    if (!condition) found_.push_back({std::move(keys), message});
+  }
+  std::vector<Conflict> take() { return std::move(found_); }
+
+ private:
+  std::vector<Conflict> found_;
+};
+
+/// "256 = 36 * 7 + 4".
+std::string division(int64_t value, int64_t divisor) {
+  return concat(value, " = ", value / divisor, " * ", divisor, " + ", value % divisor);
+}
+
+void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
+  int64_t heads = model.num_attention_heads;
+  int64_t key_value_heads = model.num_key_value_heads;
+  bool divides = model.hidden_size % heads == 0;
+  conflicts.unless(divides, {"model.hidden_size", "model.num_attention_heads"},
+                   concat("model.hidden_size: expected a multiple of model.num_attention_heads; found ",
+                          division(model.hidden_size, heads), "; change one of the two"));
+  if (model.architecture == "gpt2") {
+    conflicts.unless(
+        key_value_heads == heads,
+        {"model.num_key_value_heads", "model.num_attention_heads", "model.architecture"},
+        concat("model.num_key_value_heads: expected model.num_attention_heads = ", heads,
+               ", because gpt2 has no grouped-query attention; found ", key_value_heads, "; leave it out"));
+    return;
+  }
+  conflicts.unless(
+      heads % key_value_heads == 0, {"model.num_key_value_heads", "model.num_attention_heads"},
+      concat(
+          "model.num_key_value_heads: expected a divisor of model.num_attention_heads; found ",
+          key_value_heads > heads ? concat(key_value_heads, " > ", heads) : division(heads, key_value_heads),
+          "; change one of the two"));
+  conflicts.unless(!divides || model.hidden_size / heads % 2 == 0,
+                   {"model.hidden_size", "model.num_attention_heads", "model.architecture"},
+                   concat("model.hidden_size: expected heads of an even width, because llama's rotary "
+                          "embedding turns pairs; found ",
+                          model.hidden_size, " / ", heads, " = ", model.hidden_size / heads,
+                          "; change model.hidden_size or model.num_attention_heads"));
+}
+
+void check_lengths(const Config& config, Conflicts& conflicts) {
+  const data::DataOptions& data = config.data;
+  conflicts.unless(data.sequence_length <= config.model.max_position_embeddings,
+                   {"data.sequence_length", "model.max_position_embeddings"},
+                   concat("data.sequence_length: expected at most model.max_position_embeddings = ",
+                          config.model.max_position_embeddings, "; found ", data.sequence_length,
+                          "; change one of the two"));
+  conflicts.unless(data.tokenizer != "bytes" || config.model.vocab_size >= 256,
+                   {"model.vocab_size", "data.tokenizer"},
+                   concat("model.vocab_size: expected at least 256, because data.tokenizer = \"bytes\" has a "
+                          "token for every byte; found ",
+                          config.model.vocab_size));
+  double micro_step = static_cast<double>(data.micro_batch_size) * static_cast<double>(data.sequence_length);
+  conflicts.unless(micro_step <= kMaxMicroStepTokens, {"data.micro_batch_size", "data.sequence_length"},
+                   concat("data.micro_batch_size: expected at most ", with_commas(1'000'000'000),
+                          " tokens in a micro-step; found ", data.micro_batch_size, " * ",
+                          data.sequence_length, " (data.sequence_length); make one of the two smaller"));
+  double run = micro_step * static_cast<double>(config.training.steps) *
+               static_cast<double>(config.training.gradient_accumulation_steps);
+  conflicts.unless(
+      run <= kMaxRunTokens,
+      {"training.steps", "training.gradient_accumulation_steps", "data.micro_batch_size",
+       "data.sequence_length"},
+      concat("training.steps: expected at most ", with_commas(100'000'000'000'000),
+             " tokens of a rank in the whole run; found ", config.training.steps, " * ",
+             config.training.gradient_accumulation_steps, " (training.gradient_accumulation_steps) * ",
+             data.micro_batch_size, " (data.micro_batch_size) * ", data.sequence_length,
+             " (data.sequence_length); make one of them smaller"));
+}
+
+void check_schedule(const Config& config, Conflicts& conflicts) {
+  const optim::ScheduleOptions& schedule = config.lr_scheduler;
+  int64_t steps = config.training.steps;
+  bool warmup_fits = schedule.warmup_steps <= steps;
+  conflicts.unless(warmup_fits, {"lr_scheduler.warmup_steps", "training.steps"},
+                   concat("lr_scheduler.warmup_steps: expected at most training.steps = ", steps, "; found ",
+                          schedule.warmup_steps, "; change one of the two"));
+  if (schedule.name == "wsd" && warmup_fits) {
+    conflicts.unless(
+        schedule.decay_steps <= steps - schedule.warmup_steps,
+        {"lr_scheduler.decay_steps", "lr_scheduler.warmup_steps", "training.steps", "lr_scheduler.name"},
+        concat("lr_scheduler.decay_steps: expected at most training.steps - lr_scheduler.warmup_steps = ",
+               steps, " - ", schedule.warmup_steps, " = ", steps - schedule.warmup_steps, "; found ",
+               schedule.decay_steps, "; make it smaller or the run longer"));
+  }
+  conflicts.unless(
+      config.evaluation.interval_steps == 0 || !config.data.validation.empty(),
+      {"evaluation.interval_steps", "data.validation"},
+      concat("evaluation.interval_steps: expected 0, because data.validation names no files; found ",
+             config.evaluation.interval_steps, "; set it to 0 or give data.validation files"));
+}
+
+}  // namespace
+
+std::vector<Conflict> find_conflicts(const Config& config) {
+  Conflicts conflicts;
+  check_heads(config.model, conflicts);
+  check_lengths(config, conflicts);
+  check_schedule(config, conflicts);
+  return conflicts.take();
+}
+
+void check_world(const Config& config, int world_size) {
+  FSDP_CHECK(world_size >= 1, "a world of ", world_size, " processes");
+  const std::array<int64_t, 3> axes = {config.mesh.dcn, config.mesh.data, config.mesh.model};
+  const std::string shown =
+      concat("mesh.dcn * mesh.data * mesh.model = ", axes[0], " * ", axes[1], " * ", axes[2]);
+  const auto refuse = [](const auto&... parts) { util::fail(util::ErrorKind::kUsage, parts...); };
+
+  if (std::count(axes.begin(), axes.end(), -1) > 1) {
+    refuse("expected -1 (the rest) at most once in [mesh]; found ", shown, "; give all axes but one a size");
+  }
+  int64_t product = 1;  // of the axes that have a size
+  for (int64_t axis : axes) {
+    if (axis == -1) continue;
+    if (axis < 1) refuse("expected sizes of at least 1, or -1 once, in [mesh]; found ", shown);
+    // An axis larger than the world cannot fit, and multiplying on could overflow.
+    if (axis > world_size) {
+      refuse("expected a mesh of ", world_size, " processes, the world size; found ", shown, ", an axis of ",
+             axis, " alone; set mesh.data = -1 (the rest) or start more processes");
+    }
+    product *= axis;
+  }
+  bool has_rest = std::count(axes.begin(), axes.end(), -1) == 1;
+  if (has_rest && world_size % product != 0) {
+    refuse("expected a world size that the axes of [mesh] with a size divide; found ", shown,
+           " (-1: the rest) and ", world_size, " processes: ", division(world_size, product),
+           "; start a multiple of ", product, " processes");
+  }
+  if (!has_rest && product != world_size) {
+    refuse("expected a mesh of ", world_size, " processes, the world size; found ", shown, " = ", product,
+           "; set mesh.data = -1 (the rest) or start ", product, product == 1 ? " process" : " processes");
+  }
+}
+
+}  // namespace fsdp::config

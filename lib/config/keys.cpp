@@ -1,0 +1,212 @@
+#include "config/keys.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+namespace fsdp::config {
+namespace {
+
+/// Section, name and field of a key at once: names in TOML are those of the fields, so they cannot drift.
+#define KEY(section, name) \
+#section, #name, [](Config & c) -> auto& { return c.section.name; }
+
+// The upper bounds keep products such as batch * sequence * vocabulary inside 64 bits; no real model comes
+// near.
+constexpr double kMaxWidth = 1'000'000;
+constexpr double kMaxHeads = 1024;
+constexpr double kMaxPositions = 10'000'000;
+constexpr double kMaxMeshAxis = 1'000'000;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
+Constraint axis_or_rest() { return {.min = 1, .max = kMaxMeshAxis, .also = -1}; }
+Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
+Constraint float32_only() { return only("float32", "this version has no mixed precision"); }
+
+std::vector<Key> make_keys() {
+  return {
+      {KEY(run, name), "name of the run in logs", non_empty(), {}},
+      {KEY(run, output_dir), "folder of checkpoints, metrics and the resolved config", non_empty(), {}},
+      {KEY(run, seed), "of initial weights and sample order", at_least(0), {}},
+
+      {KEY(model, architecture), "family of the model", one_of({"llama", "gpt2"}), {}},
+      {KEY(model, vocab_size), "tokens of the vocabulary", between(1, 10'000'000), {}},
+      {KEY(model, hidden_size), "width of the hidden states", between(1, kMaxWidth), {}},
+      {KEY(model, intermediate_size), "width inside the feed-forward", between(1, kMaxWidth), {}},
+      {KEY(model, num_hidden_layers), "blocks", between(1, 10'000), {}},
+      {KEY(model, num_attention_heads), "query heads of a block", between(1, kMaxHeads), {}},
+      {KEY(model, num_key_value_heads), "llama: fewer than query heads is grouped-query attention",
+       between(1, kMaxHeads), "num_attention_heads"},
+      {KEY(model, max_position_embeddings),
+       "longest sequence of the model, in tokens",
+       between(1, kMaxPositions),
+       {}},
+      {KEY(model, rope_theta), "llama: base of the rotary embedding", above(0), {}},
+      {KEY(model, rms_norm_eps), "llama: epsilon of RMSNorm", above(0), {}},
+      {KEY(model, layer_norm_epsilon), "gpt2: epsilon of LayerNorm", above(0), {}},
+      {KEY(model, initializer_range), "standard deviation of the initial weights", at_least(0), {}},
+      {KEY(model, tie_word_embeddings), "the head uses the embedding's weight", {}, {}},
+      {KEY(model, init_from), "a .safetensors file or a folder of them; empty: random weights", {}, {}},
+
+      {KEY(data, train), "token files, read as if joined", non_empty(), {}},
+      {KEY(data, validation), "token files; none: no validation", {}, {}},
+      {KEY(data, tokenizer), "what the tokens are", only("bytes", "this version has no other tokenizer"), {}},
+      {KEY(data, sequence_length), "tokens of a sample", between(1, 1'000'000), {}},
+      {KEY(data, micro_batch_size), "samples of a rank in a micro-step", between(1, 100'000), {}},
+      {KEY(data, shuffle), "visit the samples in an order that depends on run.seed", {}, {}},
+
+      {KEY(training, steps), "optimizer steps of the whole run", between(1, 1'000'000'000), {}},
+      {KEY(training, gradient_accumulation_steps), "micro-steps of a step", between(1, 1'000'000), {}},
+      {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0), {}},
+      {KEY(training, norm_type),
+       "p of the gradient norm; inf: the largest magnitude",
+       at_least_one_or_inf(),
+       {}},
+      {KEY(training, fused_kernels), "use libtorch's fused kernels where there are some", {}, {}},
+
+      {KEY(evaluation, interval_steps),
+       "validate every so many steps; 0: only after the last",
+       at_least(0),
+       {}},
+      {KEY(evaluation, max_samples), "validation samples at most; 0: all", at_least(0), {}},
+
+      {KEY(optimizer, name), "the optimizer", one_of({"adamw", "sgd"}), {}},
+      {KEY(optimizer, lr), "learning rate after warm-up", at_least(0), {}},
+      {KEY(optimizer, betas), "adamw: decay of the two moments", two_betas(), {}},
+      {KEY(optimizer, eps), "adamw: added to the denominator", above(0), {}},
+      {KEY(optimizer, momentum), "sgd: momentum", from_up_to_below(0, 1), {}},
+      {KEY(optimizer, weight_decay), "weight decay (adamw: decoupled from the gradient)", at_least(0), {}},
+      {KEY(optimizer, no_decay), "patterns (* and ?) of parameters without weight decay", {}, {}},
+
+      {KEY(lr_scheduler, name),
+       "course of the learning rate",
+       one_of({"constant", "cosine", "linear", "wsd", "inverse_sqrt", "polynomial"}),
+       {}},
+      {KEY(lr_scheduler, warmup_steps), "steps of linear warm-up", at_least(0), {}},
+      {KEY(lr_scheduler, decay_steps),
+       "wsd: steps of the final decay; 0: a tenth of the run",
+       at_least(0),
+       {}},
+      {KEY(lr_scheduler, min_lr_ratio),
+       "floor of the rate after warm-up, as a share of lr",
+       between(0, 1),
+       {}},
+      {KEY(lr_scheduler, power), "polynomial: the exponent", above(0), {}},
+
+      {KEY(fsdp, strategy), "what is sharded", only("full_shard", "this version has no other strategy"), {}},
+      {KEY(fsdp, layout),
+       "how a unit's parameters are cut",
+       only("flat", "this version has no other layout"),
+       {}},
+      {KEY(fsdp, min_num_params),
+       "a stage with at least so many parameters of its own becomes a unit",
+       at_least(0),
+       {}},
+      {KEY(fsdp, exclude_stages), "stage types that stay in the unit around them", {}, {}},
+      {KEY(fsdp, reshard_after_forward), "free gathered parameters between forward and backward", {}, {}},
+      {KEY(fsdp, forward_prefetch),
+       "when forward gathers the next unit",
+       one_of({"none", "implicit", "explicit"}),
+       {}},
+      {KEY(fsdp, backward_prefetch),
+       "when backward gathers the next unit",
+       one_of({"none", "post", "pre"}),
+       {}},
+      {KEY(fsdp, limit_all_gathers), "at most two units are gathered at a time", {}, {}},
+      {KEY(fsdp, cpu_offload),
+       "keep shards in host memory",
+       only("false", "this version has no CPU offload"),
+       {}},
+      {KEY(fsdp, move_grads_to_cpu),
+       "keep gradients in host memory",
+       only("false", "this version has no CPU offload"),
+       {}},
+
+      {KEY(mixed_precision, param_dtype), "type of gathered parameters", float32_only(), {}},
+      {KEY(mixed_precision, reduce_dtype), "type of gradients in collectives", float32_only(), {}},
+      {KEY(mixed_precision, buffer_dtype), "type of the model's buffers", float32_only(), {}},
+
+      {KEY(activation_checkpointing, mode),
+       "what backward recomputes",
+       only("none", "this version has no activation checkpointing"),
+       {}},
+
+      {KEY(mesh, dcn), "replicas over the slow network", only("1", "this version has no replicas"), {}},
+      {KEY(mesh, data), "shards; -1: all processes that the other axes leave", axis_or_rest(), {}},
+      {KEY(mesh, model),
+       "parts of a tensor-parallel model",
+       only("1", "this version has no tensor parallelism"),
+       {}},
+
+      {KEY(comm, backend),
+       "how processes talk",
+       Constraint{.choices = {"auto", "gloo"}, .because = "this version has no other backend"},
+       {}},
+      {KEY(comm, timeout_seconds),
+       "patience of a collective and of the rendezvous",
+       Constraint{.min = 0, .max = 1e9, .above_min = true},
+       {}},
+
+      {KEY(checkpoint, interval_steps), "save every so many steps; 0: only at the end", at_least(0), {}},
+      {KEY(checkpoint, save_at_end), "save after the last step", {}, {}},
+      {KEY(checkpoint, keep_last), "delete all but so many checkpoints; 0: keep all", at_least(0), {}},
+      {KEY(checkpoint, kind),
+       "layout of a checkpoint",
+       only("sharded", "this version saves shards; fsdp-ckpt consolidates them"),
+       {}},
+      {KEY(checkpoint, asynchronous),
+       "save while training goes on",
+       only("false", "this version saves between steps"),
+       {}},
+      {KEY(checkpoint, resume),
+       "auto (the newest, else start anew), never, latest, or a path",
+       non_empty(),
+       {}},
+
+      {KEY(logging, interval_steps), "log every so many steps", at_least(1), {}},
+      {KEY(logging, trace_communication),
+       "write a line a collective",
+       only("false", "this version has no communication trace"),
+       {}},
+  };
+}
+
+#undef KEY
+
+}  // namespace
+
+const std::vector<Key>& all_keys() {
+  static const std::vector<Key> keys = make_keys();
+  return keys;
+}
+
+std::vector<std::string> section_names() {
+  std::vector<std::string> names;
+  for (const Key& key : all_keys()) {
+    if (names.empty() || names.back() != key.section) names.push_back(key.section);
+  }
+  return names;
+}
+
+const Key* find_key(std::string_view section, std::string_view name) {
+  const std::vector<Key>& keys = all_keys();
+  auto found = std::find_if(keys.begin(), keys.end(),
+                            [&](const Key& key) { return key.section == section && key.name == name; });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+Value value_of(const Key& key, Config& config) {
+  return std::visit([&config](auto field) { return Value(field(config)); }, key.field);
+}
+
+void set_value(const Key& key, Config& config, const Value& value) {
+  std::visit(
+      [&](auto field) {
+        using Held = std::remove_reference_t<decltype(field(config))>;
+        field(config) = std::get<Held>(value);
+      },
+      key.field);
+}
+
+}  // namespace fsdp::config

@@ -1,0 +1,224 @@
+#include "config/load.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "config/checks.h"
+#include "config/convert.h"
+#include "config/keys.h"
+#include "config/parse.h"
+#include "config/report.h"
+#include "config/source.h"
+#include "config/suggest.h"
+#include "config/text_defect.h"
+#include "util/error.h"
+
+namespace fsdp::config {
+namespace {
+
+std::string trimmed(const std::string& text) {
+  size_t first = text.find_first_not_of(" \t");
+  if (first == std::string::npos) return "";
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+/// Where the key of an entry is written, if it stands before its value as it is; else the value.
+Region key_region(const Source& source, const Entry& entry) {
+  Region region = entry.value.region;
+  size_t at = source.line(region.line).substr(0, region.column).rfind(entry.name);
+  if (!entry.name.empty() && at != std::string_view::npos) {
+    region.column = at;
+    region.length = entry.name.size();
+  }
+  return region;
+}
+
+/// What keeps the text of an override from being looked at further.
+std::optional<std::string> override_defect(const Source& source) {
+  if (source.line_count() != 1) return "expected section.key=value in one line; found a line break";
+  if (auto defect = byte_defect(source)) return defect->message;
+  return std::nullopt;
+}
+
+/// One loading of a configuration: what was read so far, and what was wrong.
+class Loader {
+ public:
+  void read_file(const Source& source);
+  void read_override(const std::string& text);
+  /// Completes and checks the whole; throws if anything was wrong. `file` is named by errors without a line.
+  Config finish(const Source& file);
+
+ private:
+  struct Given {
+    const Source* source = nullptr;
+    Region region;
+    bool is_wrong = false;  ///< reported already; other checks leave the key alone
+  };
+
+  void apply(const Key& key, const Literal& literal, const Source& source);
+  void refuse_unknown(const Source& source, const Entry& entry);
+  void check_defaults(const Source& file);
+  void check_conflicts(const Source& file);
+
+  Config config_;
+  Report report_;
+  std::map<std::string, Given> given_;  ///< by full name
+  std::deque<Source> override_sources_;
+  bool file_was_read_ = true;
+};
+
+void Loader::read_file(const Source& source) {
+  std::vector<Entry> entries;
+  try {
+    entries = parse_toml(source);
+  } catch (const SyntaxError& error) {
+    report_.add(source, error.region, error.message);
+    file_was_read_ = false;
+    return;
+  }
+  for (const Entry& entry : entries) {
+    const Key* key = find_key(entry.section, entry.name);
+    if (key) {
+      apply(*key, entry.value, source);
+    } else {
+      refuse_unknown(source, entry);
+    }
+  }
+}
+
+void Loader::refuse_unknown(const Source& source, const Entry& entry) {
+  const std::vector<std::string> sections = section_names();
+  bool known_section = std::find(sections.begin(), sections.end(), entry.section) != sections.end();
+  if (entry.section.empty()) {
+    report_.add(source, key_region(source, entry), top_level_text(entry.name));
+  } else if (entry.name.empty()) {
+    if (!known_section) report_.add(source, entry.value.region, unknown_section_text(entry.section));
+  } else if (known_section) {  // the keys of an unknown section go without a word of their own
+    report_.add(source, key_region(source, entry), unknown_key_text(entry.section, entry.name));
+  }
+}
+
+void Loader::apply(const Key& key, const Literal& literal, const Source& source) {
+  Given& given = given_[key.full_name()];
+  given.source = &source;
+  given.region = literal.region;
+  try {
+    set_value(key, config_, convert(key, literal));
+  } catch (const Misfit& misfit) {
+    given.is_wrong = true;
+    report_.add(source, misfit.region, misfit.message);
+  }
+}
+
+void Loader::read_override(const std::string& text) {
+  const Source& source = override_sources_.emplace_back(Source::from_override(text));
+  const Region whole{.line = 1, .column = 0, .length = text.size()};
+  if (auto defect = override_defect(source)) {
+    report_.add(source, whole, *defect);
+    return;
+  }
+  size_t equals = text.find('=');
+  std::string name = trimmed(text.substr(0, equals));
+  size_t dot = name.find('.');
+  if (equals == std::string::npos || dot == std::string::npos) {
+    report_.add(source, whole, override_form_text(name, equals != std::string::npos));
+    return;
+  }
+  std::string section = name.substr(0, dot);
+  const Key* key = find_key(section, name.substr(dot + 1));
+  if (!key) {
+    report_.add(source, Region{.line = 1, .column = 0, .length = equals},
+                unknown_key_text(section, name.substr(dot + 1)));
+    return;
+  }
+  std::string value = trimmed(text.substr(equals + 1));
+  Region value_region{.line = 1, .column = equals + 1, .length = text.size() - equals - 1};
+  bool is_string = std::holds_alternative<std::string& (*)(Config&)>(key->field);
+  if (is_string && !value.starts_with('"') && !value.starts_with('\'')) {
+    Literal literal;
+    literal.kind = Literal::Kind::kString;
+    literal.text = value;
+    literal.region = value_region;
+    apply(*key, literal, source);
+    return;
+  }
+  try {
+    // section.key=value is a line of TOML as it stands.
+    for (const Entry& entry : parse_toml(source)) {
+      if (entry.section == key->section && entry.name == key->name) apply(*key, entry.value, source);
+    }
+  } catch (const SyntaxError&) {
+    given_[key->full_name()] = {&source, value_region, true};
+    report_.add(source, value_region,
+                misfit_text(*key, value.empty() ? "nothing" : clipped(value) + ", which is no TOML value"));
+  }
+}
+
+/// A default may be no valid value either: then the key has to be given.
+void Loader::check_defaults(const Source& file) {
+  for (const Key& key : all_keys()) {
+    bool is_given = given_.contains(key.full_name());
+    if (!is_given && !allows(key.constraint, value_of(key, config_))) {
+      given_[key.full_name()].is_wrong = true;
+      report_.add(file, std::nullopt, misfit_text(key, "no such key"));
+    }
+  }
+}
+
+void Loader::check_conflicts(const Source& file) {
+  for (const Conflict& conflict : find_conflicts(config_)) {
+    const Given* place = nullptr;
+    bool is_reported = false;
+    for (const std::string& name : conflict.keys) {
+      auto found = given_.find(name);
+      if (found == given_.end()) continue;
+      is_reported = is_reported || found->second.is_wrong;
+      if (!place) place = &found->second;
+    }
+    if (is_reported) continue;
+    if (place) {
+      report_.add(*place->source, place->region, conflict.message);
+    } else {
+      report_.add(file, std::nullopt, conflict.message);
+    }
+  }
+}
+
+Config Loader::finish(const Source& file) {
+  for (const Key& key : all_keys()) {
+    if (key.follows.empty() || given_.contains(key.full_name())) continue;
+    const Key* followed = find_key(key.section, key.follows);
+    FSDP_CHECK(followed, key.full_name(), " follows an unknown key");
+    set_value(key, config_, value_of(*followed, config_));
+  }
+  config_.optimizer.fused = config_.training.fused_kernels;
+  if (file_was_read_) {  // otherwise all that it gives would be missed
+    check_defaults(file);
+    check_conflicts(file);
+  }
+  report_.throw_if_any();
+  return config_;
+}
+
+Config load(const Source& source, const std::vector<std::string>& overrides) {
+  Loader loader;
+  loader.read_file(source);
+  for (const std::string& text : overrides) loader.read_override(text);
+  return loader.finish(source);
+}
+
+}  // namespace
+
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  return load(Source::from_file(file), overrides);
+}
+
+Config parse_config(const std::string& text, const std::string& name,
+                    const std::vector<std::string>& overrides) {
+  return load(Source::from_text(name, text), overrides);
+}
+
+}  // namespace fsdp::config

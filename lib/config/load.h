@@ -1,0 +1,28 @@
+#pragma once
+
+// Reads the configuration of a run.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace fsdp::config {
+
+/// The defaults, changed by `file`, changed by `overrides` in their order (of two for the same key the later
+/// one counts).
+///
+/// An override is `section.key=value` with the value in TOML; for a key that holds a string the quotes may be
+/// left out, so run.name=trial and run.name="trial" mean the same. Relative paths inside stay relative to the
+/// working directory. optimizer.fused follows training.fused_kernels.
+///
+/// Throws one util::Error(kUsage) that lists everything that is wrong, in the file and in the overrides, each
+/// with its place. check_world() (config/checks.h) is for later, when the world size is known.
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
+
+/// The same from text that is no file of its own; `name` stands for the file's name in messages.
+Config parse_config(const std::string& text, const std::string& name,
+                    const std::vector<std::string>& overrides = {});
+
+}  // namespace fsdp::config

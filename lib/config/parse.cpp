@@ -1,0 +1,254 @@
+#include "config/parse.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <exception>
+#include <sstream>
+#include <system_error>
+#include <toml.hpp>
+#include <tuple>
+#include <utility>
+
+#include "config/text_defect.h"
+#include "util/error.h"
+
+namespace fsdp::config {
+namespace {
+
+Region region_of(const toml::value& value) {
+  toml::source_location location = value.location();
+  return {.line = location.line(), .column = location.column() - 1, .length = location.region()};
+}
+
+/// The number's digits without what only people need.
+std::string bare_number(std::string_view written) {
+  std::string digits(written);
+  std::erase(digits, '_');
+  if (digits.starts_with('+')) digits.erase(0, 1);
+  return digits;
+}
+
+/// The TOML library saturates numbers that do not fit, without a word, and reads them by the global locale;
+/// so they are read again from what was written.
+void read_integer(Literal& literal) {
+  std::string digits = bare_number(literal.text);
+  int base = 10;
+  if (digits.starts_with("0x")) base = 16;
+  if (digits.starts_with("0o")) base = 8;
+  if (digits.starts_with("0b")) base = 2;
+  if (base != 10) digits.erase(0, 2);
+  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), literal.integer, base);
+  FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
+             "not an integer: ", literal.text);
+  literal.out_of_range = error != std::errc();
+}
+
+void read_float(Literal& literal) {
+  std::string digits = bare_number(literal.text);
+  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), literal.number);
+  FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
+             "not a float: ", literal.text);
+  literal.out_of_range = error != std::errc();
+}
+
+Literal literal_of(const toml::value& value, const Source& source) {
+  Literal literal;
+  literal.region = region_of(value);
+  literal.text = source.text_of(literal.region);
+  using Kind = Literal::Kind;
+  switch (value.type()) {
+    case toml::value_t::string:
+      literal.kind = Kind::kString;
+      literal.text = value.as_string().str;
+      break;
+    case toml::value_t::integer:
+      literal.kind = Kind::kInteger;
+      read_integer(literal);
+      break;
+    case toml::value_t::floating:
+      literal.kind = Kind::kFloat;
+      read_float(literal);
+      break;
+    case toml::value_t::boolean:
+      literal.kind = Kind::kBool;
+      literal.boolean = value.as_boolean();
+      break;
+    case toml::value_t::array:
+      literal.kind = Kind::kList;
+      for (const toml::value& item : value.as_array()) literal.items.push_back(literal_of(item, source));
+      break;
+    case toml::value_t::table:
+      literal.kind = Kind::kTable;
+      break;
+    default:
+      literal.kind = Kind::kDate;
+      break;
+  }
+  return literal;
+}
+
+std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : root.as_table()) {
+    if (!value.is_table()) {
+      entries.push_back({.section = "", .name = name, .value = literal_of(value, source)});
+      continue;
+    }
+    entries.push_back({.section = name, .name = "", .value = literal_of(value, source)});
+    for (const auto& [key, item] : value.as_table()) {
+      entries.push_back({.section = name, .name = key, .value = literal_of(item, source)});
+    }
+  }
+  // Tables of the library are unordered.
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.value.region.line, a.value.region.column, a.section, a.name) <
+           std::tie(b.value.region.line, b.value.region.column, b.section, b.name);
+  });
+  return entries;
+}
+
+/// The places that the library's message shows, as pairs of lines " 3 | text" and "   |   ^--- comment".
+struct Shown {
+  Region region;
+  std::string comment;
+};
+
+std::vector<Shown> shown_places(const std::vector<std::string>& lines, const Source& source) {
+  std::vector<Shown> places;
+  for (size_t i = 1; i + 1 < lines.size(); ++i) {
+    size_t bar = lines[i].find(" | ");
+    size_t number_at = lines[i].find_first_not_of(' ');
+    if (bar == std::string::npos || number_at >= bar || !lines[i + 1].starts_with(std::string(bar, ' '))) {
+      continue;
+    }
+    size_t number = 0;
+    auto [end, error] = std::from_chars(lines[i].data() + number_at, lines[i].data() + bar, number);
+    size_t mark = lines[i + 1].find_first_of("^~", bar + 3);
+    if (error != std::errc() || end != lines[i].data() + bar || mark == std::string::npos) continue;
+    if (number < 1 || number > source.line_count()) continue;
+    size_t after = lines[i + 1].find_first_not_of("^~-", mark);
+    std::string comment = after == std::string::npos ? "" : lines[i + 1].substr(after + 1);
+    places.push_back({{.line = number, .column = mark - bar - 3, .length = 1}, comment});
+  }
+  return places;
+}
+
+/// "[error] toml::parse_boolean: text" -> "text".
+std::string plain_title(std::string title) {
+  if (title.starts_with("[error]")) title.erase(0, 7);
+  title.erase(0, title.find_first_not_of(' '));
+  if (title.starts_with("toml::")) {
+    size_t colon = title.find(':', 6);
+    title.erase(0, colon == std::string::npos ? title.size() : colon + 1);
+    title.erase(0, title.find_first_not_of(' '));
+  }
+  while (!title.empty() && (title.back() == '.' || title.back() == ' ')) title.pop_back();
+  return title;
+}
+
+/// What the titles of the library mean that say little by themselves; empty for the others.
+std::string plain_words(const std::string& title) {
+  if (title.find("not a valid string") != std::string::npos) {
+    return "a string that is not closed in its line, or that has an escape that TOML lacks";
+  }
+  if (title.find("an invalid key appeared") != std::string::npos) {
+    return "a line that is neither key = value nor [section]";
+  }
+  return "";
+}
+
+/// The word that stands where a value should; empty if something else stands there.
+std::string word_at(const Source& source, const Region& region) {
+  std::string_view line = source.line(region.line);
+  std::string_view before = line.substr(0, std::min(region.column, line.size()));
+  size_t last = before.find_last_not_of(" \t");
+  if (last == std::string_view::npos ||
+      std::string_view("=[,").find(before[last]) == std::string_view::npos) {
+    return "";
+  }
+  std::string_view rest = line.substr(before.size());
+  if (rest.empty() || !std::isalpha(static_cast<unsigned char>(rest.front()))) return "";
+  return std::string(rest.substr(0, rest.find_first_of(" \t,]#")));
+}
+
+/// The library's message, which is a page with its own excerpts, as one sentence and a place.
+SyntaxError syntax_error(const std::string& what, const Source& source) {
+  std::vector<std::string> lines;
+  std::istringstream stream(what);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  std::string title = lines.empty() ? "" : plain_title(lines.front());
+  std::vector<Shown> places = shown_places(lines, source);
+
+  SyntaxError error;
+  if (places.empty()) {
+    error.message =
+        "expected TOML; found that " + (title.empty() ? "it cannot be parsed" : clipped(title, 200));
+    return error;
+  }
+  const Shown& place = places.back();
+  error.region = place.region;
+  if (title.find("already exists") != std::string::npos) {
+    error.message =
+        util::concat("expected every key and section once; found a second one, the first is in line ",
+                     places.front().region.line, "; keep one of them");
+    return error;
+  }
+  std::string word = word_at(source, place.region);
+  if (!word.empty()) {
+    error.region->length = word.size();
+    error.message = "expected TOML; found this: " + clipped(word) + " is no TOML value; text needs quotes";
+    return error;
+  }
+  if (std::string plain = plain_words(title); !plain.empty()) {
+    error.message = "expected TOML; found this: " + plain;
+    return error;
+  }
+  error.message = "expected TOML; found this: " + (title.empty() ? place.comment : title);
+  if (!title.empty() && !place.comment.empty() && place.comment != "here") {
+    error.message += " (" + place.comment + ")";
+  }
+  if (places.front().region.line != place.region.line)
+    error.message += util::concat("; see also line ", places.front().region.line);
+  return error;
+}
+
+}  // namespace
+
+std::vector<Entry> parse_toml(const Source& source) {
+  if (auto defect = byte_defect(source)) throw SyntaxError{defect->message, defect->region};
+  if (auto defect = shape_defect(source)) throw SyntaxError{defect->message, defect->region};
+  try {
+    std::istringstream stream(source.text());
+    return entries_of(toml::parse(stream, "config"), source);
+  } catch (const toml::exception& error) {
+    throw syntax_error(error.what(), source);
+  } catch (const std::exception& error) {
+    throw SyntaxError{util::concat("expected TOML; found that it cannot be parsed: ", error.what()), {}};
+  }
+}
+
+std::string described(const Literal& literal) {
+  switch (literal.kind) {
+    case Literal::Kind::kString:
+      return "the string " + quoted_text(clipped(literal.text));
+    case Literal::Kind::kInteger:
+      return "the integer " + clipped(literal.text) +
+             (literal.out_of_range ? ", which 64 bits do not hold" : "");
+    case Literal::Kind::kFloat:
+      return "the float " + clipped(literal.text) +
+             (literal.out_of_range ? ", which 64 bits do not hold" : "");
+    case Literal::Kind::kBool:
+      return literal.boolean ? "true" : "false";
+    case Literal::Kind::kDate:
+      return "the date or time " + clipped(literal.text);
+    case Literal::Kind::kList:
+      return util::concat("a list of ", literal.items.size(),
+                          literal.items.size() == 1 ? " value" : " values");
+    case Literal::Kind::kTable:
+      return "a table";
+  }
+  return "something else";
+}
+
+}  // namespace fsdp::config

@@ -1,0 +1,49 @@
+#pragma once
+
+// TOML text as sections, keys and literals with their places. parse.cpp is the only file of the toolkit that
+// includes the TOML library.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/source.h"
+#include "config/value.h"
+
+namespace fsdp::config {
+
+/// A value as it was written.
+struct Literal {
+  enum class Kind { kString, kInteger, kFloat, kBool, kDate, kList, kTable };
+
+  Kind kind = Kind::kTable;
+  std::string text;  ///< the content of a string; of a number or date what was written
+  int64_t integer = 0;
+  double number = 0;
+  bool boolean = false;
+  bool out_of_range = false;   ///< a number that 64 bits do not hold
+  std::vector<Literal> items;  ///< of a list
+  Region region;
+};
+
+/// A value and the key that it was given to.
+struct Entry {
+  std::string section;  ///< empty: the key stands above all sections
+  std::string name;     ///< empty: the section itself, which is a table
+  Literal value;
+};
+
+/// What keeps a text from being TOML.
+struct SyntaxError {
+  std::string message;
+  std::optional<Region> region;
+};
+
+/// The entries in the order in which they stand in the text. Throws SyntaxError and nothing else.
+std::vector<Entry> parse_toml(const Source& source);
+
+/// The literal for a message: "the string \"abc\"", "the integer 5", "a list".
+std::string described(const Literal& literal);
+
+}  // namespace fsdp::config

@@ -1,0 +1,74 @@
+#include "config/print.h"
+
+#include <algorithm>
+#include <array>
+
+#include "config/keys.h"
+
+namespace fsdp::config {
+namespace {
+
+std::string padded(const std::string& text, size_t width) {
+  return text + std::string(text.size() < width ? width - text.size() : 0, ' ');
+}
+
+}  // namespace
+
+std::string to_toml(const Config& config) {
+  Config copy = config;  // the table's bindings are to fields that can be written
+  std::string text;
+  std::string section;
+  for (const Key& key : all_keys()) {
+    if (key.section != section) {
+      section = key.section;
+      text += (text.empty() ? "[" : "\n[") + section + "]\n";
+    }
+    text += key.name + " = " + toml_text(value_of(key, copy)) + "\n";
+  }
+  return text;
+}
+
+std::string key_reference() {
+  Config defaults;
+  struct Row {
+    const Key* key;
+    std::array<std::string, 3> cells;  // name, type, default
+    std::string meaning;
+  };
+  std::vector<Row> rows;
+  std::array<size_t, 3> widths{};
+  for (const Key& key : all_keys()) {
+    Value value = value_of(key, defaults);
+    std::string bounds = limits(key.constraint, value);
+    Row row{&key,
+            {key.name, type_name(value), key.follows.empty() ? toml_text(value) : key.follows},
+            key.description + (bounds.empty() ? "" : " [" + bounds + "]")};
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row.cells[i].size());
+    rows.push_back(row);
+  }
+  std::string text;
+  std::string section;
+  for (const Row& row : rows) {
+    if (row.key->section != section) {
+      section = row.key->section;
+      text += (text.empty() ? "[" : "\n[") + section + "]\n";
+    }
+    text += "  ";
+    for (size_t i = 0; i < widths.size(); ++i) text += padded(row.cells[i], widths[i]) + "  ";
+    text += row.meaning + "\n";
+  }
+  return text;
+}
+
+std::vector<std::string> differing_keys(const Config& before, const Config& after) {
+  Config old_values = before, new_values = after;
+  std::vector<std::string> differences;
+  for (const Key& key : all_keys()) {
+    Value old_value = value_of(key, old_values), new_value = value_of(key, new_values);
+    if (old_value == new_value) continue;
+    differences.push_back(key.full_name() + ": " + toml_text(old_value) + " -> " + toml_text(new_value));
+  }
+  return differences;
+}
+
+}  // namespace fsdp::config

@@ -1,0 +1,21 @@
+#pragma once
+
+// The configuration as text for people and for files.
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace fsdp::config {
+
+/// Every key, by section, in the order of the table. load_config() reads it back to the same Config.
+std::string to_toml(const Config& config);
+
+/// The table of keys for --help: type, default, meaning and limits of each.
+std::string key_reference();
+
+/// Keys whose values differ, as "training.steps: 200 -> 400", from `before` to `after`.
+std::vector<std::string> differing_keys(const Config& before, const Config& after);
+
+}  // namespace fsdp::config

@@ -1,0 +1,138 @@
+#include "config/source.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "config/utf8.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/text.h"
+
+namespace fsdp::config {
+namespace fs = std::filesystem;
+namespace {
+
+/// A list of some thousand files fits, and what is larger is no configuration.
+constexpr uintmax_t kMaxFileBytes = 256 * 1024;
+constexpr size_t kShownBytes = 100;
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
+bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+/// Text for a terminal: bytes that could move the cursor, or are no UTF-8, become "?". As many bytes as
+/// before.
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (size_t at = 0; at < result.size();) {
+    size_t length = utf8_length(text, at);
+    auto code = static_cast<unsigned char>(result[at]);
+    if (code == '\t') {
+      result[at] = ' ';
+    } else if (length == 0 || code < 0x20 || code == 0x7f) {
+      result[at] = '?';
+    }
+    at += std::max<size_t>(length, 1);
+  }
+  return result;
+}
+
+size_t count_characters(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return !is_continuation(c); }));
+}
+
+/// Moves `at` back to the first byte of a character.
+size_t character_start(std::string_view text, size_t at) {
+  while (at > 0 && at < text.size() && is_continuation(text[at])) --at;
+  return at;
+}
+
+}  // namespace
+
+Source::Source(std::string name, std::string text, bool has_lines)
+    : name_(std::move(name)), text_(std::move(text)), has_lines_(has_lines) {
+  if (text_.starts_with(kByteOrderMark)) text_.erase(0, kByteOrderMark.size());
+  if (text_.empty() || text_.back() != '\n') text_ += '\n';
+  for (size_t start = 0; start < text_.size();) {
+    size_t end = text_.find('\n', start);
+    size_t stop = end > start && text_[end - 1] == '\r' ? end - 1 : end;
+    lines_.push_back(text_.substr(start, stop - start));
+    start = end + 1;
+  }
+}
+
+Source Source::from_text(std::string name, std::string text) {
+  return Source(std::move(name), std::move(text), true);
+}
+
+Source Source::from_override(std::string text) { return Source("command line", std::move(text), false); }
+
+Source Source::from_file(const fs::path& path) {
+  const auto refuse = [&path](const auto&... found) {
+    util::fail(util::ErrorKind::kUsage, path.empty() ? "the configuration's path" : path.string(),
+               ": expected a TOML file; found ", found...);
+  };
+  if (path.empty()) refuse("an empty path");
+  std::error_code error;
+  fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) refuse("no file of that name");
+  if (error) refuse("that it cannot be examined: ", error.message());
+  if (status.type() == fs::file_type::directory) refuse("a folder");
+  // Reading a pipe or a device could wait for ever, and every process of a run reads the file.
+  if (status.type() != fs::file_type::regular) refuse("a pipe, socket or device");
+  uintmax_t size = fs::file_size(path, error);
+  if (error) refuse("that it cannot be examined: ", error.message());
+  if (size > kMaxFileBytes) {
+    refuse(util::human_bytes(static_cast<int64_t>(size)), ", more than the ",
+           util::human_bytes(static_cast<int64_t>(kMaxFileBytes)), " that a configuration may have");
+  }
+  std::string text;
+  try {
+    text = util::read_file(path);
+  } catch (const util::Error& failure) {
+    refuse("that it cannot be read: ", failure.what());
+  }
+  return Source(path.string(), std::move(text), true);
+}
+
+std::string_view Source::line(size_t number) const {
+  return number >= 1 && number <= lines_.size() ? std::string_view(lines_[number - 1]) : std::string_view();
+}
+
+std::string_view Source::text_of(const Region& region) const {
+  std::string_view whole = line(region.line);
+  return region.column < whole.size() ? whole.substr(region.column, region.length) : std::string_view();
+}
+
+std::string Source::where(const std::optional<Region>& region) const {
+  return has_lines_ && region ? util::concat(name_, ":", region->line) : name_;
+}
+
+std::string Source::excerpt(const Region& region) const {
+  const std::string shown = printable(line(region.line));
+  std::string_view whole = shown;
+  size_t column = std::min(region.column, whole.size());
+  size_t length = std::clamp<size_t>(region.length, 1, std::max<size_t>(whole.size() - column, 1));
+
+  // The window of the line that is shown: all of it, or from shortly before the region.
+  size_t start = 0;
+  if (whole.size() > kShownBytes && column > kShownBytes / 2) {
+    start = character_start(whole, column - kShownBytes / 4);
+  }
+  size_t end = character_start(whole, std::min(whole.size(), start + kShownBytes));
+  std::string head = start > 0 ? "..." : "";
+  std::string tail = end < whole.size() ? "..." : "";
+  size_t marked_end = std::clamp(column + length, column, std::max(end, column));
+
+  std::string number = has_lines_ ? std::to_string(region.line) : "";
+  std::string gutter = has_lines_ ? " | " : "";
+  std::string text = "    " + number + gutter + head + shown.substr(start, end - start) + tail;
+  size_t marks = std::max<size_t>(1, count_characters(whole.substr(column, marked_end - column)));
+  std::string under = "    " + std::string(number.size(), ' ') + gutter +
+                      std::string(head.size() + count_characters(whole.substr(start, column - start)), ' ') +
+                      std::string(marks, marks == 1 ? '^' : '~');
+  return text + "\n" + under;
+}
+
+}  // namespace fsdp::config

@@ -1,0 +1,16 @@
+#pragma once
+
+// Sentences for names that the table of keys does not have, with what was probably meant.
+
+#include <string>
+
+namespace fsdp::config {
+
+std::string unknown_section_text(const std::string& section);
+std::string unknown_key_text(const std::string& section, const std::string& name);
+/// A key above all sections.
+std::string top_level_text(const std::string& name);
+/// An override without a section or without a value.
+std::string override_form_text(const std::string& name, bool has_value);
+
+}  // namespace fsdp::config

@@ -1,0 +1,28 @@
+#pragma once
+
+// The value of one configuration key, and how it is written in TOML.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace fsdp::config {
+
+/// The types that a key can have. Key::field lists the same types in the same order.
+using Value = std::variant<std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>>;
+
+/// A TOML basic string: in quotes, with what must be escaped escaped.
+std::string quoted_text(std::string_view text);
+
+/// The value as TOML. Floats are written with the fewest digits that read back as the same float.
+std::string toml_text(const Value& value);
+
+/// A double as TOML: always with a point, an exponent, or as inf.
+std::string toml_text(double value);
+
+/// A key or value for a message: at most `limit` bytes of it, never half a character.
+std::string clipped(std::string_view text, size_t limit = 60);
+
+}  // namespace fsdp::config

@@ -1,0 +1,130 @@
+#include "config/checks.h"
+
+#include <gtest/gtest.h>
+
+#include "config/config_text.h"
+
+namespace fsdp::config {
+namespace {
+
+std::string only_conflict(const Config& config) {
+  std::vector<Conflict> conflicts = find_conflicts(config);
+  EXPECT_EQ(conflicts.size(), 1u);
+  return conflicts.empty() ? "" : conflicts.front().message;
+}
+
+std::string world_error(const Config& config, int world_size) {
+  return usage_error_of([&] { check_world(config, world_size); });
+}
+
+TEST(Conflicts, DefaultsHaveNone) { EXPECT_TRUE(find_conflicts(Config{}).empty()); }
+
+TEST(Conflicts, HeadsDivideTheHiddenSize) {
+  Config config;
+  config.model.num_attention_heads = config.model.num_key_value_heads = 7;
+  EXPECT_EQ(only_conflict(config),
+            "model.hidden_size: expected a multiple of model.num_attention_heads; found 256 = 36 * 7 + 4; "
+            "change one of the two");
+}
+
+TEST(Conflicts, KeyValueHeadsDivideTheHeads) {
+  Config config;
+  config.model.num_key_value_heads = 3;
+  EXPECT_NE(only_conflict(config).find("found 8 = 2 * 3 + 2"), std::string::npos);
+  config.model.num_key_value_heads = 16;
+  EXPECT_NE(only_conflict(config).find("found 16 > 8"), std::string::npos);
+}
+
+TEST(Conflicts, LlamaHeadsHaveAnEvenWidthAndThoseOfGpt2Any) {
+  Config config;
+  config.model.hidden_size = 24;
+  EXPECT_NE(only_conflict(config).find("found 24 / 8 = 3"), std::string::npos);
+  config.model.architecture = "gpt2";
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
+TEST(Conflicts, Gpt2HasNoGroupedQueryAttention) {
+  Config config;
+  config.model.architecture = "gpt2";
+  config.model.num_key_value_heads = 4;
+  EXPECT_NE(only_conflict(config).find("because gpt2 has no grouped-query attention; found 4; leave it out"),
+            std::string::npos);
+}
+
+TEST(Conflicts, SamplesFitThePositionsAndTheVocabularyTheBytes) {
+  Config config;
+  config.data.sequence_length = 1025;
+  EXPECT_EQ(only_conflict(config),
+            "data.sequence_length: expected at most model.max_position_embeddings = 1024; found 1025; change "
+            "one of the two");
+  config.data.sequence_length = 1024;
+  config.model.vocab_size = 255;
+  EXPECT_NE(only_conflict(config).find("found 255"), std::string::npos);
+}
+
+TEST(Conflicts, BatchesAndRunsStayCountable) {
+  Config config;
+  config.data.micro_batch_size = 100'000;
+  config.model.max_position_embeddings = config.data.sequence_length = 10'001;
+  EXPECT_NE(only_conflict(config).find("found 100000 * 10001 (data.sequence_length)"), std::string::npos);
+  config = Config{};
+  config.training.steps = 1'000'000'000;
+  config.training.gradient_accumulation_steps = 1000;
+  EXPECT_NE(only_conflict(config).find("100,000,000,000,000 tokens"), std::string::npos);
+}
+
+TEST(Conflicts, WarmupAndDecayFitTheRun) {
+  Config config;
+  config.lr_scheduler.warmup_steps = 200;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.lr_scheduler.warmup_steps = 201;
+  EXPECT_NE(only_conflict(config).find("expected at most training.steps = 200; found 201"),
+            std::string::npos);
+  config.lr_scheduler.name = "wsd";
+  config.lr_scheduler.warmup_steps = 50;
+  config.lr_scheduler.decay_steps = 151;
+  EXPECT_NE(only_conflict(config).find("200 - 50 = 150; found 151"), std::string::npos);
+  config.lr_scheduler.name = "cosine";
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
+TEST(Conflicts, RegularValidationNeedsFiles) {
+  Config config;
+  config.evaluation.interval_steps = 10;
+  EXPECT_NE(only_conflict(config).find("data.validation names no files"), std::string::npos);
+  config.data.validation = {"v.bin"};
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
+TEST(CheckWorld, TheRestTakesWhatTheOtherAxesLeave) {
+  Config config;
+  for (int world : {1, 2, 7}) check_world(config, world);
+  config.mesh = {.dcn = 2, .data = -1, .model = 3};
+  check_world(config, 12);
+  EXPECT_EQ(world_error(config, 8),
+            "expected a world size that the axes of [mesh] with a size divide; found mesh.dcn * mesh.data * "
+            "mesh.model = 2 * -1 * 3 (-1: the rest) and 8 processes: 8 = 1 * 6 + 2; start a multiple of 6 "
+            "processes");
+}
+
+TEST(CheckWorld, SpellsOutTheProduct) {
+  Config config;
+  config.mesh.data = 3;
+  check_world(config, 3);
+  EXPECT_EQ(
+      world_error(config, 4),
+      "expected a mesh of 4 processes, the world size; found mesh.dcn * mesh.data * mesh.model = 1 * 3 * "
+      "1 = 3; set mesh.data = -1 (the rest) or start 3 processes");
+  EXPECT_NE(world_error(config, 2).find("an axis of 3 alone"), std::string::npos);
+}
+
+TEST(CheckWorld, RefusesTwoRestsAndSizesBelowOne) {
+  Config config;
+  config.mesh = {.dcn = -1, .data = -1, .model = 1};
+  EXPECT_NE(world_error(config, 4).find("at most once"), std::string::npos);
+  config.mesh = {.dcn = 1, .data = 0, .model = 1};
+  EXPECT_NE(world_error(config, 4).find("sizes of at least 1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fsdp::config

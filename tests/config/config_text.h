@@ -1,0 +1,67 @@
+#pragma once
+
+// Helpers of the configuration tests.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "util/error.h"
+
+namespace fsdp::config {
+
+/// data.train has no default; every complete configuration names some file.
+inline const std::string kTrain = "[data]\ntrain = [\"a.bin\"]\n";
+
+/// The message of the util::Error(kUsage) that `body` throws; anything else fails the test.
+inline std::string usage_error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "threw something else than a util::Error: " << error.what();
+    return "";
+  }
+  ADD_FAILURE() << "did not throw";
+  return "";
+}
+
+/// The same for a configuration text called "c.toml".
+inline std::string error_of(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  return usage_error_of([&] { parse_config(text, "c.toml", overrides); });
+}
+
+/// A folder that goes with the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "fsdp-config-XXXXXX").string();
+    if (!::mkdtemp(name.data())) ADD_FAILURE() << "cannot make " << name;
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path write(const std::string& name, const std::string& content) const {
+    std::ofstream(path_ / name, std::ios::binary) << content;
+    return path_ / name;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace fsdp::config

@@ -1,0 +1,172 @@
+#include "config/keys.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "config/config_text.h"
+#include "config/print.h"
+
+namespace fsdp::config {
+namespace {
+
+TEST(Keys, NamesAreUniqueAndSectionsStandTogether) {
+  std::set<std::string> names;
+  for (const Key& key : all_keys()) EXPECT_TRUE(names.insert(key.full_name()).second) << key.full_name();
+  std::vector<std::string> sections = section_names();
+  EXPECT_EQ(std::set<std::string>(sections.begin(), sections.end()).size(), sections.size());
+}
+
+TEST(Keys, EveryKeyHasItsOwnField) {
+  for (const Key& key : all_keys()) {
+    Config changed;
+    Value value = value_of(key, changed);
+    std::visit(
+        [](auto& held) {
+          using Held = std::decay_t<decltype(held)>;
+          if constexpr (std::is_same_v<Held, bool>) {
+            held = !held;
+          } else if constexpr (std::is_arithmetic_v<Held>) {
+            held += 1;
+          } else if constexpr (std::is_same_v<Held, std::string>) {
+            held += "x";
+          } else {
+            held.push_back({});
+          }
+        },
+        value);
+    set_value(key, changed, value);
+    std::vector<std::string> differing = differing_keys(Config{}, changed);
+    ASSERT_EQ(differing.size(), 1u) << key.full_name();
+    EXPECT_TRUE(differing.front().starts_with(key.full_name() + ": ")) << differing.front();
+  }
+}
+
+TEST(Keys, DefaultsAreAllowedExceptOfKeysThatMustBeGiven) {
+  Config defaults;
+  for (const Key& key : all_keys()) {
+    EXPECT_EQ(allows(key.constraint, value_of(key, defaults)), key.full_name() != "data.train")
+        << key.full_name();
+    EXPECT_FALSE(key.description.empty());
+    EXPECT_TRUE(key.follows.empty() || find_key(key.section, key.follows)) << key.full_name();
+  }
+}
+
+struct Sample {
+  std::string good;  ///< differs from the default where the key allows more than one value
+  std::string bad;
+};
+
+/// For every key a value that it takes and one that only its constraint refuses (for keys without one: a
+/// value of another type).
+const std::map<std::string, Sample>& samples() {
+  static const std::map<std::string, Sample> table = {
+      {"run.name", {"\"trial\"", "\"\""}},
+      {"run.output_dir", {"\"out\"", "\"\""}},
+      {"run.seed", {"7", "-1"}},
+      {"model.architecture", {"\"gpt2\"", "\"lama\""}},
+      {"model.vocab_size", {"512", "0"}},
+      {"model.hidden_size", {"128", "0"}},
+      {"model.intermediate_size", {"1_024", "-5"}},
+      {"model.num_hidden_layers", {"2", "0"}},
+      {"model.num_attention_heads", {"16", "1025"}},
+      {"model.num_key_value_heads", {"4", "0"}},
+      {"model.max_position_embeddings", {"2048", "0"}},
+      {"model.rope_theta", {"5e5", "0.0"}},
+      {"model.rms_norm_eps", {"1e-6", "0"}},
+      {"model.layer_norm_epsilon", {"1e-6", "-1.0"}},
+      {"model.initializer_range", {"0.5", "-0.1"}},
+      {"model.tie_word_embeddings", {"true", "1"}},
+      {"model.init_from", {"\"weights\"", "\"a\\nb\""}},
+      {"data.train", {"[\"b.bin\", 'c.bin']", "[]"}},
+      {"data.validation", {"[\"v.bin\"]", "[\"\"]"}},
+      {"data.tokenizer", {"\"bytes\"", "\"gpt2\""}},
+      {"data.sequence_length", {"128", "1_000_001"}},
+      {"data.micro_batch_size", {"8", "0"}},
+      {"data.shuffle", {"false", "\"no\""}},
+      {"training.steps", {"400", "0"}},
+      {"training.gradient_accumulation_steps", {"2", "0"}},
+      {"training.max_grad_norm", {"0", "-1"}},
+      {"training.norm_type", {"inf", "0.5"}},
+      {"training.fused_kernels", {"false", "0"}},
+      {"evaluation.interval_steps", {"50", "-1"}},
+      {"evaluation.max_samples", {"128", "-1"}},
+      {"optimizer.name", {"\"sgd\"", "\"adam\""}},
+      {"optimizer.lr", {"0.001", "nan"}},
+      {"optimizer.betas", {"[0, 0.999]", "[0.9, 1.0]"}},
+      {"optimizer.eps", {"1e-6", "0.0"}},
+      {"optimizer.momentum", {"0.9", "1.0"}},
+      {"optimizer.weight_decay", {"0.01", "inf"}},
+      {"optimizer.no_decay", {"[\"*.bias\"]", "[\"\"]"}},
+      {"lr_scheduler.name", {"\"wsd\"", "\"cos\""}},
+      {"lr_scheduler.warmup_steps", {"10", "-1"}},
+      {"lr_scheduler.decay_steps", {"20", "-1"}},
+      {"lr_scheduler.min_lr_ratio", {"0.1", "1.5"}},
+      {"lr_scheduler.power", {"2", "0"}},
+      {"fsdp.strategy", {"\"full_shard\"", "\"no_shard\""}},
+      {"fsdp.layout", {"\"flat\"", "\"per_parameter\""}},
+      {"fsdp.min_num_params", {"0", "-1"}},
+      {"fsdp.exclude_stages", {"[]", "[\"\"]"}},
+      {"fsdp.reshard_after_forward", {"false", "2"}},
+      {"fsdp.forward_prefetch", {"\"explicit\"", "\"pre\""}},
+      {"fsdp.backward_prefetch", {"\"post\"", "\"implicit\""}},
+      {"fsdp.limit_all_gathers", {"false", "2"}},
+      {"fsdp.cpu_offload", {"false", "true"}},
+      {"fsdp.move_grads_to_cpu", {"false", "true"}},
+      {"mixed_precision.param_dtype", {"\"float32\"", "\"bfloat16\""}},
+      {"mixed_precision.reduce_dtype", {"\"float32\"", "\"float16\""}},
+      {"mixed_precision.buffer_dtype", {"\"float32\"", "\"bfloat16\""}},
+      {"activation_checkpointing.mode", {"\"none\"", "\"full\""}},
+      {"mesh.dcn", {"1", "2"}},
+      {"mesh.data", {"4", "0"}},
+      {"mesh.model", {"1", "2"}},
+      {"comm.backend", {"\"gloo\"", "\"nccl\""}},
+      {"comm.timeout_seconds", {"30", "0"}},
+      {"checkpoint.interval_steps", {"0", "-1"}},
+      {"checkpoint.save_at_end", {"false", "0"}},
+      {"checkpoint.keep_last", {"0", "-1"}},
+      {"checkpoint.kind", {"\"sharded\"", "\"full\""}},
+      {"checkpoint.asynchronous", {"false", "true"}},
+      {"checkpoint.resume", {"\"never\"", "\"\""}},
+      {"logging.interval_steps", {"10", "0"}},
+      {"logging.trace_communication", {"false", "true"}},
+  };
+  return table;
+}
+
+TEST(Keys, EveryKeyTakesAGoodValueAndRefusesABadOne) {
+  EXPECT_EQ(samples().size(), all_keys().size());
+  Config base = parse_config(kTrain, "c.toml");
+  for (const Key& key : all_keys()) {
+    SCOPED_TRACE(key.full_name());
+    ASSERT_TRUE(samples().contains(key.full_name()));
+    const Sample& sample = samples().at(key.full_name());
+    std::vector<std::string> overrides = {key.full_name() + "=" + sample.good};
+    if (key.full_name() == "evaluation.interval_steps") overrides.push_back("data.validation=[\"v\"]");
+    Config changed = parse_config(kTrain, "c.toml", overrides);
+    bool is_fixed = key.constraint.choices.size() == 1;
+    EXPECT_EQ(value_of(key, changed) == value_of(key, base), is_fixed);
+
+    std::string message = error_of(kTrain, {key.full_name() + "=" + sample.bad});
+    EXPECT_TRUE(message.starts_with("command line: " + key.full_name() + ": expected ")) << message;
+    EXPECT_NE(message.find("; found "), std::string::npos) << message;
+    EXPECT_TRUE(!is_fixed || message.find("(this version ") != std::string::npos) << message;
+  }
+}
+
+TEST(Keys, EveryKeyRefusesAValueOfAnotherType) {
+  for (const Key& key : all_keys()) {
+    bool is_string = key.field.index() == 0;
+    std::string section = "[" + key.section + "]\n" + key.name + " = ";
+    for (const std::string& wrong : {std::string(is_string ? "3" : "\"text\""), std::string("1979-05-27"),
+                                     std::string("{ a = 1 }"), std::string("[[1]]")}) {
+      std::string train = key.section == "data" ? "" : kTrain;
+      std::string message = error_of(section + wrong + "\n" + train);
+      EXPECT_NE(message.find("c.toml:2: " + key.full_name() + ": expected "), std::string::npos) << message;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::config
