@@ -31,7 +31,7 @@ bool is_file_name(std::string_view name) {
 }
 
 /// In quotes and with control characters escaped, for names that come from a file.
-std::string quoted(const std::string& name) {
+std::string in_quotes(const std::string& name) {
   return json(name).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -82,7 +82,8 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
     std::string file = text_of(range, "file", in_range);
     auto found = files.find(file);
     if (found == files.end()) {
-      fail(ErrorKind::kCheckpoint, where, " lies in a file ", quoted(file), " that \"files\" does not list");
+      fail(ErrorKind::kCheckpoint, where, " lies in a file ", in_quotes(file),
+           " that \"files\" does not list");
     }
     entry.ranges.push_back({.begin = number_of(range, "begin", in_range),
                             .end = number_of(range, "end", in_range),
@@ -236,11 +237,11 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
                    .bytes = number_of(value, "bytes", where + ": a file"),
                    .xxh3_64 = text_of(value, "xxh3_64", where + ": a file")};
     if (!is_file_name(file.name) || file.bytes < 0) {
-      fail(ErrorKind::kCheckpoint, where, " lists the file ", quoted(file.name), " of ", file.bytes,
+      fail(ErrorKind::kCheckpoint, where, " lists the file ", in_quotes(file.name), " of ", file.bytes,
            " bytes, which cannot be a file of its folder");
     }
     if (!index.emplace(file.name, manifest.files.size()).second) {
-      fail(ErrorKind::kCheckpoint, where, " lists the file ", quoted(file.name), " twice");
+      fail(ErrorKind::kCheckpoint, where, " lists the file ", in_quotes(file.name), " twice");
     }
     manifest.files.push_back(std::move(file));
   }
@@ -248,7 +249,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (!tensors.is_object()) fail(ErrorKind::kCheckpoint, where, ": \"tensors\" is not an object");
   for (const auto& [name, value] : tensors.items()) {
     if (!is_tensor_name(name)) {
-      fail(ErrorKind::kCheckpoint, where, " has an entry ", quoted(name),
+      fail(ErrorKind::kCheckpoint, where, " has an entry ", in_quotes(name),
            ", which cannot be one of a tensor");
     }
     manifest.tensors.emplace(name, parse_tensor(value, index, where + ": tensor " + name));

@@ -94,13 +94,16 @@ TEST(Consolidate, RefusesACheckpointWithoutWeights) {
               HasSubstr("holds no weights"));
 }
 
-TEST(Consolidate, NeedsMemoryForSlicesNotForTensors) {
+TEST(Consolidate, AndSavingNeedMemoryForSlicesNotForTensors) {
   TemporaryFolder root;
   constexpr int64_t kNumel = 40'000'003;  // 160 MB: ten slices and a piece
   fs::path step;
   {
     at::Tensor w = at::arange(kNumel, at::kInt).view(at::kFloat);
+    int64_t before_save = util::peak_resident_bytes();
     step = save_checkpoint(root.path(), {{"model/w", w}}, 3);
+    EXPECT_LT(util::peak_resident_bytes() - before_save, int64_t{32} << 20)
+        << "shards were copied to be saved";
   }
   int64_t before = util::peak_resident_bytes();
   consolidate(step, root.path() / "out.safetensors", {});
