@@ -1,0 +1,163 @@
+#include "checkpoint/folders.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "checkpoint/manifest.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr const char* kStepPrefix = "step-";
+constexpr const char* kDeletingPrefix = ".deleting-";
+
+std::vector<fs::path> children(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  fs::directory_iterator at(folder, error);
+  for (; !error && at != fs::directory_iterator(); at.increment(error)) found.push_back(at->path());
+  if (error && error != std::errc::no_such_file_or_directory) {
+    fail(ErrorKind::kIo, "cannot list the folder ", folder.string(), ": ", error.message());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+void remove_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error) fail(ErrorKind::kIo, "cannot remove ", folder.string(), ": ", error.message());
+}
+
+/// "; passed over <folder> (<reason>), ..." or "".
+std::string passed_over(const FoundCheckpoints& found) {
+  std::string text;
+  for (const TornCheckpoint& torn : found.torn) {
+    text += concat(text.empty() ? "; passed over " : ", ", torn.folder.string(), " (", torn.reason, ")");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string step_folder_name(int64_t step) {
+  FSDP_CHECK(step >= 0);
+  char name[40];
+  std::snprintf(name, sizeof(name), "%s%08lld", kStepPrefix, static_cast<long long>(step));
+  return name;
+}
+
+std::optional<int64_t> step_of_folder_name(const std::string& name) {
+  const std::string prefix = kStepPrefix;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  int64_t step = 0;
+  const char* end = name.data() + name.size();
+  auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, step);
+  // Only the one spelling of a step counts.
+  if (error != std::errc() || stop != end || step < 0 || step_folder_name(step) != name) return std::nullopt;
+  return step;
+}
+
+std::string incompleteness(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / kManifestName, error) && !error) {
+    return concat("it has no ", kManifestName, ", so it was never finished");
+  }
+  Manifest manifest;
+  try {
+    manifest = read_manifest(folder);
+  } catch (const util::Error& failure) {
+    return failure.what();
+  }
+  for (const FileEntry& file : manifest.files) {
+    auto bytes = fs::file_size(folder / file.name, error);
+    if (error) return concat("its file ", file.name, " cannot be read: ", error.message());
+    if (static_cast<int64_t>(bytes) != file.bytes) {
+      return concat("its file ", file.name, " has ", bytes, " bytes where the manifest gives ", file.bytes);
+    }
+  }
+  return "";
+}
+
+FoundCheckpoints find_checkpoints(const fs::path& root) {
+  FoundCheckpoints found;
+  for (const fs::path& folder : children(root)) {
+    auto step = step_of_folder_name(folder.filename().string());
+    if (!step) continue;
+    std::string reason = incompleteness(folder);
+    if (reason.empty()) {
+      found.complete.push_back({*step, folder});
+    } else {
+      found.torn.push_back({folder, reason});
+    }
+  }
+  std::sort(found.complete.begin(), found.complete.end(),
+            [](const CompleteCheckpoint& a, const CompleteCheckpoint& b) { return a.step < b.step; });
+  return found;
+}
+
+std::vector<fs::path> prune(const fs::path& root, int64_t keep_last) {
+  FSDP_CHECK(keep_last >= 0);
+  for (const fs::path& child : children(root)) {
+    if (child.filename().string().starts_with(kDeletingPrefix)) remove_folder(child);
+  }
+  std::vector<fs::path> removed;
+  if (keep_last == 0) return removed;
+  std::vector<CompleteCheckpoint> complete = find_checkpoints(root).complete;
+  for (size_t i = 0; i + static_cast<size_t>(keep_last) < complete.size(); ++i) {
+    const fs::path& folder = complete[i].folder;
+    fs::path hidden = root / (kDeletingPrefix + folder.filename().string());
+    util::rename_and_sync(folder, hidden);
+    remove_folder(hidden);
+    removed.push_back(folder);
+  }
+  return removed;
+}
+
+ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
+  if (resume == "never") return {std::nullopt, "starting anew because checkpoint.resume is \"never\""};
+  if (resume != "auto" && resume != "latest") {
+    fs::path folder = checkpoint_folder(resume);
+    return {folder, concat("resuming from ", folder.string(), " as checkpoint.resume says")};
+  }
+  FoundCheckpoints found = find_checkpoints(root);
+  if (!found.complete.empty()) {
+    const CompleteCheckpoint& newest = found.complete.back();
+    return {newest.folder,
+            concat("resuming from ", newest.folder.string(), ", the newest of ", found.complete.size(),
+                   " complete checkpoint(s) in ", root.string(), passed_over(found))};
+  }
+  if (resume == "latest") {
+    fail(ErrorKind::kCheckpoint, "checkpoint.resume is \"latest\" and ", root.string(),
+         " has no complete checkpoint; use \"auto\" to start anew", passed_over(found));
+  }
+  return {std::nullopt,
+          concat("starting anew because ", root.string(), " has no complete checkpoint", passed_over(found))};
+}
+
+fs::path checkpoint_folder(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    fail(ErrorKind::kCheckpoint, "expected the folder of a checkpoint at ", path.string(), " and found ",
+         fs::exists(path, error) ? "a file" : "nothing");
+  }
+  FoundCheckpoints found = find_checkpoints(path);
+  if (!found.complete.empty() && !fs::exists(path / kManifestName, error))
+    return found.complete.back().folder;
+  std::string reason = incompleteness(path);
+  if (!reason.empty()) {
+    fail(ErrorKind::kCheckpoint, path.string(), " is not a checkpoint (", reason,
+         ") and holds no complete step folder", passed_over(found));
+  }
+  return path;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,61 @@
+#pragma once
+
+// The folders of a run's checkpoints: names, which ones are complete, which one to resume from, and removal.
+// Nothing here is collective; in a run, rank 0 calls it and tells the others.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::checkpoint {
+
+/// "step-00000100".
+std::string step_folder_name(int64_t step);
+
+/// The step of such a name; nothing for any other name.
+std::optional<int64_t> step_of_folder_name(const std::string& name);
+
+struct CompleteCheckpoint {
+  int64_t step = 0;
+  std::filesystem::path folder;
+};
+
+struct TornCheckpoint {
+  std::filesystem::path folder;
+  std::string reason;  ///< why it is not a checkpoint
+};
+
+struct FoundCheckpoints {
+  std::vector<CompleteCheckpoint> complete;  ///< by step, oldest first
+  std::vector<TornCheckpoint> torn;
+};
+
+/// Why the folder is not a complete checkpoint, or "": its manifest is valid and the files that it lists are
+/// there with their sizes. Hashes are compared when files are read.
+std::string incompleteness(const std::filesystem::path& folder);
+
+/// All step folders in a run's output folder; none when it does not exist.
+FoundCheckpoints find_checkpoints(const std::filesystem::path& root);
+
+/// Removes complete checkpoints other than the newest `keep_last` (0: none is removed), and what an
+/// interrupted removal left. Each is renamed to a hidden name first, so that a half-deleted one is never
+/// taken for a checkpoint. Returns the folders removed; kIo when the system refuses.
+std::vector<std::filesystem::path> prune(const std::filesystem::path& root, int64_t keep_last);
+
+struct ResumeChoice {
+  std::optional<std::filesystem::path> folder;  ///< nothing: start anew
+  std::string message;                          ///< what was chosen and why; names the folders passed over
+};
+
+/// Which checkpoint to resume from. `resume` is "auto" (the newest complete one in `root`, else start anew),
+/// "never", "latest" (the newest; kCheckpoint when there is none) or a path of a step's folder or of another
+/// run's output folder (kCheckpoint when no complete checkpoint is there).
+ResumeChoice resolve_resume(const std::filesystem::path& root, const std::string& resume);
+
+/// The step folder that a user means by a path: itself, or the newest complete checkpoint in a run's output
+/// folder. kCheckpoint when there is none.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& path);
+
+}  // namespace fsdp::checkpoint

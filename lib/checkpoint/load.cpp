@@ -1,0 +1,82 @@
+#include "checkpoint/load.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "checkpoint/shard_set.h"
+#include "util/dtype.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::checkpoint {
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+/// All that does not fit, as one message; nothing when everything does.
+void refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
+                    const std::vector<TensorSlice>& destinations, const LoadOptions& options) {
+  std::set<std::string> wanted;
+  std::vector<std::string> missing, unexpected, misshapen;
+  for (const TensorSlice& slice : destinations) {
+    if (!wanted.insert(slice.name).second) continue;
+    auto found = manifest.tensors.find(slice.name);
+    if (found == manifest.tensors.end()) {
+      missing.push_back(slice.name);
+      continue;
+    }
+    const TensorEntry& entry = found->second;
+    if (entry.shape != slice.shape || entry.dtype != slice.data.scalar_type()) {
+      misshapen.push_back(concat(slice.name, " (", util::dtype_name(entry.dtype), " ",
+                                 shape_text(entry.shape), " in the checkpoint, ",
+                                 util::dtype_name(slice.data.scalar_type()), " ", shape_text(slice.shape),
+                                 " here)"));
+    }
+  }
+  if (options.refuse_unexpected_weights) {
+    for (const auto& [name, entry] : manifest.tensors) {
+      if (name.starts_with("model/") && !wanted.contains(name)) unexpected.push_back(name);
+    }
+  }
+  std::vector<std::string> problems;
+  auto list = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) problems.push_back(what + util::join(names, ", "));
+  };
+  list("missing in it: ", missing);
+  list("in it but not in this model: ", unexpected);
+  list("of another shape or type: ", misshapen);
+  if (problems.empty()) return;
+  fail(ErrorKind::kCheckpoint, "the checkpoint ", folder.string(), " does not fit this model and optimizer; ",
+       util::join(problems, "; "), "; check the [model] and [optimizer] keys against the run that saved it");
+}
+
+}  // namespace
+
+void load_slices(const std::filesystem::path& folder, const Manifest& manifest,
+                 const std::vector<TensorSlice>& destinations, const LoadOptions& options) {
+  for (const TensorSlice& slice : destinations) {
+    FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
+               slice.name);
+    FSDP_CHECK(slice.begin >= 0 && slice.data.numel() == slice.end - slice.begin, slice.name);
+  }
+  refuse_misfits(folder, manifest, destinations, options);
+
+  ShardSet shards(folder, manifest);
+  std::vector<ShardRead> reads;
+  for (const TensorSlice& slice : destinations) {
+    if (slice.begin == slice.end) continue;
+    std::vector<ShardRead> more = shards.plan(slice.name, slice.begin, slice.end, slice.data.data_ptr());
+    reads.insert(reads.end(), more.begin(), more.end());
+  }
+  // File by file and ascending within each: every file is hashed, opened and walked through once.
+  std::sort(reads.begin(), reads.end(), [](const ShardRead& a, const ShardRead& b) {
+    return std::tie(a.file, *a.name, a.offset) < std::tie(b.file, *b.name, b.offset);
+  });
+  for (const ShardRead& read : reads) shards.read(read);
+}
+
+}  // namespace fsdp::checkpoint

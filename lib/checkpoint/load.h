@@ -1,0 +1,27 @@
+#pragma once
+
+// Reads a sharded checkpoint into tensors, at any world size and in any division of the tensors.
+
+#include <filesystem>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/tensor_slice.h"
+
+namespace fsdp::checkpoint {
+
+struct LoadOptions {
+  /// Every tensor under "model/" in the checkpoint must be among the destinations, if with an empty range.
+  bool refuse_unexpected_weights = false;
+};
+
+/// Fills the destinations' data, which lies contiguous in CPU memory. Only the files that hold part of a
+/// destination are opened, after their hashes have been compared with the manifest's.
+///
+/// Not collective: ranks may load apart, each its own slices. Throws kCheckpoint that lists all tensors that
+/// are missing, unexpected or of another shape or dtype before anything is read; or that names the damaged
+/// file, in which case the destinations' contents are undefined.
+void load_slices(const std::filesystem::path& folder, const Manifest& manifest,
+                 const std::vector<TensorSlice>& destinations, const LoadOptions& options = {});
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,273 @@
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "checkpoint/raw_file.h"
+#include "util/dtype.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using nlohmann::json;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr int kDeepestLevel = 64;
+constexpr int64_t kLargestManifestBytes = int64_t{1} << 30;
+
+/// A plain name, so that a manifest can point at nothing outside its own folder.
+bool is_file_name(std::string_view name) {
+  auto ordinary = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  return !name.empty() && name.size() <= 200 && name.front() != '.' && name != kManifestName &&
+         std::all_of(name.begin(), name.end(), ordinary);
+}
+
+/// In quotes and with control characters escaped, for names that come from a file.
+std::string in_quotes(const std::string& name) {
+  return json(name).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+/// A member of an object; throws what is expected where when it is not there.
+const json& entry_of(const json& object, const char* key, const std::string& where) {
+  if (!object.is_object() || !object.contains(key)) {
+    fail(ErrorKind::kCheckpoint, where, " has no entry \"", key, "\"");
+  }
+  return object[key];
+}
+
+int64_t whole_number(const json& value, const std::string& what) {
+  bool fits = value.is_number_integer() &&
+              !(value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX));
+  if (!fits) fail(ErrorKind::kCheckpoint, what, " is not a whole number of 63 bits");
+  return value.get<int64_t>();
+}
+
+int64_t number_of(const json& object, const char* key, const std::string& where) {
+  return whole_number(entry_of(object, key, where), concat(where, ": \"", key, "\""));
+}
+
+std::string text_of(const json& object, const char* key, const std::string& where) {
+  const json& value = entry_of(object, key, where);
+  if (!value.is_string()) fail(ErrorKind::kCheckpoint, where, ": \"", key, "\" is not a text");
+  return value.get<std::string>();
+}
+
+const json& list_of(const json& object, const char* key, const std::string& where) {
+  const json& value = entry_of(object, key, where);
+  if (!value.is_array()) fail(ErrorKind::kCheckpoint, where, ": \"", key, "\" is not a list");
+  return value;
+}
+
+TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string, size_t>& files,
+                         const std::string& where) {
+  TensorEntry entry;
+  try {
+    entry.dtype = util::dtype_from_name(text_of(value, "dtype", where));
+  } catch (const util::Error& error) {
+    fail(ErrorKind::kCheckpoint, where, ": ", error.what());
+  }
+  for (const json& size : list_of(value, "shape", where)) {
+    entry.shape.push_back(whole_number(size, where + ": a size in \"shape\""));
+  }
+  const std::string in_range = where + ": a range";
+  for (const json& range : list_of(value, "ranges", where)) {
+    std::string file = text_of(range, "file", in_range);
+    auto found = files.find(file);
+    if (found == files.end()) {
+      fail(ErrorKind::kCheckpoint, where, " lies in a file ", in_quotes(file),
+           " that \"files\" does not list");
+    }
+    entry.ranges.push_back({.begin = number_of(range, "begin", in_range),
+                            .end = number_of(range, "end", in_range),
+                            .file = found->second});
+  }
+  return entry;
+}
+
+/// Sorts one tensor's ranges and proves that they cover it exactly once.
+void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
+                     const std::string& where) {
+  auto refuse = [&](const auto&... parts) {
+    fail(ErrorKind::kCheckpoint, where, ": tensor ", name, " ", parts...);
+  };
+  entry.numel = checked_numel(entry.shape, static_cast<int64_t>(c10::elementSize(entry.dtype)));
+  if (entry.numel < 0) refuse("has an impossible shape ", shape_text(entry.shape));
+  std::sort(entry.ranges.begin(), entry.ranges.end(),
+            [](const RangeEntry& a, const RangeEntry& b) { return a.begin < b.begin; });
+  entry.numel_in_file.clear();
+  int64_t covered = 0;
+  for (RangeEntry& range : entry.ranges) {
+    const std::string& file = manifest.files[range.file].name;
+    if (range.begin < 0 || range.end <= range.begin || range.end > entry.numel) {
+      refuse("has an impossible range [", range.begin, ", ", range.end, ") in ", file, " (it has ",
+             entry.numel, " elements)");
+    }
+    if (range.begin < covered) {
+      refuse("is there twice: elements from ", range.begin, " in ", file, " overlap those before ", covered);
+    }
+    if (range.begin > covered) {
+      refuse("lacks elements ", covered, " to ", range.begin, ", before those in ", file);
+    }
+    int64_t& offset = entry.numel_in_file[range.file];
+    range.offset = offset;
+    offset += range.end - range.begin;
+    covered = range.end;
+  }
+  if (covered != entry.numel) refuse("lacks elements ", covered, " to ", entry.numel, " at its end");
+}
+
+json to_json(const Manifest& manifest) {
+  json tensors = json::object();
+  for (const auto& [name, entry] : manifest.tensors) {
+    json ranges = json::array();
+    for (const RangeEntry& range : entry.ranges) {
+      ranges.push_back(
+          {{"file", manifest.files[range.file].name}, {"begin", range.begin}, {"end", range.end}});
+    }
+    tensors[name] = {
+        {"shape", entry.shape}, {"dtype", util::dtype_name(entry.dtype)}, {"ranges", std::move(ranges)}};
+  }
+  json files = json::array();
+  for (const FileEntry& file : manifest.files) {
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
+  }
+  return {{"format", kFormatName},     {"version", kFormatVersion},
+          {"step", manifest.step},     {"world_size", manifest.world_size},
+          {"layout", manifest.layout}, {"tensors", std::move(tensors)},
+          {"files", std::move(files)}, {"training", manifest.training},
+          {"model", manifest.model}};
+}
+
+}  // namespace
+
+int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes) {
+  int64_t numel = 1, bytes = itemsize_bytes;
+  bool empty = false;
+  for (int64_t size : shape) {
+    if (size < 0) return -1;
+    if (size == 0) {
+      empty = true;
+      continue;
+    }
+    if (__builtin_mul_overflow(numel, size, &numel) || __builtin_mul_overflow(bytes, size, &bytes) ||
+        bytes > (int64_t{1} << 62)) {
+      return -1;
+    }
+  }
+  return empty ? 0 : numel;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+bool is_tensor_name(std::string_view name) {
+  if (name.size() > 1000) return false;
+  for (unsigned char c : name) {
+    if (c < 0x20 || c == 0x7f) return false;
+  }
+  for (;;) {
+    size_t end = name.find('/');
+    std::string_view part = name.substr(0, end);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (end == std::string_view::npos) return true;
+    name.remove_prefix(end + 1);
+  }
+}
+
+void complete_manifest(Manifest& manifest, const std::string& where) {
+  for (auto& [name, entry] : manifest.tensors) complete_tensor(name, entry, manifest, where);
+}
+
+std::string seal_of(json manifest) {
+  manifest.erase("seal");
+  return xxh3_64_of(manifest.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+std::string manifest_text(const Manifest& manifest) {
+  json object = to_json(manifest);
+  // What the reader sees is what is sealed: numbers that JSON cannot hold (NaN) have become null by then.
+  std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
+  object = json::parse(text);
+  object["seal"] = seal_of(object);
+  return object.dump(1) + "\n";
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& where) {
+  json object = parse_json(text, kDeepestLevel, where);
+  if (!object.is_object() || !object.contains("format") || object["format"] != kFormatName) {
+    fail(ErrorKind::kCheckpoint, where, " is not a manifest of a checkpoint (\"format\" is not \"",
+         kFormatName, "\")");
+  }
+  int64_t version = number_of(object, "version", where);
+  if (version > kFormatVersion) {
+    fail(ErrorKind::kCheckpoint, where, " has format version ", version, " and this program reads up to ",
+         kFormatVersion, "; use the release that wrote it or a newer one");
+  }
+  if (version < 1) fail(ErrorKind::kCheckpoint, where, " has the impossible format version ", version);
+  if (text_of(object, "seal", where) != seal_of(object)) {
+    fail(ErrorKind::kCheckpoint, where,
+         " is damaged: its content does not match its seal; restore it from a copy or use an older "
+         "checkpoint");
+  }
+
+  Manifest manifest;
+  manifest.step = number_of(object, "step", where);
+  manifest.world_size = number_of(object, "world_size", where);
+  manifest.layout = text_of(object, "layout", where);
+  manifest.training = entry_of(object, "training", where);
+  manifest.model = entry_of(object, "model", where);
+  if (manifest.step < 0 || manifest.world_size < 1) {
+    fail(ErrorKind::kCheckpoint, where, " has the impossible step ", manifest.step, " or world size ",
+         manifest.world_size);
+  }
+  std::unordered_map<std::string, size_t> index;
+  for (const json& value : list_of(object, "files", where)) {
+    FileEntry file{.name = text_of(value, "name", where + ": a file"),
+                   .bytes = number_of(value, "bytes", where + ": a file"),
+                   .xxh3_64 = text_of(value, "xxh3_64", where + ": a file")};
+    if (!is_file_name(file.name) || file.bytes < 0) {
+      fail(ErrorKind::kCheckpoint, where, " lists the file ", in_quotes(file.name), " of ", file.bytes,
+           " bytes, which cannot be a file of its folder");
+    }
+    if (!index.emplace(file.name, manifest.files.size()).second) {
+      fail(ErrorKind::kCheckpoint, where, " lists the file ", in_quotes(file.name), " twice");
+    }
+    manifest.files.push_back(std::move(file));
+  }
+  const json& tensors = entry_of(object, "tensors", where);
+  if (!tensors.is_object()) fail(ErrorKind::kCheckpoint, where, ": \"tensors\" is not an object");
+  for (const auto& [name, value] : tensors.items()) {
+    if (!is_tensor_name(name)) {
+      fail(ErrorKind::kCheckpoint, where, " has an entry ", in_quotes(name),
+           ", which cannot be one of a tensor");
+    }
+    manifest.tensors.emplace(name, parse_tensor(value, index, where + ": tensor " + name));
+  }
+  complete_manifest(manifest, where);
+  return manifest;
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifestName;
+  RawFile file = RawFile::open(path);
+  int64_t bytes = file.size_bytes();
+  if (bytes > kLargestManifestBytes) {
+    fail(ErrorKind::kCheckpoint, path.string(), " has ", bytes, " bytes, more than any manifest");
+  }
+  std::string text(static_cast<size_t>(bytes), '\0');
+  file.read_at(0, text.data(), bytes);
+  return parse_manifest(text, path.string());
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,89 @@
+#pragma once
+
+// manifest.json: what a sharded checkpoint holds and where (FORMAT.md). It is written last, so a folder
+// without a valid one is not a checkpoint.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace fsdp::checkpoint {
+
+inline constexpr const char* kManifestName = "manifest.json";
+inline constexpr const char* kFormatName = "fsdp-checkpoint";
+inline constexpr int64_t kFormatVersion = 1;
+
+/// A file of the checkpoint, named without any folder.
+struct FileEntry {
+  std::string name;
+  int64_t bytes = 0;
+  std::string xxh3_64;  ///< as digest_file() writes it
+};
+
+/// Elements [begin, end) of a flattened tensor, which start at `offset` elements in the file's data set.
+struct RangeEntry {
+  int64_t begin = 0;
+  int64_t end = 0;
+  size_t file = 0;     ///< index into Manifest::files
+  int64_t offset = 0;  ///< set by complete_manifest()
+};
+
+struct TensorEntry {
+  std::vector<int64_t> shape;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::vector<RangeEntry> ranges{};  ///< sorted by begin; they cover the tensor without gap or overlap
+
+  // Set by complete_manifest():
+  int64_t numel = 0;
+  std::unordered_map<size_t, int64_t> numel_in_file{};  ///< elements that a file holds, where it holds any
+};
+
+struct Manifest {
+  int64_t step = 0;  ///< optimizer steps done
+  int64_t world_size = 0;
+  std::string layout;  ///< of the shards: "flat" or "per_parameter"; loading does not depend on it
+  std::map<std::string, TensorEntry> tensors{};
+  std::vector<FileEntry> files{};
+  nlohmann::json training;  ///< the trainer's own: sample position, seed, ...
+  nlohmann::json model;     ///< the model's config with Hugging Face's keys
+};
+
+/// Product of the dimensions; -1 when one is negative or `itemsize_bytes` times the product leaves 62 bits.
+int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes);
+
+/// "[2, 3]".
+std::string shape_text(const std::vector<int64_t>& shape);
+
+/// Whether a tensor name can be a path of groups in HDF5: parts between slashes that are not empty, "." or
+/// "..", without control characters.
+bool is_tensor_name(std::string_view name);
+
+/// Sorts the ranges, fills in what follows from them and throws kCheckpoint that names tensor and file unless
+/// every element of every tensor is there exactly once. `where` opens the message.
+void complete_manifest(Manifest& manifest, const std::string& where);
+
+/// The text of manifest.json.
+std::string manifest_text(const Manifest& manifest);
+
+/// Parses and checks everything that can be checked without the shard files; throws kCheckpoint.
+Manifest parse_manifest(std::string_view text, const std::string& where);
+
+/// The manifest of a step's folder. kCheckpoint when there is none, or one that is damaged or newer than this
+/// program.
+Manifest read_manifest(const std::filesystem::path& folder);
+
+/// The hash that guards a manifest against damage: of its JSON without "seal", keys sorted, without spaces.
+std::string seal_of(nlohmann::json manifest);
+
+/// JSON from text with a limit on nesting; throws Error(kCheckpoint) that starts with `where`. Refuses an
+/// object of the outermost level that gives a key twice.
+nlohmann::json parse_json(std::string_view text, int deepest_level, const std::string& where);
+
+}  // namespace fsdp::checkpoint

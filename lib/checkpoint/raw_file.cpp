@@ -1,0 +1,146 @@
+#include "checkpoint/raw_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "util/error.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using util::errno_text;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+/// Linux moves at most about 2 GiB a call; smaller pieces also keep a process that is told to end responsive.
+constexpr int64_t kLargestTransfer = int64_t{1} << 30;
+constexpr int64_t kHashBlock = int64_t{1} << 20;
+
+std::string hexadecimal(uint64_t hash) {
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
+
+bool still_has_its_name(int fd, const fs::path& path) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
+}  // namespace
+
+RawFile RawFile::open(const fs::path& path) {
+  // O_NONBLOCK: a named pipe put in a file's place must not hang us; it has no effect on regular files.
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    bool missing = errno == ENOENT || errno == ENOTDIR;
+    fail(missing ? ErrorKind::kCheckpoint : ErrorKind::kIo, "cannot open ", path.string(), ": ",
+         errno_text(errno));
+  }
+  RawFile file(path, fd);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) fail(ErrorKind::kIo, "cannot read ", path.string(), ": ", errno_text(errno));
+  if (!S_ISREG(status.st_mode)) {
+    fail(ErrorKind::kCheckpoint, path.string(), " was expected to be a file and is ",
+         S_ISDIR(status.st_mode) ? "a folder" : "a device or pipe");
+  }
+  return file;
+}
+
+RawFile RawFile::create_locked(const fs::path& path) {
+  for (;;) {
+    int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0) fail(ErrorKind::kIo, "cannot create ", path.string(), ": ", errno_text(errno));
+    RawFile file(path, fd);
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) {
+        fail(ErrorKind::kCheckpoint, path.string(),
+             " is being written by another process; wait for it or choose another output");
+      }
+      fail(ErrorKind::kIo, "cannot lock ", path.string(), ": ", errno_text(errno));
+    }
+    // Between open and lock the former owner may have finished and renamed the file: that one is not ours.
+    if (!still_has_its_name(fd, path)) continue;
+    if (::ftruncate(fd, 0) != 0)
+      fail(ErrorKind::kIo, "cannot empty ", path.string(), ": ", errno_text(errno));
+    return file;
+  }
+}
+
+RawFile::RawFile(RawFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+RawFile::~RawFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int64_t RawFile::size_bytes() const {
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0)
+    fail(ErrorKind::kIo, "cannot read ", path_.string(), ": ", errno_text(errno));
+  return status.st_size;
+}
+
+void RawFile::read_at(int64_t offset, void* out, int64_t bytes) const {
+  auto* to = static_cast<char*>(out);
+  while (bytes > 0) {
+    ssize_t count = ::pread(fd_, to, static_cast<size_t>(std::min(bytes, kLargestTransfer)), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(ErrorKind::kIo, "cannot read ", path_.string(), ": ", errno_text(errno));
+    if (count == 0) {
+      fail(ErrorKind::kCheckpoint, path_.string(), " ends at byte ", offset, " where ", bytes,
+           " more were expected; the file is cut off");
+    }
+    to += count;
+    offset += count;
+    bytes -= count;
+  }
+}
+
+void RawFile::write(const void* data, int64_t bytes) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    ssize_t count = ::write(fd_, from, static_cast<size_t>(std::min(bytes, kLargestTransfer)));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(ErrorKind::kIo, "cannot write ", path_.string(), ": ", errno_text(errno));
+    from += count;
+    bytes -= count;
+  }
+}
+
+void RawFile::sync() {
+  if (::fsync(fd_) != 0) fail(ErrorKind::kIo, "cannot flush ", path_.string(), ": ", errno_text(errno));
+}
+
+FileDigest digest_file(const fs::path& path) {
+  RawFile file = RawFile::open(path);
+  FileDigest digest;
+  digest.bytes = file.size_bytes();
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  FSDP_CHECK(state && XXH3_64bits_reset(state.get()) == XXH_OK);
+  std::vector<char> block(static_cast<size_t>(kHashBlock));
+  for (int64_t at = 0; at < digest.bytes; at += kHashBlock) {
+    int64_t count = std::min(kHashBlock, digest.bytes - at);
+    file.read_at(at, block.data(), count);
+    FSDP_CHECK(XXH3_64bits_update(state.get(), block.data(), static_cast<size_t>(count)) == XXH_OK);
+  }
+  digest.xxh3_64 = hexadecimal(XXH3_64bits_digest(state.get()));
+  return digest;
+}
+
+std::string xxh3_64_of(std::string_view text) { return hexadecimal(XXH3_64bits(text.data(), text.size())); }
+
+}  // namespace fsdp::checkpoint

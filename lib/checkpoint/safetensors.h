@@ -1,0 +1,81 @@
+#pragma once
+
+// Files of the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes length of a JSON header,
+// the header, the tensors' bytes. Written so that the name appears only with a complete file; read with every
+// limit checked, because such files come from strangers.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/raw_file.h"
+
+namespace fsdp::checkpoint {
+
+struct TensorInfo {
+  std::string name;
+  std::vector<int64_t> shape;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+
+/// Writes one file in a stream: construct, append() every tensor's bytes in the order of infos(), finish().
+/// Nothing is seen under the final name before finish(); a writer destroyed without it removes what it wrote.
+class SafetensorsWriter {
+ public:
+  /// Writes the header. The tensors are ordered so that each is aligned to its element size: larger elements
+  /// first, then by name. kIo when the folder refuses.
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> infos);
+  ~SafetensorsWriter();
+
+  const std::vector<TensorInfo>& infos() const { return infos_; }
+
+  void append(const void* data, int64_t bytes);
+
+  /// Syncs and renames, replacing a file of that name; an assertion unless exactly all bytes were appended.
+  void finish();
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  std::vector<TensorInfo> infos_;
+  RawFile file_;
+  int64_t missing_bytes_ = 0;
+  bool finished_ = false;
+};
+
+/// Reads one file by ranges; memory is bounded by the header. Not thread-safe.
+class SafetensorsReader {
+ public:
+  /// Reads and checks the header: its length, its JSON, the types and that the tensors fill the file without
+  /// overlap or hole. kCheckpoint that names the file and the tensor otherwise.
+  explicit SafetensorsReader(const std::filesystem::path& path);
+
+  struct Entry {
+    std::vector<int64_t> shape;
+    c10::ScalarType dtype = c10::ScalarType::Float;
+    int64_t numel = 0;
+    int64_t begin_bytes = 0;  ///< from the start of the file
+  };
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const std::map<std::string, Entry>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+  /// kCheckpoint when the file has no such tensor.
+  const Entry& entry(const std::string& name) const;
+
+  /// Elements [begin, end) of the flattened tensor.
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const;
+
+ private:
+  RawFile file_;
+  std::map<std::string, Entry> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,191 @@
+#include "checkpoint/shard_file.h"
+
+#include <numeric>
+
+#include "checkpoint/hdf5_handle.h"
+#include "checkpoint/shard_types.h"
+#include "util/dtype.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+Hdf5Id file_access(const fs::path& path) {
+  Hdf5Id access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  // Superblock and object headers with checksums; readable since HDF5 1.10.
+  bool set = access.valid() && H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
+             // A close is final, so that an error on the way leaves no file open behind our back.
+             H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG) >= 0 &&
+             // Small data sets go to the file at once: a full disk shows at the write, not at the close.
+             H5Pset_sieve_buf_size(access.get(), 0) >= 0 &&
+             // Files are never changed in place, and locks fail on some network file systems.
+             H5Pset_file_locking(access.get(), false, true) >= 0;
+  if (!set) fail(ErrorKind::kUnexpected, "cannot prepare HDF5 for ", path.string(), ": ", hdf5_cause());
+  return access;
+}
+
+void write_dataset(hid_t file, const ShardDataset& dataset, const fs::path& path) {
+  FSDP_CHECK(!dataset.parts.empty());
+  const std::string what = concat("write the tensor ", dataset.name, " to");
+  auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kIo, what, path); };
+
+  Hdf5Id type = stored_type(dataset.parts.front().scalar_type());
+  hsize_t total = 0;
+  for (const at::Tensor& part : dataset.parts) total += static_cast<hsize_t>(part.numel());
+  Hdf5Id space(checked(H5Screate_simple(1, &total, nullptr)), H5Sclose);
+  Hdf5Id links(checked(H5Pcreate(H5P_LINK_CREATE)), H5Pclose);
+  checked(H5Pset_create_intermediate_group(links.get(), 1));
+  Hdf5Id creation(checked(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
+  checked(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
+  checked(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
+  Hdf5Id set(checked(H5Dcreate2(file, dataset.name.c_str(), type.get(), space.get(), links.get(),
+                                creation.get(), H5P_DEFAULT)),
+             H5Dclose);
+  hsize_t offset = 0;
+  for (const at::Tensor& part : dataset.parts) {
+    hsize_t count = static_cast<hsize_t>(part.numel());
+    Hdf5Id memory(checked(H5Screate_simple(1, &count, nullptr)), H5Sclose);
+    checked(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &offset, nullptr, &count, nullptr));
+    checked(H5Dwrite(set.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, part.const_data_ptr()));
+    offset += count;
+  }
+  checked(set.close());
+}
+
+}  // namespace
+
+void write_shard_file(const fs::path& path, const std::vector<ShardDataset>& datasets) {
+  {
+    Hdf5Lock lock;
+    Hdf5Id access = file_access(path);
+    Hdf5Id file(check_hdf5(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), ErrorKind::kIo,
+                           "create", path),
+                H5Fclose);
+    for (const ShardDataset& dataset : datasets) write_dataset(file.get(), dataset, path);
+    check_hdf5(H5Fflush(file.get(), H5F_SCOPE_GLOBAL), ErrorKind::kIo, "flush", path);
+    check_hdf5(file.close(), ErrorKind::kIo, "close", path);
+  }
+  util::sync_path(path);
+
+  // After a disk has been full HDF5 may report success and leave metadata out (measured), so it is read back.
+  try {
+    ShardFile written(path);
+    for (const ShardDataset& dataset : datasets) {
+      int64_t total = 0;
+      for (const at::Tensor& part : dataset.parts) total += part.numel();
+      written.check({dataset.name, dataset.parts.front().scalar_type(), total});
+    }
+  } catch (const util::Error& error) {
+    fail(ErrorKind::kIo, "a shard cannot be read back right after it was written: ", error.what());
+  }
+}
+
+struct ShardFile::Impl {
+  fs::path path;
+  Hdf5Id file;
+  int64_t size_bytes;
+};
+
+ShardFile::ShardFile(const fs::path& path) {
+  Hdf5Lock lock;
+  Hdf5Id access = file_access(path);
+  Hdf5Id file(check_hdf5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), ErrorKind::kCheckpoint,
+                         "open the checkpoint shard", path),
+              H5Fclose);
+  hsize_t size = 0;
+  check_hdf5(H5Fget_filesize(file.get(), &size), ErrorKind::kCheckpoint, "read the checkpoint shard", path);
+  impl_ = std::make_unique<Impl>(Impl{path, std::move(file), static_cast<int64_t>(size)});
+}
+
+ShardFile::ShardFile(ShardFile&&) noexcept = default;
+
+ShardFile::~ShardFile() {
+  Hdf5Lock lock;
+  impl_.reset();
+}
+
+namespace {
+
+/// Throws unless every step of the way to the data set is an ordinary (hard) link.
+void refuse_links(hid_t file, const std::string& name, const fs::path& path) {
+  for (size_t end = name.find('/');; end = name.find('/', end + 1)) {
+    std::string step = name.substr(0, end);
+    H5L_info_t info{};
+    if (H5Lget_info(file, step.c_str(), &info, H5P_DEFAULT) < 0) {
+      H5Eclear2(H5E_DEFAULT);
+      fail(ErrorKind::kCheckpoint, path.string(), " has no data set for the tensor ", name,
+           ", which the manifest says it holds");
+    }
+    if (info.type != H5L_TYPE_HARD) {
+      fail(ErrorKind::kCheckpoint, path.string(), ": \"", step, "\" on the way to the tensor ", name,
+           " is a link to another place; checkpoints have none, so this file was altered");
+    }
+    if (end == std::string::npos) return;
+  }
+}
+
+/// Opens the data set after checking all that the specification and the format say of it.
+Hdf5Id open_dataset(hid_t file, int64_t file_bytes, const DatasetSpec& spec, const fs::path& path) {
+  refuse_links(file, spec.name, path);
+  const std::string what = concat("read the tensor ", spec.name, " from");
+  auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kCheckpoint, what, path); };
+  auto refuse = [&](const auto&... parts) {
+    fail(ErrorKind::kCheckpoint, path.string(), ": the data set of the tensor ", spec.name, " ", parts...);
+  };
+
+  Hdf5Id set(checked(H5Dopen2(file, spec.name.c_str(), H5P_DEFAULT)), H5Dclose);
+  Hdf5Id creation(checked(H5Dget_create_plist(set.get())), H5Pclose);
+  if (checked(H5Pget_layout(creation.get())) != H5D_CONTIGUOUS ||
+      checked(H5Pget_external_count(creation.get())) != 0 || checked(H5Pget_nfilters(creation.get())) != 0) {
+    refuse("is not stored plainly in the file (it has chunks, filters or external storage)");
+  }
+  Hdf5Id type(checked(H5Dget_type(set.get())), H5Tclose);
+  if (checked(H5Tequal(type.get(), stored_type(spec.dtype).get())) == 0) {
+    refuse("has another type than ", util::dtype_name(spec.dtype), ", which the manifest gives");
+  }
+  Hdf5Id space(checked(H5Dget_space(set.get())), H5Sclose);
+  int dimensions = checked(H5Sget_simple_extent_ndims(space.get()));
+  hsize_t numel = 0;
+  if (dimensions == 1) checked(H5Sget_simple_extent_dims(space.get(), &numel, nullptr));
+  if (dimensions != 1 || numel != static_cast<hsize_t>(spec.numel)) {
+    refuse("has ", numel, " elements in ", dimensions, " dimensions where the manifest gives ", spec.numel,
+           " in one");
+  }
+  haddr_t offset = H5Dget_offset(set.get());
+  auto bytes = static_cast<haddr_t>(spec.numel) * c10::elementSize(spec.dtype);
+  auto file_size = static_cast<haddr_t>(file_bytes);
+  if (offset == HADDR_UNDEF || offset > file_size || bytes > file_size - offset) {
+    refuse("does not lie in the file");
+  }
+  return set;
+}
+
+}  // namespace
+
+void ShardFile::check(const DatasetSpec& spec) const {
+  Hdf5Lock lock;
+  open_dataset(impl_->file.get(), impl_->size_bytes, spec, impl_->path);
+}
+
+void ShardFile::read(const DatasetSpec& spec, int64_t offset, int64_t count, void* out) const {
+  FSDP_CHECK(offset >= 0 && count > 0 && offset <= spec.numel - count);
+  Hdf5Lock lock;
+  const std::string what = concat("read the tensor ", spec.name, " from");
+  auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kCheckpoint, what, impl_->path); };
+  Hdf5Id set = open_dataset(impl_->file.get(), impl_->size_bytes, spec, impl_->path);
+  Hdf5Id type = stored_type(spec.dtype);
+  auto start = static_cast<hsize_t>(offset);
+  auto elements = static_cast<hsize_t>(count);
+  Hdf5Id space(checked(H5Dget_space(set.get())), H5Sclose);
+  checked(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &elements, nullptr));
+  Hdf5Id memory(checked(H5Screate_simple(1, &elements, nullptr)), H5Sclose);
+  checked(H5Dread(set.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out));
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,54 @@
+#pragma once
+
+// One rank's file of a sharded checkpoint: an HDF5 file with a contiguous 1-D data set a tensor (FORMAT.md).
+// Thread-safe between different objects; one object is used by one thread at a time.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::checkpoint {
+
+/// A data set to write: the ranges of one tensor, one after another.
+struct ShardDataset {
+  std::string name;               ///< "model/embed.weight": groups for the slashes
+  std::vector<at::Tensor> parts;  ///< 1-D, contiguous, on the CPU, of one dtype, none empty
+};
+
+/// Writes the file and syncs it, straight from the tensors' memory. kIo with the tensor that was being
+/// written. The caller names it temporarily and removes it after an error.
+void write_shard_file(const std::filesystem::path& path, const std::vector<ShardDataset>& datasets);
+
+/// What a reader expects of a data set.
+struct DatasetSpec {
+  std::string name;
+  at::ScalarType dtype;
+  int64_t numel;
+};
+
+/// Reads a shard file. What does not look as write_shard_file() leaves it (links to elsewhere, filters,
+/// virtual or external storage, another type or size) is refused with kCheckpoint that names the file and the
+/// tensor. HDF5 is not robust against hostile bytes: compare the file's digest with the manifest's before
+/// opening it.
+class ShardFile {
+ public:
+  explicit ShardFile(const std::filesystem::path& path);
+  ShardFile(ShardFile&&) noexcept;
+  ~ShardFile();
+
+  /// Throws unless the data set is there as specified and all its bytes lie in the file.
+  void check(const DatasetSpec& spec) const;
+
+  /// Elements [offset, offset + count) of the data set.
+  void read(const DatasetSpec& spec, int64_t offset, int64_t count, void* out) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fsdp::checkpoint

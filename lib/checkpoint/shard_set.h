@@ -1,0 +1,58 @@
+#pragma once
+
+// All shard files of one checkpoint, opened as they are needed: the one way in which tensors are read from
+// them.
+
+#include <cstdint>
+#include <filesystem>
+#include <list>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_file.h"
+
+namespace fsdp::checkpoint {
+
+/// A piece of a tensor in one shard file, and where its elements belong.
+struct ShardRead {
+  size_t file = 0;                    ///< index into Manifest::files
+  const std::string* name = nullptr;  ///< of the tensor; lives in the manifest
+  const TensorEntry* entry = nullptr;
+  int64_t offset = 0;  ///< first element in the file's data set
+  int64_t count = 0;   ///< elements
+  void* out = nullptr;
+};
+
+/// Not thread-safe. The manifest must outlive it.
+class ShardSet {
+ public:
+  ShardSet(std::filesystem::path folder, const Manifest& manifest);
+
+  /// Compares a file's size and hash with the manifest's; kCheckpoint that names it when they differ or it is
+  /// missing. Later calls for the same file cost nothing.
+  void verify(size_t file);
+
+  /// Proves that a file, once verified, holds what the manifest says of a tensor.
+  void check(size_t file, const std::string& name, const TensorEntry& entry);
+
+  /// The reads that bring elements [begin, end) of a tensor to `out`, in order of their elements.
+  std::vector<ShardRead> plan(const std::string& name, int64_t begin, int64_t end, void* out) const;
+
+  /// Verifies and opens the file when that has not been done, and reads.
+  void read(const ShardRead& read);
+
+ private:
+  struct OpenFile {
+    size_t file;
+    ShardFile shard;
+  };
+  const ShardFile& open(size_t file);
+
+  std::filesystem::path folder_;
+  const Manifest& manifest_;
+  std::vector<bool> verified_;
+  std::list<OpenFile> open_;  ///< the most recently used first; bounded
+};
+
+}  // namespace fsdp::checkpoint

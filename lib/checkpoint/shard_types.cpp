@@ -1,0 +1,62 @@
+#include "checkpoint/shard_types.h"
+
+#include <bit>
+
+namespace fsdp::checkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tensors are stored as they lie in memory");
+
+/// An IEEE-like little-endian float of 16 bits: sign, exponent, mantissa from the highest bit down.
+/// h5py reads the one with 5 exponent bits as numpy.float16 and the one with 8 (bfloat16) as numpy.float32.
+hid_t small_float(size_t exponent_bits) {
+  size_t mantissa_bits = 15 - exponent_bits;
+  hid_t type = H5Tcopy(H5T_IEEE_F32LE);
+  bool made = type >= 0 && H5Tset_fields(type, 15, mantissa_bits, exponent_bits, 0, mantissa_bits) >= 0 &&
+              H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, (size_t{1} << (exponent_bits - 1)) - 1) >= 0;
+  FSDP_CHECK(made, hdf5_cause());
+  return type;
+}
+
+/// The enumeration that h5py takes for numpy.bool.
+hid_t boolean() {
+  hid_t type = H5Tenum_create(H5T_STD_I8LE);
+  const int8_t no = 0, yes = 1;
+  bool made = type >= 0 && H5Tenum_insert(type, "FALSE", &no) >= 0 && H5Tenum_insert(type, "TRUE", &yes) >= 0;
+  FSDP_CHECK(made, hdf5_cause());
+  return type;
+}
+
+hid_t make(c10::ScalarType dtype) {
+  using c10::ScalarType;
+  switch (dtype) {
+    case ScalarType::Float:
+      return H5Tcopy(H5T_IEEE_F32LE);
+    case ScalarType::Double:
+      return H5Tcopy(H5T_IEEE_F64LE);
+    case ScalarType::BFloat16:
+      return small_float(8);
+    case ScalarType::Half:
+      return small_float(5);
+    case ScalarType::Long:
+      return H5Tcopy(H5T_STD_I64LE);
+    case ScalarType::Int:
+      return H5Tcopy(H5T_STD_I32LE);
+    case ScalarType::Short:
+      return H5Tcopy(H5T_STD_I16LE);
+    case ScalarType::Char:
+      return H5Tcopy(H5T_STD_I8LE);
+    case ScalarType::Byte:
+      return H5Tcopy(H5T_STD_U8LE);
+    case ScalarType::Bool:
+      return boolean();
+    default:
+      FSDP_CHECK(false, "tensors of type ", c10::toString(dtype), " are not stored");
+  }
+}
+
+}  // namespace
+
+Hdf5Id stored_type(c10::ScalarType dtype) { return Hdf5Id(make(dtype), H5Tclose); }
+
+}  // namespace fsdp::checkpoint

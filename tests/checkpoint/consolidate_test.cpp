@@ -1,0 +1,122 @@
+#include "checkpoint/consolidate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/safetensors.h"
+#include "checkpoint/weights.h"
+#include "support/checkpoint_fixtures.h"
+#include "util/process_memory.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace fsdp::testing;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using util::ErrorKind;
+
+TEST(Consolidate, WritesTheWeightsBitwiseAndNothingElse) {
+  TemporaryFolder root;
+  NamedTensors tensors = assorted_tensors();
+  fs::path step = save_checkpoint(root.path(), tensors, 3);
+  ConsolidateResult result = consolidate(step, root.path() / "out.safetensors", {});
+  EXPECT_EQ(result.weights, root.path() / "out.safetensors");
+  EXPECT_FALSE(result.config);
+  Weights weights = open_weights(result.weights);
+  EXPECT_EQ(weights.names().size(), 6u);
+  for (const auto& [name, tensor] : tensors) {
+    if (!name.starts_with("model/")) continue;
+    at::Tensor read = at::zeros_like(tensor);
+    weights.read_into(name.substr(6), read);
+    EXPECT_TRUE(same_bits(tensor, read)) << name;
+  }
+}
+
+TEST(Consolidate, MakesAFolderThatHuggingFaceReads) {
+  TemporaryFolder root;
+  fs::path step = save_checkpoint(root.path(), {{"model/w", at::rand({5, 5})}}, 2);
+  ConsolidateResult result = consolidate(step, root.path() / "a" / "hf", {.dtype = at::kBFloat16});
+  EXPECT_EQ(result.bytes, 50);
+  EXPECT_EQ(open_weights(root.path() / "a" / "hf").dtype("w"), at::kBFloat16);
+  auto config = nlohmann::json::parse(util::read_file(root.path() / "a" / "hf" / "config.json"));
+  EXPECT_EQ(config["vocab_size"], 13);
+  EXPECT_EQ(config["torch_dtype"], "bfloat16");
+}
+
+TEST(Consolidate, CastsFloatingPointWeightsOnly) {
+  TemporaryFolder root;
+  at::Tensor w = at::rand({100});
+  fs::path step = save_checkpoint(root.path(), {{"model/w", w}, {"model/n", at::arange(3, at::kLong)}}, 2);
+  consolidate(step, root.path() / "out.safetensors", {.dtype = at::kHalf});
+  Weights weights = open_weights(root.path() / "out.safetensors");
+  EXPECT_EQ(weights.dtype("n"), at::kLong);
+  at::Tensor read = at::zeros({100}, at::kHalf);
+  weights.read_into("w", read);
+  EXPECT_TRUE(same_bits(read, w.to(at::kHalf)));
+}
+
+TEST(Consolidate, NeverOverwritesUnlessForced) {
+  TemporaryFolder root;
+  fs::path step = save_checkpoint(root.path(), {{"model/w", at::ones({5})}}, 1);
+  fs::path file = root.path() / "out.safetensors", folder = root.path() / "hf";
+  fs::create_directory(folder);
+  std::ofstream(file) << "precious";
+  std::ofstream(folder / "config.json") << "precious";
+  for (const fs::path& output : {file, folder}) {
+    auto [kind, text] = error_of([&] { consolidate(step, output, {}); });
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(text, HasSubstr("--force"));
+  }
+  EXPECT_EQ(util::read_file(file), "precious");
+  EXPECT_FALSE(fs::exists(folder / "model.safetensors"));
+  for (const fs::path& output : {file, folder}) consolidate(step, output, {.dtype = {}, .overwrite = true});
+  EXPECT_TRUE(open_weights(file).contains("w"));
+  EXPECT_TRUE(open_weights(folder).contains("w"));
+}
+
+TEST(Consolidate, RefusesADamagedShardEvenOfTheOptimizer) {
+  TemporaryFolder root;
+  NamedTensors tensors{{"model/w", at::ones({2})}, {"optimizer/m", at::ones({5000})}};
+  fs::path step = save_checkpoint(root.path(), tensors, 2);
+  flip_byte(step / "rank-00001.h5", static_cast<int64_t>(fs::file_size(step / "rank-00001.h5")) - 50);
+  auto [kind, text] = error_of([&] { consolidate(step, root.path() / "out.safetensors", {}); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr("rank-00001.h5 is damaged"));
+  EXPECT_FALSE(fs::exists(root.path() / "out.safetensors"));
+}
+
+TEST(Consolidate, RefusesACheckpointWithoutWeights) {
+  TemporaryFolder root;
+  fs::path step = save_checkpoint(root.path(), {{"optimizer/m", at::ones({5})}}, 1);
+  EXPECT_THAT(error_of([&] { consolidate(step, root.path() / "o.safetensors", {}); }).second,
+              HasSubstr("holds no weights"));
+}
+
+TEST(Consolidate, AndSavingNeedMemoryForSlicesNotForTensors) {
+  TemporaryFolder root;
+  constexpr int64_t kNumel = 40'000'003;  // 160 MB: ten slices and a piece
+  fs::path step;
+  {
+    at::Tensor w = at::arange(kNumel, at::kInt).view(at::kFloat);
+    int64_t before_save = util::peak_resident_bytes();
+    step = save_checkpoint(root.path(), {{"model/w", w}}, 3);
+    EXPECT_LT(util::peak_resident_bytes() - before_save, int64_t{32} << 20)
+        << "shards were copied to be saved";
+  }
+  int64_t before = util::peak_resident_bytes();
+  consolidate(step, root.path() / "out.safetensors", {});
+  // The peak was set by the tensor itself; consolidating must not have needed a copy beside it.
+  EXPECT_LT(util::peak_resident_bytes() - before, int64_t{64} << 20);
+  SafetensorsReader reader(root.path() / "out.safetensors");
+  at::Tensor tail = at::empty({1000}, at::kInt);
+  reader.read("w", kNumel - 1000, kNumel, tail.data_ptr());
+  EXPECT_TRUE(same_bits(tail, at::arange(kNumel - 1000, kNumel, at::kInt)));
+  at::Tensor middle = at::empty({1000}, at::kInt);
+  reader.read("w", (4 << 20) - 500, (4 << 20) + 500, middle.data_ptr());
+  EXPECT_TRUE(same_bits(middle, at::arange((4 << 20) - 500, (4 << 20) + 500, at::kInt)));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

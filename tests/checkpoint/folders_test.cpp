@@ -1,0 +1,136 @@
+#include "checkpoint/folders.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/checkpoint_fixtures.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace fsdp::testing;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using util::ErrorKind;
+
+TEST(StepFolders, HaveOneNameAStep) {
+  EXPECT_EQ(step_folder_name(100), "step-00000100");
+  EXPECT_EQ(step_of_folder_name("step-00000100"), 100);
+  EXPECT_EQ(step_of_folder_name(step_folder_name(123'456'789'012)), 123'456'789'012);
+  for (const char* other :
+       {"step-100", "step-", "step-0000010x", "step--0000001", "step-000000100", ".step-00000100",
+        "step-00000100.damaged-1", "step-99999999999999999999", "epoch-00000100"}) {
+    EXPECT_FALSE(step_of_folder_name(other)) << other;
+  }
+}
+
+class Folders : public ::testing::Test {
+ protected:
+  fs::path save(int64_t step) { return save_checkpoint(root_.path(), {{"model/w", at::ones({4})}}, 1, step); }
+  fs::path tear(int64_t step) {
+    fs::path folder = root_.path() / step_folder_name(step);
+    fs::create_directory(folder);
+    std::ofstream(folder / "rank-00000.h5") << "half";
+    return folder;
+  }
+  std::vector<int64_t> complete_steps() {
+    std::vector<int64_t> steps;
+    for (const auto& found : find_checkpoints(root_.path()).complete) steps.push_back(found.step);
+    return steps;
+  }
+  TemporaryFolder root_;
+};
+
+TEST_F(Folders, AreFoundByStepAndTornOnesWithTheReason) {
+  save(20);
+  save(3);
+  tear(30);
+  fs::path empty_manifest = tear(40);
+  std::ofstream(empty_manifest / kManifestName);
+  fs::create_directory(root_.path() / "unrelated");
+  std::ofstream(root_.path() / "metrics.jsonl") << "{}";
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 20));
+  auto torn = find_checkpoints(root_.path()).torn;
+  ASSERT_EQ(torn.size(), 2u);
+  EXPECT_THAT(torn[0].reason, HasSubstr("no manifest.json"));
+  EXPECT_THAT(torn[1].reason, HasSubstr("not valid JSON"));
+}
+
+TEST_F(Folders, OfARunThatNeverStartedAreNone) {
+  EXPECT_THAT(find_checkpoints(root_.path() / "absent").complete, IsEmpty());
+}
+
+TEST_F(Folders, PruneKeepsTheNewestAndTouchesNothingElse) {
+  for (int64_t step : {1, 2, 3, 4}) save(step);
+  fs::path torn = tear(9);
+  EXPECT_THAT(prune(root_.path(), 2),
+              ElementsAre(root_.path() / "step-00000001", root_.path() / "step-00000002"));
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
+  EXPECT_TRUE(fs::exists(torn));
+  EXPECT_THAT(prune(root_.path(), 0), IsEmpty());
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
+}
+
+TEST_F(Folders, PruneFinishesARemovalThatWasInterrupted) {
+  fs::path folder = save(1);
+  fs::path hidden = root_.path() / ".deleting-step-00000001";
+  fs::rename(folder, hidden);
+  EXPECT_THAT(complete_steps(), IsEmpty());
+  prune(root_.path(), 3);
+  EXPECT_FALSE(fs::exists(hidden));
+}
+
+TEST_F(Folders, AutoResumesFromTheNewestCompleteOneAndNamesTheTornOnes) {
+  save(1);
+  fs::path newest = save(2);
+  fs::path torn = tear(3);
+  for (const char* resume : {"auto", "latest"}) {
+    ResumeChoice choice = resolve_resume(root_.path(), resume);
+    EXPECT_EQ(choice.folder, newest);
+    EXPECT_THAT(choice.message,
+                AllOf(HasSubstr(newest.string()), HasSubstr(torn.string()), HasSubstr("never finished")));
+  }
+}
+
+TEST_F(Folders, AutoStartsAnewWhereNothingIsComplete) {
+  fs::path torn = tear(3);
+  ResumeChoice choice = resolve_resume(root_.path(), "auto");
+  EXPECT_FALSE(choice.folder);
+  EXPECT_THAT(choice.message, AllOf(HasSubstr("starting anew"), HasSubstr(torn.string())));
+  EXPECT_FALSE(resolve_resume(root_.path() / "absent", "auto").folder);
+}
+
+TEST_F(Folders, NeverStartsAnewWhateverIsThere) {
+  save(1);
+  EXPECT_FALSE(resolve_resume(root_.path(), "never").folder);
+}
+
+TEST_F(Folders, LatestDemandsACompleteOne) {
+  tear(3);
+  auto [kind, text] = error_of([&] { resolve_resume(root_.path(), "latest"); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, AllOf(HasSubstr("latest"), HasSubstr(root_.path().string())));
+}
+
+TEST_F(Folders, APathNamesAStepOrARun) {
+  fs::path older = save(1), newest = save(2);
+  EXPECT_EQ(resolve_resume("elsewhere", older.string()).folder, older);
+  EXPECT_EQ(resolve_resume("elsewhere", root_.path().string()).folder, newest);
+}
+
+TEST_F(Folders, APathWithoutACheckpointIsRefused) {
+  fs::path torn = tear(3);
+  std::ofstream(root_.path() / "file") << "x";
+  for (const fs::path& path : {torn, root_.path() / "absent", root_.path() / "file"}) {
+    auto [kind, text] = error_of([&] { resolve_resume("elsewhere", path.string()); });
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(text, HasSubstr(path.string()));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
