@@ -1,0 +1,47 @@
+#pragma once
+
+// What a person wants to know of token files before training on them.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::data {
+
+struct InspectOptions {
+  std::vector<std::string> files;  ///< read as if they were joined
+  int64_t vocab_size = 0;          ///< ids not below it are counted; 0: not looked for
+  int64_t sequence_length = 256;
+};
+
+struct TokenStatistics {
+  struct File {
+    std::string path;
+    int64_t tokens = 0;
+  };
+  std::vector<File> files;
+  int64_t tokens = 0;
+  int64_t largest_id = 0;
+  int64_t distinct_ids = 0;
+  /// Entropy of the ids' frequencies: the loss (nats a token) of a model that knows nothing else.
+  double unigram_entropy_nats = 0;
+  int64_t sequence_length = 0;
+  int64_t samples = 0;  ///< whole samples of sequence_length
+  /// The first tokens as escaped ASCII; absent when an id is no byte.
+  std::optional<std::string> beginning;
+  int64_t ids_outside_vocabulary = 0;
+};
+
+/// One pass over the files. Throws Error(kData) for a file that cannot be used.
+TokenStatistics inspect(const InspectOptions& options);
+
+std::string to_text(const TokenStatistics& statistics);
+/// One JSON object with the names of the fields above.
+std::string to_json(const TokenStatistics& statistics);
+
+/// Printable ASCII as it is; \n, \t, \r, \\ and \" by name; every other byte as \xNN.
+std::string escaped(std::string_view text);
+
+}  // namespace fsdp::data

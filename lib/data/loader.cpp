@@ -1,0 +1,177 @@
+#include "data/loader.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "util/error.h"
+
+namespace fsdp::data {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+/// Files up to this size are searched for bad ids before training starts; it takes well under a second.
+constexpr int64_t kMaxScannedBytes = int64_t{1} << 30;
+
+int64_t count_samples(const TokenFiles& files, int64_t sequence_length) {
+  return (files.size() - 1) / sequence_length;
+}
+
+/// Options that no arithmetic below could bear; config refuses them already, other callers may not.
+const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
+  if (options.sequence_length < 1 || options.micro_batch_size < 1) {
+    fail(ErrorKind::kUsage, "data.sequence_length = ", options.sequence_length,
+         " and data.micro_batch_size = ", options.micro_batch_size,
+         " must both be at least 1; correct them in the config");
+  }
+  if (placement.gradient_accumulation_steps < 1) {
+    fail(ErrorKind::kUsage, "training.gradient_accumulation_steps = ", placement.gradient_accumulation_steps,
+         " must be at least 1; correct it in the config");
+  }
+  FSDP_CHECK(vocab_size > 0 && placement.world_size > 0);
+  FSDP_CHECK(placement.rank >= 0 && placement.rank < placement.world_size);
+  return options;
+}
+
+const std::vector<std::string>& required(const std::vector<std::string>& paths, const char* key) {
+  if (paths.empty()) {
+    fail(ErrorKind::kUsage, key, " names no token file; list at least one (fsdp-data tokenize makes them)");
+  }
+  return paths;
+}
+
+void scan_if_small(const TokenFiles& files, int64_t vocab_size) {
+  bool small = files.size() * static_cast<int64_t>(sizeof(uint16_t)) <= kMaxScannedBytes;
+  if (small && vocab_size < kMaxVocabSize) check_all_ids(files, vocab_size);
+}
+
+/// A * W * B, after making sure that the files hold so many samples.
+int64_t checked_samples_per_step(const TokenFiles& files, const DataOptions& options,
+                                 const Placement& placement) {
+  int64_t per_step = 0;
+  bool overflow = __builtin_mul_overflow(placement.gradient_accumulation_steps,
+                                         static_cast<int64_t>(placement.world_size), &per_step) ||
+                  __builtin_mul_overflow(per_step, options.micro_batch_size, &per_step);
+  int64_t samples = count_samples(files, options.sequence_length);
+  if (overflow || samples < per_step) {
+    fail(ErrorKind::kData, "the training files (data.train, from ", files.paths().front(), " on) hold ",
+         samples, " samples ((", files.size(), " tokens - 1) / sequence_length ", options.sequence_length,
+         ") where one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
+         placement.gradient_accumulation_steps, " accumulation steps * ", placement.world_size, " ranks * ",
+         options.micro_batch_size,
+         " sequences a micro-step); give more text, or lower data.sequence_length, ",
+         "data.micro_batch_size, training.gradient_accumulation_steps or the number of ranks");
+  }
+  return per_step;
+}
+
+/// Fills rows of a batch one after another.
+class BatchBuilder {
+ public:
+  BatchBuilder(const TokenFiles& files, const DataOptions& options, int64_t vocab_size)
+      : files_(files),
+        length_(options.sequence_length),
+        vocab_size_(vocab_size),
+        tokens_(static_cast<size_t>(length_ + 1)) {
+    batch_.inputs = at::empty({options.micro_batch_size, length_}, at::kLong);
+    batch_.targets = at::empty({options.micro_batch_size, length_}, at::kLong);
+    input_ = batch_.inputs.mutable_data_ptr<int64_t>();
+    target_ = batch_.targets.mutable_data_ptr<int64_t>();
+  }
+
+  void add(int64_t sample) {
+    int64_t begin = sample * length_;
+    files_.read(begin, length_ + 1, tokens_.data());
+    check_ids(files_, begin, length_ + 1, tokens_.data(), vocab_size_);
+    input_ = std::copy_n(tokens_.data(), length_, input_);
+    target_ = std::copy_n(tokens_.data() + 1, length_, target_);
+    ++batch_.valid_rows;
+  }
+
+  /// A row that does not count: any input will do, and id 0 is in every vocabulary.
+  void add_ignored() {
+    input_ = std::fill_n(input_, length_, int64_t{0});
+    target_ = std::fill_n(target_, length_, kIgnoredTarget);
+  }
+
+  Batch take() { return std::move(batch_); }
+
+ private:
+  const TokenFiles& files_;
+  int64_t length_;
+  int64_t vocab_size_;
+  std::vector<int64_t> tokens_;
+  Batch batch_;
+  int64_t* input_;
+  int64_t* target_;
+};
+
+}  // namespace
+
+TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed,
+                         const Placement& placement)
+    : options_(checked(options, vocab_size, placement)),
+      vocab_size_(vocab_size),
+      placement_(placement),
+      files_(required(options.train, "data.train")),
+      samples_per_step_(checked_samples_per_step(files_, options, placement)),
+      order_(count_samples(files_, options.sequence_length), options.shuffle, seed) {
+  scan_if_small(files_, vocab_size);
+}
+
+Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_step) const {
+  FSDP_CHECK(first_global_sample >= 0, "global sample ", first_global_sample);
+  FSDP_CHECK(micro_step >= 0 && micro_step < placement_.gradient_accumulation_steps, "micro-step ",
+             micro_step);
+  int64_t rows = options_.micro_batch_size;
+  int64_t first = first_global_sample + (micro_step * placement_.world_size + placement_.rank) * rows;
+  BatchBuilder builder(files_, options_, vocab_size_);
+  for (int64_t row = 0; row < rows; ++row) builder.add(order_.sample(first + row));
+  return builder.take();
+}
+
+ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,
+                                   const Placement& placement)
+    : options_(checked(options, vocab_size, placement)),
+      vocab_size_(vocab_size),
+      placement_(placement),
+      files_(required(options.validation, "data.validation")),
+      num_samples_(count_samples(files_, options.sequence_length)) {
+  FSDP_CHECK(max_samples >= 0, "max_samples ", max_samples);
+  if (num_samples_ == 0) {
+    fail(ErrorKind::kData, "the validation files (data.validation, from ", files_.paths().front(),
+         " on) hold ", files_.size(),
+         " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
+         options.sequence_length + 1, "; give more text or lower data.sequence_length");
+  }
+  if (max_samples > 0) num_samples_ = std::min(num_samples_, max_samples);
+  // No batch is larger than what there is to walk.
+  options_.micro_batch_size = std::min(options_.micro_batch_size, num_samples_);
+  scan_if_small(files_, vocab_size);
+}
+
+int64_t ValidationLoader::num_batches() const {
+  // Rows first: W * B could exceed what an integer holds.
+  int64_t batches = (num_samples_ + options_.micro_batch_size - 1) / options_.micro_batch_size;
+  return (batches + placement_.world_size - 1) / placement_.world_size;
+}
+
+Batch ValidationLoader::batch(int64_t index) const {
+  FSDP_CHECK(index >= 0 && index < num_batches(), "validation batch ", index, " of ", num_batches());
+  int64_t rows = options_.micro_batch_size;
+  int64_t first = (index * placement_.world_size + placement_.rank) * rows;
+  BatchBuilder builder(files_, options_, vocab_size_);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (first + row < num_samples_) {
+      builder.add(first + row);
+    } else {
+      builder.add_ignored();
+    }
+  }
+  return builder.take();
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,89 @@
+#pragma once
+
+// Batches from token files. Sample i of sequence length T is the tokens [i*T, i*T + T + 1): inputs, and the
+// targets one further. The tokens after the last whole sample are not used.
+//
+// Nothing here is collective and nothing is remembered between calls: a batch depends on its global position
+// only, which is what makes a resumed run, at any world size, repeat and skip nothing.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "data/options.h"
+#include "data/sample_order.h"
+#include "data/token_files.h"
+
+namespace fsdp::data {
+
+/// Target of a row that does not count: the default ignore_index of cross entropy.
+inline constexpr int64_t kIgnoredTarget = -100;
+
+struct Batch {
+  at::Tensor inputs;       ///< [B, T] int64
+  at::Tensor targets;      ///< [B, T] int64
+  int64_t valid_rows = 0;  ///< the first so many rows count; in training all do
+};
+
+/// This process's place among those that share the work.
+struct Placement {
+  int rank = 0;
+  int world_size = 1;
+  int64_t gradient_accumulation_steps = 1;  ///< A: micro-steps a step (training only)
+};
+
+class TrainLoader {
+ public:
+  /// Opens options.train. Throws Error(kData) for a file that cannot be used (see TokenFiles), for fewer
+  /// samples than one step of all ranks consumes, and for token ids outside the vocabulary as far as they are
+  /// looked for here: everywhere when the files total at most 1 GiB.
+  TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
+
+  /// This rank's rows of a micro-step. first_global_sample is the global position at the start of the step;
+  /// row b is the sample at first_global_sample + (micro_step * W + rank) * B + b of the order. Throws
+  /// Error(kData) for a token id outside the vocabulary.
+  Batch batch(int64_t first_global_sample, int64_t micro_step) const;
+
+  /// By how much a step moves the global position: A * W * B.
+  int64_t samples_per_step() const { return samples_per_step_; }
+  /// Samples an epoch.
+  int64_t num_samples() const { return order_.num_samples(); }
+  int64_t num_tokens() const { return files_.size(); }
+
+ private:
+  DataOptions options_;
+  int64_t vocab_size_;
+  Placement placement_;
+  TokenFiles files_;
+  int64_t samples_per_step_;
+  SampleOrder order_;
+};
+
+/// Walks the samples of the validation files once, in file order, all ranks the same number of batches.
+/// The last batches are filled up with rows that do not count (targets kIgnoredTarget), possibly whole
+/// batches of them, so sum losses over tokens, add up the ranks' sums and divide by num_samples() * T.
+class ValidationLoader {
+ public:
+  /// Opens options.validation, which must not be empty. max_samples: at most so many samples from the
+  /// beginning; 0: all. Throws Error(kData) as TrainLoader does, and for files without a single whole sample.
+  ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,
+                   const Placement& placement);
+
+  /// Batches of every rank.
+  int64_t num_batches() const;
+  /// Batch `index` (from 0) of this rank: row b is the sample (index * W + rank) * B + b. B is
+  /// micro_batch_size or, when that is less, the number of samples.
+  Batch batch(int64_t index) const;
+
+  /// Samples that all ranks walk together.
+  int64_t num_samples() const { return num_samples_; }
+
+ private:
+  DataOptions options_;
+  int64_t vocab_size_;
+  Placement placement_;
+  TokenFiles files_;
+  int64_t num_samples_;
+};
+
+}  // namespace fsdp::data

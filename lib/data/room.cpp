@@ -1,2 +1,0 @@
-// Kept so that the room builds.
-namespace fsdp::data {}

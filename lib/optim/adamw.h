@@ -1,0 +1,30 @@
+#pragma once
+
+#include "optim/optimizer.h"
+
+namespace fsdp::optim {
+
+/// Adam with weight decay apart from the gradient (Loshchilov, Hutter: Decoupled weight decay regularization,
+/// 2019), with the arithmetic of PyTorch's torch.optim.AdamW. At step t with gradient g:
+///
+///   value     *= 1 - lr * weight_decay
+///   exp_avg    = beta1 * exp_avg + (1 - beta1) * g
+///   exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * g^2
+///   value     -= lr / (1 - beta1^t) * exp_avg / (sqrt(exp_avg_sq) / sqrt(1 - beta2^t) + eps)
+class AdamW : public Optimizer {
+ public:
+  /// Throws Error(kUsage) unless there are two betas of at least 0 and below 1, and eps is not negative.
+  AdamW(const OptimizerOptions& options, std::vector<FlatParameter> parameters);
+
+ private:
+  void update(const Update& update) override;
+  void update_fused(const Update& update);
+  void update_composed(const Update& update);
+
+  double beta1_ = 0;
+  double beta2_ = 0;
+  double eps_;
+  bool fused_;
+};
+
+}  // namespace fsdp::optim

@@ -1,0 +1,86 @@
+#pragma once
+
+// Optimizers over this rank's flat shards. They see no names, shapes or other ranks: an element's update
+// depends on that element alone, so a parameter is updated bit for bit the same whole or cut into shards.
+//
+// Not thread-safe; nothing is collective.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/options.h"
+
+namespace fsdp::optim {
+
+/// This rank's shard of one unit's parameters.
+struct FlatParameter {
+  /// A part that is updated. Padding and what belongs to nobody lies in no range.
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;    ///< elements [begin, end) of value
+    bool decay = true;  ///< whether weight decay applies
+  };
+
+  std::string name;
+  at::Tensor value;           ///< [n] float32, contiguous
+  std::vector<Range> ranges;  ///< ascending, without overlap
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Updates every parameter in place. gradients[i] is like parameters()[i].value, or undefined: then that
+  /// parameter and its state stay as they are. The step count, which corrects Adam's bias, is common to all
+  /// parameters and goes on.
+  void step(const std::vector<at::Tensor>& gradients, double lr);
+
+  const std::vector<FlatParameter>& parameters() const { return parameters_; }
+
+  /// What is kept for each element between steps, as PyTorch names it: "exp_avg".
+  const std::vector<std::string>& state_names() const { return state_names_; }
+  /// The state of parameter i: flat like its value, zero from construction on. Writing to it restores it.
+  at::Tensor state(const std::string& name, size_t i) const;
+
+  /// Steps taken so far.
+  int64_t step_count() const { return step_count_; }
+  /// For resuming, together with the contents of the states.
+  void set_step_count(int64_t count);
+
+ protected:
+  Optimizer(std::vector<FlatParameter> parameters, std::vector<std::string> state_names, double weight_decay);
+
+  /// Tensors that are updated alike; entry k of each list belongs to the same elements.
+  struct Update {
+    std::vector<at::Tensor> values;
+    std::vector<at::Tensor> gradients;
+    std::vector<std::vector<at::Tensor>> states;  ///< one list for each of state_names()
+    double weight_decay = 0;
+    double lr = 0;
+  };
+  /// Updates values and states in place. step_count() counts this step already.
+  virtual void update(const Update& update) = 0;
+
+ private:
+  void update_alike(size_t i, const at::Tensor& gradient, bool decay, double lr);
+
+  std::vector<FlatParameter> parameters_;
+  std::vector<std::string> state_names_;
+  std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
+  double weight_decay_;
+  int64_t step_count_ = 0;
+};
+
+std::vector<std::string> optimizer_names();
+
+/// Throws Error(kUsage) for an unknown name or a number outside its range.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
+                                          std::vector<FlatParameter> parameters);
+
+}  // namespace fsdp::optim

@@ -1,0 +1,114 @@
+#include "optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::optim {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+/// One step after the warm-up.
+struct Moment {
+  int64_t peak;   ///< f
+  int64_t step;   ///< s, above f and at most S
+  int64_t total;  ///< S
+
+  double progress() const { return static_cast<double>(step - peak) / static_cast<double>(total - peak); }
+};
+
+using Shape = double (*)(const ScheduleOptions&, const Moment&);
+
+double to_floor(const ScheduleOptions& schedule, double share) {
+  return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * share;
+}
+
+double constant(const ScheduleOptions&, const Moment&) { return 1; }
+
+double linear(const ScheduleOptions& schedule, const Moment& at) {
+  return to_floor(schedule, 1 - at.progress());
+}
+
+double cosine(const ScheduleOptions& schedule, const Moment& at) {
+  return to_floor(schedule, (1 + std::cos(std::numbers::pi * at.progress())) / 2);
+}
+
+double polynomial(const ScheduleOptions& schedule, const Moment& at) {
+  return to_floor(schedule, std::pow(1 - at.progress(), schedule.power));
+}
+
+double wsd(const ScheduleOptions& schedule, const Moment& at) {
+  int64_t wanted = schedule.decay_steps > 0 ? schedule.decay_steps : std::max<int64_t>(at.total / 10, 1);
+  int64_t decay = std::min(wanted, at.total - at.peak);
+  int64_t left = at.total - at.step;
+  if (left >= decay) return 1;
+  return to_floor(schedule, static_cast<double>(left) / static_cast<double>(decay));
+}
+
+double inverse_sqrt(const ScheduleOptions& schedule, const Moment& at) {
+  return std::max(schedule.min_lr_ratio,
+                  std::sqrt(static_cast<double>(at.peak) / static_cast<double>(at.step)));
+}
+
+struct NamedShape {
+  const char* name;
+  Shape shape;
+};
+constexpr NamedShape kShapes[] = {
+    {"constant", constant},         {"cosine", cosine},        {"linear", linear}, {"wsd", wsd},
+    {"inverse_sqrt", inverse_sqrt}, {"polynomial", polynomial}};
+
+Shape shape_of(const std::string& name) {
+  for (const NamedShape& candidate : kShapes) {
+    if (name == candidate.name) return candidate.shape;
+  }
+  std::string near = util::nearest(name, schedule_names());
+  fail(ErrorKind::kUsage, "unknown lr_scheduler.name \"", name,
+       "\"; expected one of: ", util::join(schedule_names(), ", "),
+       near.empty() ? "" : "; did you mean \"" + near + "\"?");
+}
+
+}  // namespace
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const NamedShape& shape : kShapes) names.emplace_back(shape.name);
+  return names;
+}
+
+void check_schedule(const ScheduleOptions& schedule) {
+  shape_of(schedule.name);
+  if (schedule.warmup_steps < 0 || schedule.decay_steps < 0) {
+    fail(ErrorKind::kUsage, "lr_scheduler.warmup_steps = ", schedule.warmup_steps,
+         " and lr_scheduler.decay_steps = ", schedule.decay_steps,
+         " must not be negative; correct the config");
+  }
+  if (!(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1)) {
+    fail(ErrorKind::kUsage, "lr_scheduler.min_lr_ratio = ", schedule.min_lr_ratio,
+         " must be a share from 0 to 1; correct the config");
+  }
+  if (!(schedule.power > 0 && std::isfinite(schedule.power))) {
+    fail(ErrorKind::kUsage, "lr_scheduler.power = ", schedule.power,
+         " must be a number above 0; correct the config");
+  }
+}
+
+double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t step,
+             int64_t total_steps) {
+  FSDP_CHECK(step >= 1 && total_steps >= 1, "step ", step, " of ", total_steps);
+  check_schedule(schedule);
+  step = std::min(step, total_steps);
+  if (step < schedule.warmup_steps) {
+    return optimizer.lr * static_cast<double>(step) / static_cast<double>(schedule.warmup_steps);
+  }
+  int64_t peak = std::max<int64_t>(schedule.warmup_steps, 1);
+  if (step <= peak) return optimizer.lr;
+  return optimizer.lr * shape_of(schedule.name)(schedule, {peak, step, total_steps});
+}
+
+}  // namespace fsdp::optim

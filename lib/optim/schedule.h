@@ -1,0 +1,38 @@
+#pragma once
+
+// The learning rate of each step, as a function of the step alone: nothing to save, nothing to resume.
+//
+// Steps count from 1 to S (total_steps). With w = warmup_steps, step s <= w has the share s/w of the rate
+// (Goyal et al., Accurate, large minibatch SGD, 2017). The peak, the first step with the whole rate, is
+// f = max(w, 1). After it, with m = min_lr_ratio and p = (s - f) / (S - f), which is 0 at the peak and 1 at
+// the last step, the share is
+//
+//   constant      1
+//   linear        m + (1 - m) * (1 - p)
+//   cosine        m + (1 - m) * (1 + cos(pi p)) / 2     Loshchilov, Hutter: SGDR, 2017 (one cycle)
+//   polynomial    m + (1 - m) * (1 - p)^power           fairseq's polynomial_decay
+//   wsd           1 up to step S - d, then linear to m at step S, d = decay_steps (0: S/10, at least 1; never
+//                 more than S - f)                      Hu et al.: MiniCPM, 2024; Haegele et al., 2024
+//   inverse_sqrt  max(m, sqrt(f / s))                   Vaswani et al.: Attention is all you need, 2017
+//
+// So the last step has exactly m times the rate where the rate falls to m, and a run that is shorter than its
+// warm-up never leaves it. Steps after S keep the share of step S.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "optim/options.h"
+
+namespace fsdp::optim {
+
+std::vector<std::string> schedule_names();
+
+/// Throws Error(kUsage) for an unknown name or a number outside its range.
+void check_schedule(const ScheduleOptions& schedule);
+
+/// The rate of `step` (from 1) of a run of total_steps. Throws as check_schedule does.
+double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t step,
+             int64_t total_steps);
+
+}  // namespace fsdp::optim

@@ -1,0 +1,110 @@
+// The program fsdp-data as a user meets it: exit codes, stdout and stderr.
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "data/token_fixtures.h"
+
+namespace fsdp::data {
+namespace {
+using fsdp::testing::TemporaryFolder;
+
+class FsdpData : public ::testing::Test {
+ protected:
+  /// Runs the program in the folder and returns its exit code; -1 when a signal ended it.
+  int run(const std::string& arguments, const std::string& redirections = ">stdout 2>stderr") {
+    std::string command = "cd '" + folder.path().string() +
+                          "' && timeout 60 '" FSDP_BINARY_DIR "/fsdp-data' " + arguments + " " + redirections;
+    int status = std::system(command.c_str());
+    out = std::filesystem::exists(folder / "stdout") ? folder.read("stdout") : "";
+    err = folder.read("stderr");
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  TemporaryFolder folder;
+  std::string out, err;
+};
+
+TEST_F(FsdpData, TokenizesAndInspects) {
+  folder.write("a.txt", std::string(1000, 'a') + std::string(1000, 'b'));
+  ASSERT_EQ(run("tokenize a.txt a.txt --output d/train.bin --validation-output d/valid.bin"), 0) << err;
+  EXPECT_EQ(out, "d/train.bin: 3,600 tokens\nd/valid.bin: 400 tokens\n");
+  ASSERT_EQ(run("inspect d/train.bin d/valid.bin --vocab-size 256 --sequence-length 100 --json"), 0) << err;
+  auto json = nlohmann::json::parse(out);
+  EXPECT_EQ(json["tokens"], 4000);
+  EXPECT_EQ(json["samples"], 39);
+  EXPECT_NEAR(json["unigram_entropy_nats"].get<double>(), std::log(2), 1e-12);
+  EXPECT_EQ(json["beginning"], std::string(80, 'a'));
+  EXPECT_EQ(err, "");
+  ASSERT_EQ(run("inspect d/train.bin"), 0);
+  EXPECT_NE(out.find("0.6870 nats"), std::string::npos) << out;  // 2000 a, 1600 b
+}
+
+TEST_F(FsdpData, ReportsIdsOutsideTheVocabularyAfterTheStatistics) {
+  write_tokens(folder, "t.bin", {1, 2, 300});
+  EXPECT_EQ(run("inspect t.bin --vocab-size 300"), 3);
+  EXPECT_NE(out.find("largest id        300"), std::string::npos) << out;
+  EXPECT_NE(err.find("token 2 of t.bin has the id 300"), std::string::npos) << err;
+}
+
+TEST_F(FsdpData, HelpSucceeds) {
+  EXPECT_EQ(run("--help"), 0);
+  EXPECT_NE(out.find("tokenize"), std::string::npos);
+  EXPECT_EQ(run("tokenize --help"), 0);
+  EXPECT_NE(out.find("--validation-fraction"), std::string::npos);
+}
+
+TEST_F(FsdpData, WrongArgumentsExitWith2) {
+  folder.write("a.txt", "some text");
+  for (std::string arguments :
+       {"", "grind", "tokenize", "tokenize a.txt", "tokenize a.txt --output", "inspect",
+        "inspect a --sequence-length 0", "inspect a --vocab-size x",
+        "tokenize a.txt --output t.bin --tokenizer words", "inspect a --no-such-option",
+        "tokenize a.txt --output t.bin --validation-fraction 0.5", "tokenize a.txt --output a.txt",
+        "tokenize a.txt --output t.bin --validation-output ''",
+        "tokenize a.txt --output t.bin --validation-output v.bin --validation-fraction 7"}) {
+    EXPECT_EQ(run(arguments), 2) << arguments << "\n" << err;
+    EXPECT_NE(err, "") << arguments;
+    EXPECT_EQ(out, "") << arguments;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "t.bin"));
+}
+
+TEST_F(FsdpData, BadFilesExitWith3InOneLine) {
+  folder.write("empty", "");
+  folder.write("odd", "abc");
+  for (std::string arguments : {"tokenize none --output t.bin", "tokenize empty --output t.bin",
+                                "inspect none", "inspect odd", "inspect empty", "inspect ."}) {
+    EXPECT_EQ(run(arguments), 3) << arguments << "\n" << err;
+    EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
+  }
+}
+
+TEST_F(FsdpData, OutputsThatCannotBeWrittenExitWith7) {
+  folder.write("a.txt", "some text");
+  EXPECT_EQ(run("tokenize a.txt --output a.txt/t.bin"), 7) << err;
+  EXPECT_EQ(run("tokenize a.txt --output /dev/full/t.bin"), 7) << err;
+}
+
+TEST_F(FsdpData, AFullStandardOutputIsAnError) {
+  write_tokens(folder, "t.bin", {1, 2});
+  EXPECT_EQ(run("inspect t.bin", ">/dev/full 2>stderr"), 7) << err;
+}
+
+// A limit on file size stands for a full disk: the write fails half-way.
+TEST_F(FsdpData, AFailedWriteLeavesNothingBehind) {
+  folder.write("a.txt", std::string(3'000'000, 'x'));
+  folder.write("t.bin", "old!");
+  std::string program = FSDP_BINARY_DIR "/fsdp-data";
+  std::string command = "cd '" + folder.path().string() + "' && (trap '' XFSZ; ulimit -f 1000; '" + program +
+                        "' tokenize a.txt --output t.bin) 2>stderr";
+  int status = std::system(command.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 7) << folder.read("stderr");
+  EXPECT_EQ(folder.read("t.bin"), "old!");
+  EXPECT_EQ(folder.entries(), 3);  // a.txt, t.bin, stderr
+}
+
+}  // namespace
+}  // namespace fsdp::data

@@ -1,0 +1,41 @@
+#include "data/tokenizer.h"
+
+#include "data/token_fixtures.h"
+
+namespace fsdp::data {
+namespace {
+
+TEST(Tokenizer, BytesGoThereAndBack) {
+  auto tokenizer = make_tokenizer("bytes");
+  EXPECT_EQ(tokenizer->name(), "bytes");
+  EXPECT_EQ(tokenizer->vocab_size(), 256);
+  std::string text;
+  for (int c = 0; c < 256; ++c) text.push_back(static_cast<char>(c));
+  std::vector<int64_t> ids;
+  tokenizer->encode(text, ids);
+  ASSERT_EQ(ids.size(), 256u);
+  for (int64_t i = 0; i < 256; ++i) EXPECT_EQ(ids[static_cast<size_t>(i)], i);
+  EXPECT_EQ(tokenizer->decode(ids), text);
+}
+
+TEST(Tokenizer, EncodesPieceByPiece) {
+  auto tokenizer = make_tokenizer("bytes");
+  std::vector<int64_t> whole, pieces;
+  tokenizer->encode("g\xc3\xa4nse", whole);
+  tokenizer->encode("g\xc3", pieces);
+  tokenizer->encode("\xa4nse", pieces);
+  EXPECT_EQ(pieces, whole);
+}
+
+TEST(Tokenizer, RefusesToDecodeWhatItCannotHaveMade) {
+  auto tokenizer = make_tokenizer("bytes");
+  expect_error(util::ErrorKind::kData, {"id 256", "place 1"}, [&] { tokenizer->decode({65, 256}); });
+  expect_error(util::ErrorKind::kData, {"id -1"}, [&] { tokenizer->decode({-1}); });
+}
+
+TEST(Tokenizer, ListsTheKnownNamesForAnUnknownOne) {
+  expect_error(util::ErrorKind::kUsage, {"\"bpe\"", "bytes"}, [] { make_tokenizer("bpe"); });
+}
+
+}  // namespace
+}  // namespace fsdp::data

@@ -1,0 +1,211 @@
+// What holds for every optimizer, fused and composed.
+
+#include "optim/optimizer.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "optim/shards.h"
+#include "util/error.h"
+
+namespace fsdp::optim {
+namespace {
+
+struct Case {
+  std::string name;
+  double momentum;
+  bool fused;
+};
+
+class EveryOptimizer : public ::testing::TestWithParam<Case> {
+ protected:
+  OptimizerOptions options() const {
+    OptimizerOptions options;
+    options.name = GetParam().name;
+    options.momentum = GetParam().momentum;
+    options.fused = GetParam().fused;
+    options.weight_decay = 0.1;
+    return options;
+  }
+  std::unique_ptr<Optimizer> make(std::vector<FlatParameter> parameters) const {
+    return make_optimizer(options(), std::move(parameters));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
+                         ::testing::Values(Case{"adamw", 0, true}, Case{"adamw", 0, false},
+                                           Case{"sgd", 0, true}, Case{"sgd", 0, false},
+                                           Case{"sgd", 0.9, true}, Case{"sgd", 0.9, false}),
+                         [](const auto& info) {
+                           return info.param.name + (info.param.momentum != 0 ? "_momentum" : "") +
+                                  (info.param.fused ? "_fused" : "_composed");
+                         });
+
+TEST_P(EveryOptimizer, UpdatesShardsBitForBitAsTheWhole) {
+  for (int64_t n : {1, 15, 16, 17, 100, 1003, 100'003}) {
+    at::Tensor value = random_values(n, "value"), gradient = random_values(n, "gradient");
+    auto whole = make({parameter_of(value)});
+    take_steps(*whole, 3, gradient, 1e-2);
+    for (int64_t shards : {2, 3, 7}) {
+      int64_t length = (n + shards - 1) / shards;
+      for (int64_t begin = 0; begin < n; begin += length) {
+        int64_t end = std::min(n, begin + length);
+        auto shard = make({parameter_of(value.slice(0, begin, end))});
+        take_steps(*shard, 3, gradient.slice(0, begin, end), 1e-2);
+        ASSERT_TRUE(
+            same_bits(shard->parameters()[0].value, whole->parameters()[0].value.slice(0, begin, end)))
+            << n << " elements, [" << begin << ", " << end << ")";
+        for (const std::string& name : whole->state_names()) {
+          ASSERT_TRUE(same_bits(shard->state(name, 0), whole->state(name, 0).slice(0, begin, end))) << name;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EveryOptimizer, DoesNotDependOnTheNumberOfThreads) {
+  int before = at::get_num_threads();
+  at::Tensor value = random_values(200'011, "value"), gradient = random_values(200'011, "gradient");
+  std::vector<at::Tensor> results;
+  for (int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    auto optimizer = make({parameter_of(value)});
+    take_steps(*optimizer, 2, gradient, 1e-2);
+    results.push_back(optimizer->parameters()[0].value);
+  }
+  at::set_num_threads(before);
+  EXPECT_TRUE(same_bits(results[0], results[1]));
+  EXPECT_TRUE(same_bits(results[0], results[2]));
+}
+
+TEST_P(EveryOptimizer, TouchesNothingOutsideTheRanges) {
+  at::Tensor value = random_values(100, "value"), gradient = random_values(100, "gradient");
+  // Padding may hold anything.
+  value.slice(0, 60, 64).fill_(std::numeric_limits<float>::quiet_NaN());
+  FlatParameter parameter{
+      "p", value.clone(), {{3, 40, true}, {40, 40, true}, {40, 60, false}, {64, 97, true}}};
+  auto optimizer = make({parameter});
+  take_steps(*optimizer, 3, gradient, 1e-2);
+  const at::Tensor& updated = optimizer->parameters()[0].value;
+  for (auto [begin, end] : {std::pair{0, 3}, {60, 64}, {97, 100}}) {
+    EXPECT_TRUE(same_bits(updated.slice(0, begin, end), value.slice(0, begin, end)));
+    for (const std::string& name : optimizer->state_names()) {
+      EXPECT_TRUE(optimizer->state(name, 0).slice(0, begin, end).eq(0).all().item<bool>());
+    }
+  }
+  EXPECT_TRUE(updated.slice(0, 3, 60).ne(value.slice(0, 3, 60)).all().item<bool>());
+  EXPECT_TRUE(updated.slice(0, 64, 97).ne(value.slice(0, 64, 97)).all().item<bool>());
+}
+
+TEST_P(EveryOptimizer, DecaysOnlyTheRangesThatDecay) {
+  at::Tensor value = random_values(50, "value"), gradient = random_values(50, "gradient");
+  auto mixed = make({{"p", value.clone(), {{0, 20, true}, {20, 50, false}}}});
+  auto decayed = make({parameter_of(value)});
+  OptimizerOptions without = options();
+  without.weight_decay = 0;
+  auto plain = make_optimizer(without, {parameter_of(value)});
+  for (Optimizer* optimizer : {mixed.get(), decayed.get(), plain.get()})
+    take_steps(*optimizer, 3, gradient, 1e-2);
+  const at::Tensor& found = mixed->parameters()[0].value;
+  EXPECT_TRUE(same_bits(found.slice(0, 0, 20), decayed->parameters()[0].value.slice(0, 0, 20)));
+  EXPECT_TRUE(same_bits(found.slice(0, 20, 50), plain->parameters()[0].value.slice(0, 20, 50)));
+  EXPECT_TRUE(decayed->parameters()[0].value.ne(plain->parameters()[0].value).all().item<bool>());
+}
+
+TEST_P(EveryOptimizer, GoesOnFromSavedStateAsIfNeverStopped) {
+  at::Tensor value = random_values(77, "value"), gradient = random_values(77, "gradient");
+  auto through = make({parameter_of(value)});
+  take_steps(*through, 6, gradient, 1e-2);
+  auto first = make({parameter_of(value)});
+  take_steps(*first, 3, gradient, 1e-2);
+  auto second = make({parameter_of(first->parameters()[0].value)});
+  for (const std::string& name : first->state_names()) second->state(name, 0).copy_(first->state(name, 0));
+  second->set_step_count(first->step_count());
+  take_steps(*second, 3, gradient, 1e-2);
+  EXPECT_EQ(second->step_count(), 6);
+  EXPECT_TRUE(same_bits(second->parameters()[0].value, through->parameters()[0].value));
+}
+
+TEST_P(EveryOptimizer, SkipsParametersWithoutGradient) {
+  at::Tensor value = random_values(20, "value"), gradient = random_values(20, "gradient");
+  auto optimizer = make({parameter_of(value), parameter_of(value)});
+  optimizer->step({at::Tensor(), gradient}, 1e-2);
+  EXPECT_EQ(optimizer->step_count(), 1);
+  EXPECT_TRUE(same_bits(optimizer->parameters()[0].value, value));
+  EXPECT_FALSE(same_bits(optimizer->parameters()[1].value, value));
+  for (const std::string& name : optimizer->state_names()) {
+    EXPECT_TRUE(optimizer->state(name, 0).eq(0).all().item<bool>());
+  }
+}
+
+TEST_P(EveryOptimizer, LeavesGradientsAlone) {
+  at::Tensor gradient = random_values(37, "gradient"), before = gradient.clone();
+  make({parameter_of(random_values(37, "value"))})->step({gradient}, 1e-2);
+  EXPECT_TRUE(same_bits(gradient, before));
+}
+
+TEST_P(EveryOptimizer, UpdatesLeavesOfAutograd) {
+  at::Tensor value = random_values(37, "value").requires_grad_();
+  auto optimizer = make({{"p", value, {{0, 37, true}}}});
+  optimizer->step({at::ones({37})}, 1e-2);
+  EXPECT_TRUE(value.is_leaf());
+  EXPECT_FALSE(optimizer->parameters()[0].value.grad_fn());
+}
+
+TEST_P(EveryOptimizer, BearsEmptyShards) {
+  auto optimizer = make({{"p", at::empty({0}), {}}, {"q", at::zeros({5}), {}}});
+  optimizer->step({at::empty({0}), at::ones({5})}, 1e-2);
+  EXPECT_TRUE(optimizer->parameters()[1].value.eq(0).all().item<bool>());
+}
+
+TEST_P(EveryOptimizer, AssertsItsContract) {
+  auto optimizer = make({parameter_of(at::zeros({5}))});
+  EXPECT_THROW(optimizer->step({}, 1e-2), util::Error);
+  EXPECT_THROW(optimizer->step({at::zeros({4})}, 1e-2), util::Error);
+  EXPECT_THROW(optimizer->step({at::zeros({5}, at::kDouble)}, 1e-2), util::Error);
+  EXPECT_EQ(optimizer->step_count(), 0);
+  EXPECT_THROW(optimizer->state("no such state", 0), util::Error);
+  EXPECT_THROW(optimizer->set_step_count(-1), util::Error);
+  EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 6, true}}}}), util::Error);
+  EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 3, true}, {2, 5, true}}}}), util::Error);
+  EXPECT_THROW(make({{"p", at::zeros({5, 2}), {}}}), util::Error);
+}
+
+void expect_refused(const OptimizerOptions& options, const std::string& part) {
+  try {
+    make_optimizer(options, {});
+    ADD_FAILURE() << "not refused: " << part;
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST(MakeOptimizer, RefusesOptionsWithoutMeaning) {
+  OptimizerOptions options;
+  options.name = "adam";
+  expect_refused(options, "did you mean \"adamw\"?");
+  options = {};
+  options.lr = -1;
+  expect_refused(options, "optimizer.lr = -1");
+  options = {};
+  options.weight_decay = std::numeric_limits<double>::infinity();
+  expect_refused(options, "optimizer.weight_decay = inf");
+  options = {};
+  options.betas = {0.9};
+  expect_refused(options, "betas has 1");
+  options.betas = {0.9, 1.0};
+  expect_refused(options, "betas holds 1");
+  options = {};
+  options.eps = -1;
+  expect_refused(options, "optimizer.eps = -1");
+  options = {};
+  options.name = "sgd";
+  options.momentum = 1;
+  expect_refused(options, "optimizer.momentum = 1");
+}
+
+}  // namespace
+}  // namespace fsdp::optim

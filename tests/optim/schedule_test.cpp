@@ -1,0 +1,137 @@
+#include "optim/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "util/error.h"
+
+namespace fsdp::optim {
+namespace {
+
+OptimizerOptions with_rate(double lr) {
+  OptimizerOptions options;
+  options.lr = lr;
+  return options;
+}
+
+/// The share of the rate at each step 1 to total.
+std::vector<double> shares(const ScheduleOptions& schedule, int64_t total) {
+  std::vector<double> result;
+  for (int64_t step = 1; step <= total; ++step) result.push_back(lr_at(with_rate(1), schedule, step, total));
+  return result;
+}
+
+ScheduleOptions named(const std::string& name, int64_t warmup_steps = 0, double min_lr_ratio = 0) {
+  ScheduleOptions schedule;
+  schedule.name = name;
+  schedule.warmup_steps = warmup_steps;
+  schedule.min_lr_ratio = min_lr_ratio;
+  return schedule;
+}
+
+void expect_shares(const ScheduleOptions& schedule, const std::vector<double>& expected) {
+  std::vector<double> found = shares(schedule, static_cast<int64_t>(expected.size()));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-15) << schedule.name << ", step " << i + 1;
+  }
+}
+
+TEST(Schedule, FollowsTheDocumentedFormulas) {
+  expect_shares(named("constant", 2), {0.5, 1, 1, 1, 1});
+  expect_shares(named("linear"), {1, 0.75, 0.5, 0.25, 0});
+  expect_shares(named("linear", 2, 0.1), {0.5, 1, 0.7, 0.4, 0.1});
+  expect_shares(named("cosine", 0, 0.2),
+                {1, 0.2 + 0.8 * (2 + std::sqrt(2)) / 4, 0.6, 0.2 + 0.8 * (2 - std::sqrt(2)) / 4, 0.2});
+  expect_shares(named("inverse_sqrt", 4, 0.7), {0.25, 0.5, 0.75, 1, std::sqrt(0.8), std::sqrt(4.0 / 6),
+                                                std::sqrt(4.0 / 7), std::sqrt(0.5), 0.7});
+  ScheduleOptions polynomial = named("polynomial", 0, 0.5);
+  polynomial.power = 2;
+  expect_shares(polynomial, {1, 0.5 + 0.5 * 0.5625, 0.625, 0.5 + 0.5 * 0.0625, 0.5});
+  ScheduleOptions wsd = named("wsd", 2);
+  wsd.decay_steps = 4;
+  expect_shares(wsd, {0.5, 1, 1, 1, 0.75, 0.5, 0.25, 0});
+  expect_shares(named("wsd"), {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.5, 0});
+}
+
+TEST(Schedule, ScalesWithTheRate) {
+  for (int64_t step = 1; step <= 10; ++step) {
+    EXPECT_DOUBLE_EQ(lr_at(with_rate(3e-4), named("cosine", 3), step, 10),
+                     3e-4 * lr_at(with_rate(1), named("cosine", 3), step, 10));
+  }
+}
+
+// What holds for every schedule, for all lengths of the run, the warm-up and the decay up to a limit.
+TEST(Schedule, RisesToTheWholeRateAndNeverAgain) {
+  for (const std::string& name : schedule_names()) {
+    for (double floor : {0.0, 0.1, 1.0}) {
+      for (int64_t total = 1; total <= 24; ++total) {
+        for (int64_t warmup = 0; warmup <= total + 2; ++warmup) {
+          for (int64_t decay = 0; decay <= total + 2; decay += 3) {
+            ScheduleOptions schedule = named(name, warmup, floor);
+            schedule.decay_steps = decay;
+            std::vector<double> rate = shares(schedule, total);
+            int64_t peak = std::max<int64_t>(warmup, 1);
+            for (int64_t step = 1; step <= total; ++step) {
+              double now = rate[static_cast<size_t>(step - 1)];
+              if (step <= peak) {
+                EXPECT_DOUBLE_EQ(now,
+                                 warmup == 0 ? 1.0 : static_cast<double>(step) / static_cast<double>(warmup));
+              } else {
+                EXPECT_LE(now, rate[static_cast<size_t>(step - 2)] + 1e-15) << name << " rises at " << step;
+                EXPECT_GE(now, floor - 1e-15) << name << " is under the floor at " << step;
+              }
+            }
+            bool falls_to_floor = name != "constant" && name != "inverse_sqrt" && total > peak;
+            if (falls_to_floor) {
+              EXPECT_DOUBLE_EQ(rate.back(), floor) << name;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// No jump where the warm-up ends: on long runs neighbouring steps differ by little.
+TEST(Schedule, IsContinuousAtTheEndOfTheWarmUp) {
+  for (const std::string& name : schedule_names()) {
+    ScheduleOptions schedule = named(name, 10'000);
+    std::vector<double> rate = shares(schedule, 100'000);
+    for (size_t i = 1; i < rate.size(); ++i)
+      ASSERT_NEAR(rate[i], rate[i - 1], 1.1e-4) << name << " at " << i + 1;
+  }
+}
+
+TEST(Schedule, KeepsTheLastShareAfterTheEnd) {
+  EXPECT_EQ(lr_at(with_rate(1), named("cosine", 0, 0.25), 1000, 10), 0.25);
+  EXPECT_EQ(lr_at(with_rate(1), named("linear", 20), 1000, 10), 0.5);
+}
+
+void expect_refused(const ScheduleOptions& schedule, const std::string& part) {
+  try {
+    check_schedule(schedule);
+    ADD_FAILURE() << "not refused: " << part;
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST(Schedule, RefusesWhatItDoesNotKnow) {
+  expect_refused(named("cosin"), "did you mean \"cosine\"?");
+  expect_refused(named("x", 0), "inverse_sqrt");
+  expect_refused(named("linear", -1), "warmup_steps = -1");
+  expect_refused(named("linear", 0, 1.5), "min_lr_ratio = 1.5");
+  expect_refused(named("linear", 0, std::nan("")), "min_lr_ratio");
+  ScheduleOptions schedule = named("polynomial");
+  schedule.power = 0;
+  expect_refused(schedule, "power = 0");
+  schedule = named("wsd");
+  schedule.decay_steps = -5;
+  expect_refused(schedule, "decay_steps = -5");
+  EXPECT_THROW(lr_at(with_rate(1), named("constant"), 0, 10), util::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::optim

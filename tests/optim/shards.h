@@ -1,0 +1,32 @@
+#pragma once
+
+// Random parameters and gradients, whole and cut into shards, for the optimizers' tests.
+
+#include <ATen/Functions.h>
+
+#include "optim/optimizer.h"
+#include "util/seeded_random.h"
+
+namespace fsdp::optim {
+
+inline at::Tensor random_values(int64_t n, const std::string& name) {
+  return at::randn({n}, util::named_generator(7, name), at::TensorOptions(at::kFloat));
+}
+
+inline FlatParameter parameter_of(const at::Tensor& value) {
+  return {"p", value.clone(), {{0, value.numel(), true}}};
+}
+
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.contiguous().view(at::kInt).equal(b.contiguous().view(at::kInt));
+}
+
+/// Steps an optimizer `steps` times with gradients that depend on the step.
+inline void take_steps(Optimizer& optimizer, int64_t steps, const at::Tensor& gradients, double lr) {
+  for (int64_t i = 0; i < steps; ++i) {
+    double t = static_cast<double>(optimizer.step_count() + 1);
+    optimizer.step({gradients * (1 / t) - 0.01 * t}, lr);
+  }
+}
+
+}  // namespace fsdp::optim
