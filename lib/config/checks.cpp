@@ -70,11 +70,6 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
                    concat("data.sequence_length: expected at most model.max_position_embeddings = ",
                           config.model.max_position_embeddings, "; found ", data.sequence_length,
                           "; change one of the two"));
-  conflicts.unless(data.tokenizer != "bytes" || config.model.vocab_size >= 256,
-                   {"model.vocab_size", "data.tokenizer"},
-                   concat("model.vocab_size: expected at least 256, because data.tokenizer = \"bytes\" has a "
-                          "token for every byte; found ",
-                          config.model.vocab_size));
   double micro_step = static_cast<double>(data.micro_batch_size) * static_cast<double>(data.sequence_length);
   conflicts.unless(micro_step <= kMaxMicroStepTokens, {"data.micro_batch_size", "data.sequence_length"},
                    concat("data.micro_batch_size: expected at most ", with_commas(1'000'000'000),

@@ -1,6 +1,6 @@
 #include "train/state_slices.h"
 
-#include "optim/name_pattern.h"
+#include "optim/name_patterns.h"
 
 namespace fsdp::train {
 
