@@ -21,6 +21,7 @@ std::vector<int64_t> count_ids(const TokenFiles& files) {
   for (int64_t begin = 0; begin < files.size(); begin += kChunkTokens) {
     int64_t count = std::min(kChunkTokens, files.size() - begin);
     files.read(begin, count, chunk.data());
+    files.release(begin, count);
     for (int64_t i = 0; i < count; ++i) ++counts[chunk[static_cast<size_t>(i)]];
   }
   return counts;

@@ -56,6 +56,14 @@ class TokenFiles::MappedFile {
     return tokens_ + begin;
   }
 
+  /// Only advice, so a refusal is no error. A page that other tokens share may go too; it comes back.
+  void release(int64_t begin, int64_t count) const {
+    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    auto first = reinterpret_cast<uintptr_t>(tokens_ + begin) / page * page;
+    auto last = reinterpret_cast<uintptr_t>(tokens_ + begin + count);
+    ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  }
+
  private:
   [[noreturn]] void refuse(const std::string& found, const std::string& remedy) const {
     fail(ErrorKind::kData, "the token file ", path_, " ", found, "; ", remedy);
@@ -110,17 +118,28 @@ size_t TokenFiles::file_of(int64_t position) const {
   return static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), position) - ends_.begin());
 }
 
-template <typename Token>
-void TokenFiles::read_as(int64_t begin, int64_t count, Token* out) const {
+template <typename Visit>
+void TokenFiles::for_each_part(int64_t begin, int64_t count, const Visit& visit) const {
   FSDP_CHECK(begin >= 0 && count >= 0 && begin <= size() - count, "tokens ", begin, " + ", count, " of ",
              size());
   for (size_t i = file_of(begin); count > 0; ++i) {
-    int64_t first = begin - (ends_[i] - files_[i]->size());
     int64_t here = std::min(count, ends_[i] - begin);
-    out = std::copy_n(files_[i]->tokens(first, here), here, out);
+    visit(*files_[i], begin - (ends_[i] - files_[i]->size()), here);
     begin += here;
     count -= here;
   }
+}
+
+template <typename Token>
+void TokenFiles::read_as(int64_t begin, int64_t count, Token* out) const {
+  for_each_part(begin, count, [&out](const MappedFile& file, int64_t first, int64_t here) {
+    out = std::copy_n(file.tokens(first, here), here, out);
+  });
+}
+
+void TokenFiles::release(int64_t begin, int64_t count) const {
+  for_each_part(begin, count,
+                [](const MappedFile& file, int64_t first, int64_t here) { file.release(first, here); });
 }
 
 void TokenFiles::read(int64_t begin, int64_t count, uint16_t* out) const { read_as(begin, count, out); }
@@ -155,6 +174,7 @@ void check_all_ids(const TokenFiles& files, int64_t vocab_size) {
   for (int64_t begin = 0; begin < files.size(); begin += kChunkTokens) {
     int64_t count = std::min(kChunkTokens, files.size() - begin);
     files.read(begin, count, chunk.data());
+    files.release(begin, count);
     // The largest id first: a loop that the compiler turns into vector instructions.
     if (*std::max_element(chunk.begin(), chunk.begin() + count) < vocab_size) continue;
     for (int64_t i = 0; i < count; ++i) {

@@ -43,6 +43,10 @@ class TokenFiles {
   /// The same, widened to the element type of an index tensor.
   void read(int64_t begin, int64_t count, int64_t* out) const;
 
+  /// Takes the pages of these tokens out of this process's resident memory; they stay in the system's cache
+  /// and come back when read. For scans, which would otherwise count the whole files into the peak memory.
+  void release(int64_t begin, int64_t count) const;
+
   Position locate(int64_t position) const;
 
  private:
@@ -50,6 +54,9 @@ class TokenFiles {
 
   template <typename Token>
   void read_as(int64_t begin, int64_t count, Token* out) const;
+  /// Calls visit(file, first token in it, tokens) for each file's part of [begin, begin + count).
+  template <typename Visit>
+  void for_each_part(int64_t begin, int64_t count, const Visit& visit) const;
   size_t file_of(int64_t position) const;
 
   std::vector<std::string> paths_;

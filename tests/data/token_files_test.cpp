@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "data/token_fixtures.h"
+#include "util/process_memory.h"
 
 namespace fsdp::data {
 namespace {
@@ -44,6 +45,17 @@ TEST(TokenFiles, LocatesEveryPosition) {
   EXPECT_EQ(files.locate(3).path, b);
   EXPECT_EQ(files.locate(3).token, 0);
   EXPECT_EQ(files.locate(4).token, 1);
+}
+
+TEST(TokenFiles, ReadsReleasedTokensAgain) {
+  TemporaryFolder folder;
+  TokenFiles files({write_tokens(folder, "a", counting(20'000)), write_tokens(folder, "b", counting(3000))});
+  std::vector<int64_t> before(23'000), after(23'000);
+  files.read(0, 23'000, before.data());
+  files.release(0, 23'000);
+  files.release(5000, 15'001);
+  files.read(0, 23'000, after.data());
+  EXPECT_EQ(after, before);
 }
 
 TEST(TokenFiles, RefusesReadingPastTheEnd) {
@@ -112,6 +124,17 @@ TEST(CheckAllIds, NamesFileAndPositionOfTheFirstBadId) {
   check_all_ids(files, 65536);
   expect_error(ErrorKind::kData, {"token 550000 of " + b, "the id 10", "vocab_size = 10", "at least 11"},
                [&] { check_all_ids(files, 10); });
+}
+
+TEST(CheckAllIds, DoesNotCountTheFilesIntoResidentMemory) {
+  TemporaryFolder folder;
+  // A sparse file: 128 MiB of zeros that take no room on the disk.
+  std::string path = folder.write("a", "");
+  std::filesystem::resize_file(path, 128 << 20);
+  TokenFiles files({path});
+  int64_t before = util::peak_resident_bytes();
+  check_all_ids(files, 1);
+  EXPECT_LT(util::peak_resident_bytes() - before, 32 << 20);
 }
 
 }  // namespace
