@@ -36,7 +36,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
   resume();
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
-  if (is_first_rank()) util::log_info("\n" + banner(config_, *engine_, *loader_));
+  if (is_first_rank()) util::log_info(banner(config_, *engine_, *loader_));
 }
 
 data::Placement Trainer::placement() const {

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +27,22 @@ class TemporaryFolder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+  /// Writes a file of that name and returns its path.
+  std::filesystem::path write(const std::string& name, const std::string& content) const {
+    std::filesystem::path path = path_ / name;
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream file(path_ / name, std::ios::binary);
+    if (!file) throw std::runtime_error("no file " + name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  /// How many entries the folder has, to see that nothing was left behind.
+  int entries() const {
+    return static_cast<int>(std::distance(std::filesystem::directory_iterator(path_), {}));
+  }
 
  private:
   std::filesystem::path path_;
