@@ -73,9 +73,9 @@ class AgreedError : public util::Error {
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,
                                          const CallSite& site);
 
-/// Runs `body` on every rank; if it throws anywhere, every rank throws an AgreedError of the kind and with the message of
-/// the lowest such rank, and which ranks saw a failure when not all did. Collective, so that no rank waits for one that
-/// has given up.
+/// Runs `body` on every rank; if it throws anywhere, every rank throws an AgreedError of the kind and with
+/// the message of the lowest such rank, and which ranks saw a failure when not all did. Collective, so that
+/// no rank waits for one that has given up.
 void agree(Communicator& communicator, const std::string& purpose, const std::function<void()>& body);
 
 }  // namespace fsdp::comm

@@ -14,8 +14,8 @@
 namespace fsdp::train {
 namespace {
 
-/// Fills every parameter from the file or folder and lists all that do not fit at once. A tied parameter is read under
-/// the first of its names, or under whichever of them the file has.
+/// Fills every parameter from the file or folder and lists all that do not fit at once. A tied parameter is
+/// read under the first of its names, or under whichever of them the file has.
 void read_weights(torch::nn::Module& model, const std::string& path) {
   at::NoGradGuard no_grad;
   checkpoint::Weights weights = checkpoint::open_weights(path);
@@ -42,8 +42,8 @@ void read_weights(torch::nn::Module& model, const std::string& path) {
     if (filled.count(id) == 0) problems.push_back(name + " is missing");
   }
   if (problems.empty()) return;
-  util::fail(util::ErrorKind::kCheckpoint, "model.init_from ", path, " does not fit the model: ",
-             util::join(problems, "; "), "; check the sizes under [model]");
+  util::fail(util::ErrorKind::kCheckpoint, "model.init_from ", path,
+             " does not fit the model: ", util::join(problems, "; "), "; check the sizes under [model]");
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ const std::map<std::string, Sample>& samples() {
       {"fsdp.reshard_after_forward", {"false", "2"}},
       {"fsdp.forward_prefetch", {"\"explicit\"", "\"pre\""}},
       {"fsdp.backward_prefetch", {"\"post\"", "\"implicit\""}},
-      {"fsdp.limit_all_gathers", {"false", "2"}},
+      {"fsdp.limit_all_gathers", {"true", "false"}},
       {"fsdp.cpu_offload", {"false", "true"}},
       {"fsdp.move_grads_to_cpu", {"false", "true"}},
       {"mixed_precision.param_dtype", {"\"float32\"", "\"bfloat16\""}},

@@ -40,8 +40,9 @@ min_num_params = 10_000
 /// fsdp-launch --nproc-per-node N -- fsdp-train CONFIG overrides...
 inline testing::ProgramResult launch_training(int world_size, const std::filesystem::path& config,
                                               const std::vector<std::string>& overrides) {
-  std::vector<std::string> command = {program("fsdp-launch"), "--nproc-per-node", std::to_string(world_size), "--",
-                                      program("fsdp-train"), config.string()};
+  std::vector<std::string> command = {program("fsdp-launch"),     "--nproc-per-node",
+                                      std::to_string(world_size), "--",
+                                      program("fsdp-train"),      config.string()};
   command.insert(command.end(), overrides.begin(), overrides.end());
   return testing::run(command, {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 120});
 }

@@ -10,7 +10,7 @@ namespace fsdp::testing {
 /// Token i of the files that tests train on: a sequence with something to learn in it. The same formula
 /// stands in tests/parity/torch_reference.py.
 inline uint16_t test_token(int64_t i, int64_t vocab_size) {
-  return static_cast<uint16_t>((i * i / 3 + 7 * (i % 11) + i / 50) % vocab_size);
+  return static_cast<uint16_t>((3 * (i % 7) + i * i / 3 % 3 + i / 50 % 2) % vocab_size);
 }
 
 /// Writes `count` such tokens as a flat little-endian uint16 file.
