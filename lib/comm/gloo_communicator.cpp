@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <thread>
@@ -33,6 +34,13 @@ bool says_timeout(const std::string& text) {
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error here, not the end of
+/// the process by SIGPIPE. A handler of the program's own is left alone.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
 
 /// The address of this host from which packets to the master leave; gloo listens there.
 std::string address_towards(const std::string& host, int port) {
@@ -262,6 +270,7 @@ class GlooCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options) {
+  ignore_broken_pipes();
   auto group = std::make_shared<Group>();
   group->rank = environment.rank;
   group->world_size = environment.world_size;

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cmath>
+#include <cstdlib>
 #include <thread>
 
 #include "comm/gloo_communicator.h"
@@ -26,8 +26,11 @@ struct Setting {
   int world_size;
 };
 
+/// Ranks as threads over real sockets. c10d's flight recorder is one for the process and not thread-safe: it
+/// is turned off before the first group reads the variable.
 void run_over_gloo(int world_size, const std::function<void(Communicator&)>& body,
                    double timeout_seconds = 20) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   int port = testing::free_port();
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> failures(static_cast<size_t>(world_size));
