@@ -74,10 +74,10 @@ void Trainer::resume() {
       tokens_seen_ = manifest.training.at("tokens_seen").get<int64_t>();
       optimizer_->set_step_count(manifest.training.at("optimizer_steps").get<int64_t>());
     } catch (const nlohmann::json::exception&) {
-      util::fail(util::ErrorKind::kCheckpoint, folder.string(),
-                 "/manifest.json: expected samples_seen, tokens_seen and optimizer_steps under \"training\"; "
-                 "it was not "
-                 "written by fsdp-train; start from its weights with model.init_from instead");
+      util::fail(
+          util::ErrorKind::kCheckpoint, folder.string(),
+          "/manifest.json: expected samples_seen, tokens_seen and optimizer_steps under \"training\"; it was "
+          "not written by fsdp-train; start from its weights with model.init_from instead");
     }
   });
 }
@@ -97,17 +97,19 @@ void Trainer::prepare_output() {
   }
   util::make_writable_folder(output_folder());
   fs::path resolved = output_folder() / "config.toml";
-  if (step_ > 0 && fs::exists(resolved)) {
-    try {
-      auto changes = config::differing_keys(config::load_config(resolved), config_);
-      for (const std::string& change : changes)
-        util::log_info("config differs from the run so far: " + change);
-    } catch (const util::Error& error) {
-      util::log_warning(util::concat("cannot compare with ", resolved.string(), ": ", error.what()));
-    }
-  }
+  if (step_ > 0 && fs::exists(resolved)) report_changes_since(resolved);
   util::write_file_atomically(resolved, config::to_toml(config_));
   metrics_.emplace(output_folder(), step_);
+}
+
+void Trainer::report_changes_since(const fs::path& resolved) const {
+  try {
+    for (const std::string& change : config::differing_keys(config::load_config(resolved), config_)) {
+      util::log_info("config differs from the run so far: " + change);
+    }
+  } catch (const util::Error& error) {
+    util::log_warning(util::concat("cannot compare with ", resolved.string(), ": ", error.what()));
+  }
 }
 
 RunSummary Trainer::run() {

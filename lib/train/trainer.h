@@ -43,6 +43,7 @@ class Trainer {
   void open_data();
   void resume();
   void prepare_output();
+  void report_changes_since(const std::filesystem::path& resolved_config) const;
   void report(const StepResult& result, double lr);
   void validate();
   void save();

@@ -1,0 +1,31 @@
+#include "train/banner.h"
+
+#include <gtest/gtest.h>
+
+#include "support/sharded_run.h"
+#include "support/tiny_config.h"
+#include "util/text.h"
+
+namespace fsdp::train {
+namespace {
+
+TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  config.training.gradient_accumulation_steps = 3;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    auto model = testing::make_initialized(config.model);
+    int64_t parameters = nn::count_parameters(*model);
+    auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
+    data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 2, 3});
+    std::string text = banner(config, *engine, loader);
+    for (const std::string& part : {util::with_commas(parameters) + " parameters", std::string("4 units"),
+                                    std::string("12 sequences = 96 tokens"), config.run.output_dir,
+                                    util::human_bytes(engine->shard_bytes()) + " of parameters a rank"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,79 @@
+#include "train/train_step.h"
+
+#include <gtest/gtest.h>
+
+#include "nn/loss.h"
+#include "support/sharded_run.h"
+#include "support/tiny_config.h"
+#include "train/state_slices.h"
+#include "util/error.h"
+
+namespace fsdp::train {
+namespace {
+
+class TrainStepTest : public ::testing::Test {
+ protected:
+  struct Ready {
+    std::shared_ptr<nn::Stage> model;
+    std::shared_ptr<shard::Engine> engine;
+    std::unique_ptr<optim::Optimizer> optimizer;
+    std::unique_ptr<data::TrainLoader> loader;
+    std::unique_ptr<TrainStep> step;
+  };
+
+  Ready make(comm::Communicator& communicator, const StepOptions& options) {
+    Ready ready;
+    ready.model = testing::make_initialized(config_.model);
+    ready.engine = shard::fully_shard(*ready.model, config_.fsdp, testing::borrowed(communicator));
+    ready.optimizer = optim::make_optimizer(config_.optimizer, flat_parameters(*ready.engine, {}));
+    ready.loader = std::make_unique<data::TrainLoader>(
+        config_.data, config_.model.vocab_size, 1,
+        data::Placement{communicator.rank(), communicator.world_size(), options.gradient_accumulation_steps});
+    ready.step =
+        std::make_unique<TrainStep>(*ready.model, *ready.engine, *ready.optimizer, *ready.loader, options);
+    return ready;
+  }
+
+  testing::TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+};
+
+TEST_F(TrainStepTest, ReportsTheMeanLossOfTheGlobalBatch) {
+  config_.data.shuffle = false;
+  double expected = 0;
+  {
+    auto model = testing::make_initialized(config_.model);
+    data::TrainLoader all(config_.data, config_.model.vocab_size, 1, {});
+    for (int64_t micro = 0; micro < 4; ++micro) {
+      data::Batch batch = all.batch(0, micro);
+      expected += nn::next_token_loss(model->forward(batch.inputs), batch.targets).item<double>() / 4;
+    }
+  }
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Ready ready = make(communicator, {.gradient_accumulation_steps = 2});
+    StepResult result = ready.step->run({.step = 1, .first_global_sample = 0, .lr = 1e-3});
+    EXPECT_NEAR(result.loss, expected, 1e-6);
+    EXPECT_GT(result.grad_norm, 0);
+    EXPECT_EQ(ready.engine->live_unsharded_bytes(), 0);
+  });
+}
+
+TEST_F(TrainStepTest, DoesNotUpdateWhenTheLossIsNotFinite) {
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Ready ready = make(communicator, {});
+    at::Tensor shard = ready.engine->units()[0]->storage().shard();
+    if (communicator.rank() == 1) shard.fill_(std::numeric_limits<float>::quiet_NaN());
+    at::Tensor before = shard.clone();
+    try {
+      ready.step->run({.step = 7, .first_global_sample = 0, .lr = 1.0});
+      ADD_FAILURE() << "rank " << communicator.rank() << " went on";
+    } catch (const comm::AgreedError& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_NE(std::string(error.what()).find("at step 7"), std::string::npos);
+    }
+    EXPECT_TRUE(at::allclose(shard, before, 0, 0, /*equal_nan=*/true));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::train
