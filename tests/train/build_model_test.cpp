@@ -19,7 +19,7 @@ class BuildModelTest : public ::testing::Test {
     testing::NamedTensors tensors;
     for (const auto& parameter : model->named_parameters()) {
       if (options.tie_word_embeddings && parameter.key() == "lm_head.weight") continue;
-      tensors.emplace(parameter.key(), parameter.value().detach());
+      tensors.emplace_back(parameter.key(), parameter.value().detach());
     }
     std::string path = folder_ / "weights.safetensors";
     testing::write_safetensors(path, tensors);

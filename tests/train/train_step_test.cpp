@@ -43,7 +43,7 @@ TEST_F(TrainStepTest, ReportsTheMeanLossOfTheGlobalBatch) {
   double expected = 0;
   {
     auto model = testing::make_initialized(config_.model);
-    data::TrainLoader all(config_.data, config_.model.vocab_size, 1, {});
+    data::TrainLoader all(config_.data, config_.model.vocab_size, 1, {.gradient_accumulation_steps = 4});
     for (int64_t micro = 0; micro < 4; ++micro) {
       data::Batch batch = all.batch(0, micro);
       expected += nn::next_token_loss(model->forward(batch.inputs), batch.targets).item<double>() / 4;
