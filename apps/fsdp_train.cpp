@@ -1,8 +1,10 @@
 // fsdp-train CONFIG.toml [section.key=value ...]: one process of a training run.
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/launch_environment.h"
@@ -36,24 +38,29 @@ void train(const config::Config& config, const comm::LaunchEnvironment& environm
   std::cout << std::endl;
 }
 
+/// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
+/// soon as the first ends, and that must not be before it has been said.
+void let_the_first_speak() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
+
 int run(const Arguments& arguments) {
   comm::LaunchEnvironment environment = comm::read_launch_environment();
-  // What all processes say alike is said once: of the config by one process a node, of the run by rank 0.
-  bool silent = environment.local_rank != 0;
+  config::Config config;
   try {
-    config::Config config = config::load_config(arguments.config_path, arguments.overrides);
-    if (arguments.print_config) {
-      if (!silent) std::cout << config::to_toml(config);
-      return 0;
-    }
-    silent = false;
+    config = config::load_config(arguments.config_path, arguments.overrides);
+  } catch (const util::Error&) {
+    if (environment.local_rank != 0) let_the_first_speak();  // of the node, whose files are the same
+    throw;
+  }
+  if (arguments.print_config) {
+    if (environment.rank == 0) std::cout << config::to_toml(config);
+    return 0;
+  }
+  try {
     train(config, environment);
   } catch (const comm::AgreedError& error) {
-    if (environment.rank != 0) return error.exit_code();
-    throw;
-  } catch (const util::Error& error) {
-    if (silent) return error.exit_code();
-    throw;
+    if (environment.rank == 0) throw;
+    let_the_first_speak();
+    return error.exit_code();
   }
   return 0;
 }

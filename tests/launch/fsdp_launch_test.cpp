@@ -25,6 +25,7 @@ using testing::ProgramResult;
 using testing::run;
 using testing::RunningProgram;
 using testing::RunOptions;
+using testing::terminal_can_be_made;
 
 const std::string kLauncher = FSDP_BINARY_DIR "/fsdp-launch";
 
@@ -135,6 +136,7 @@ TEST(FsdpLaunch, KeepsStdoutAndStderrWholeInOnePipe) {
 }
 
 TEST(FsdpLaunch, DrawsTransientTextOnATerminal) {
+  if (!terminal_can_be_made()) GTEST_SKIP() << "no pseudo-terminals here";
   const ProgramResult result =
       run(command({},
                   "echo width $FSDP_TERMINAL_COLUMNS; printf '10%%\\r' >&2; sleep 0.2; printf '20%%\\r' >&2; "

@@ -231,6 +231,15 @@ class RunningProgram {
 };
 
 /// Runs a program to its end.
+/// Whether a program can be given a terminal here; a bare container may have no pseudo-terminals.
+inline bool terminal_can_be_made() {
+  int fd = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0) return false;
+  bool usable = ::grantpt(fd) == 0 && ::unlockpt(fd) == 0;
+  ::close(fd);
+  return usable;
+}
+
 inline ProgramResult run(const std::vector<std::string>& argv, RunOptions options = {}) {
   return RunningProgram(argv, std::move(options)).wait();
 }
