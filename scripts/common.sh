@@ -20,7 +20,8 @@ cause_of() {
   elif grep -qiE 'killed|out of memory|cannot allocate memory' "$1"; then
     echo "the machine ran out of memory"
   else
-    grep -vE '^\s*$' "$1" | tail -1
+    # A compiler's or linker's first complaint says more than the last line.
+    grep -m1 -E '(error|Error)[ :]|undefined reference' "$1" || grep -vE '^\s*$' "$1" | tail -1
   fi
 }
 
@@ -37,12 +38,5 @@ step() {
 
 # as_root COMMAND...: as it is for root, through sudo for others.
 as_root() {
-  if [ "$(id -u)" = 0 ]; then
-    "$@"
-  elif command -v sudo >/dev/null; then
-    sudo "$@"
-  else
-    echo "permission denied: neither root nor sudo" >&2
-    return 1
-  fi
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }

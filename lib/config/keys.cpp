@@ -169,8 +169,8 @@ std::vector<Key> make_keys() {
 
       {KEY(logging, interval_steps), "log every so many steps", at_least(1), {}},
       {KEY(logging, trace_communication),
-       "write a line a collective",
-       only("false", "this version has no communication trace"),
+       "write a line a collective and a buffer to trace.rank<R>.jsonl",
+       {},
        {}},
   };
 }

@@ -40,20 +40,21 @@ class Engine::UnitSurround final : public nn::Surround {
 };
 
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
-                                    std::shared_ptr<comm::Communicator> communicator) {
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::shared_ptr<comm::Trace> trace) {
   auto plans = plan_units(root, options);
   auto engine = std::make_shared<Engine>(options, std::move(communicator));
-  engine->attach(plans);
+  engine->attach(plans, trace);
   return engine;
 }
 
 Engine::Engine(const ShardOptions& options, std::shared_ptr<comm::Communicator> communicator)
     : options_(options), communicator_(std::move(communicator)) {}
 
-void Engine::attach(const std::vector<UnitPlan>& plans) {
+void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace) {
   for (const UnitPlan& plan : plans) {
     size_t index = units_.size();
-    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, communicator_));
+    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, communicator_, trace));
     plan.stage->attach(std::make_shared<UnitSurround>(shared_from_this(), unit));
     const FlatLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {

@@ -46,7 +46,8 @@ class Engine;
 /// all ranks. The root stage's forward must be what runs the model. The returned engine also lives as long as
 /// the stages do.
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
-                                    std::shared_ptr<comm::Communicator> communicator);
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::shared_ptr<comm::Trace> trace = nullptr);
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
@@ -84,9 +85,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   class UnitSurround;
   friend std::shared_ptr<Engine> fully_shard(nn::Stage&, const ShardOptions&,
-                                             std::shared_ptr<comm::Communicator>);
+                                             std::shared_ptr<comm::Communicator>,
+                                             std::shared_ptr<comm::Trace>);
 
-  void attach(const std::vector<UnitPlan>& plans);
+  void attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace);
   void before_forward(Unit& unit);
   void after_forward(Unit& unit, bool backward_will_follow);
   void before_backward(Unit& unit);

@@ -7,12 +7,21 @@
 
 namespace fsdp::shard {
 
-Unit::Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator)
-    : name_(plan.name), communicator_(std::move(communicator)), storage_(plan.parameters, *communicator_) {}
+Unit::Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator,
+           std::shared_ptr<comm::Trace> trace)
+    : name_(plan.name),
+      communicator_(std::move(communicator)),
+      trace_(std::move(trace)),
+      storage_(plan.parameters, *communicator_) {}
+
+void Unit::note_buffer(bool allocated, const char* kind) {
+  if (trace_) trace_->buffer(allocated, name_, kind, storage_.unsharded_bytes());
+}
 
 void Unit::start_gather(const char* pass) {
   if (state_ != State::kSharded) return;
   storage_.allocate_unsharded();
+  note_buffer(true, "parameters");
   state_ = State::kGathering;
   gather_ = communicator_->all_gather(storage_.unsharded(), storage_.shard(), {.unit = name_, .pass = pass});
 }
@@ -30,8 +39,10 @@ void Unit::wait_for_gather() {
 }
 
 void Unit::reshard() {
+  if (state_ == State::kSharded) return;
   if (state_ == State::kGathering) wait_for_gather();
   storage_.free_unsharded();
+  note_buffer(false, "parameters");
   state_ = State::kSharded;
 }
 
@@ -39,6 +50,7 @@ void Unit::attach_gradients() {
   if (storage_.gradients_are_attached() || !storage_.has_trainable_parameters()) return;
   at::NoGradGuard no_grad;
   storage_.attach_gradients();
+  note_buffer(true, "gradients");
 }
 
 void Unit::start_reduction() {
@@ -57,6 +69,7 @@ void Unit::finish_reduction() {
   auto work = std::move(reduction_);
   work->wait();
   reduction_input_.reset();
+  note_buffer(false, "gradients");
   at::Tensor mean = std::exchange(reduction_output_, at::Tensor());
   if (communicator_->world_size() > 1) mean.div_(communicator_->world_size());
   if (storage_.shard_gradient().defined()) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/trace.h"
 #include "shard/unit_storage.h"
 #include "shard/wrap_policy.h"
 
@@ -21,7 +22,9 @@ class Unit {
  public:
   enum class State { kSharded, kGathering, kUnsharded };
 
-  Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator);
+  /// `trace`, if any, hears of the unsharded buffers.
+  Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator,
+       std::shared_ptr<comm::Trace> trace = nullptr);
 
   const std::string& name() const { return name_; }
   State state() const { return state_; }
@@ -52,9 +55,11 @@ class Unit {
 
  private:
   void wait_for_gather();
+  void note_buffer(bool allocated, const char* kind);
 
   std::string name_;
   std::shared_ptr<comm::Communicator> communicator_;
+  std::shared_ptr<comm::Trace> trace_;
   UnitStorage storage_;
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_;

@@ -26,16 +26,25 @@ namespace fs = std::filesystem;
 Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                  ProgressOutput progress)
     : config_(config), communicator_(std::move(communicator)), progress_(progress, config.training.steps) {
+  if (config_.logging.trace_communication) {
+    trace_ = std::make_shared<comm::Trace>();
+    communicator_ = comm::make_tracing_communicator(communicator_, trace_);
+  }
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     open_data();
     model_ = build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
   });
-  engine_ = shard::fully_shard(*model_, config_.fsdp, communicator_);
+  engine_ = shard::fully_shard(*model_, config_.fsdp, communicator_, trace_);
   optimizer_ =
       optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
   resume();
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
+  if (trace_) {
+    comm::agree(*communicator_, "trace files", [&] {
+      trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
+    });
+  }
   if (is_first_rank()) util::log_info(banner(config_, *engine_, *loader_));
 }
 
@@ -127,6 +136,7 @@ RunSummary Trainer::run() {
 
   meter_.start(step_, tokens_seen_);
   while (step_ < steps) {
+    if (trace_) trace_->begin_step(step_ + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step_ + 1, steps);
     StepResult result = train_step.run({.step = step_ + 1, .first_global_sample = samples_seen_, .lr = lr});
     ++step_;

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "comm/communicator.h"
+#include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
 #include "nn/stage.h"
@@ -53,6 +54,7 @@ class Trainer {
 
   config::Config config_;
   std::shared_ptr<comm::Communicator> communicator_;
+  std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
   std::optional<data::ValidationLoader> validation_loader_;
   std::shared_ptr<nn::Stage> model_;

@@ -130,7 +130,7 @@ const std::map<std::string, Sample>& samples() {
       {"checkpoint.asynchronous", {"false", "true"}},
       {"checkpoint.resume", {"\"never\"", "\"\""}},
       {"logging.interval_steps", {"10", "0"}},
-      {"logging.trace_communication", {"false", "true"}},
+      {"logging.trace_communication", {"true", "2"}},
   };
   return table;
 }

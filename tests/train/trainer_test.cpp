@@ -125,6 +125,33 @@ TEST_F(TrainerTest, ValidatesAndSavesAtTheIntervalsAndKeepsTheLast) {
   EXPECT_EQ(kept, (std::vector<int64_t>{6, 7}));
 }
 
+TEST_F(TrainerTest, TracesEveryCollectiveAndBufferOfAStep) {
+  config_.logging.trace_communication = true;
+  config_.data.validation.clear();
+  train(2, config_);
+  std::map<std::string, int> counts;
+  std::map<std::string, int64_t> payload, live;
+  for (const auto& line : testing::metrics_with(folder_ / "out/trace.rank1.jsonl", "op")) {
+    if (line["op"] == "buffer") {
+      int64_t bytes = line["bytes"];
+      live[line["kind"]] += line["event"] == "allocate" ? bytes : -bytes;
+    } else if (line["step"] == 5) {
+      ++counts[line["op"].get<std::string>() + " " + line["pass"].get<std::string>()];
+      payload[line["op"]] += line["bytes"].get<int64_t>();
+    }
+  }
+  // Three blocks and the root: N gathers in forward; in backward the last block and the root are still there.
+  EXPECT_EQ(counts, (std::map<std::string, int>{{"all_gather forward", 4},
+                                                {"all_gather backward", 2},
+                                                {"reduce_scatter backward", 4},
+                                                {"all_reduce optimizer", 1},
+                                                {"all_reduce other", 1}}));
+  int64_t block = 1176 * 4 / 2, root = (2 * 17 * 12 + 12) * 4 / 2;
+  EXPECT_EQ(payload["reduce_scatter"], 3 * block + root);
+  EXPECT_EQ(payload["all_gather"], 5 * block + root);
+  EXPECT_EQ(live, (std::map<std::string, int64_t>{{"parameters", 0}, {"gradients", 0}}));
+}
+
 TEST_F(TrainerTest, SavesNothingWhenToldSo) {
   config_.checkpoint.save_at_end = false;
   EXPECT_TRUE(train(1, config_).last_checkpoint.empty());
