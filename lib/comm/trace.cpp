@@ -20,6 +20,11 @@ void Trace::open(const std::filesystem::path& path) {
   write_complete();
 }
 
+void Trace::begin_step(int64_t step) {
+  step_ = step;
+  if (file_.is_open()) file_.flush();
+}
+
 uint64_t Trace::issued(const char* op, const CallSite& site, int64_t bytes) {
   pending_.push_back({.step = step_,
                       .op = op,

@@ -34,8 +34,8 @@ class Trace {
   /// Writes to the file from now on, after what it holds. Throws Error(kIo).
   void open(const std::filesystem::path& path);
 
-  /// Following events belong to this step.
-  void begin_step(int64_t step) { step_ = step; }
+  /// Following events belong to this step; those before it are in the file from now on.
+  void begin_step(int64_t step);
 
   /// A collective was issued; the returned number goes to finished().
   uint64_t issued(const char* op, const CallSite& site, int64_t bytes);

@@ -35,8 +35,7 @@ TEST(Trace, WritesCollectivesInIssueOrderWithPayloadAndTimes) {
   gather->wait();
   communicator->all_reduce(four, ReduceOp::kSum, {.unit = "norm", .pass = "optimizer"})->wait();
   communicator->broadcast(four.narrow(0, 0, 1), 0, {.unit = "x"})->wait();
-  trace.reset();
-  communicator.reset();
+  trace->begin_step(4);  // a file can be read up to the step under way
 
   auto lines = lines_of(folder, "trace.jsonl");
   ASSERT_EQ(lines.size(), 5u);
