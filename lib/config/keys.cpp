@@ -94,7 +94,10 @@ std::vector<Key> make_keys() {
        {}},
       {KEY(lr_scheduler, power), "polynomial: the exponent", above(0), {}},
 
-      {KEY(fsdp, strategy), "what is sharded", only("full_shard", "this version has no other strategy"), {}},
+      {KEY(fsdp, strategy),
+       "full_shard: parameters, gradients, optimizer; shard_grad_op: parameters stay gathered; no_shard: DDP",
+       one_of({"full_shard", "shard_grad_op", "no_shard"}),
+       {}},
       {KEY(fsdp, layout),
        "how a unit's parameters are cut",
        only("flat", "this version has no other layout"),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/single_communicator.h"
 #include "shard/autograd_hooks.h"
 #include "shard/wrap_policy.h"
 #include "util/error.h"
@@ -39,27 +40,42 @@ class Engine::UnitSurround final : public nn::Surround {
   Unit& unit_;
 };
 
+namespace {
+
+ProcessGroups groups_for(const std::string& strategy, std::shared_ptr<comm::Communicator> world) {
+  if (strategy == "full_shard" || strategy == "shard_grad_op") return {world, world, nullptr};
+  if (strategy == "no_shard") return {world, std::make_shared<comm::SingleCommunicator>(), world};
+  util::fail(util::ErrorKind::kUsage,
+             "fsdp.strategy: expected full_shard, shard_grad_op or no_shard; found \"", strategy, "\"");
+}
+
+}  // namespace
+
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace) {
   auto plans = plan_units(root, options);
-  auto engine = std::make_shared<Engine>(options, std::move(communicator));
+  auto engine = std::make_shared<Engine>(options, groups_for(options.strategy, std::move(communicator)));
   engine->attach(plans, trace);
   return engine;
 }
 
-Engine::Engine(const ShardOptions& options, std::shared_ptr<comm::Communicator> communicator)
-    : options_(options), communicator_(std::move(communicator)) {}
+Engine::Engine(const ShardOptions& options, const ProcessGroups& groups)
+    : options_(options), groups_(groups) {}
+
+bool Engine::reshards_after_forward() const {
+  return options_.strategy == "full_shard" && options_.reshard_after_forward;
+}
 
 void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace) {
   for (const UnitPlan& plan : plans) {
     size_t index = units_.size();
-    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, communicator_, trace));
+    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, groups_, trace));
     plan.stage->attach(std::make_shared<UnitSurround>(shared_from_this(), unit));
     const FlatLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
-      LocalRange range = layout.local_range(i, communicator_->rank());
+      LocalRange range = layout.local_range(i, groups_.shard->rank());
       segments_.push_back({.name = place.name,
                            .shape = place.shape,
                            .requires_grad = plan.parameters[i].tensor.requires_grad(),
@@ -98,7 +114,7 @@ void Engine::after_forward(Unit& unit, bool backward_will_follow) {
     }
     return;
   }
-  if (backward_will_follow && !options_.reshard_after_forward) return;
+  if (backward_will_follow && !reshards_after_forward()) return;
   release_kept_unit(&unit);
   kept_ = &unit;
 }
@@ -146,6 +162,7 @@ void Engine::reduce(Unit& unit) {
   finish_reduction();
   reducing_ = &unit;
   unit.start_reduction();
+  note_memory();
 }
 
 void Engine::finish_reduction() {
@@ -192,7 +209,7 @@ void Engine::reset() {
 
 int64_t Engine::live_unsharded_bytes() const {
   int64_t bytes = 0;
-  for (const auto& unit : units_) bytes += unit->storage().live_bytes();
+  for (const auto& unit : units_) bytes += unit->live_bytes();
   return bytes;
 }
 

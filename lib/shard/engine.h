@@ -43,8 +43,8 @@ struct Segment {
 class Engine;
 
 /// Shards `root` in place, attaching to its stages; parameters keep their names. The weights must be equal on
-/// all ranks. The root stage's forward must be what runs the model. The returned engine also lives as long as
-/// the stages do.
+/// all ranks. Throws Error(kUsage) for an unknown options.strategy. The root stage's forward must be what
+/// runs the model. The returned engine also lives as long as the stages do.
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace = nullptr);
@@ -52,9 +52,11 @@ std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   /// Use fully_shard().
-  Engine(const ShardOptions& options, std::shared_ptr<comm::Communicator> communicator);
+  Engine(const ShardOptions& options, const ProcessGroups& groups);
 
-  comm::Communicator& communicator() const { return *communicator_; }
+  /// All ranks of the run.
+  comm::Communicator& communicator() const { return *groups_.world; }
+  const ProcessGroups& groups() const { return groups_; }
 
   /// The root first, then in the order of the modules.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
@@ -95,6 +97,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void after_backward(Unit& unit);
   void after_whole_backward();
 
+  /// Whether a unit is freed between forward and backward.
+  bool reshards_after_forward() const;
   bool is_root(const Unit& unit) const { return &unit == units_.front().get(); }
   void release_kept_unit(const Unit* except);
   void prefetch_forward();
@@ -104,7 +108,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_memory();
 
   ShardOptions options_;
-  std::shared_ptr<comm::Communicator> communicator_;
+  ProcessGroups groups_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Segment> segments_;
 

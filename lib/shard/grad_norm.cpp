@@ -23,9 +23,11 @@ double grad_norm(Engine& engine, double norm_type) {
   }
   at::Tensor total = at::zeros({1}, at::kDouble);
   total.data_ptr<double>()[0] = local;
-  engine.communicator()
-      .all_reduce(total, largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
-                  {.unit = "gradient norm", .pass = "optimizer"})
+  // Over the ranks that hold different shards: a replica's gradient is the same and must count once.
+  engine.groups()
+      .shard
+      ->all_reduce(total, largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
+                   {.unit = "gradient norm", .pass = "optimizer"})
       ->wait();
   double sum = total.data_ptr<double>()[0];
   return largest ? sum : std::pow(sum, 1.0 / norm_type);

@@ -7,6 +7,8 @@
 namespace fsdp::shard {
 
 struct ShardOptions {
+  /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward) or
+  /// "no_shard" (every rank holds everything; gradients are all-reduced, as DDP does).
   std::string strategy = "full_shard";
   std::string layout = "flat";
   /// Auto-wrap threshold: a stage with at least this many parameters that no unit inside it holds becomes a

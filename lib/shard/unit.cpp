@@ -7,12 +7,11 @@
 
 namespace fsdp::shard {
 
-Unit::Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator,
-           std::shared_ptr<comm::Trace> trace)
+Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, std::shared_ptr<comm::Trace> trace)
     : name_(plan.name),
-      communicator_(std::move(communicator)),
+      groups_(groups),
       trace_(std::move(trace)),
-      storage_(plan.parameters, *communicator_) {}
+      storage_(plan.parameters, *groups_.shard) {}
 
 void Unit::note_buffer(bool allocated, const char* kind) {
   if (trace_) trace_->buffer(allocated, name_, kind, storage_.unsharded_bytes());
@@ -20,10 +19,14 @@ void Unit::note_buffer(bool allocated, const char* kind) {
 
 void Unit::start_gather(const char* pass) {
   if (state_ != State::kSharded) return;
+  if (!is_cut()) {
+    state_ = State::kUnsharded;  // the shard is the whole unit, and the parameters are views of it
+    return;
+  }
   storage_.allocate_unsharded();
   note_buffer(true, "parameters");
   state_ = State::kGathering;
-  gather_ = communicator_->all_gather(storage_.unsharded(), storage_.shard(), {.unit = name_, .pass = pass});
+  gather_ = groups_.shard->all_gather(storage_.unsharded(), storage_.shard(), {.unit = name_, .pass = pass});
 }
 
 void Unit::finish_gather(const char* pass) {
@@ -41,8 +44,10 @@ void Unit::wait_for_gather() {
 void Unit::reshard() {
   if (state_ == State::kSharded) return;
   if (state_ == State::kGathering) wait_for_gather();
-  storage_.free_unsharded();
-  note_buffer(false, "parameters");
+  if (is_cut()) {
+    storage_.free_unsharded();
+    note_buffer(false, "parameters");
+  }
   state_ = State::kSharded;
 }
 
@@ -55,28 +60,39 @@ void Unit::attach_gradients() {
 
 void Unit::start_reduction() {
   at::NoGradGuard no_grad;
-  FSDP_CHECK(!reduction_, "unit ", name_);
+  FSDP_CHECK(!reduction_input_.defined(), "unit ", name_);
   reduction_input_ = storage_.detach_gradients();
   FSDP_CHECK(reduction_input_.defined(), "unit ", name_);
-  reduction_output_ = at::empty_like(storage_.shard());
-  reduction_ =
-      communicator_->reduce_scatter(reduction_output_, reduction_input_, {.unit = name_, .pass = "backward"});
+  comm::CallSite site{.unit = name_, .pass = "backward"};
+  if (is_cut()) {
+    reduction_output_ = at::empty_like(storage_.shard());
+    reduction_ = groups_.shard->reduce_scatter(reduction_output_, reduction_input_, site);
+  } else {
+    reduction_output_ = reduction_input_;
+    if (groups_.replicate)
+      reduction_ = groups_.replicate->all_reduce(reduction_output_, comm::ReduceOp::kSum, site);
+  }
 }
 
 void Unit::finish_reduction() {
-  if (!reduction_) return;
+  if (!reduction_input_.defined()) return;
   at::NoGradGuard no_grad;
   auto work = std::move(reduction_);
-  work->wait();
+  if (work) work->wait();
   reduction_input_.reset();
   note_buffer(false, "gradients");
   at::Tensor mean = std::exchange(reduction_output_, at::Tensor());
-  if (communicator_->world_size() > 1) mean.div_(communicator_->world_size());
+  int ranks = groups_.shard->world_size() * groups_.replicas();
+  if (ranks > 1) mean.div_(ranks);
   if (storage_.shard_gradient().defined()) {
     storage_.shard_gradient().add_(mean);
   } else {
     storage_.set_shard_gradient(mean);
   }
+}
+
+int64_t Unit::live_bytes() const {
+  return storage_.live_bytes() + (reduction_input_.defined() ? storage_.unsharded_bytes() : 0);
 }
 
 void Unit::reset() {
@@ -92,7 +108,7 @@ void Unit::reset() {
   storage_.detach_gradients();
   reduction_input_.reset();
   reduction_output_.reset();
-  storage_.free_unsharded();
+  if (is_cut()) storage_.free_unsharded();
   state_ = State::kSharded;
 }
 

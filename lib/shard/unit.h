@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
-#include "comm/communicator.h"
 #include "comm/trace.h"
+#include "shard/process_groups.h"
 #include "shard/unit_storage.h"
 #include "shard/wrap_policy.h"
 
@@ -23,8 +23,7 @@ class Unit {
   enum class State { kSharded, kGathering, kUnsharded };
 
   /// `trace`, if any, hears of the unsharded buffers.
-  Unit(const UnitPlan& plan, std::shared_ptr<comm::Communicator> communicator,
-       std::shared_ptr<comm::Trace> trace = nullptr);
+  Unit(const UnitPlan& plan, const ProcessGroups& groups, std::shared_ptr<comm::Trace> trace = nullptr);
 
   const std::string& name() const { return name_; }
   State state() const { return state_; }
@@ -43,22 +42,26 @@ class Unit {
   /// already.
   void attach_gradients();
   bool gradients_are_attached() const { return storage_.gradients_are_attached(); }
-  /// Issues the reduce-scatter of the accumulated gradients.
+  /// Issues the reduce-scatter of the accumulated gradients; the all-reduce where every rank holds the whole
+  /// unit.
   void start_reduction();
-  bool reduction_is_under_way() const { return reduction_ != nullptr; }
   /// Waits for it and adds the mean over ranks to the shard's gradient.
   void finish_reduction();
+
+  /// Unsharded parameter and gradient buffers that exist now.
+  int64_t live_bytes() const;
 
   /// Drops whatever a failed step left: waits for collectives under way (their errors were reported already),
   /// frees the buffers, forgets gradients that were not reduced.
   void reset();
 
  private:
+  bool is_cut() const { return groups_.shard->world_size() > 1; }
   void wait_for_gather();
   void note_buffer(bool allocated, const char* kind);
 
   std::string name_;
-  std::shared_ptr<comm::Communicator> communicator_;
+  ProcessGroups groups_;
   std::shared_ptr<comm::Trace> trace_;
   UnitStorage storage_;
   State state_ = State::kSharded;

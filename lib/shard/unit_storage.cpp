@@ -34,7 +34,8 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, comm::Co
     }
   }
   shard_ = at::zeros({layout_.shard_numel()}, at::kFloat);
-  unsharded_ = communicator.allocate(layout_.padded_numel(), at::kFloat);
+  whole_ = communicator.world_size() == 1;
+  unsharded_ = whole_ ? shard_ : communicator.allocate(layout_.padded_numel(), at::kFloat);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor parameter = parameters_[i].tensor;
     LocalRange range = layout_.local_range(i, communicator.rank());
@@ -45,14 +46,20 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, comm::Co
     }
     parameter.set_data(view_of(unsharded_, layout_.parameters()[i]));
   }
+  if (!whole_) util::free_storage(unsharded_);
+}
+
+void UnitStorage::allocate_unsharded() {
+  FSDP_CHECK(!whole_);
+  util::restore_storage(unsharded_, unsharded_bytes());
+}
+
+void UnitStorage::free_unsharded() {
+  FSDP_CHECK(!whole_);
   util::free_storage(unsharded_);
 }
 
-void UnitStorage::allocate_unsharded() { util::restore_storage(unsharded_, unsharded_bytes()); }
-
-void UnitStorage::free_unsharded() { util::free_storage(unsharded_); }
-
-bool UnitStorage::unsharded_is_allocated() const { return !util::storage_is_free(unsharded_); }
+bool UnitStorage::unsharded_is_allocated() const { return !whole_ && !util::storage_is_free(unsharded_); }
 
 void UnitStorage::attach_gradients() {
   FSDP_CHECK(!gradients_.defined());

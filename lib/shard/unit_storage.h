@@ -34,7 +34,8 @@ class UnitStorage {
   const at::Tensor& shard_gradient() const { return shard_gradient_; }
   void set_shard_gradient(at::Tensor gradient) { shard_gradient_ = std::move(gradient); }
 
-  /// [padded_numel] the gathered parameters; valid between allocate_unsharded() and free_unsharded().
+  /// [padded_numel] the gathered parameters; valid between allocate_unsharded() and free_unsharded(). In a
+  /// group of one it is the shard itself, always valid, and neither allocated nor freed.
   const at::Tensor& unsharded() const { return unsharded_; }
   void allocate_unsharded();
   void free_unsharded();
@@ -56,6 +57,7 @@ class UnitStorage {
  private:
   std::vector<NamedParameter> parameters_;
   FlatLayout layout_;
+  bool whole_ = false;  ///< a group of one: the shard is the unsharded buffer
   at::Tensor shard_, shard_gradient_;
   at::Tensor unsharded_, gradients_;
 };

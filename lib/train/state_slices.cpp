@@ -24,14 +24,17 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
 }
 
 std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
-                                                  const optim::Optimizer& optimizer) {
+                                                  const optim::Optimizer& optimizer, SlicePurpose purpose) {
+  bool gives = purpose == SlicePurpose::kLoad || engine.groups().replica_rank() == 0;
   std::vector<checkpoint::TensorSlice> slices;
-  auto add = [&slices](const std::string& prefix, const shard::Segment& segment, const at::Tensor& flat) {
+  auto add = [&slices, gives](const std::string& prefix, const shard::Segment& segment,
+                              const at::Tensor& flat) {
+    int64_t end = gives ? segment.end : segment.begin;
     slices.push_back({.name = prefix + segment.name,
                       .shape = segment.shape,
                       .begin = segment.begin,
-                      .end = segment.end,
-                      .data = flat.narrow(0, segment.shard_offset, segment.end - segment.begin)});
+                      .end = end,
+                      .data = flat.narrow(0, segment.shard_offset, end - segment.begin)});
   };
   for (const shard::Segment& segment : engine.segments()) {
     add("model/", segment, engine.units()[segment.unit]->storage().shard());

@@ -16,9 +16,14 @@ namespace fsdp::train {
 std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
                                                   const std::vector<std::string>& no_decay);
 
+enum class SlicePurpose {
+  kSave,  ///< of ranks that hold the same, only the first gives its ranges; the others' are empty
+  kLoad,  ///< every rank wants all that it holds
+};
+
 /// "model/<name>" of every parameter and "optimizer/<state>/<name>" of every trainable one.
 /// The optimizer must have been made from flat_parameters() of the same engine.
 std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
-                                                  const optim::Optimizer& optimizer);
+                                                  const optim::Optimizer& optimizer, SlicePurpose purpose);
 
 }  // namespace fsdp::train

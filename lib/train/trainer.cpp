@@ -76,7 +76,7 @@ void Trainer::resume() {
   if (folder.empty()) return;
   comm::agree(*communicator_, "loading the checkpoint", [&] {
     checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
-    checkpoint::load_slices(folder, manifest, state_slices(*engine_, *optimizer_));
+    checkpoint::load_slices(folder, manifest, state_slices(*engine_, *optimizer_, SlicePurpose::kLoad));
     step_ = manifest.step;
     try {
       samples_seen_ = manifest.training.at("samples_seen").get<int64_t>();
@@ -202,7 +202,7 @@ void Trainer::save() {
                       {"seed", config_.run.seed},
                       {"optimizer", config_.optimizer.name}};
   request.model = checkpoint::hugging_face_config(config_.model);
-  checkpoint::save_sharded(request, state_slices(*engine_, *optimizer_), *communicator_);
+  checkpoint::save_sharded(request, state_slices(*engine_, *optimizer_, SlicePurpose::kSave), *communicator_);
   summary_.last_checkpoint = output_folder() / checkpoint::step_folder_name(step_);
   comm::agree(*communicator_, "removal of old checkpoints", [&] {
     if (!is_first_rank()) return;

@@ -104,7 +104,7 @@ const std::map<std::string, Sample>& samples() {
       {"lr_scheduler.decay_steps", {"20", "-1"}},
       {"lr_scheduler.min_lr_ratio", {"0.1", "1.5"}},
       {"lr_scheduler.power", {"2", "0"}},
-      {"fsdp.strategy", {"\"full_shard\"", "\"no_shard\""}},
+      {"fsdp.strategy", {"\"no_shard\"", "\"hybrid_shard\""}},
       {"fsdp.layout", {"\"flat\"", "\"per_parameter\""}},
       {"fsdp.min_num_params", {"0", "-1"}},
       {"fsdp.exclude_stages", {"[]", "[\"\"]"}},

@@ -79,6 +79,21 @@ TEST(Engine, PrefetchAndReshardChangeNothingInTheNumbers) {
   }
 }
 
+TEST(Engine, StrategiesTrainAlike) {
+  RunPlan plan;
+  plan.shard.min_num_params = 700;
+  plan.max_norm = 0.5;
+  RunResult expected = train_unsharded(plan);
+  for (const char* strategy : {"full_shard", "shard_grad_op", "no_shard"}) {
+    plan.shard.strategy = strategy;
+    for (int world : {1, 2, 3}) {
+      expect_equal_runs(train_sharded(world, plan), expected, util::concat(strategy, ", ", world, " ranks"));
+    }
+  }
+  plan.shard.strategy = "zero";
+  EXPECT_THROW(train_sharded(2, plan), util::Error);
+}
+
 TEST(Engine, SmallParametersAndMoreRanksThanElementsTrainInClosedForm) {
   // y = tanh(W (x + b)) with W 3x3 over up to 8 ranks; every rank sees the same x, so the mean gradient is
   // the gradient.
@@ -176,18 +191,32 @@ TEST(Engine, IssuesTheNextGatherBeforeTheCurrentReduction) {
   });
 }
 
-TEST(Engine, WithoutReshardingGathersEachUnitOnce) {
-  comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
-    CountingCommunicator communicator(inner);
-    ChainStage chain(3, 4);
-    ShardOptions options = wrap_every_matrix();
-    options.reshard_after_forward = false;
-    auto engine = fully_shard(chain, options, borrowed(communicator));
-    chain.forward(at::ones({2, 4})).sum().backward();
-    EXPECT_EQ(communicator.count("all_gather"), 4);
-    EXPECT_EQ(communicator.count("reduce_scatter"), 4);
-    EXPECT_EQ(engine->live_unsharded_bytes(), 0);
-  });
+// Payload of a step, in elements a rank: 3 matrices of 16 and a bias of 4 over 2 ranks.
+TEST(Engine, StrategiesMoveWhatTheoryAsks) {
+  auto one_step = [](const std::string& strategy, bool reshard) {
+    std::map<std::string, int64_t> moved;
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& inner) {
+      CountingCommunicator communicator(inner);
+      ChainStage chain(3, 4);
+      ShardOptions options = wrap_every_matrix();
+      options.strategy = strategy;
+      options.reshard_after_forward = reshard;
+      auto engine = fully_shard(chain, options, borrowed(communicator));
+      chain.forward(at::ones({2, 4})).sum().backward();
+      EXPECT_EQ(engine->live_unsharded_bytes(), 0);
+      if (communicator.rank() != 0) return;
+      for (const auto& call : communicator.calls()) moved[call.op] += call.numel;
+    });
+    return moved;
+  };
+  using Moved = std::map<std::string, int64_t>;
+  const int64_t model = 3 * 8 + 2;
+  // The last matrix and the root are not gathered twice.
+  EXPECT_EQ(one_step("full_shard", true), (Moved{{"all_gather", model + 2 * 8}, {"reduce_scatter", model}}));
+  EXPECT_EQ(one_step("full_shard", false), (Moved{{"all_gather", model}, {"reduce_scatter", model}}));
+  EXPECT_EQ(one_step("shard_grad_op", true), (Moved{{"all_gather", model}, {"reduce_scatter", model}}));
+  // An all-reduce moves what a reduce-scatter and an all-gather of its shards do.
+  EXPECT_EQ(one_step("no_shard", true), (Moved{{"all_reduce", 2 * model}}));
 }
 
 TEST(Engine, EvaluationFreesEverythingAndReducesNothing) {

@@ -33,25 +33,32 @@ TEST(UnitStorage, KeepsOneShardOfThePaddedParameters) {
 }
 
 TEST(UnitStorage, ParametersComeBackWhenTheBufferIsFilledAgain) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    testing::MatrixStage stage(3, 2);
+    at::Tensor before = stage.weight().detach().clone();
+    UnitStorage storage(parameters_of(stage), communicator);
+    for (int round = 0; round < 3; ++round) {
+      storage.allocate_unsharded();
+      communicator.all_gather(storage.unsharded(), storage.shard(), {.unit = "test"})->wait();
+      EXPECT_TRUE(at::equal(stage.weight(), before));
+      EXPECT_EQ(storage.live_bytes(), 6 * 4);
+      storage.free_unsharded();
+    }
+  });
+}
+
+TEST(UnitStorage, InAGroupOfOneTheParametersAreViewsOfTheShard) {
   comm::SingleCommunicator communicator;
   testing::MatrixStage stage(3, 2);
-  at::Tensor before = stage.weight().detach().clone();
   UnitStorage storage(parameters_of(stage), communicator);
-  for (int round = 0; round < 3; ++round) {
-    storage.allocate_unsharded();
-    storage.unsharded().copy_(storage.shard());
-    EXPECT_TRUE(at::equal(stage.weight(), before));
-    EXPECT_EQ(storage.live_bytes(), 6 * 4);
-    storage.free_unsharded();
-  }
+  EXPECT_EQ(stage.weight().data_ptr(), storage.shard().data_ptr());
+  EXPECT_EQ(storage.live_bytes(), 0);
 }
 
 TEST(UnitStorage, AutogradAccumulatesIntoOneFlatBuffer) {
   comm::SingleCommunicator communicator;
   testing::MatrixStage stage(3, 2);
   UnitStorage storage(parameters_of(stage), communicator);
-  storage.allocate_unsharded();
-  storage.unsharded().copy_(storage.shard());
   storage.attach_gradients();
   const void* buffer = stage.weight().grad().data_ptr();
   (stage.weight() * 2).sum().backward();

@@ -9,8 +9,9 @@
 namespace fsdp::shard {
 namespace {
 
-std::shared_ptr<comm::Communicator> borrowed(comm::Communicator& communicator) {
-  return std::shared_ptr<comm::Communicator>(&communicator, [](comm::Communicator*) {});
+ProcessGroups groups_of(comm::Communicator& communicator) {
+  std::shared_ptr<comm::Communicator> world(&communicator, [](comm::Communicator*) {});
+  return {world, world, nullptr};
 }
 
 UnitPlan plan_of(testing::MatrixStage& stage) { return {"stage", &stage, {{"weight", stage.weight()}}}; }
@@ -19,7 +20,7 @@ TEST(Unit, GathersTheParametersOfAllRanksAndFreesThem) {
   comm::run_ranks_as_threads(3, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(3, 3);
     at::Tensor before = stage.weight().detach().clone();
-    Unit unit(plan_of(stage), borrowed(communicator));
+    Unit unit(plan_of(stage), groups_of(communicator));
     EXPECT_EQ(unit.state(), Unit::State::kSharded);
     unit.start_gather("forward");
     EXPECT_EQ(unit.state(), Unit::State::kGathering);
@@ -36,7 +37,7 @@ TEST(Unit, GathersOnceHoweverOftenItIsAsked) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
     testing::CountingCommunicator communicator(inner);
     testing::MatrixStage stage(2, 2);
-    Unit unit(plan_of(stage), borrowed(communicator));
+    Unit unit(plan_of(stage), groups_of(communicator));
     unit.start_gather("forward");
     unit.start_gather("forward");
     unit.finish_gather("forward");
@@ -49,7 +50,7 @@ TEST(Unit, GathersOnceHoweverOftenItIsAsked) {
 TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(2, 2);
-    Unit unit(plan_of(stage), borrowed(communicator));
+    Unit unit(plan_of(stage), groups_of(communicator));
     for (int micro = 0; micro < 2; ++micro) {
       unit.attach_gradients();
       stage.weight().mutable_grad().add_(communicator.rank() == 0 ? 1.0 : 3.0);
@@ -65,7 +66,7 @@ TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
 TEST(Unit, ResetDropsAGatherUnderWayAndUnreducedGradients) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(2, 2);
-    Unit unit(plan_of(stage), borrowed(communicator));
+    Unit unit(plan_of(stage), groups_of(communicator));
     unit.start_gather("forward");
     unit.attach_gradients();
     unit.reset();

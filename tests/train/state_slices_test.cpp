@@ -17,7 +17,7 @@ TEST(StateSlices, AreViewsOfShardsAndOptimizerState) {
     options.min_num_params = 1;
     auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
     auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
-    auto slices = state_slices(*engine, *optimizer);
+    auto slices = state_slices(*engine, *optimizer, SlicePurpose::kSave);
     EXPECT_EQ(slices.size(), 3u * 3);  // three parameters: weights and two states of AdamW
     std::map<std::string, const checkpoint::TensorSlice*> by_name;
     for (const auto& slice : slices) {
@@ -29,6 +29,23 @@ TEST(StateSlices, AreViewsOfShardsAndOptimizerState) {
     EXPECT_EQ(weight.begin, communicator.rank() * 3);
     EXPECT_EQ(weight.data.data_ptr(), engine->units()[1]->storage().shard().data_ptr());
     EXPECT_EQ(by_name.count("optimizer/exp_avg_sq/layers.1.weight"), 1u);
+  });
+}
+
+TEST(StateSlices, OfReplicasAreGivenOnceAndWantedByAll) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    testing::ChainStage chain(2, 3);
+    shard::ShardOptions options;
+    options.strategy = "no_shard";
+    auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
+    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
+      EXPECT_EQ(slice.end - slice.begin, communicator.rank() == 0 ? c10::multiply_integers(slice.shape) : 0);
+      EXPECT_EQ(slice.data.numel(), slice.end - slice.begin);
+    }
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kLoad)) {
+      EXPECT_EQ(slice.data.numel(), c10::multiply_integers(slice.shape));
+    }
   });
 }
 

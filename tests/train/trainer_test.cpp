@@ -99,6 +99,22 @@ TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]);
 }
 
+TEST_F(TrainerTest, AStrategyCanBeChangedAtACheckpoint) {
+  config_.checkpoint.interval_steps = 3;
+  train(2, config_);
+  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  for (const char* strategy : {"no_shard", "shard_grad_op", "full_shard"}) {
+    fs::remove_all(folder_ / "out/step-00000006");
+    config_.fsdp.strategy = strategy;
+    train(2, config_);  // from step 3, written by the strategy before
+    auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
+    ASSERT_EQ(resumed.size(), whole.size());
+    for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]) << strategy;
+    fs::remove_all(folder_ / "out");
+    train(2, config_);
+  }
+}
+
 TEST_F(TrainerTest, ValidationLossDoesNotDependOnTheWorldSize) {
   std::vector<double> losses;
   for (int world : {1, 2, 3}) {
