@@ -4,7 +4,7 @@ project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 program=$(basename "$0")
 deps=${FSDP_DEPS_DIR:-$project/.deps}
 
-say() { printf '\033[1m==\033[0m %s\n' "$*" >&2; }
+say() { if [ -t 2 ]; then printf '\033[1m==\033[0m %s\n' "$*" >&2; else printf '== %s\n' "$*" >&2; fi; }
 die() { printf '%s: %s\n' "$program" "$*" >&2; exit 1; }
 
 # cause_of LOG: what went wrong, in words, from the output of the command that failed.
