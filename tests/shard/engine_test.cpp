@@ -52,6 +52,18 @@ TEST(Engine, TrainsAsTheUnshardedModelDoesAtAnyWorldSize) {
   }
 }
 
+TEST(Engine, TrainsAsTheUnshardedModelDoesWhateverBecomesAUnit) {
+  RunPlan plan;
+  RunResult expected = train_unsharded(plan);
+  for (int64_t threshold : {1, 200, 450, 1176, 1'000'000}) {
+    plan.shard.min_num_params = threshold;
+    expect_equal_runs(train_sharded(3, plan), expected, util::concat("threshold ", threshold));
+  }
+  plan.shard.min_num_params = 1;
+  plan.shard.exclude_stages = {};
+  expect_equal_runs(train_sharded(3, plan), expected, "attention apart");
+}
+
 TEST(Engine, AccumulatesMicroBatchesOnShards) {
   RunPlan plan;
   plan.shard.min_num_params = 400;
