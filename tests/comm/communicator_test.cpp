@@ -215,7 +215,7 @@ TEST(GlooCommunicator, APeerThatDoesNotComeIsATimeout) {
         }
         done = true;
       },
-      1.0);
+      3.0);
   EXPECT_EQ(timeouts, 1);
 }
 

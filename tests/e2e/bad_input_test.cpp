@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "e2e/programs.h"
+#include "support/free_port.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -91,10 +92,10 @@ TEST_F(BadInput, RankOutsideTheWorld) {
 }
 
 TEST_F(BadInput, APeerThatNeverComesIsATimeout) {
-  auto result =
-      testing::run({program("fsdp-train"), (folder_ / "config.toml").string(), "comm.timeout_seconds=2",
-                    "data.train=[\"" + (folder_ / "train.bin").string() + "\"]"},
-                   {.env = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29417"}}});
+  auto result = testing::run(
+      {program("fsdp-train"), (folder_ / "config.toml").string(), "comm.timeout_seconds=2",
+       "data.train=[\"" + (folder_ / "train.bin").string() + "\"]"},
+      {.env = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(testing::free_port())}}});
   EXPECT_EQ(result.exit_code, 6) << result.err;
   EXPECT_NE(result.err.find("not all of the 2 processes came"), std::string::npos) << result.err;
   EXPECT_LT(result.seconds, 20);
