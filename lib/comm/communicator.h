@@ -59,6 +59,10 @@ class Communicator {
 
   virtual void barrier(const CallSite& site) = 0;
 
+  /// Runs `task` on this rank in the order of issue: the collectives issued before it have their results by
+  /// then, those issued after it have not begun. Not collective.
+  virtual std::unique_ptr<Work> enqueue(std::function<void()> task);
+
   /// A buffer for collectives, uninitialised, 1-D. The communicator decides where its memory lies.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
 };

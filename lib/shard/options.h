@@ -1,29 +1,84 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+namespace fsdp::nn {
+class Stage;
+}
+
 namespace fsdp::shard {
+
+/// What a unit computes and communicates in. The master weights of the shards are always fp32.
+struct MixedPrecisionOptions {
+  std::string param_dtype = "float32";   ///< of gathered parameters, and so of compute
+  std::string reduce_dtype = "float32";  ///< in which gradients are accumulated and reduced
+  std::string buffer_dtype = "float32";  ///< of the model's floating-point buffers
+  bool cast_forward_inputs = true;       ///< floating-point inputs of units are cast to param_dtype
+  /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
+  bool keep_low_precision_grads = false;
+  /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 whatever the others
+  /// are: "*norm*".
+  std::vector<std::string> keep_float32;
+};
+
+/// What a wrap policy sees of a stage.
+struct StageInfo {
+  const nn::Stage& stage;
+  std::string path;   ///< dotted
+  int64_t numel = 0;  ///< parameters of the stage that no unit inside it holds
+};
+
+/// Whether a stage becomes a unit.
+using WrapPolicy = std::function<bool(const StageInfo& info)>;
 
 struct ShardOptions {
   /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward) or
   /// "no_shard" (every rank holds everything; gradients are all-reduced, as DDP does).
   std::string strategy = "full_shard";
   std::string layout = "flat";
+
   /// Auto-wrap threshold: a stage with at least this many parameters that no unit inside it holds becomes a
   /// unit.
   int64_t min_num_params = 100'000;
-  /// Stage types (Stage::type_name()) that are never split from the stage around them.
+  /// Stage types (Stage::type_name()) that become units whatever their size.
+  std::vector<std::string> wrap_stages;
+  /// Stage types that never become units themselves; stages inside them may.
   std::vector<std::string> exclude_stages = {"attention"};
-  /// Free a unit's parameters after its forward and gather them again in backward. Off: one gather a step,
-  /// more memory.
+  /// Stage types inside which nothing becomes a unit.
+  std::vector<std::string> leaf_stages;
+  /// Decides in place of min_num_params and wrap_stages. Library only.
+  WrapPolicy wrap_policy;
+  /// Exactly these stages and the root become units, in place of any policy. Library only.
+  std::vector<const nn::Stage*> units;
+  /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
+  std::vector<std::string> replicated_parameters;
+
+  /// full_shard: free a unit's parameters after its forward and gather them again in backward. Off: one
+  /// gather a step, more memory.
   bool reshard_after_forward = true;
-  std::string forward_prefetch = "implicit";
-  std::string backward_prefetch = "pre";
+  /// Patterns of names of units that stay gathered from forward to backward all the same.
+  std::vector<std::string> keep_after_forward;
+  /// Free the root unit as well; off: it stays from its forward to the end of backward.
+  bool reshard_root_after_forward = false;
+  /// Free the unit that forward uses last as well; off: it stays, because backward begins with it.
+  bool reshard_last_after_forward = false;
+
+  std::string forward_prefetch = "implicit";  ///< none, implicit, explicit
+  std::string backward_prefetch = "pre";      ///< none, post, pre
+  /// At most one unit is gathered ahead of the one in use. Off: as many as forward_prefetch can issue.
   bool limit_all_gathers = true;
-  bool cpu_offload = false;
-  bool move_grads_to_cpu = false;
+
+  bool cpu_offload = false;        ///< master weights and optimizer state in host memory
+  bool move_grads_to_cpu = false;  ///< with cpu_offload: the shards' gradients too, as soon as they are there
+
+  /// Gradients are divided by this before they are summed over ranks and by world size / this after. 0: 1, or
+  /// with a float16 reduction the power of two nearest the square root of the world size.
+  double gradient_predivide_factor = 0;
+
+  MixedPrecisionOptions mixed_precision;
 };
 
 }  // namespace fsdp::shard

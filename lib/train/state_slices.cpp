@@ -1,6 +1,6 @@
 #include "train/state_slices.h"
 
-#include "optim/name_patterns.h"
+#include "util/name_patterns.h"
 
 namespace fsdp::train {
 
@@ -10,7 +10,7 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
   for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
   for (const shard::Segment& segment : engine.segments()) {
     if (!segment.requires_grad || segment.begin == segment.end) continue;
-    bool decay = !optim::matches_any(segment.name, no_decay);
+    bool decay = !util::matches_any(segment.name, no_decay);
     int64_t begin = segment.shard_offset, end = begin + segment.end - segment.begin;
     auto& ranges = parameters[segment.unit].ranges;
     // Neighbours that are treated alike are one pass for the optimizer.

@@ -1,8 +1,8 @@
-#include "optim/name_patterns.h"
+#include "util/name_patterns.h"
 
 #include <algorithm>
 
-namespace fsdp::optim {
+namespace fsdp::util {
 namespace {
 
 /// Goes back to the last star only: an earlier star cannot gain by taking more than it had to, so the time is
@@ -34,4 +34,4 @@ bool matches_any(std::string_view name, const std::vector<std::string>& patterns
                      [name](const std::string& pattern) { return matches(name, pattern); });
 }
 
-}  // namespace fsdp::optim
+}  // namespace fsdp::util

@@ -1,8 +1,8 @@
-#include "optim/name_patterns.h"
+#include "util/name_patterns.h"
 
 #include <gtest/gtest.h>
 
-namespace fsdp::optim {
+namespace fsdp::util {
 namespace {
 
 bool matches(const std::string& name, const std::string& pattern) { return matches_any(name, {pattern}); }
@@ -54,4 +54,4 @@ TEST(NamePatterns, ManyStarsTakeNoExponentialTime) {
 }
 
 }  // namespace
-}  // namespace fsdp::optim
+}  // namespace fsdp::util
