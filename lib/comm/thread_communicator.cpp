@@ -160,6 +160,7 @@ class ThreadCommunicator final : public Communicator {
     }
     read();
     world_.arrive_and_wait();
+    world_.slot(rank_) = {};  // the caller's memory is not held longer than the collective
     return std::make_unique<DoneWork>();
   }
 

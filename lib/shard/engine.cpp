@@ -3,120 +3,131 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <limits>
 
-#include "comm/single_communicator.h"
 #include "shard/autograd_hooks.h"
-#include "shard/wrap_policy.h"
 #include "util/error.h"
+#include "util/log.h"
 
 namespace fsdp::shard {
 
-/// What the engine attaches to the stage of each unit.
-class Engine::UnitSurround final : public nn::Surround {
- public:
-  UnitSurround(std::shared_ptr<Engine> engine, Unit& unit) : engine_(std::move(engine)), unit_(unit) {}
-
-  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
-    Engine* engine = engine_.get();
-    Unit* unit = &unit_;
-    bool recording = at::GradMode::is_enabled();
-
-    engine->before_forward(*unit);
-    at::Tensor watched = input;
-    if (recording && input.requires_grad()) {
-      watched = when_backward_ends(input, [keep = engine_, unit] { keep->after_backward(*unit); });
-    }
-    at::Tensor output = next(watched);
-    bool backward_will_follow = recording && output.requires_grad();
-    engine->after_forward(*unit, backward_will_follow);
-    if (backward_will_follow) {
-      when_backward_begins(output, [keep = engine_, unit] { keep->before_backward(*unit); });
-    }
-    return output;
-  }
-
- private:
-  std::shared_ptr<Engine> engine_;
-  Unit& unit_;
-};
-
-namespace {
-
-ProcessGroups groups_for(const std::string& strategy, std::shared_ptr<comm::Communicator> world) {
-  if (strategy == "full_shard" || strategy == "shard_grad_op") return {world, world, nullptr};
-  if (strategy == "no_shard") return {world, std::make_shared<comm::SingleCommunicator>(), world};
-  util::fail(util::ErrorKind::kUsage,
-             "fsdp.strategy: expected full_shard, shard_grad_op or no_shard; found \"", strategy, "\"");
-}
-
-}  // namespace
-
-std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
-                                    std::shared_ptr<comm::Communicator> communicator,
-                                    std::shared_ptr<comm::Trace> trace) {
-  auto plans = plan_units(root, options);
-  auto engine = std::make_shared<Engine>(options, groups_for(options.strategy, std::move(communicator)));
-  engine->attach(plans, trace);
-  return engine;
-}
-
 Engine::Engine(const ShardOptions& options, const ProcessGroups& groups)
-    : options_(options), groups_(groups) {}
+    : options_(options), groups_(groups), pool_(std::make_shared<BufferPool>(groups.shard)) {}
 
-bool Engine::reshards_after_forward() const {
-  return options_.strategy == "full_shard" && options_.reshard_after_forward;
-}
-
-void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace) {
-  for (const UnitPlan& plan : plans) {
-    size_t index = units_.size();
-    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, groups_, trace));
-    plan.stage->attach(std::make_shared<UnitSurround>(shared_from_this(), unit));
-    const FlatLayout& layout = unit.storage().layout();
-    for (size_t i = 0; i < layout.parameters().size(); ++i) {
-      const ParameterPlace& place = layout.parameters()[i];
-      LocalRange range = layout.local_range(i, groups_.shard->rank());
-      segments_.push_back({.name = place.name,
-                           .shape = place.shape,
-                           .requires_grad = plan.parameters[i].tensor.requires_grad(),
-                           .unit = index,
-                           .begin = range.begin,
-                           .end = range.end,
-                           .shard_offset = range.shard_offset});
-    }
+bool Engine::is_root(const Unit& unit) const {
+  for (size_t i = 0; i < root_units_; ++i) {
+    if (units_[i].get() == &unit) return true;
   }
+  return false;
 }
 
-void Engine::before_forward(Unit& unit) {
-  if (is_root(unit)) {
+// ---- forward
+
+void Engine::before_forward(size_t index) {
+  Unit& unit = *units_[index];
+  if (index == 0) {
     FSDP_CHECK(!in_backward_, "a backward pass has failed; call Engine::reset() before the next forward");
-    // A forward whose loss was never differentiated left units gathered, and the optimizer may have run
-    // since.
-    for (auto& each : units_) each->reshard();
-    kept_ = nullptr;
-    begun_.clear();
-    ended_.clear();
-  }
-  begun_.push_back(&unit);
-  release_kept_unit(&unit);
-  unit.finish_gather("forward");
-  prefetch_forward();
-  note_memory();
-}
-
-void Engine::after_forward(Unit& unit, bool backward_will_follow) {
-  ended_.push_back(&unit);
-  if (is_root(unit)) {
-    last_order_ = begun_;
-    if (!backward_will_follow) {
-      for (auto& each : units_) each->reshard();
-      kept_ = nullptr;
-    }
+    begin_pass();
+  } else if (in_backward_) {  // activations are being recomputed
+    unit.finish_gather("backward");
     return;
   }
-  if (backward_will_follow && !reshards_after_forward()) return;
+  check_order(index);
+  order_.begin(index);
+  std::erase(ahead_, &unit);
+  if (!order_.follows_last_pass()) release_gathered_ahead();
   release_kept_unit(&unit);
-  kept_ = &unit;
+  unit.finish_gather("forward");
+  if (index == 0) {
+    for (size_t i = 1; i < root_units_; ++i) units_[i]->finish_gather("forward");
+  }
+  gather_ahead();
+}
+
+void Engine::after_forward(size_t index, bool backward_will_follow) {
+  if (in_backward_) return;  // recomputed for its backward, which comes next
+  Unit& unit = *units_[index];
+  order_.end(index);
+  if (index == 0) return end_pass(backward_will_follow);
+  last_unit_ = &unit;
+  if (backward_will_follow && !unit.options().reshard_after_forward) return;
+  release_kept_unit(&unit);
+  if (options_.reshard_last_after_forward) {
+    unit.reshard();
+  } else {
+    kept_ = &unit;
+  }
+}
+
+void Engine::begin_pass() {
+  // A forward whose loss was never differentiated left units gathered, and the optimizer may have run since.
+  for (auto& unit : units_) unit->reshard();
+  kept_ = nullptr;
+  ahead_.clear();
+  order_.begin_pass();
+}
+
+void Engine::end_pass(bool backward_will_follow) {
+  check_order(units_.size());
+  release_gathered_ahead();
+  order_.end_pass();
+  if (!backward_will_follow) {
+    for (auto& unit : units_) unit->reshard();
+    kept_ = nullptr;
+    return;
+  }
+  for (size_t i = 0; i < root_units_; ++i) {
+    if (units_[i]->options().reshard_after_forward) units_[i]->reshard();
+  }
+}
+
+void Engine::check_order(size_t index) {
+  if (options_.forward_prefetch != "explicit") return;
+  auto name = [this](size_t unit) {
+    return unit < units_.size() ? "unit " + units_[unit]->name() : std::string("the end of forward");
+  };
+  if (!order_is_checked_) {
+    if (groups_.world->world_size() == 1) return;
+    if (auto difference = check_across_ranks(*groups_.world, index)) {
+      throw comm::AgreedError(
+          util::ErrorKind::kUsage,
+          util::concat(
+              "fsdp.forward_prefetch = \"explicit\": expected the same order of units on all ranks; ",
+              "found ", name(difference->first_ranks), " on rank 0 and ", name(difference->theirs),
+              " on rank ", difference->rank, " at place ", order_.position() + 1,
+              " of the first forward; run the same stages on all ranks"));
+    }
+    order_is_checked_ = index == units_.size();
+    return;
+  }
+  auto expected = order_.expected();
+  bool as_before = order_.follows_last_pass() && expected.value_or(units_.size()) == index;
+  if (index == 0 || as_before || told_of_changed_order_) return;
+  told_of_changed_order_ = true;
+  if (groups_.world->rank() != 0) return;
+  util::log_warning(util::concat(
+      "fsdp.forward_prefetch = \"explicit\": the order of units has changed: ", name(index), " comes where ",
+      name(expected.value_or(units_.size())),
+      " came in the forward before; where forwards differ, units are gathered when they are used"));
+}
+
+/// The CPU computes while the collectives of its communication stream go on, so what implicit prefetch gets
+/// from running ahead of a GPU, it gets by issuing the next gathers before the compute.
+void Engine::gather_ahead() {
+  if (options_.forward_prefetch == "none") return;
+  size_t most = options_.limit_all_gathers ? 1 : std::numeric_limits<size_t>::max();
+  for (size_t next : order_.next(most)) {
+    Unit& unit = *units_[next];
+    if (unit.state() != Unit::State::kSharded) continue;
+    unit.start_gather("forward");
+    ahead_.push_back(&unit);
+  }
+}
+
+/// For passes that do not go where the last one went.
+void Engine::release_gathered_ahead() {
+  for (Unit* unit : ahead_) unit->reshard();
+  ahead_.clear();
 }
 
 void Engine::release_kept_unit(const Unit* except) {
@@ -125,44 +136,38 @@ void Engine::release_kept_unit(const Unit* except) {
   kept_ = nullptr;
 }
 
-/// With the order of the last pass known, the next unit's all-gather runs beside this unit's compute.
-void Engine::prefetch_forward() {
-  if (options_.forward_prefetch != "explicit" || begun_.size() >= last_order_.size()) return;
-  if (!std::equal(begun_.begin(), begun_.end(), last_order_.begin())) return;
-  last_order_[begun_.size()]->start_gather("forward");
-}
+// ---- backward
 
-void Engine::before_backward(Unit& unit) {
+void Engine::before_backward(size_t index) {
   if (!in_backward_) {
     in_backward_ = true;
     kept_ = nullptr;  // from here on each unit is freed when its own backward has ended
     when_whole_backward_ends([keep = shared_from_this()] { keep->after_whole_backward(); });
   }
-  unit.finish_gather("backward");
-  if (options_.backward_prefetch == "pre") prefetch_backward(unit);
-  unit.attach_gradients();
-  note_memory();
+  size_t units = index == 0 ? root_units_ : 1;
+  for (size_t i = index; i < index + units; ++i) units_[i]->finish_gather("backward");
+  if (options_.backward_prefetch == "pre") prefetch_backward(index);
+  for (size_t i = index; i < index + units; ++i) units_[i]->attach_gradients();
 }
 
-/// Backward meets the units in the reverse of the order in which their forwards ended.
-void Engine::prefetch_backward(const Unit& unit) {
-  auto here = std::find(ended_.rbegin(), ended_.rend(), &unit);
-  if (here == ended_.rend() || ++here == ended_.rend()) return;
-  (*here)->start_gather("backward");
+void Engine::prefetch_backward(size_t index) {
+  if (auto next = order_.next_in_backward(index)) units_[*next]->start_gather("backward");
 }
 
-void Engine::after_backward(Unit& unit) {
-  unit.reshard();
-  if (unit.gradients_are_attached()) reduce(unit);
-  if (options_.backward_prefetch == "post") prefetch_backward(unit);
+void Engine::after_backward(size_t index) {
+  Unit& unit = *units_[index];
+  if (index != 0) {
+    unit.reshard();
+    if (sync_ && unit.gradients_are_attached()) reduce(unit);
+  }
+  if (options_.backward_prefetch == "post") prefetch_backward(index);
 }
 
-/// At most one reduce-scatter is under way, so at most two gradient buffers exist.
+/// At most one reduction is under way, so at most two gradient buffers exist.
 void Engine::reduce(Unit& unit) {
   finish_reduction();
   reducing_ = &unit;
   unit.start_reduction();
-  note_memory();
 }
 
 void Engine::finish_reduction() {
@@ -172,28 +177,38 @@ void Engine::finish_reduction() {
 
 /// Units whose stage has no differentiable input (the root, embeddings) are reduced here.
 void Engine::after_whole_backward() {
-  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-    if ((*unit)->gradients_are_attached()) reduce(**unit);
+  if (sync_) {
+    for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+      if ((*unit)->gradients_are_attached()) reduce(**unit);
+    }
+    finish_reduction();
   }
-  finish_reduction();
   for (auto& unit : units_) unit->reshard();
   in_backward_ = false;
 }
 
+// ---- between steps
+
+bool Engine::has_unreduced_gradients() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const auto& unit) { return unit->gradients_are_attached(); });
+}
+
 void Engine::zero_gradients() {
-  for (auto& unit : units_) unit->storage().set_shard_gradient({});
+  for (auto& unit : units_) {
+    unit->drop_gradients();
+    unit->storage().clear_shard_gradient();
+  }
 }
 
 void Engine::for_each_full_parameter(
     const std::function<void(const std::string& name, const at::Tensor& parameter)>& visit) {
   at::NoGradGuard no_grad;
   for (auto& unit : units_) {
-    FSDP_CHECK(unit->state() == Unit::State::kSharded, "unit ", unit->name(), " is in use");
-    unit->finish_gather("other");
-    for (const NamedParameter& parameter : unit->storage().parameters()) {
-      visit(parameter.name, parameter.tensor.detach());
+    at::Tensor whole = unit->gather_master_weights();
+    for (const ParameterPlace& place : unit->storage().layout().parameters()) {
+      visit(place.name, whole.narrow(0, place.offset, place.numel).view(place.shape));
     }
-    unit->reshard();
   }
 }
 
@@ -203,24 +218,25 @@ void Engine::reset() {
   kept_ = nullptr;
   reducing_ = nullptr;
   in_backward_ = false;
-  begun_.clear();
-  ended_.clear();
+  ahead_.clear();
+  order_.abandon_pass();
 }
 
-int64_t Engine::live_unsharded_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& unit : units_) bytes += unit->live_bytes();
-  return bytes;
+Traffic Engine::traffic() const {
+  Traffic total;
+  for (const auto& unit : units_) total += unit->traffic();
+  return total;
+}
+
+void Engine::reset_counters() {
+  pool_->reset_peaks();
+  for (auto& unit : units_) unit->reset_traffic();
 }
 
 int64_t Engine::shard_bytes() const {
   int64_t bytes = 0;
   for (const auto& unit : units_) bytes += static_cast<int64_t>(unit->storage().shard().nbytes());
   return bytes;
-}
-
-void Engine::note_memory() {
-  peak_unsharded_bytes_ = std::max(peak_unsharded_bytes_, live_unsharded_bytes());
 }
 
 }  // namespace fsdp::shard

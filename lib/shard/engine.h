@@ -7,11 +7,15 @@
 //   loss = f(model->forward(x)); loss.backward();      // gathers, frees and reduces as it goes
 //   clip_grad_norm(*engine, 1.0); optimizer over engine->units(); engine->zero_gradients();
 //
-// A unit is gathered when its stage is entered and freed when the next unit's forward begins, so that the
-// last unit of forward is still there when backward, which starts with it, begins. The root unit stays from
-// its forward to the end of backward. Backward gathers again in reverse order; when a unit's backward has
-// ended, its parameters are freed and its gradients reduce-scattered, one such collective under way beside
-// the next unit's backward.
+// A unit is gathered when its stage is entered, or ahead of that beside the compute of the unit before it,
+// and freed when the next unit's forward begins, so that the last unit of forward is still there when
+// backward, which starts with it, begins. The root unit stays from its forward to the end of backward.
+// Backward gathers again in reverse order; when a unit's backward has ended, its parameters are freed and its
+// gradients reduce-scattered, one such collective under way beside the next unit's backward. ShardOptions
+// changes each of these rules.
+//
+// A stage whose activations are recomputed runs its inner units' forward once more within backward: they are
+// gathered then and stay until their own backward has ended. The stage's own unit is there already.
 //
 // One thread a rank. forward, backward and everything marked collective must be called by all ranks in the
 // same order.
@@ -24,6 +28,8 @@
 
 #include "comm/communicator.h"
 #include "nn/stage.h"
+#include "shard/buffer_pool.h"
+#include "shard/execution_order.h"
 #include "shard/options.h"
 #include "shard/unit.h"
 
@@ -43,8 +49,8 @@ struct Segment {
 class Engine;
 
 /// Shards `root` in place, attaching to its stages; parameters keep their names. The weights must be equal on
-/// all ranks. Throws Error(kUsage) for an unknown options.strategy. The root stage's forward must be what
-/// runs the model. The returned engine also lives as long as the stages do.
+/// all ranks. The root stage's forward must be what runs the model. The returned engine also lives as long as
+/// the stages do. Throws Error(kUsage) for options that contradict each other or name what the model has not.
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace = nullptr);
@@ -54,22 +60,31 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Use fully_shard().
   Engine(const ShardOptions& options, const ProcessGroups& groups);
 
+  const ShardOptions& options() const { return options_; }
   /// All ranks of the run.
   comm::Communicator& communicator() const { return *groups_.world; }
   const ProcessGroups& groups() const { return groups_; }
 
-  /// The root first, then in the order of the modules.
+  /// The root first, then what was taken out of the others' units (replicated or fp32 parameters), then in
+  /// the order of the modules.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
   /// This rank's part of every parameter, unit by unit; parameters of which it has none are there with an
   /// empty range.
   const std::vector<Segment>& segments() const { return segments_; }
 
-  /// Forgets the shards' gradients, before the first micro-batch of a step.
+  /// Off: following backward passes leave gradients unsharded and unreduced; the first one after it is on
+  /// again reduces the sum. Costs the memory of the whole gradient and saves the reductions. See NoSync.
+  void set_requires_gradient_sync(bool sync) { sync_ = sync; }
+  bool requires_gradient_sync() const { return sync_; }
+  /// Whether gradients of a backward pass without sync wait to be reduced.
+  bool has_unreduced_gradients() const;
+
+  /// Forgets all gradients, before the first micro-batch of a step.
   void zero_gradients();
 
-  /// Gathers one unit after another and shows each parameter whole; every rank sees it. Collective, between
-  /// steps.
+  /// Gathers the master weights of one unit after another and shows each parameter whole, in fp32; every rank
+  /// sees it. Collective, between steps.
   void for_each_full_parameter(
       const std::function<void(const std::string& name, const at::Tensor& parameter)>& visit);
 
@@ -77,12 +92,22 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// dropped.
   void reset();
 
-  /// Gathered parameter and unreduced gradient buffers that exist now; 0 between steps.
-  int64_t live_unsharded_bytes() const;
-  /// The most of them at any time since construction.
-  int64_t peak_unsharded_bytes() const { return peak_unsharded_bytes_; }
+  /// Gathered parameters and unreduced gradients; nothing is live between steps.
+  BufferAccount unsharded_memory() const { return pool_->account(); }
+  int64_t live_unsharded_bytes() const { return unsharded_memory().live(); }
+  int64_t peak_unsharded_bytes() const { return unsharded_memory().peak; }
+  /// Collectives of units since the counters were reset.
+  Traffic traffic() const;
+  /// Peaks and traffic count from here.
+  void reset_counters();
+  BufferPool& buffer_pool() { return *pool_; }
   /// Master weights of this rank, padding included.
   int64_t shard_bytes() const;
+
+  /// Which unit's forward ended last in the last pass; null before the first, and for a root without units.
+  const Unit* last_unit_of_forward() const { return last_unit_; }
+  /// Units that live as the root does: the root's own, and what was taken out of the others.
+  bool is_root(const Unit& unit) const;
 
  private:
   class UnitSurround;
@@ -91,33 +116,53 @@ class Engine : public std::enable_shared_from_this<Engine> {
                                              std::shared_ptr<comm::Trace>);
 
   void attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace);
-  void before_forward(Unit& unit);
-  void after_forward(Unit& unit, bool backward_will_follow);
-  void before_backward(Unit& unit);
-  void after_backward(Unit& unit);
+  void before_forward(size_t index);
+  void after_forward(size_t index, bool backward_will_follow);
+  void before_backward(size_t index);
+  void after_backward(size_t index);
   void after_whole_backward();
 
-  /// Whether a unit is freed between forward and backward.
-  bool reshards_after_forward() const;
-  bool is_root(const Unit& unit) const { return &unit == units_.front().get(); }
+  void begin_pass();
+  void end_pass(bool backward_will_follow);
+  /// With explicit prefetch: the first pass must be the same on all ranks, later ones should be as the first.
+  void check_order(size_t index);
+  void gather_ahead();
+  void release_gathered_ahead();
   void release_kept_unit(const Unit* except);
-  void prefetch_forward();
-  void prefetch_backward(const Unit& unit);
+  void prefetch_backward(size_t index);
   void reduce(Unit& unit);
   void finish_reduction();
-  void note_memory();
 
   ShardOptions options_;
   ProcessGroups groups_;
+  std::shared_ptr<BufferPool> pool_;
   std::vector<std::unique_ptr<Unit>> units_;
+  size_t root_units_ = 1;  ///< how many of the first units belong to the root stage
   std::vector<Segment> segments_;
 
+  ExecutionOrder order_;
+  std::vector<Unit*> ahead_;  ///< gathered ahead of their forward in this pass
+  bool order_is_checked_ = false, told_of_changed_order_ = false;
   Unit* kept_ = nullptr;      ///< the unit whose forward ended last and that is not freed yet
-  Unit* reducing_ = nullptr;  ///< the unit whose reduce-scatter is under way
+  Unit* reducing_ = nullptr;  ///< the unit whose reduction is under way
+  Unit* last_unit_ = nullptr;
   bool in_backward_ = false;
-  /// Units in the order in which their forward began (last pass and this one), and ended (this one).
-  std::vector<Unit*> last_order_, begun_, ended_;
-  int64_t peak_unsharded_bytes_ = 0;
+  bool sync_ = true;
+};
+
+/// While it lives, backward passes accumulate unsharded gradients without communication (PyTorch's no_sync).
+class NoSync {
+ public:
+  explicit NoSync(Engine& engine) : engine_(engine), before_(engine.requires_gradient_sync()) {
+    engine_.set_requires_gradient_sync(false);
+  }
+  ~NoSync() { engine_.set_requires_gradient_sync(before_); }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  Engine& engine_;
+  bool before_;
 };
 
 }  // namespace fsdp::shard

@@ -4,45 +4,93 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+
+#include "util/error.h"
 
 namespace fsdp::shard {
+namespace {
+
+/// A replica's gradient is the same as the first one's and must count once.
+bool counts(const Unit& unit) {
+  const at::Tensor& gradient = unit.storage().shard_gradient();
+  return gradient.defined() && gradient.numel() > 0 && unit.groups().replica_rank() == 0;
+}
+
+/// In double: shards of different sizes must add up to the same norm at any world size.
+double local_norm(const Unit& unit, double norm_type) {
+  return at::linalg_vector_norm(unit.storage().shard_gradient(), norm_type, std::nullopt, false, at::kDouble)
+      .item<double>();
+}
+
+void check_reduced(const Engine& engine) {
+  if (!engine.has_unreduced_gradients()) return;
+  util::fail(util::ErrorKind::kUsage,
+             "expected reduced gradients for the gradient norm; found those of a backward pass without sync; "
+             "let the last micro-batch of a step run with set_requires_gradient_sync(true)");
+}
+
+}  // namespace
 
 double grad_norm(Engine& engine, double norm_type) {
   at::NoGradGuard no_grad;
+  check_reduced(engine);
   bool largest = std::isinf(norm_type);
   double local = 0;
   for (const auto& unit : engine.units()) {
-    const at::Tensor& gradient = unit->storage().shard_gradient();
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    // In double: shards of different sizes must add up to the same norm at any world size.
-    double norm =
-        at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
-    // NaN must survive the maximum.
-    local = largest ? (norm > local || std::isnan(norm) ? norm : local) : local + std::pow(norm, norm_type);
+    if (!counts(*unit)) continue;
+    double norm = local_norm(*unit, norm_type);
+    if (largest) {
+      // Not every backend's maximum keeps a NaN; an infinity survives.
+      local = std::max(local, std::isnan(norm) ? std::numeric_limits<double>::infinity() : norm);
+    } else {
+      local += std::pow(norm, norm_type);
+    }
   }
   at::Tensor total = at::zeros({1}, at::kDouble);
   total.data_ptr<double>()[0] = local;
-  // Over the ranks that hold different shards: a replica's gradient is the same and must count once.
-  engine.groups()
-      .shard
-      ->all_reduce(total, largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
-                   {.unit = "gradient norm", .pass = "optimizer"})
+  engine.communicator()
+      .all_reduce(total, largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
+                  {.unit = "gradient norm", .pass = "optimizer"})
       ->wait();
   double sum = total.data_ptr<double>()[0];
   return largest ? sum : std::pow(sum, 1.0 / norm_type);
 }
 
-double clip_grad_norm(Engine& engine, double max_norm, double norm_type) {
-  double norm = grad_norm(engine, norm_type);
-  double scale = max_norm / (norm + 1e-6);
-  if (max_norm <= 0 || !std::isfinite(norm) || scale >= 1.0) return norm;
+double clip_grad_norm(Engine& engine, double max_norm, double norm_type, double loss_scale) {
+  double norm = grad_norm(engine, norm_type) / loss_scale;
+  if (!std::isfinite(norm)) return norm;
+  double scale = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  scale /= loss_scale;
+  if (scale == 1.0) return norm;
   at::NoGradGuard no_grad;
   for (const auto& unit : engine.units()) {
     const at::Tensor& gradient = unit->storage().shard_gradient();
     if (gradient.defined()) gradient.mul_(scale);
   }
   return norm;
+}
+
+std::string first_unit_that_is_not_finite(Engine& engine) {
+  at::NoGradGuard no_grad;
+  const auto& units = engine.units();
+  at::Tensor flags = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
+  for (size_t i = 0; i < units.size(); ++i) {
+    const at::Tensor& gradient = units[i]->storage().shard_gradient();
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    double largest = local_norm(*units[i], std::numeric_limits<double>::infinity());
+    flags.data_ptr<double>()[i] = std::isfinite(largest) ? 0 : 1;
+  }
+  engine.communicator()
+      .all_reduce(flags, comm::ReduceOp::kMax, {.unit = "finite gradients", .pass = "optimizer"})
+      ->wait();
+  // Backward meets the units from the last to the first.
+  for (size_t i = units.size(); i-- > 0;) {
+    if (flags.data_ptr<double>()[i] != 0) return units[i]->name();
+  }
+  return {};
 }
 
 }  // namespace fsdp::shard

@@ -1,16 +1,24 @@
 #pragma once
 
+#include <string>
+
 #include "shard/engine.h"
 
 namespace fsdp::shard {
 
 /// p-norm of the whole gradient over all ranks (p > 0; infinity: the largest magnitude), as if it lay in one
-/// vector. One all-reduce of a double. Collective.
+/// vector: what every rank holds whole counts once. One all-reduce of a double. Throws Error(kUsage) when
+/// gradients wait to be reduced. Collective.
 double grad_norm(Engine& engine, double norm_type = 2.0);
 
-/// Scales the gradients by max_norm / norm when the norm is larger, as torch.nn.utils.clip_grad_norm_ does
-/// (with 1e-6 added to the norm), and returns the norm before. max_norm 0: only measures. A norm that is not
-/// finite leaves the gradients as they are; the caller decides. Collective.
-double clip_grad_norm(Engine& engine, double max_norm, double norm_type = 2.0);
+/// Divides the gradients by loss_scale, scales them by max_norm / norm when the norm is larger, as
+/// torch.nn.utils.clip_grad_norm_ does (with 1e-6 added to the norm), in one pass, and returns the norm
+/// before clipping. max_norm 0: no clipping. A norm that is not finite leaves the gradients as they are; the
+/// caller decides. Collective.
+double clip_grad_norm(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0);
+
+/// The unit nearest the loss whose gradient has an infinity or NaN on any rank, where a backward pass met it
+/// first; empty when all are finite. Collective.
+std::string first_unit_that_is_not_finite(Engine& engine);
 
 }  // namespace fsdp::shard

@@ -1,32 +1,62 @@
 #include "shard/unit.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 
 #include "util/error.h"
 
 namespace fsdp::shard {
 
-Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, std::shared_ptr<comm::Trace> trace)
+Traffic& Traffic::operator+=(const Traffic& other) {
+  all_gathers += other.all_gathers;
+  all_gather_bytes += other.all_gather_bytes;
+  reduce_scatters += other.reduce_scatters;
+  reduce_scatter_bytes += other.reduce_scatter_bytes;
+  all_reduces += other.all_reduces;
+  all_reduce_bytes += other.all_reduce_bytes;
+  return *this;
+}
+
+Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
+           std::shared_ptr<BufferPool> pool, std::shared_ptr<comm::Trace> trace)
     : name_(plan.name),
       groups_(groups),
+      options_(options),
       trace_(std::move(trace)),
-      storage_(plan.parameters, *groups_.shard) {}
+      storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options.storage,
+               std::move(pool)) {}
 
-void Unit::note_buffer(bool allocated, const char* kind) {
-  if (trace_) trace_->buffer(allocated, name_, kind, storage_.unsharded_bytes());
+Unit::~Unit() {
+  // The communication stream may still refer to the storage.
+  reset();
+}
+
+void Unit::note_buffer(bool allocated, BufferKind kind) {
+  if (!trace_) return;
+  bool parameters = kind == BufferKind::kParameters;
+  trace_->buffer(allocated, name_, parameters ? "parameters" : "gradients",
+                 parameters ? storage_.unsharded_bytes() : storage_.gradient_bytes());
 }
 
 void Unit::start_gather(const char* pass) {
   if (state_ != State::kSharded) return;
-  if (!is_cut()) {
-    state_ = State::kUnsharded;  // the shard is the whole unit, and the parameters are views of it
+  if (storage_.shard_is_unsharded() || storage_.layout().numel() == 0) {
+    state_ = State::kUnsharded;
     return;
   }
-  storage_.allocate_unsharded();
-  note_buffer(true, "parameters");
   state_ = State::kGathering;
-  gather_ = groups_.shard->all_gather(storage_.unsharded(), storage_.shard(), {.unit = name_, .pass = pass});
+  comm::Communicator& group = *groups_.shard;
+  gather_ = group.enqueue([this] {
+    storage_.allocate_unsharded();
+    note_buffer(true, BufferKind::kParameters);
+    storage_.fill_gather_input();
+  });
+  if (!is_cut()) return;
+  at::Tensor input = storage_.gather_input();
+  gather_ = group.all_gather(storage_.unsharded(), input, {.unit = name_, .pass = pass});
+  ++traffic_.all_gathers;
+  traffic_.all_gather_bytes +=
+      input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype));
 }
 
 void Unit::finish_gather(const char* pass) {
@@ -44,9 +74,9 @@ void Unit::wait_for_gather() {
 void Unit::reshard() {
   if (state_ == State::kSharded) return;
   if (state_ == State::kGathering) wait_for_gather();
-  if (is_cut()) {
+  if (storage_.unsharded_is_allocated()) {
     storage_.free_unsharded();
-    note_buffer(false, "parameters");
+    note_buffer(false, BufferKind::kParameters);
   }
   state_ = State::kSharded;
 }
@@ -55,60 +85,91 @@ void Unit::attach_gradients() {
   if (storage_.gradients_are_attached() || !storage_.has_trainable_parameters()) return;
   at::NoGradGuard no_grad;
   storage_.attach_gradients();
-  note_buffer(true, "gradients");
+  note_buffer(true, BufferKind::kGradients);
+}
+
+void Unit::drop_gradients() {
+  if (!storage_.gradients_are_attached()) return;
+  storage_.detach_gradients();
+  note_buffer(false, BufferKind::kGradients);
 }
 
 void Unit::start_reduction() {
+  FSDP_CHECK(!reduction_, "unit ", name_, " is being reduced already");
   at::NoGradGuard no_grad;
-  FSDP_CHECK(!reduction_input_.defined(), "unit ", name_);
-  reduction_input_ = storage_.detach_gradients();
-  FSDP_CHECK(reduction_input_.defined(), "unit ", name_);
+  /// Shared with the communication stream, which drops the input when it has been sent.
+  struct Job {
+    at::Tensor input, output;
+  };
+  auto job = std::make_shared<Job>();
+  job->input = storage_.detach_gradients();
+  FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");
   comm::CallSite site{.unit = name_, .pass = "backward"};
+  comm::Communicator& group = is_cut() || !groups_.replicate ? *groups_.shard : *groups_.replicate;
+  int ranks = groups_.shard->world_size() * groups_.replicas();
+  double predivide = options_.gradient_predivide_factor;
+  if (predivide != 1) group.enqueue([job, predivide] { job->input.div_(predivide); });
+
+  int64_t element_bytes = static_cast<int64_t>(c10::elementSize(options_.storage.reduce_dtype));
   if (is_cut()) {
-    reduction_output_ = at::empty_like(storage_.shard());
-    reduction_ = groups_.shard->reduce_scatter(reduction_output_, reduction_input_, site);
+    job->output = at::empty({storage_.layout().shard_numel()}, job->input.options());
+    collective_ = group.reduce_scatter(job->output, job->input, site);
+    ++traffic_.reduce_scatters;
+    traffic_.reduce_scatter_bytes += job->output.numel() * element_bytes;
   } else {
-    reduction_output_ = reduction_input_;
-    if (groups_.replicate)
-      reduction_ = groups_.replicate->all_reduce(reduction_output_, comm::ReduceOp::kSum, site);
+    job->output = job->input;
+    if (groups_.replicate) {
+      collective_ = group.all_reduce(job->output, comm::ReduceOp::kSum, site);
+      ++traffic_.all_reduces;
+      traffic_.all_reduce_bytes += job->output.numel() * element_bytes;
+    }
   }
+  reduction_ = group.enqueue([this, job, divisor = ranks / predivide] {
+    job->input.reset();
+    note_buffer(false, BufferKind::kGradients);
+    if (divisor != 1) job->output.div_(divisor);
+    storage_.add_to_shard_gradient(job->output);
+    job->output.reset();
+  });
 }
 
 void Unit::finish_reduction() {
-  if (!reduction_input_.defined()) return;
-  at::NoGradGuard no_grad;
-  auto work = std::move(reduction_);
-  if (work) work->wait();
-  reduction_input_.reset();
-  note_buffer(false, "gradients");
-  at::Tensor mean = std::exchange(reduction_output_, at::Tensor());
-  int ranks = groups_.shard->world_size() * groups_.replicas();
-  if (ranks > 1) mean.div_(ranks);
-  if (storage_.shard_gradient().defined()) {
-    storage_.shard_gradient().add_(mean);
-  } else {
-    storage_.set_shard_gradient(mean);
-  }
+  // Both are taken first: a wait() that throws must not be repeated.
+  auto collective = std::move(collective_);
+  auto reduction = std::move(reduction_);
+  if (collective) collective->wait();
+  if (reduction) reduction->wait();
 }
 
-int64_t Unit::live_bytes() const {
-  return storage_.live_bytes() + (reduction_input_.defined() ? storage_.unsharded_bytes() : 0);
+at::Tensor Unit::gather_master_weights() {
+  FSDP_CHECK(state_ == State::kSharded, "unit ", name_, " is in use");
+  at::NoGradGuard no_grad;
+  const at::Tensor& shard = storage_.shard();
+  if (groups_.shard->world_size() == 1 && shard.device() == storage_.unsharded().device()) return shard;
+  at::Tensor whole =
+      at::empty({storage_.layout().padded_numel()}, storage_.unsharded().options().dtype(at::kFloat));
+  if (whole.numel() == 0) return whole;
+  at::Tensor own =
+      whole.narrow(0, storage_.place().rank * storage_.layout().shard_numel(), shard.numel()).copy_(shard);
+  groups_.shard->all_gather(whole, own, {.unit = name_})->wait();
+  return whole;
 }
 
 void Unit::reset() {
-  for (auto* work : {&gather_, &reduction_}) {
-    if (!*work) continue;
+  for (auto* work : {&gather_, &collective_, &reduction_}) {
+    auto taken = std::move(*work);
+    if (!taken) continue;
     try {
-      (*work)->wait();
+      taken->wait();
     } catch (const std::exception&) {
       // The step that failed has reported it.
     }
-    work->reset();
   }
-  storage_.detach_gradients();
-  reduction_input_.reset();
-  reduction_output_.reset();
-  if (is_cut()) storage_.free_unsharded();
+  drop_gradients();
+  if (storage_.unsharded_is_allocated()) {
+    storage_.free_unsharded();
+    note_buffer(false, BufferKind::kParameters);
+  }
   state_ = State::kSharded;
 }
 

@@ -7,6 +7,10 @@
 // Its gradients: attach (before backward of its stage), accumulate, start_reduction(), finish_reduction(),
 // after which the mean over ranks has been added to the gradient of the shard. Everything that gathers or
 // reduces is collective.
+//
+// Memory follows the order of the communication stream, not of the calls: the buffer of a gather that was
+// issued ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given
+// back as soon as it has been sent. So the buffer of one reduction serves the gather behind it.
 
 #include <memory>
 #include <string>
@@ -18,17 +22,40 @@
 
 namespace fsdp::shard {
 
+/// What a unit has moved: number of collectives and this rank's payload, as in comm/trace.h.
+struct Traffic {
+  int64_t all_gathers = 0, all_gather_bytes = 0;
+  int64_t reduce_scatters = 0, reduce_scatter_bytes = 0;
+  int64_t all_reduces = 0, all_reduce_bytes = 0;
+
+  Traffic& operator+=(const Traffic& other);
+  bool operator==(const Traffic&) const = default;
+};
+
+/// How a unit behaves.
+struct UnitOptions {
+  StorageOptions storage;
+  bool reshard_after_forward = true;
+  double gradient_predivide_factor = 1;  ///< the rest of the number of ranks divides after the sum
+};
+
 class Unit {
  public:
   enum class State { kSharded, kGathering, kUnsharded };
 
   /// `trace`, if any, hears of the unsharded buffers.
-  Unit(const UnitPlan& plan, const ProcessGroups& groups, std::shared_ptr<comm::Trace> trace = nullptr);
+  Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
+       std::shared_ptr<BufferPool> pool, std::shared_ptr<comm::Trace> trace = nullptr);
+  ~Unit();
 
   const std::string& name() const { return name_; }
   State state() const { return state_; }
+  const UnitOptions& options() const { return options_; }
+  const ProcessGroups& groups() const { return groups_; }
   UnitStorage& storage() { return storage_; }
   const UnitStorage& storage() const { return storage_; }
+  /// Whether gathering it communicates.
+  bool is_cut() const { return groups_.shard->world_size() > 1 && storage_.layout().numel() > 0; }
 
   /// Issues the all-gather; no effect unless sharded. `pass` is "forward", "backward" or "other", for
   /// messages.
@@ -42,32 +69,38 @@ class Unit {
   /// already.
   void attach_gradients();
   bool gradients_are_attached() const { return storage_.gradients_are_attached(); }
-  /// Issues the reduce-scatter of the accumulated gradients; the all-reduce where every rank holds the whole
-  /// unit.
+  /// Forgets what was accumulated and not reduced.
+  void drop_gradients();
+  /// Issues the reduction of the accumulated gradients: reduce-scatter, or all-reduce where every rank holds
+  /// the whole unit.
   void start_reduction();
-  /// Waits for it and adds the mean over ranks to the shard's gradient.
+  /// Waits until the mean over ranks has been added to the shard's gradient.
   void finish_reduction();
 
-  /// Unsharded parameter and gradient buffers that exist now.
-  int64_t live_bytes() const;
+  /// The master weights of all ranks: [padded_numel] fp32 on the device of the parameters; the shard itself
+  /// in a group of one. Collective, while the unit is sharded.
+  at::Tensor gather_master_weights();
+
+  const Traffic& traffic() const { return traffic_; }
+  void reset_traffic() { traffic_ = {}; }
 
   /// Drops whatever a failed step left: waits for collectives under way (their errors were reported already),
   /// frees the buffers, forgets gradients that were not reduced.
   void reset();
 
  private:
-  bool is_cut() const { return groups_.shard->world_size() > 1; }
   void wait_for_gather();
-  void note_buffer(bool allocated, const char* kind);
+  void note_buffer(bool allocated, BufferKind kind);
 
   std::string name_;
   ProcessGroups groups_;
+  UnitOptions options_;
   std::shared_ptr<comm::Trace> trace_;
   UnitStorage storage_;
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_;
-  std::unique_ptr<comm::Work> reduction_;
-  at::Tensor reduction_input_, reduction_output_;
+  std::unique_ptr<comm::Work> collective_, reduction_;  ///< of gradients: the collective; what follows it
+  Traffic traffic_;
 };
 
 }  // namespace fsdp::shard

@@ -7,59 +7,99 @@
 // back but not its identity, so what autograd saved of the parameters in forward is valid again once backward
 // has gathered them. Gradients of the whole unit accumulate in one flat buffer, which is the input of the
 // reduce-scatter.
+//
+// With a param_dtype other than fp32, or shards in host memory, this rank's part is cast or copied straight
+// to its place in the unsharded buffer, from where it is gathered: there is no second, low-precision shard.
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "shard/buffer_pool.h"
 #include "shard/flat_layout.h"
+#include "shard/gradient_buffer.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 
+/// In what a unit is kept, computed and reduced, and where.
+struct StorageOptions {
+  at::ScalarType param_dtype = at::kFloat;
+  at::ScalarType reduce_dtype = at::kFloat;
+  bool keep_low_precision_grads = false;
+  bool cpu_offload = false;
+  bool move_grads_to_cpu = false;
+};
+
+/// Which of how many equal parts this rank keeps.
+struct ShardPlace {
+  int rank = 0;
+  int world_size = 1;
+};
+
 class UnitStorage {
  public:
   /// Takes this rank's shard from the parameters' values and points the parameters at the (freed) unsharded
-  /// buffer.
-  UnitStorage(const std::vector<NamedParameter>& parameters, comm::Communicator& communicator);
+  /// buffer. Throws Error(kUsage) for parameters that are not fp32.
+  UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place, const StorageOptions& options,
+              std::shared_ptr<BufferPool> pool);
 
   const FlatLayout& layout() const { return layout_; }
+  const ShardPlace& place() const { return place_; }
+  const StorageOptions& options() const { return options_; }
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  bool has_trainable_parameters() const;
 
   /// [shard_numel] fp32 master weights of this rank; padding is zero.
   const at::Tensor& shard() const { return shard_; }
-  /// [shard_numel] mean gradient over ranks, summed over micro-batches; undefined until a backward pass has
-  /// ended.
+  /// [shard_numel] mean gradient over ranks, summed over micro-batches; fp32, or reduce_dtype with
+  /// keep_low_precision_grads. Undefined until a backward pass has ended.
   const at::Tensor& shard_gradient() const { return shard_gradient_; }
-  void set_shard_gradient(at::Tensor gradient) { shard_gradient_ = std::move(gradient); }
+  void clear_shard_gradient() { shard_gradient_.reset(); }
+  /// Adds `mean`, [shard_numel] in reduce_dtype; may keep it.
+  void add_to_shard_gradient(const at::Tensor& mean);
 
-  /// [padded_numel] the gathered parameters; valid between allocate_unsharded() and free_unsharded(). In a
-  /// group of one it is the shard itself, always valid, and neither allocated nor freed.
+  /// Whether the parameters are views of the shard itself: a group of one in fp32 on the shard's device.
+  bool shard_is_unsharded() const { return shard_is_unsharded_; }
+
+  /// [padded_numel] the gathered parameters; valid between allocate_unsharded() and free_unsharded(), and
+  /// always when shard_is_unsharded(): then neither may be called.
   const at::Tensor& unsharded() const { return unsharded_; }
   void allocate_unsharded();
   void free_unsharded();
   bool unsharded_is_allocated() const;
 
-  /// [padded_numel] zeros that autograd accumulates into: the grad of every trainable parameter becomes a
-  /// view of it.
-  void attach_gradients();
-  /// Takes the buffer away from the parameters; undefined when none was attached.
-  at::Tensor detach_gradients();
-  bool gradients_are_attached() const { return gradients_.defined(); }
+  /// This rank's part of an all-gather into unsharded(): the shard, or its place in the output.
+  at::Tensor gather_input() const;
+  /// Casts and copies the shard to where gather_input() is; nothing to do when it is the shard.
+  void fill_gather_input();
 
-  bool has_trainable_parameters() const;
-  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  /// Points the parameters at `flat` [padded_numel] of any floating type, and back at unsharded().
+  void show_parameters_in(const at::Tensor& flat);
+  void show_parameters_in_unsharded() { show_parameters_in(unsharded_); }
+
+  /// A zeroed buffer that autograd accumulates into; see GradientBuffer. A unit of one rank takes memory that
+  /// may become its shard's gradient.
+  void attach_gradients() { gradients_->attach(place_.world_size > 1 ? pool_.get() : nullptr); }
+  at::Tensor detach_gradients() { return gradients_->detach(); }
+  bool gradients_are_attached() const { return gradients_->is_attached(); }
 
   int64_t unsharded_bytes() const;  ///< of the unsharded buffer when it is allocated
-  int64_t live_bytes() const;       ///< unsharded parameter and gradient buffers that exist now
+  int64_t gradient_bytes() const { return gradients_->nbytes(); }
 
  private:
+  at::Tensor own_part() const;
+
   std::vector<NamedParameter> parameters_;
   FlatLayout layout_;
-  bool whole_ = false;  ///< a group of one: the shard is the unsharded buffer
+  ShardPlace place_;
+  StorageOptions options_;
+  std::shared_ptr<BufferPool> pool_;
+  bool shard_is_unsharded_ = false;
   at::Tensor shard_, shard_gradient_;
-  at::Tensor unsharded_, gradients_;
+  at::Tensor unsharded_;
+  std::unique_ptr<GradientBuffer> gradients_;
 };
 
 }  // namespace fsdp::shard

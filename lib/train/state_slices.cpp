@@ -25,10 +25,9 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
 
 std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
                                                   const optim::Optimizer& optimizer, SlicePurpose purpose) {
-  bool gives = purpose == SlicePurpose::kLoad || engine.groups().replica_rank() == 0;
   std::vector<checkpoint::TensorSlice> slices;
-  auto add = [&slices, gives](const std::string& prefix, const shard::Segment& segment,
-                              const at::Tensor& flat) {
+  auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& flat) {
+    bool gives = purpose == SlicePurpose::kLoad || engine.units()[segment.unit]->groups().replica_rank() == 0;
     int64_t end = gives ? segment.end : segment.begin;
     slices.push_back({.name = prefix + segment.name,
                       .shape = segment.shape,

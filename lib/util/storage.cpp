@@ -25,4 +25,11 @@ void restore_storage(const at::Tensor& tensor, int64_t nbytes) {
   storage->set_nbytes(nbytes);
 }
 
+void restore_storage(const at::Tensor& tensor, c10::DataPtr memory, int64_t nbytes) {
+  FSDP_CHECK(storage_is_free(tensor));
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->set_nbytes(nbytes);
+}
+
 }  // namespace fsdp::util

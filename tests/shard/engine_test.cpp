@@ -102,8 +102,6 @@ TEST(Engine, StrategiesTrainAlike) {
       expect_equal_runs(train_sharded(world, plan), expected, util::concat(strategy, ", ", world, " ranks"));
     }
   }
-  plan.shard.strategy = "zero";
-  EXPECT_THROW(train_sharded(2, plan), util::Error);
 }
 
 TEST(Engine, SmallParametersAndMoreRanksThanElementsTrainInClosedForm) {
@@ -155,7 +153,8 @@ TEST(Engine, EachRankKeepsOneShareAndNothingStaysGatheredAfterAStep) {
             EXPECT_FALSE(parameter.tensor.grad().defined());
         }
       }
-      EXPECT_GT(engine->peak_unsharded_bytes(), 0);
+      // One rank has everything anyway.
+      EXPECT_EQ(engine->peak_unsharded_bytes() > 0, world > 1);
       EXPECT_LT(engine->peak_unsharded_bytes(), 2 * (parameters + padding) * 4);
     });
   }

@@ -4,7 +4,7 @@
 
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
-#include "support/tiny_models.h"
+#include "support/sharded_run.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -17,18 +17,35 @@ std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
   return parameters;
 }
 
+std::shared_ptr<BufferPool> pool_of(comm::Communicator& communicator) {
+  return std::make_shared<BufferPool>(testing::borrowed(communicator));
+}
+
+/// A storage as rank and size of the communicator say.
+struct TestStorage {
+  explicit TestStorage(torch::nn::Module& module, comm::Communicator& communicator,
+                       const StorageOptions& options = {})
+      : pool(pool_of(communicator)),
+        storage(parameters_of(module), {communicator.rank(), communicator.world_size()}, options, pool) {}
+  int64_t live_bytes() const { return pool->account().live(); }
+
+  std::shared_ptr<BufferPool> pool;
+  UnitStorage storage;
+};
+
 TEST(UnitStorage, KeepsOneShardOfThePaddedParameters) {
   comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(3, 3);
     at::Tensor before = stage.weight().detach().clone().flatten();
-    UnitStorage storage(parameters_of(stage), communicator);
+    TestStorage test(stage, communicator);
+    UnitStorage& storage = test.storage;
     EXPECT_EQ(storage.shard().numel(), 3);
     for (int64_t i = 0; i < 3; ++i) {
       int64_t at = communicator.rank() * 3 + i;
       EXPECT_EQ(storage.shard()[i].item<float>(), at < 9 ? before[at].item<float>() : 0.0f);
     }
     EXPECT_FALSE(storage.unsharded_is_allocated());
-    EXPECT_EQ(storage.live_bytes(), 0);
+    EXPECT_EQ(test.live_bytes(), 0);
   });
 }
 
@@ -36,12 +53,13 @@ TEST(UnitStorage, ParametersComeBackWhenTheBufferIsFilledAgain) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(3, 2);
     at::Tensor before = stage.weight().detach().clone();
-    UnitStorage storage(parameters_of(stage), communicator);
+    TestStorage test(stage, communicator);
+    UnitStorage& storage = test.storage;
     for (int round = 0; round < 3; ++round) {
       storage.allocate_unsharded();
       communicator.all_gather(storage.unsharded(), storage.shard(), {.unit = "test"})->wait();
       EXPECT_TRUE(at::equal(stage.weight(), before));
-      EXPECT_EQ(storage.live_bytes(), 6 * 4);
+      EXPECT_EQ(test.live_bytes(), 6 * 4);
       storage.free_unsharded();
     }
   });
@@ -50,15 +68,17 @@ TEST(UnitStorage, ParametersComeBackWhenTheBufferIsFilledAgain) {
 TEST(UnitStorage, InAGroupOfOneTheParametersAreViewsOfTheShard) {
   comm::SingleCommunicator communicator;
   testing::MatrixStage stage(3, 2);
-  UnitStorage storage(parameters_of(stage), communicator);
+  TestStorage test(stage, communicator);
+  UnitStorage& storage = test.storage;
   EXPECT_EQ(stage.weight().data_ptr(), storage.shard().data_ptr());
-  EXPECT_EQ(storage.live_bytes(), 0);
+  EXPECT_EQ(test.live_bytes(), 0);
 }
 
 TEST(UnitStorage, AutogradAccumulatesIntoOneFlatBuffer) {
   comm::SingleCommunicator communicator;
   testing::MatrixStage stage(3, 2);
-  UnitStorage storage(parameters_of(stage), communicator);
+  TestStorage test(stage, communicator);
+  UnitStorage& storage = test.storage;
   storage.attach_gradients();
   const void* buffer = stage.weight().grad().data_ptr();
   (stage.weight() * 2).sum().backward();
@@ -73,7 +93,7 @@ TEST(UnitStorage, RefusesParametersThatAreNotFloat32) {
   comm::SingleCommunicator communicator;
   testing::MatrixStage stage(3, 2);
   stage.to(at::kBFloat16);
-  EXPECT_THROW(UnitStorage(parameters_of(stage), communicator), util::Error);
+  EXPECT_THROW(TestStorage(stage, communicator), util::Error);
 }
 
 }  // namespace

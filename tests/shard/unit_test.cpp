@@ -4,7 +4,7 @@
 
 #include "comm/thread_communicator.h"
 #include "support/counting_communicator.h"
-#include "support/tiny_models.h"
+#include "support/sharded_run.h"
 
 namespace fsdp::shard {
 namespace {
@@ -16,11 +16,23 @@ ProcessGroups groups_of(comm::Communicator& communicator) {
 
 UnitPlan plan_of(testing::MatrixStage& stage) { return {"stage", &stage, {{"weight", stage.weight()}}}; }
 
+/// A unit of one matrix and the pool of its buffers.
+struct TestUnit {
+  TestUnit(testing::MatrixStage& stage, comm::Communicator& communicator, const UnitOptions& options = {})
+      : pool(std::make_shared<BufferPool>(testing::borrowed(communicator))),
+        unit(plan_of(stage), groups_of(communicator), options, pool) {}
+  int64_t live_bytes() const { return pool->account().live(); }
+
+  std::shared_ptr<BufferPool> pool;
+  Unit unit;
+};
+
 TEST(Unit, GathersTheParametersOfAllRanksAndFreesThem) {
   comm::run_ranks_as_threads(3, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(3, 3);
     at::Tensor before = stage.weight().detach().clone();
-    Unit unit(plan_of(stage), groups_of(communicator));
+    TestUnit test(stage, communicator);
+    Unit& unit = test.unit;
     EXPECT_EQ(unit.state(), Unit::State::kSharded);
     unit.start_gather("forward");
     EXPECT_EQ(unit.state(), Unit::State::kGathering);
@@ -29,7 +41,7 @@ TEST(Unit, GathersTheParametersOfAllRanksAndFreesThem) {
     EXPECT_TRUE(at::equal(stage.weight(), before));
     unit.reshard();
     EXPECT_EQ(unit.state(), Unit::State::kSharded);
-    EXPECT_EQ(unit.storage().live_bytes(), 0);
+    EXPECT_EQ(test.live_bytes(), 0);
   });
 }
 
@@ -37,7 +49,8 @@ TEST(Unit, GathersOnceHoweverOftenItIsAsked) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
     testing::CountingCommunicator communicator(inner);
     testing::MatrixStage stage(2, 2);
-    Unit unit(plan_of(stage), groups_of(communicator));
+    TestUnit test(stage, communicator);
+    Unit& unit = test.unit;
     unit.start_gather("forward");
     unit.start_gather("forward");
     unit.finish_gather("forward");
@@ -50,7 +63,8 @@ TEST(Unit, GathersOnceHoweverOftenItIsAsked) {
 TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(2, 2);
-    Unit unit(plan_of(stage), groups_of(communicator));
+    TestUnit test(stage, communicator);
+    Unit& unit = test.unit;
     for (int micro = 0; micro < 2; ++micro) {
       unit.attach_gradients();
       stage.weight().mutable_grad().add_(communicator.rank() == 0 ? 1.0 : 3.0);
@@ -59,19 +73,20 @@ TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
       unit.finish_reduction();
     }
     EXPECT_TRUE(at::equal(unit.storage().shard_gradient(), at::full({2}, 4.0f)));
-    EXPECT_EQ(unit.storage().live_bytes(), 0);
+    EXPECT_EQ(test.live_bytes(), 0);
   });
 }
 
 TEST(Unit, ResetDropsAGatherUnderWayAndUnreducedGradients) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(2, 2);
-    Unit unit(plan_of(stage), groups_of(communicator));
+    TestUnit test(stage, communicator);
+    Unit& unit = test.unit;
     unit.start_gather("forward");
     unit.attach_gradients();
     unit.reset();
     EXPECT_EQ(unit.state(), Unit::State::kSharded);
-    EXPECT_EQ(unit.storage().live_bytes(), 0);
+    EXPECT_EQ(test.live_bytes(), 0);
     EXPECT_FALSE(stage.weight().grad().defined());
     unit.finish_gather("forward");
     EXPECT_EQ(unit.state(), Unit::State::kUnsharded);

@@ -1,0 +1,108 @@
+#include "shard/buffer_pool.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace fsdp::shard {
+namespace {
+
+/// A block may be this much larger than what is asked for; more would keep a large unit from finding it.
+constexpr int64_t kSmallWaste = 1 << 20;
+
+bool fits(int64_t capacity, int64_t nbytes) {
+  return capacity >= nbytes && (capacity <= 2 * nbytes || capacity - nbytes <= kSmallWaste);
+}
+
+}  // namespace
+
+/// What a DataPtr holds on to.
+struct BufferPool::Lease {
+  std::shared_ptr<BufferPool> pool;
+  at::Tensor block;
+  int64_t nbytes;
+  BufferKind kind;
+
+  static void give_back(void* lease) {
+    std::unique_ptr<Lease> owned(static_cast<Lease*>(lease));
+    owned->pool->release(*owned);
+  }
+};
+
+c10::DataPtr BufferPool::acquire(int64_t nbytes, BufferKind kind) {
+  std::lock_guard lock(mutex_);
+  at::Tensor block = take_block(nbytes);
+  (kind == BufferKind::kParameters ? account_.live_parameters : account_.live_gradients) += nbytes;
+  note_peaks();
+  auto lease = std::make_unique<Lease>(Lease{shared_from_this(), std::move(block), nbytes, kind});
+  void* data = lease->block.data_ptr();
+  at::Device device = lease->block.device();
+  return {data, lease.release(), &Lease::give_back, device};
+}
+
+at::Tensor BufferPool::acquire_tensor(int64_t numel, at::ScalarType dtype, BufferKind kind) {
+  int64_t nbytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  c10::DataPtr memory = acquire(nbytes, kind);
+  at::TensorOptions options = at::TensorOptions().dtype(dtype).device(memory.device());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(nbytes), std::move(memory));
+  return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+}
+
+at::Tensor BufferPool::take_block(int64_t nbytes) {
+  auto smaller = [](const at::Tensor& a, const at::Tensor& b) { return a.numel() < b.numel(); };
+  auto best = free_blocks_.end();
+  for (auto block = free_blocks_.begin(); block != free_blocks_.end(); ++block) {
+    if (fits(block->numel(), nbytes) && (best == free_blocks_.end() || smaller(*block, *best))) best = block;
+  }
+  if (best == free_blocks_.end()) {
+    // Blocks that wait in vain make room: the pool holds no more than was ever in use at once.
+    int64_t most = std::max(account_.peak, account_.live() + nbytes);
+    while (!free_blocks_.empty() && held_bytes_ + nbytes > most) {
+      held_bytes_ -= free_blocks_.front().numel();
+      free_blocks_.erase(free_blocks_.begin());
+    }
+    at::Tensor block = communicator_->allocate(nbytes, at::kByte);
+    held_bytes_ += nbytes;
+    return block;
+  }
+  at::Tensor block = std::move(*best);
+  free_blocks_.erase(best);
+  return block;
+}
+
+void BufferPool::release(Lease& lease) {
+  std::lock_guard lock(mutex_);
+  (lease.kind == BufferKind::kParameters ? account_.live_parameters : account_.live_gradients) -=
+      lease.nbytes;
+  free_blocks_.push_back(std::move(lease.block));
+}
+
+BufferAccount BufferPool::account() const {
+  std::lock_guard lock(mutex_);
+  return account_;
+}
+
+void BufferPool::reset_peaks() {
+  std::lock_guard lock(mutex_);
+  account_.peak_parameters = account_.peak_gradients = account_.peak = 0;
+  note_peaks();
+}
+
+void BufferPool::note_peaks() {
+  account_.peak_parameters = std::max(account_.peak_parameters, account_.live_parameters);
+  account_.peak_gradients = std::max(account_.peak_gradients, account_.live_gradients);
+  account_.peak = std::max(account_.peak, account_.live());
+}
+
+int64_t BufferPool::held_bytes() const {
+  std::lock_guard lock(mutex_);
+  return held_bytes_;
+}
+
+void BufferPool::trim() {
+  std::lock_guard lock(mutex_);
+  for (const at::Tensor& block : free_blocks_) held_bytes_ -= block.numel();
+  free_blocks_.clear();
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,58 @@
+#include "shard/execution_order.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace fsdp::shard {
+
+void ExecutionOrder::begin_pass() {
+  begun_.clear();
+  ended_.clear();
+  follows_ = knows();
+}
+
+void ExecutionOrder::begin(size_t unit) {
+  follows_ = follows_ && expected() == unit;
+  begun_.push_back(unit);
+}
+
+void ExecutionOrder::abandon_pass() {
+  begun_.clear();
+  ended_.clear();
+  follows_ = false;
+}
+
+std::optional<size_t> ExecutionOrder::expected() const {
+  if (begun_.size() >= last_pass_.size()) return std::nullopt;
+  return last_pass_[begun_.size()];
+}
+
+std::vector<size_t> ExecutionOrder::next(size_t most) const {
+  if (!follows_) return {};
+  size_t begin = begun_.size();
+  size_t end = std::min(last_pass_.size(), most > last_pass_.size() ? last_pass_.size() : begin + most);
+  return {last_pass_.begin() + static_cast<std::ptrdiff_t>(begin),
+          last_pass_.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+std::optional<size_t> ExecutionOrder::next_in_backward(size_t unit) const {
+  auto here = std::find(ended_.rbegin(), ended_.rend(), unit);
+  if (here == ended_.rend() || ++here == ended_.rend()) return std::nullopt;
+  return *here;
+}
+
+std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit) {
+  int ranks = world.world_size();
+  at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({ranks}, at::kLong);
+  mine.data_ptr<int64_t>()[0] = static_cast<int64_t>(unit);
+  world.all_gather(all, mine, {.unit = "execution order", .pass = "forward"})->wait();
+  const int64_t* units = all.data_ptr<int64_t>();
+  for (int rank = 1; rank < ranks; ++rank) {
+    if (units[rank] == units[0]) continue;
+    return OrderDifference{rank, static_cast<size_t>(units[rank]), static_cast<size_t>(units[0])};
+  }
+  return std::nullopt;
+}
+
+}  // namespace fsdp::shard

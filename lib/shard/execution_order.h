@@ -1,0 +1,53 @@
+#pragma once
+
+// In which order units are used: what the passes so far tell about the next unit to gather.
+//
+// Units are numbers here. A pass is one forward of the root. Nothing is collective but check_across_ranks().
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace fsdp::shard {
+
+class ExecutionOrder {
+ public:
+  void begin_pass();
+  /// A unit's forward begins. A unit may be used several times in a pass.
+  void begin(size_t unit);
+  void end(size_t unit) { ended_.push_back(unit); }
+  void end_pass() { last_pass_ = begun_; }
+  /// Forgets the pass under way.
+  void abandon_pass();
+
+  /// Whether an earlier pass tells what comes next.
+  bool knows() const { return !last_pass_.empty(); }
+  /// What began in the last pass where this one stands now; nothing when unknown, or past its end.
+  std::optional<size_t> expected() const;
+  /// Whether this pass has begun the same units as the last one so far.
+  bool follows_last_pass() const { return follows_; }
+  /// The units that should follow, in order, at most `most`; none when this pass goes its own way.
+  std::vector<size_t> next(size_t most) const;
+
+  /// Backward meets units in the reverse of the order in which their forwards ended.
+  std::optional<size_t> next_in_backward(size_t unit) const;
+
+  size_t position() const { return begun_.size(); }
+
+ private:
+  std::vector<size_t> begun_, ended_;  ///< of this pass
+  std::vector<size_t> last_pass_;      ///< begun
+  bool follows_ = false;
+};
+
+/// Compares what every rank is about to use; number_of_units stands for the end of the pass. Collective.
+/// Returns the first rank that differs from rank 0 and what it and rank 0 are about to use.
+struct OrderDifference {
+  int rank = 0;
+  size_t theirs = 0, first_ranks = 0;
+};
+std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit);
+
+}  // namespace fsdp::shard

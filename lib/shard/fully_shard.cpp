@@ -1,0 +1,133 @@
+// fully_shard(): from options and a model to an engine with its surrounds attached.
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/single_communicator.h"
+#include "shard/autograd_hooks.h"
+#include "shard/engine.h"
+#include "shard/wrap_policy.h"
+#include "util/dtype.h"
+#include "util/error.h"
+#include "util/name_patterns.h"
+
+namespace fsdp::shard {
+
+/// What the engine attaches to the stage of each unit.
+class Engine::UnitSurround final : public nn::Surround {
+ public:
+  UnitSurround(std::shared_ptr<Engine> engine, size_t index)
+      : engine_(std::move(engine)),
+        index_(index),
+        input_dtype_(engine_->units_[index]->options().storage.param_dtype) {}
+
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    bool recording = at::GradMode::is_enabled();
+    engine_->before_forward(index_);
+    at::Tensor inner = input;
+    if (engine_->options_.mixed_precision.cast_forward_inputs && input.is_floating_point()) {
+      inner = inner.to(input_dtype_);
+    }
+    if (recording && inner.requires_grad()) {
+      inner =
+          when_backward_ends(inner, [engine = engine_, index = index_] { engine->after_backward(index); });
+    }
+    at::Tensor output = next(inner);
+    bool backward_will_follow = recording && output.requires_grad();
+    engine_->after_forward(index_, backward_will_follow);
+    if (backward_will_follow) {
+      when_backward_begins(output, [engine = engine_, index = index_] { engine->before_backward(index); });
+    }
+    return output;
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  size_t index_;
+  at::ScalarType input_dtype_;
+};
+
+namespace {
+
+ProcessGroups groups_for(const std::string& strategy, std::shared_ptr<comm::Communicator> world) {
+  if (strategy == "no_shard") return {world, std::make_shared<comm::SingleCommunicator>(), world};
+  return {world, world, nullptr};
+}
+
+bool is_root_plan(const UnitPlan& plan, const UnitPlan& root) { return plan.stage == root.stage; }
+
+/// For float16 sums: half of the division before the sum and half after keeps both from leaving its range.
+double predivide_factor(const ShardOptions& options, at::ScalarType reduce_dtype, int ranks) {
+  if (options.gradient_predivide_factor > 0) return options.gradient_predivide_factor;
+  if (reduce_dtype != at::kHalf) return 1;
+  return std::exp2(std::round(std::log2(ranks) / 2));
+}
+
+UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool root, int ranks) {
+  const MixedPrecisionOptions& precision = options.mixed_precision;
+  UnitOptions unit;
+  if (!plan.keep_float32) {
+    unit.storage.param_dtype = util::dtype_from_name(precision.param_dtype);
+    unit.storage.reduce_dtype = util::dtype_from_name(precision.reduce_dtype);
+  }
+  unit.storage.keep_low_precision_grads = precision.keep_low_precision_grads;
+  unit.storage.cpu_offload = options.cpu_offload;
+  unit.storage.move_grads_to_cpu = options.move_grads_to_cpu;
+  unit.gradient_predivide_factor = predivide_factor(options, unit.storage.reduce_dtype, ranks);
+  bool reshards = options.strategy == "full_shard" && options.reshard_after_forward;
+  unit.reshard_after_forward = reshards && !util::matches_any(plan.name, options.keep_after_forward) &&
+                               (!root || options.reshard_root_after_forward);
+  return unit;
+}
+
+void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
+  at::NoGradGuard no_grad;
+  for (const auto& buffer : root.named_buffers()) {
+    at::Tensor tensor = buffer.value();
+    if (tensor.is_floating_point() && tensor.scalar_type() != dtype) tensor.set_data(tensor.to(dtype));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::shared_ptr<comm::Trace> trace) {
+  std::vector<UnitPlan> plans = plan_units(root, options);
+  auto engine = std::make_shared<Engine>(options, groups_for(options.strategy, std::move(communicator)));
+  engine->attach(plans, trace);
+  cast_buffers(root, util::dtype_from_name(options.mixed_precision.buffer_dtype));
+  return engine;
+}
+
+void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace) {
+  const ProcessGroups replicated = groups_for("no_shard", groups_.world);
+  root_units_ = static_cast<size_t>(std::count_if(
+      plans.begin(), plans.end(), [&](const UnitPlan& plan) { return is_root_plan(plan, plans.front()); }));
+  for (const UnitPlan& plan : plans) {
+    size_t index = units_.size();
+    bool root = is_root_plan(plan, plans.front());
+    const ProcessGroups& groups = plan.replicated ? replicated : groups_;
+    UnitOptions options = unit_options(options_, plan, root, groups_.world->world_size());
+    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, groups, options, pool_, trace));
+    const FlatLayout& layout = unit.storage().layout();
+    for (size_t i = 0; i < layout.parameters().size(); ++i) {
+      const ParameterPlace& place = layout.parameters()[i];
+      LocalRange range = layout.local_range(i, groups.shard->rank());
+      segments_.push_back({.name = place.name,
+                           .shape = place.shape,
+                           .requires_grad = plan.parameters[i].tensor.requires_grad(),
+                           .unit = index,
+                           .begin = range.begin,
+                           .end = range.end,
+                           .shard_offset = range.shard_offset});
+    }
+  }
+  // The last step that may fail is done; from here on the stages know the engine.
+  for (size_t index = 0; index < plans.size(); ++index) {
+    if (index != 0 && index < root_units_) continue;  // lives with the root
+    plans[index].stage->attach(std::make_shared<UnitSurround>(shared_from_this(), index));
+  }
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,88 @@
+#include "shard/gradient_buffer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+
+/// Runs when autograd has put a gradient into parameter.grad.
+class GradientBuffer::AddToBuffer final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  AddToBuffer(GradientBuffer& buffer, size_t index) : buffer_(buffer), index_(index) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    at::NoGradGuard no_grad;
+    FSDP_CHECK(buffer_.is_attached(), buffer_.parameters_[index_].name,
+               " got a gradient outside of the backward of its unit");
+    buffer_.part(index_).add_(parameter.grad());
+    at::Tensor(parameter).mutable_grad() = at::Tensor();
+  }
+
+ private:
+  GradientBuffer& buffer_;
+  size_t index_;
+};
+
+GradientBuffer::GradientBuffer(const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
+                               at::ScalarType dtype)
+    : parameters_(parameters), layout_(layout), dtype_(dtype) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    if (!adds_by_hook(parameter)) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AddToBuffer>(*this, i));
+  }
+}
+
+GradientBuffer::~GradientBuffer() {
+  for (const NamedParameter& parameter : parameters_) {
+    if (adds_by_hook(parameter.tensor)) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+    }
+  }
+}
+
+bool GradientBuffer::adds_by_hook(const at::Tensor& parameter) const {
+  return parameter.scalar_type() != dtype_;
+}
+
+at::Tensor GradientBuffer::part(size_t parameter) const {
+  const ParameterPlace& place = layout_.parameters()[parameter];
+  return flat_.narrow(0, place.offset, place.numel).view(place.shape);
+}
+
+void GradientBuffer::attach(BufferPool* pool) {
+  FSDP_CHECK(!is_attached());
+  int64_t numel = layout_.padded_numel();
+  at::TensorOptions options = parameters_.front().tensor.options().dtype(dtype_).requires_grad(false);
+  flat_ = pool != nullptr ? pool->acquire_tensor(numel, dtype_, BufferKind::kGradients)
+                          : at::empty({numel}, options);
+  flat_.zero_();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor parameter = parameters_[i].tensor;
+    if (parameter.requires_grad() && !adds_by_hook(parameter)) parameter.mutable_grad() = part(i);
+  }
+}
+
+at::Tensor GradientBuffer::detach() {
+  if (!is_attached()) return {};
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor parameter = parameters_[i].tensor;
+    if (!parameter.requires_grad() || adds_by_hook(parameter)) continue;
+    // Autograd adds in place into a defined grad; should anything have replaced it, the sum must not be lost.
+    const at::Tensor& grad = parameter.grad();
+    at::Tensor expected = part(i);
+    if (grad.defined() && grad.data_ptr() != expected.data_ptr()) expected.copy_(grad);
+    parameter.mutable_grad() = at::Tensor();
+  }
+  return std::exchange(flat_, at::Tensor());
+}
+
+int64_t GradientBuffer::nbytes() const {
+  return layout_.padded_numel() * static_cast<int64_t>(c10::elementSize(dtype_));
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,49 @@
+#pragma once
+
+// GradientBuffer: one flat tensor into which autograd accumulates the gradients of a unit's parameters, so
+// that what is reduced over ranks is already in one piece.
+//
+// When gradients are accumulated in the parameters' own type, each parameter's grad is a view of the buffer.
+// In another type (fp32 sums of bf16 gradients) each gradient is added as soon as autograd has it, and
+// dropped: one gradient at a time exists beside the buffer.
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "shard/buffer_pool.h"
+#include "shard/flat_layout.h"
+#include "shard/wrap_policy.h"
+
+namespace fsdp::shard {
+
+class GradientBuffer {
+ public:
+  /// The parameters must have the type in which they are used. The references must outlive the object.
+  GradientBuffer(const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
+                 at::ScalarType dtype);
+  ~GradientBuffer();
+  GradientBuffer(const GradientBuffer&) = delete;
+  GradientBuffer& operator=(const GradientBuffer&) = delete;
+
+  /// Gives autograd a buffer of zeros, [padded_numel]; from the pool, or memory of its own if there is none.
+  void attach(BufferPool* pool);
+  bool is_attached() const { return flat_.defined(); }
+  /// Takes it away again, with what was accumulated; undefined when none is attached.
+  at::Tensor detach();
+
+  int64_t nbytes() const;
+
+ private:
+  class AddToBuffer;
+  bool adds_by_hook(const at::Tensor& parameter) const;
+  at::Tensor part(size_t parameter) const;
+
+  const std::vector<NamedParameter>& parameters_;
+  const FlatLayout& layout_;
+  at::ScalarType dtype_;
+  at::Tensor flat_;
+};
+
+}  // namespace fsdp::shard
