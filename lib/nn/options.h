@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace fsdp::nn {
 
@@ -21,6 +22,12 @@ struct ModelOptions {
   double initializer_range = 0.02;   ///< standard deviation of the initial weights
   bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
   std::string init_from;             ///< a .safetensors file or a folder of them; empty: random
+};
+
+/// Which activations backward computes again in place of keeping them.
+struct CheckpointingOptions {
+  std::string mode = "none";                         ///< "none" or "full": all of a stage but its input
+  std::vector<std::string> stage_types = {"block"};  ///< with "full": Stage::type_name() of the stages
 };
 
 }  // namespace fsdp::nn

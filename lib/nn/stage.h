@@ -27,12 +27,14 @@ class Stage;
 /// Something that runs around a stage's compute().
 class Surround {
  public:
+  /// Runs the inner surrounds and compute(). A copy may be kept and called again after around() has returned,
+  /// in backward for instance: it holds the context, the inner surrounds as they were attached at the time,
+  /// and the stage, if a shared_ptr owns it; a stage that none owns must outlive the copy.
   using Next = std::function<at::Tensor(const at::Tensor& input)>;
 
   virtual ~Surround() = default;
 
-  /// Returns what `next(input)` returns (or a tensor of equal value); `next` runs the inner surrounds and
-  /// compute().
+  /// Returns what `next(input)` returns, or a tensor of equal value.
   virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) = 0;
 };
 
@@ -47,16 +49,19 @@ class Stage : public torch::nn::Module {
   virtual std::string type_name() const = 0;
 
   /// Attaches a surround inside those that are attached already.
-  void attach(std::shared_ptr<Surround> surround) { surrounds_.push_back(std::move(surround)); }
-  void detach_surrounds() { surrounds_.clear(); }
+  void attach(std::shared_ptr<Surround> surround);
+  void detach_surrounds() { surrounds_ = nullptr; }
 
  protected:
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;
 
  private:
-  at::Tensor run_from(size_t surround, const at::Tensor& input, const StageContext& context);
+  using Surrounds = std::vector<std::shared_ptr<Surround>>;
+  struct Pass;
+  static at::Tensor run_from(size_t surround, const std::shared_ptr<const Pass>& pass,
+                             const at::Tensor& input);
 
-  std::vector<std::shared_ptr<Surround>> surrounds_;
+  std::shared_ptr<const Surrounds> surrounds_;  ///< null: none; replaced as a whole, since passes share it
 };
 
 /// Makes a stage of any module with `at::Tensor forward(at::Tensor)`. Parameters, buffers and children keep

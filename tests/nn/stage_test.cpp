@@ -37,6 +37,34 @@ TEST(Stage, RunsSurroundsOutermostFirst) {
   EXPECT_EQ(log.size(), 4u);
 }
 
+/// Keeps the continuation of the last call.
+class Keeper final : public Surround {
+ public:
+  at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
+    kept = next;
+    return next(input);
+  }
+  Next kept;
+};
+
+TEST(Stage, LetsASurroundGoOnLaterAsAtTheTimeOfTheCall) {
+  std::vector<std::string> log;
+  auto stage = std::make_shared<testing::MatrixStage>(2, 2);
+  auto keeper = std::make_shared<Keeper>();
+  stage->attach(keeper);
+  stage->attach(std::make_shared<Scribe>("inner", log));
+  at::Tensor input = at::ones({1, 2});
+  at::Tensor output = stage->forward(input);
+  stage->detach_surrounds();
+  std::weak_ptr<Stage> alive = stage;
+  stage.reset();
+  EXPECT_TRUE(keeper->kept(input).equal(output));
+  EXPECT_EQ(log.size(), 4u);
+  EXPECT_FALSE(alive.expired());
+  keeper->kept = nullptr;
+  EXPECT_TRUE(alive.expired());
+}
+
 TEST(StageAdaptor, KeepsNamesAndTensorsOfTheModuleBehindIt) {
   auto linear = std::make_shared<Linear>(2, 3);
   linear->parameters()[0].data().fill_(1.0);

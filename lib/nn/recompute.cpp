@@ -1,0 +1,204 @@
+#include "nn/recompute.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::nn {
+namespace {
+
+using util::ErrorKind;
+
+/// States of the default random number generators that a stage on `device` draws from.
+class RandomState {
+ public:
+  static RandomState current(const at::Device& device) {
+    RandomState state;
+    state.add(at::Device(at::kCPU));
+    if (!device.is_cpu() && !device.is_meta()) state.add(device);
+    return state;
+  }
+
+  void restore() const {
+    for (const auto& [device, bytes] : states_) {
+      at::Generator generator = at::globalContext().defaultGenerator(device);
+      std::lock_guard lock(generator.mutex());
+      generator.set_state(bytes);
+    }
+  }
+
+  bool operator==(const RandomState& other) const {
+    return std::equal(
+        states_.begin(), states_.end(), other.states_.begin(), other.states_.end(),
+        [](const auto& a, const auto& b) { return a.first == b.first && a.second.equal(b.second); });
+  }
+
+ private:
+  void add(const at::Device& device) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    std::lock_guard lock(generator.mutex());
+    states_.emplace_back(device, generator.get_state());
+  }
+
+  std::vector<std::pair<at::Device, at::Tensor>> states_;  ///< the tensors are bytes in host memory
+};
+
+/// Puts the generators into a state and, at the end of the scope, back.
+class RandomStateGuard {
+ public:
+  RandomStateGuard(const RandomState& state, const at::Device& device)
+      : before_(RandomState::current(device)) {
+    state.restore();
+  }
+  ~RandomStateGuard() { before_.restore(); }
+  RandomStateGuard(const RandomStateGuard&) = delete;
+  RandomStateGuard& operator=(const RandomStateGuard&) = delete;
+
+ private:
+  RandomState before_;
+};
+
+/// The graph node that stands for the whole stage: gradient of the output in, gradient of the input out.
+/// Those of the parameters accumulate on the way, in the pass that apply() runs.
+class RecomputeBackward final : public torch::autograd::Node {
+ public:
+  RecomputeBackward(const at::Tensor& input, Surround::Next next, std::optional<RandomState> random_state)
+      : input_(input, /*is_output=*/false), next_(std::move(next)), random_state_(std::move(random_state)) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    if (at::GradMode::is_enabled()) {
+      util::fail(ErrorKind::kUsage,
+                 "a recomputed stage has first derivatives only, found a backward pass with create_graph; "
+                 "set activation_checkpointing.mode = \"none\" for higher derivatives");
+    }
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      util::fail(
+          ErrorKind::kUsage,
+          "a recomputed stage needs a backward pass over all leaves, found one for chosen inputs; call "
+          "backward() without inputs or set activation_checkpointing.mode = \"none\"");
+    }
+    if (!gradients[0].defined()) return {at::Tensor()};
+    at::Tensor input = input_.unpack();
+    // A leaf of its own, so that the inner pass ends here and not in the graph before the stage.
+    at::Tensor leaf = input.detach();
+    leaf.set_requires_grad(input.requires_grad());
+    at::Tensor output = run_again(leaf);
+    // The output may depend on nothing that requires a gradient, whatever the stage has.
+    if (output.requires_grad()) {
+      torch::autograd::backward({output}, {std::move(gradients[0])}, /*retain_graph=*/false);
+    }
+    return {leaf.grad()};
+  }
+
+  void release_variables() override {
+    input_.reset_data();
+    next_ = nullptr;
+    random_state_.reset();
+  }
+
+  std::string name() const override { return "RecomputeBackward"; }
+
+ private:
+  at::Tensor run_again(const at::Tensor& input) {
+    at::AutoGradMode record(true);
+    std::optional<RandomStateGuard> as_in_forward;
+    if (random_state_) as_in_forward.emplace(*random_state_, input.device());
+    return next_(input);
+  }
+
+  torch::autograd::SavedVariable input_;
+  Surround::Next next_;
+  std::optional<RandomState> random_state_;  ///< none when forward drew no random numbers
+};
+
+bool requires_grad(const at::Tensor& tensor) { return tensor.requires_grad(); }
+
+void attach_below(torch::nn::Module& module, const std::vector<std::string>& stage_types,
+                  std::set<torch::nn::Module*>& seen) {
+  for (const auto& child : module.children()) {
+    if (!seen.insert(child.get()).second) continue;
+    auto* stage = dynamic_cast<Stage*>(child.get());
+    if (stage && std::count(stage_types.begin(), stage_types.end(), stage->type_name()) > 0) {
+      stage->attach(std::make_shared<Recompute>());
+    } else {
+      attach_below(*child, stage_types, seen);
+    }
+  }
+}
+
+}  // namespace
+
+at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& next) {
+  if (!at::GradMode::is_enabled()) return next(input);
+  if (!requires_grad(input)) {
+    auto parameters = stage.parameters();
+    if (std::none_of(parameters.begin(), parameters.end(), requires_grad)) return next(input);
+  }
+  std::optional<RandomState> random_state = RandomState::current(input.device());
+  at::Tensor output;
+  {
+    at::NoGradGuard no_recording;
+    // Another tensor in any case: the output may be the input or a view of it.
+    output = next(input).detach();
+  }
+  if (*random_state == RandomState::current(input.device())) random_state.reset();
+  auto node = std::shared_ptr<RecomputeBackward>(new RecomputeBackward(input, next, std::move(random_state)),
+                                                 torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types) {
+  if (stage_types.empty()) {
+    util::fail(ErrorKind::kUsage,
+               "activation_checkpointing.stage_types is empty where the types of the "
+               "stages to recompute were expected; name one, such as \"block\"");
+  }
+  std::set<std::string> known;
+  for (const auto& module : root.modules(/*include_self=*/false)) {
+    if (auto* stage = dynamic_cast<Stage*>(module.get())) known.insert(stage->type_name());
+  }
+  known.erase(root.type_name());
+  std::vector<std::string> names(known.begin(), known.end());
+  for (const std::string& type : stage_types) {
+    if (type == root.type_name()) {
+      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types holds \"", type,
+                 "\", the whole model, whose recomputation saves no memory; name stages inside it: ",
+                 util::join(names, ", "));
+    }
+    if (known.count(type) == 0) {
+      std::string near = util::nearest(type, names);
+      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types holds \"", type,
+                 "\", which no stage of the model is; expected one of: ", util::join(names, ", "),
+                 near.empty() ? "" : util::concat("; did you mean \"", near, "\"?"));
+    }
+  }
+  std::set<torch::nn::Module*> seen;
+  attach_below(root, stage_types, seen);
+}
+
+void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
+  if (options.mode == "none") return;
+  if (options.mode != "full") {
+    util::fail(ErrorKind::kUsage, "unknown activation_checkpointing.mode \"", options.mode,
+               "\"; expected none or full");
+  }
+  checkpoint_activations(root, options.stage_types);
+}
+
+}  // namespace fsdp::nn
