@@ -21,8 +21,8 @@ struct UnitPlan {
   std::string name;  ///< dotted path of the stage; "root" for the outermost
   nn::Stage* stage = nullptr;
   std::vector<NamedParameter> parameters;
-  bool replicated = false;     ///< whole on every rank, see ShardOptions::replicated_parameters
-  bool keep_float32 = false;   ///< see MixedPrecisionOptions::keep_float32
+  bool replicated = false;    ///< whole on every rank, see ShardOptions::replicated_parameters
+  bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
 };
 
 /// FairScale's recursive auto-wrapping (fairscale/nn/wrap/auto_wrap.py): children first; a stage whose
