@@ -21,6 +21,13 @@ bool Engine::is_root(const Unit& unit) const {
   return false;
 }
 
+bool Engine::input_is_differentiable(const Unit& unit) const {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].get() == &unit) return differentiable_input_[i];
+  }
+  return true;
+}
+
 // ---- forward
 
 void Engine::before_forward(size_t index) {
