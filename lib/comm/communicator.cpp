@@ -18,9 +18,11 @@ class DoneWork final : public Work {
 
 }  // namespace
 
+std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
+
 std::unique_ptr<Work> Communicator::enqueue(std::function<void()> task) {
   task();
-  return std::make_unique<DoneWork>();
+  return done_work();
 }
 
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,

@@ -5,7 +5,11 @@
 // Every method but rank(), world_size() and allocate() is collective: all ranks of the group call the same
 // methods in the same order. A failed collective throws util::Error of kind kPeerLost or kTimeout whose text
 // names the collective, its purpose (see CallSite) and the ranks that did not answer; after that the group
-// cannot be used again. One thread a rank issues collectives.
+// cannot be used again; the error comes out of the call or of wait(). One thread a rank issues collectives.
+//
+// Collectives run in the order of issue. Backends complete them at the call; make_queued_communicator() lets
+// them run beside the caller, as a communication stream does on a GPU. What make_communicator() and
+// run_ranks_as_threads() give is queued.
 
 #include <ATen/core/Tensor.h>
 
@@ -26,13 +30,17 @@ struct CallSite {
 
 enum class ReduceOp { kSum, kMax };
 
-/// A collective under way. The tensors given to it must not be touched until wait() returns.
+/// A collective or task under way. The tensors given to it must not be touched until it is done; a Work that
+/// is destroyed without waiting lets it go on, with all that it uses kept alive.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Blocks until this rank's result is there. Call it exactly once.
+  /// Blocks until this rank's result is there; throws what went wrong. Call it at most once.
   virtual void wait() = 0;
 };
+
+/// The Work of what was done at the call.
+std::unique_ptr<Work> done_work();
 
 class Communicator {
  public:
@@ -60,7 +68,10 @@ class Communicator {
   virtual void barrier(const CallSite& site) = 0;
 
   /// Runs `task` on this rank in the order of issue: the collectives issued before it have their results by
-  /// then, those issued after it have not begun. Not collective.
+  /// then, those issued after it have not begun. It may restore the memory that later collectives use. It
+  /// issues no collectives itself. What it throws is thrown here or by wait(), and then the group cannot be
+  /// used again. Not collective. By default it runs at once, as is right where collectives are complete at
+  /// the call.
   virtual std::unique_ptr<Work> enqueue(std::function<void()> task);
 
   /// A buffer for collectives, uninitialised, 1-D. The communicator decides where its memory lies.

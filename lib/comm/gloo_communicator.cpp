@@ -1,6 +1,5 @@
 #include "comm/gloo_communicator.h"
 
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -17,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/rank_order_sum.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -123,7 +123,7 @@ std::string silent_ranks(const Store& store, int rank, int world_size) {
   return "no answer from rank 0, which hosts the store";
 }
 
-/// What a GlooWork needs to tell a failure; shared with the communicator.
+/// One run's connections, and what is needed to explain a failure.
 struct Group {
   Store store;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
@@ -151,49 +151,11 @@ struct Group {
   }
 };
 
-class GlooWork : public Work {
- public:
-  GlooWork(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Work> work, std::string description)
-      : group_(std::move(group)), work_(std::move(work)), description_(std::move(description)) {}
-
-  void wait() override {
-    try {
-      work_->wait();
-    } catch (const std::exception& error) {
-      group_->fail(description_, error.what());
-    }
-  }
-
- private:
-  std::shared_ptr<Group> group_;
-  c10::intrusive_ptr<c10d::Work> work_;
-  std::string description_;
-};
-
-/// Every rank's part arrived by an all-to-all; wait() adds the parts in rank order, so results do not depend
-/// on timing.
-class GlooReduceScatterWork final : public Work {
- public:
-  GlooReduceScatterWork(std::unique_ptr<Work> exchange, at::Tensor received, at::Tensor output)
-      : exchange_(std::move(exchange)), received_(std::move(received)), output_(std::move(output)) {}
-
-  void wait() override {
-    exchange_->wait();
-    int64_t n = output_.numel();
-    at::Tensor out = output_;
-    at::add_out(out, received_.narrow(0, 0, n), received_.narrow(0, n, n));
-    for (int64_t part = 2; part * n < received_.numel(); ++part) out.add_(received_.narrow(0, part * n, n));
-    received_.reset();
-  }
-
- private:
-  std::unique_ptr<Work> exchange_;
-  at::Tensor received_, output_;
-};
-
+/// Collectives are complete at the call. Tensors travel as bytes where no arithmetic is done on the way,
+/// because gloo knows fewer element types than the toolkit.
 class GlooCommunicator final : public Communicator {
  public:
-  explicit GlooCommunicator(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  explicit GlooCommunicator(std::unique_ptr<Group> group) : group_(std::move(group)) {}
 
   int rank() const override { return group_->rank; }
   int world_size() const override { return group_->world_size; }
@@ -202,50 +164,55 @@ class GlooCommunicator final : public Communicator {
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
     FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
-    return start("all_gather", site, [&] {
-      // As bytes, because gloo knows fewer element types than the toolkit.
+    run("all_gather", site, [&](c10d::ProcessGroupGloo& gloo) {
       at::Tensor out = output.view(at::kByte), in = input.view(at::kByte);
-      return group_->process_group->_allgather_base(out, in);
+      return gloo._allgather_base(out, in);
     });
+    return done_work();
   }
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
     FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
     // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
-    at::Tensor received = at::empty_like(input);
-    auto exchange = start("reduce_scatter", site, [&] {
+    at::Tensor received = receive_buffer(input);
+    run("reduce_scatter", site, [&](c10d::ProcessGroupGloo& gloo) {
       at::Tensor out = received.view(at::kByte), in = input.view(at::kByte);
       std::vector<int64_t> even;
-      return group_->process_group->alltoall_base(out, in, even, even);
+      return gloo.alltoall_base(out, in, even, even);
     });
-    return std::make_unique<GlooReduceScatterWork>(std::move(exchange), std::move(received), output);
+    sum_in_rank_order(output, received.chunk(world_size()));
+    return done_work();
   }
 
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
-    return start("all_reduce", site, [&] {
-      std::vector<at::Tensor> tensors{tensor};
+    at::Tensor wide = sums_in_float(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+    run("all_reduce", site, [&](c10d::ProcessGroupGloo& gloo) {
+      std::vector<at::Tensor> tensors{wide};
       c10d::AllreduceOptions options;
       options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
-      return group_->process_group->allreduce(tensors, options);
+      return gloo.allreduce(tensors, options);
     });
+    if (!wide.is_same(tensor)) tensor.copy_(wide);
+    return done_work();
   }
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    return start("broadcast", site, [&] {
+    run("broadcast", site, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{tensor.view(at::kByte)};
       c10d::BroadcastOptions options;
       options.rootRank = root;
-      return group_->process_group->broadcast(tensors, options);
+      return gloo.broadcast(tensors, options);
     });
+    return done_work();
   }
 
   void barrier(const CallSite& site) override {
     at::Tensor token = at::empty({1}, at::kFloat).zero_();
-    start("barrier", site, [&] {
+    run("barrier", site, [&](c10d::ProcessGroupGloo& gloo) {
       std::vector<at::Tensor> tensors{token};
-      return group_->process_group->allreduce(tensors);
-    })->wait();
+      return gloo.allreduce(tensors);
+    });
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
@@ -254,16 +221,27 @@ class GlooCommunicator final : public Communicator {
 
  private:
   template <typename Issue>
-  std::unique_ptr<Work> start(const char* op, const CallSite& site, const Issue& issue) {
-    std::string description = util::concat(op, " of ", site.unit, " (", site.pass, ")");
+  void run(const char* op, const CallSite& site, const Issue& issue) {
     try {
-      return std::make_unique<GlooWork>(group_, issue(), description);
+      issue(*group_->process_group)->wait();
     } catch (const std::exception& error) {
-      group_->fail(description, error.what());
+      group_->fail(util::concat(op, " of ", site.unit, " (", site.pass, ")"), error.what());
     }
   }
 
-  std::shared_ptr<Group> group_;
+  /// Uninitialised, of the input's size and type. One buffer serves all reduce-scatters, because fresh memory
+  /// costs a page fault every 4 KiB.
+  at::Tensor receive_buffer(const at::Tensor& input) {
+    int64_t bytes = static_cast<int64_t>(input.nbytes());
+    if (!received_.defined() || received_.numel() < bytes) {
+      received_.reset();  // first the old one goes
+      received_ = at::empty({bytes}, at::kByte);
+    }
+    return received_.narrow(0, 0, bytes).view(input.scalar_type());
+  }
+
+  std::unique_ptr<Group> group_;
+  at::Tensor received_;
 };
 
 }  // namespace
@@ -271,7 +249,7 @@ class GlooCommunicator final : public Communicator {
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options) {
   ignore_broken_pipes();
-  auto group = std::make_shared<Group>();
+  auto group = std::make_unique<Group>();
   group->rank = environment.rank;
   group->world_size = environment.world_size;
   group->timeout = milliseconds(static_cast<int64_t>(options.timeout_seconds * 1000));

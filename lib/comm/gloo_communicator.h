@@ -8,7 +8,8 @@
 
 namespace fsdp::comm {
 
-/// Joins the run's processes over TCP (c10d's store and gloo). Collective over all processes of the run.
+/// Joins the run's processes over TCP (c10d's store and gloo). Collective over all processes of the run. The
+/// communicator's collectives are complete at the call.
 ///
 /// The store is hosted by rank 0 at MASTER_ADDR:MASTER_PORT; it listens on every address of that host and has
 /// no authentication, so a run belongs on a trusted network. Throws Error(kTimeout) when not all processes

@@ -1,19 +1,20 @@
 #include "comm/make_communicator.h"
 
 #include "comm/gloo_communicator.h"
+#include "comm/queued_communicator.h"
 #include "comm/single_communicator.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 
-std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
+std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options) {
   if (options.backend != "auto" && options.backend != "gloo") {
     util::fail(util::ErrorKind::kUsage, "comm.backend: expected auto or gloo; found \"", options.backend,
                "\"");
   }
-  if (environment.world_size == 1) return std::make_unique<SingleCommunicator>();
-  return make_gloo_communicator(environment, options);
+  if (environment.world_size == 1) return std::make_shared<SingleCommunicator>();
+  return make_queued_communicator(make_gloo_communicator(environment, options));
 }
 
 }  // namespace fsdp::comm

@@ -8,8 +8,9 @@
 
 namespace fsdp::comm {
 
-/// The communicator of all processes of the run. Collective; see make_gloo_communicator() for errors.
-std::unique_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
+/// The communicator of all processes of the run; its collectives run beside the caller. Collective; see
+/// make_gloo_communicator() for errors and make_queued_communicator() for its end.
+std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options);
 
 }  // namespace fsdp::comm

@@ -7,15 +7,10 @@
 namespace fsdp::comm {
 namespace {
 
-class DoneWork final : public Work {
- public:
-  void wait() override {}
-};
-
 std::unique_ptr<Work> copy_into(const at::Tensor& output, const at::Tensor& input) {
   FSDP_CHECK(output.numel() == input.numel(), output.numel(), " elements out, ", input.numel(), " in");
   if (output.data_ptr() != input.data_ptr()) output.copy_(input);
-  return std::make_unique<DoneWork>();
+  return done_work();
 }
 
 }  // namespace
@@ -31,12 +26,12 @@ std::unique_ptr<Work> SingleCommunicator::reduce_scatter(const at::Tensor& outpu
 }
 
 std::unique_ptr<Work> SingleCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
-  return std::make_unique<DoneWork>();
+  return done_work();
 }
 
 std::unique_ptr<Work> SingleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
   FSDP_CHECK(root == 0);
-  return std::make_unique<DoneWork>();
+  return done_work();
 }
 
 void SingleCommunicator::barrier(const CallSite&) {}

@@ -1,6 +1,8 @@
 #include "comm/thread_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/max.h>
 
 #include <condition_variable>
 #include <exception>
@@ -8,6 +10,8 @@
 #include <optional>
 #include <thread>
 
+#include "comm/queued_communicator.h"
+#include "comm/rank_order_sum.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -68,79 +72,77 @@ class ThreadWorld {
   std::exception_ptr cause_;
 };
 
-class DoneWork final : public Work {
- public:
-  void wait() override {}
-};
-
 /// Collectives complete at the call: every rank calls them in the same order, so nobody waits for a later
 /// one.
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(ThreadWorld& world, int rank) : world_(world), rank_(rank) {}
+  ThreadCommunicator(std::shared_ptr<ThreadWorld> world, int rank) : world_(std::move(world)), rank_(rank) {}
 
   int rank() const override { return rank_; }
-  int world_size() const override { return world_.size(); }
+  int world_size() const override { return world_->size(); }
   std::string backend_name() const override { return "threads"; }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override {
     int64_t n = input.numel();
     FSDP_CHECK(output.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
-    return run("all_gather", output, input, site, [&] {
+    run("all_gather", output, input, site, [&] {
       for (int r = 0; r < world_size(); ++r) {
-        const at::Tensor& theirs = world_.slot(r).input;
+        const at::Tensor& theirs = world_->slot(r).input;
         FSDP_CHECK(theirs.numel() == n, "rank ", r, " gathers ", theirs.numel(), " elements, this rank ", n);
         at::Tensor part = output.narrow(0, r * n, n);
         if (part.data_ptr() != theirs.data_ptr()) part.copy_(theirs);
       }
     });
+    return done_work();
   }
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
     int64_t n = output.numel();
     FSDP_CHECK(input.numel() == n * world_size() && output.scalar_type() == input.scalar_type());
-    at::Tensor sum;
-    auto work = run("reduce_scatter", output, input, site, [&] {
+    // The others read the input until all have their sums.
+    at::Tensor sum = output.is_alias_of(input) ? at::empty_like(output) : output;
+    run("reduce_scatter", output, input, site, [&] {
+      std::vector<at::Tensor> parts;
       for (int r = 0; r < world_size(); ++r) {
-        FSDP_CHECK(world_.slot(r).input.numel() == input.numel());
-        at::Tensor part = world_.slot(r).input.narrow(0, rank_ * n, n);
-        if (r == 0) {
-          sum = part.clone();
-        } else {
-          sum.add_(part);
-        }
+        FSDP_CHECK(world_->slot(r).input.numel() == input.numel());
+        parts.push_back(world_->slot(r).input.narrow(0, rank_ * n, n));
       }
+      sum_in_rank_order(sum, parts);
     });
-    output.copy_(sum);
-    return work;
+    if (!sum.is_same(output)) output.copy_(sum);
+    return done_work();
   }
 
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     at::Tensor result;
-    auto work = run("all_reduce", tensor, tensor, site, [&] {
+    run("all_reduce", tensor, tensor, site, [&] {
+      std::vector<at::Tensor> parts;
       for (int r = 0; r < world_size(); ++r) {
-        const at::Tensor& theirs = world_.slot(r).input;
-        FSDP_CHECK(theirs.sizes() == tensor.sizes());
-        if (r == 0) {
-          result = theirs.clone();
-        } else {
-          result = op == ReduceOp::kSum ? result + theirs : at::max(result, theirs);
-        }
+        FSDP_CHECK(world_->slot(r).input.sizes() == tensor.sizes());
+        parts.push_back(world_->slot(r).input.reshape({-1}));
+      }
+      if (op == ReduceOp::kSum) {
+        result = at::empty_like(parts[0]);
+        sum_in_rank_order(result, parts);
+      } else {
+        result = parts[0].clone();
+        for (const at::Tensor& part : parts) result = at::max(result, part);
       }
     });
-    tensor.copy_(result);
-    return work;
+    tensor.copy_(result.view(tensor.sizes()));
+    return done_work();
   }
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    return run("broadcast", tensor, tensor, site, [&] {
-      if (rank_ != root) tensor.copy_(world_.slot(root).input);
+    run("broadcast", tensor, tensor, site, [&] {
+      if (rank_ != root) tensor.copy_(world_->slot(root).input);
     });
+    return done_work();
   }
 
-  void barrier(const CallSite&) override { world_.arrive_and_wait(); }
+  void barrier(const CallSite&) override { world_->arrive_and_wait(); }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     return at::empty({numel}, at::TensorOptions().dtype(dtype));
@@ -149,43 +151,54 @@ class ThreadCommunicator final : public Communicator {
  private:
   /// Publishes this rank's tensors, waits for all, reads, and waits until all have read.
   template <typename Read>
-  std::unique_ptr<Work> run(const char* op, const at::Tensor& output, const at::Tensor& input,
-                            const CallSite& site, const Read& read) {
+  void run(const char* op, const at::Tensor& output, const at::Tensor& input, const CallSite& site,
+           const Read& read) {
     std::string description = std::string(op) + " of " + site.unit;
-    world_.slot(rank_) = {output, input, description};
-    world_.arrive_and_wait();
+    world_->slot(rank_) = {output, input, description};
+    world_->arrive_and_wait();
     for (int r = 0; r < world_size(); ++r) {
-      FSDP_CHECK(world_.slot(r).description == description, "rank ", r, " calls ", world_.slot(r).description,
-                 ", rank ", rank_, " calls ", description);
+      FSDP_CHECK(world_->slot(r).description == description, "rank ", r, " calls ",
+                 world_->slot(r).description, ", rank ", rank_, " calls ", description);
     }
     read();
-    world_.arrive_and_wait();
-    world_.slot(rank_) = {};  // the caller's memory is not held longer than the collective
-    return std::make_unique<DoneWork>();
+    world_->arrive_and_wait();
+    world_->slot(rank_) = {};  // keeps no tensor alive
   }
 
-  ThreadWorld& world_;
+  std::shared_ptr<ThreadWorld> world_;
   int rank_;
 };
+
+/// Lets collectives that nobody waited for come to their end, because other ranks may wait for theirs.
+void finish_collectives(Communicator& communicator) {
+  try {
+    communicator.enqueue([] {})->wait();
+  } catch (const std::exception&) {
+    // One of them failed, which is no failure of a rank that did not ask for its result.
+  }
+}
 
 }  // namespace
 
 void run_ranks_as_threads(int world_size, const std::function<void(Communicator&)>& body) {
-  ThreadWorld world(world_size);
+  auto world = std::make_shared<ThreadWorld>(world_size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&world, &body, rank] {
+    threads.emplace_back([world, &body, rank] {
+      auto communicator = make_queued_communicator(std::make_shared<ThreadCommunicator>(world, rank));
+      std::exception_ptr cause;
       try {
-        ThreadCommunicator communicator(world, rank);
-        body(communicator);
-        world.leave(rank, nullptr);
+        body(*communicator);
       } catch (...) {
-        world.leave(rank, std::current_exception());
+        cause = std::current_exception();
       }
+      if (!cause) finish_collectives(*communicator);
+      // Before the queue goes: what runs in it may wait for other ranks, and they for this one.
+      world->leave(rank, cause);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  world.rethrow_failure();
+  world->rethrow_failure();
 }
 
 }  // namespace fsdp::comm

@@ -14,6 +14,7 @@ Trace::~Trace() {
 }
 
 void Trace::open(const std::filesystem::path& path) {
+  std::lock_guard lock(mutex_);
   path_ = path;
   file_.open(path, std::ios::app);
   if (!file_) util::fail(util::ErrorKind::kIo, "cannot open ", path.string(), ": ", util::errno_text(errno));
@@ -21,11 +22,13 @@ void Trace::open(const std::filesystem::path& path) {
 }
 
 void Trace::begin_step(int64_t step) {
+  std::lock_guard lock(mutex_);
   step_ = step;
   if (file_.is_open()) file_.flush();
 }
 
 uint64_t Trace::issued(const char* op, const CallSite& site, int64_t bytes) {
+  std::lock_guard lock(mutex_);
   pending_.push_back({.step = step_,
                       .op = op,
                       .unit = site.unit,
@@ -35,21 +38,37 @@ uint64_t Trace::issued(const char* op, const CallSite& site, int64_t bytes) {
   return first_pending_ + pending_.size() - 1;
 }
 
-void Trace::finished(uint64_t number, double wait_us) {
-  Event& event = pending_.at(number - first_pending_);
-  event.wait_us = wait_us;
-  event.done_us = now_us();
-  event.complete = true;
+void Trace::started(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  pending(number).start_us = now_us();
+}
+
+void Trace::finished(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  pending(number).done_us = now_us();
+  write_complete();
+}
+
+void Trace::waits(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  pending(number).wait_us = now_us();
+  write_complete();
+}
+
+void Trace::left_alone(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  pending(number).left_alone = true;
   write_complete();
 }
 
 void Trace::buffer(bool allocated, const std::string& unit, const char* kind, int64_t bytes) {
+  std::lock_guard lock(mutex_);
   pending_.push_back({.step = step_,
                       .op = "buffer",
                       .unit = unit,
                       .pass_or_event = allocated ? "allocate" : "free",
                       .bytes = bytes,
-                      .complete = true,
+                      .issue_us = now_us(),
                       .buffer_kind = kind});
   write_complete();
 }
@@ -58,10 +77,12 @@ double Trace::now_us() const {
   return std::chrono::duration<double, std::micro>(Clock::now() - began_).count();
 }
 
+Trace::Event& Trace::pending(uint64_t number) { return pending_.at(number - first_pending_); }
+
 /// An event waits for those that were issued before it.
 void Trace::write_complete() {
   if (!file_.is_open()) return;
-  while (!pending_.empty() && pending_.front().complete) {
+  while (!pending_.empty() && pending_.front().complete()) {
     write(pending_.front());
     pending_.pop_front();
     ++first_pending_;
@@ -77,14 +98,16 @@ void Trace::write(const Event& event) {
     line.update({{"event", event.pass_or_event},
                  {"unit", event.unit},
                  {"bytes", event.bytes},
-                 {"kind", event.buffer_kind}});
+                 {"kind", event.buffer_kind},
+                 {"at_us", event.issue_us}});
   } else {
     line.update({{"unit", event.unit},
                  {"pass", event.pass_or_event},
                  {"bytes", event.bytes},
                  {"issue_us", event.issue_us}});
-    // A collective that failed, or that nobody waited for, has no end.
-    if (event.complete) line.update({{"wait_us", event.wait_us}, {"done_us", event.done_us}});
+    if (event.start_us) line["start_us"] = *event.start_us;
+    if (event.wait_us) line["wait_us"] = *event.wait_us;
+    if (event.done_us) line["done_us"] = *event.done_us;
   }
   file_ << line.dump() << '\n';
 }
@@ -93,19 +116,25 @@ namespace {
 
 class TracedWork final : public Work {
  public:
-  TracedWork(std::unique_ptr<Work> inner, std::shared_ptr<Trace> trace, uint64_t number)
-      : inner_(std::move(inner)), trace_(std::move(trace)), number_(number) {}
+  TracedWork(std::unique_ptr<Work> collective, std::unique_ptr<Work> end, std::shared_ptr<Trace> trace,
+             uint64_t number)
+      : collective_(std::move(collective)), end_(std::move(end)), trace_(std::move(trace)), number_(number) {}
+  ~TracedWork() override {
+    if (!waited_) trace_->left_alone(number_);
+  }
 
   void wait() override {
-    double wait_us = trace_->now_us();
-    inner_->wait();
-    trace_->finished(number_, wait_us);
+    waited_ = true;
+    trace_->waits(number_);
+    collective_->wait();
+    end_->wait();
   }
 
  private:
-  std::unique_ptr<Work> inner_;
+  std::unique_ptr<Work> collective_, end_;
   std::shared_ptr<Trace> trace_;
   uint64_t number_;
+  bool waited_ = false;
 };
 
 class TracingCommunicator final : public Communicator {
@@ -133,6 +162,9 @@ class TracingCommunicator final : public Communicator {
     return traced("broadcast", site, tensor, [&] { return inner_->broadcast(tensor, root, site); });
   }
   void barrier(const CallSite& site) override { inner_->barrier(site); }
+  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
+    return inner_->enqueue(std::move(task));
+  }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
 
  private:
@@ -140,7 +172,10 @@ class TracingCommunicator final : public Communicator {
   std::unique_ptr<Work> traced(const char* op, const CallSite& site, const at::Tensor& payload,
                                const Issue& issue) {
     uint64_t number = trace_->issued(op, site, static_cast<int64_t>(payload.nbytes()));
-    return std::make_unique<TracedWork>(issue(), trace_, number);
+    inner_->enqueue([trace = trace_, number] { trace->started(number); });
+    std::unique_ptr<Work> collective = issue();
+    std::unique_ptr<Work> end = inner_->enqueue([trace = trace_, number] { trace->finished(number); });
+    return std::make_unique<TracedWork>(std::move(collective), std::move(end), trace_, number);
   }
 
   std::shared_ptr<Communicator> inner_;

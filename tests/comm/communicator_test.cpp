@@ -6,13 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <thread>
 
 #include "comm/gloo_communicator.h"
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/free_port.h"
+#include "support/ranks_over_gloo.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -26,29 +26,23 @@ struct Setting {
   int world_size;
 };
 
-/// Ranks as threads over real sockets. c10d's flight recorder is one for the process and not thread-safe: it
-/// is turned off before the first group reads the variable.
 void run_over_gloo(int world_size, const std::function<void(Communicator&)>& body,
                    double timeout_seconds = 20) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
-  int port = testing::free_port();
-  std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> failures(static_cast<size_t>(world_size));
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        LaunchEnvironment environment{rank, world_size, rank, world_size, "127.0.0.1", port};
-        auto communicator = make_gloo_communicator(environment, {"gloo", timeout_seconds});
-        body(*communicator);
-      } catch (...) {
-        failures[static_cast<size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (auto& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  testing::run_ranks_over_gloo({.world_size = world_size, .timeout_seconds = timeout_seconds},
+                               [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
+}
+
+/// Numbers whose sum depends on the order and the precision of the additions.
+at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
+  at::Tensor index = at::arange(numel, at::kDouble) + 1000.0 * rank;
+  return (at::sin(index * 12.9898) * (rank % 2 == 0 ? 100.0 : 1.0)).to(dtype);
+}
+
+/// The sum over ranks of numbers_of(), added in rank order in float32 and rounded once.
+at::Tensor sum_of_numbers(int world, int64_t numel, at::ScalarType dtype) {
+  at::Tensor sum = numbers_of(0, numel, dtype).to(at::kFloat);
+  for (int rank = 1; rank < world; ++rank) sum = sum + numbers_of(rank, numel, dtype).to(at::kFloat);
+  return sum.to(dtype);
 }
 
 class Collectives : public ::testing::TestWithParam<Setting> {
@@ -57,6 +51,10 @@ class Collectives : public ::testing::TestWithParam<Setting> {
     const Setting& setting = GetParam();
     if (setting.backend == "threads") run_ranks_as_threads(setting.world_size, body);
     if (setting.backend == "gloo") run_over_gloo(setting.world_size, body);
+    if (setting.backend == "direct_gloo") {
+      testing::run_ranks_over_gloo({.world_size = setting.world_size, .queued = false},
+                                   [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
+    }
     if (setting.backend == "single") {
       SingleCommunicator single;
       body(single);
@@ -73,6 +71,54 @@ TEST_P(Collectives, AllGatherJoinsThePartsInRankOrder) {
       for (int rank = 0; rank < communicator.world_size(); ++rank) {
         EXPECT_TRUE(at::equal(all.narrow(0, rank * 3, 3), at::full({3}, rank + 1, dtype)));
       }
+    }
+  });
+}
+
+TEST_P(Collectives, AllGatherWorksInPlace) {
+  run([](Communicator& communicator) {
+    int world = communicator.world_size();
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      at::Tensor all = communicator.allocate(3 * world, dtype);
+      all.zero_();
+      at::Tensor mine = all.narrow(0, 3 * communicator.rank(), 3);
+      mine.fill_(communicator.rank() + 1);
+      communicator.all_gather(all, mine, {.unit = "test"})->wait();
+      EXPECT_TRUE(at::equal(all, at::arange(1, world + 1).repeat_interleave(3).to(dtype)));
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterAddsInRankOrderAndRoundsOnce) {
+  run([](Communicator& communicator) {
+    int world = communicator.world_size();
+    constexpr int64_t kPart = 70'000;
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      at::Tensor input = numbers_of(communicator.rank(), world * kPart, dtype);
+      at::Tensor expected =
+          sum_of_numbers(world, world * kPart, dtype).narrow(0, communicator.rank() * kPart, kPart);
+      at::Tensor output = at::empty({kPart}, dtype);
+      communicator.reduce_scatter(output, input, {.unit = "test"})->wait();
+      EXPECT_TRUE(at::equal(output, expected)) << c10::toString(dtype);
+      at::Tensor in_place = input.narrow(0, communicator.rank() * kPart, kPart);
+      communicator.reduce_scatter(in_place, input, {.unit = "in place"})->wait();
+      EXPECT_TRUE(at::equal(in_place, expected)) << c10::toString(dtype);
+    }
+  });
+}
+
+TEST_P(Collectives, AllReduceKnowsTheTypesOfTraining) {
+  run([](Communicator& communicator) {
+    int world = communicator.world_size();
+    for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      // Halves lose each 1 when they round after every addition.
+      double large = dtype == at::kBFloat16 ? 256 : dtype == at::kHalf ? 2048 : 1 << 20;
+      at::Tensor sum = at::full({2, 2}, communicator.rank() == 0 ? large : 1.0, dtype);
+      communicator.all_reduce(sum, ReduceOp::kSum, {.unit = "test"})->wait();
+      EXPECT_TRUE(at::equal(sum, at::full({2, 2}, large + world - 1, dtype))) << c10::toString(dtype);
+      at::Tensor largest = at::full({}, -communicator.rank(), dtype);
+      communicator.all_reduce(largest, ReduceOp::kMax, {.unit = "test"})->wait();
+      EXPECT_EQ(largest.item<double>(), 0) << c10::toString(dtype);
     }
   });
 }
@@ -153,7 +199,8 @@ TEST_P(Collectives, AgreeMakesEveryRankFailWithTheFirstFailure) {
 
 INSTANTIATE_TEST_SUITE_P(All, Collectives,
                          ::testing::Values(Setting{"single", 1}, Setting{"threads", 1}, Setting{"threads", 2},
-                                           Setting{"threads", 5}, Setting{"gloo", 2}, Setting{"gloo", 3}),
+                                           Setting{"threads", 5}, Setting{"gloo", 2}, Setting{"gloo", 3},
+                                           Setting{"direct_gloo", 2}),
                          [](const auto& info) {
                            return info.param.backend + std::to_string(info.param.world_size);
                          });

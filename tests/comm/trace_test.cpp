@@ -3,10 +3,12 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "comm/single_communicator.h"
+#include "comm/thread_communicator.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
 
@@ -49,24 +51,101 @@ TEST(Trace, WritesCollectivesInIssueOrderWithPayloadAndTimes) {
   EXPECT_EQ(lines[0]["unit"], "a");
   EXPECT_EQ(lines[0]["pass"], "forward");
   EXPECT_EQ(lines[0]["bytes"], 16);
-  EXPECT_LE(lines[0]["issue_us"].get<double>(), lines[0]["wait_us"].get<double>());
-  EXPECT_LE(lines[0]["wait_us"].get<double>(), lines[0]["done_us"].get<double>());
+  EXPECT_LE(lines[0]["issue_us"], lines[0]["start_us"]);
+  EXPECT_LE(lines[0]["start_us"], lines[0]["done_us"]);
+  EXPECT_LE(lines[0]["done_us"], lines[0]["wait_us"]) << "a world of one is done at the call";
   EXPECT_EQ(lines[2]["event"], "allocate");
   EXPECT_EQ(lines[2]["kind"], "gradients");
   EXPECT_EQ(lines[2]["bytes"], 128);
+  EXPECT_GE(lines[2]["at_us"], lines[1]["issue_us"]);
+  EXPECT_LE(lines[2]["at_us"], lines[3]["issue_us"]);
   EXPECT_EQ(lines[4]["bytes"], 4);
 }
 
-TEST(Trace, LeavesTheEndOfACollectiveThatNobodyWaitedForOpen) {
+TEST(Trace, TellsApartTheWaitFromTheCollective) {
   testing::TemporaryFolder folder;
   {
-    auto trace = std::make_shared<Trace>();
-    trace->open(folder / "trace.jsonl");
-    trace->issued("all_gather", {.unit = "a"}, 8);
+    Trace trace;
+    trace.open(folder / "trace.jsonl");
+    uint64_t exposed = trace.issued("all_gather", {.unit = "exposed"}, 8);
+    uint64_t failed = trace.issued("all_gather", {.unit = "failed"}, 8);
+    trace.started(exposed);
+    trace.waits(exposed);
+    trace.finished(exposed);
+    trace.started(failed);
+    trace.waits(failed);
   }
   auto lines = lines_of(folder, "trace.jsonl");
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_FALSE(lines[0].contains("done_us"));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_LE(lines[0]["start_us"], lines[0]["wait_us"]);
+  EXPECT_LE(lines[0]["wait_us"], lines[0]["done_us"]);
+  EXPECT_TRUE(lines[1].contains("wait_us"));
+  EXPECT_FALSE(lines[1].contains("done_us"));
+}
+
+TEST(Trace, TakesTheTimesAtWhichCollectivesRanAndNotWhenTheRankNoticed) {
+  testing::TemporaryFolder folder;
+  double released_us = 0, done_before_us = 0;
+  run_ranks_as_threads(2, [&](Communicator& inner) {
+    auto trace = std::make_shared<Trace>();
+    // run_ranks_as_threads() keeps the communicator.
+    auto communicator =
+        make_tracing_communicator(std::shared_ptr<Communicator>(&inner, [](Communicator*) {}), trace);
+    if (inner.rank() == 0) trace->open(folder / "trace.jsonl");
+    at::Tensor mine = at::ones({4}), all = at::empty({8});
+    std::promise<void> released;
+    communicator->enqueue([&] { released.get_future().get(); });
+    auto waited = communicator->all_gather(all, mine, {.unit = "waited"});
+    communicator->all_gather(all, mine, {.unit = "left alone"});
+    if (inner.rank() == 0) released_us = trace->now_us();
+    released.set_value();
+    communicator->enqueue([] {})->wait();
+    if (inner.rank() == 0) done_before_us = trace->now_us();
+    waited->wait();
+  });
+  auto lines = lines_of(folder, "trace.jsonl");
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_LE(lines[0]["issue_us"], released_us);
+  EXPECT_GE(lines[0]["start_us"], released_us);
+  EXPECT_LE(lines[0]["done_us"], done_before_us);
+  EXPECT_GE(lines[0]["wait_us"], done_before_us);
+  EXPECT_GE(lines[1]["start_us"], lines[0]["done_us"]) << "one after another";
+  EXPECT_TRUE(lines[1].contains("done_us"));
+  EXPECT_FALSE(lines[1].contains("wait_us"));
+}
+
+TEST(Trace, KeepsTheOrderOfIssueWhenTwoThreadsWrite) {
+  testing::TemporaryFolder folder;
+  constexpr int kCollectives = 300;
+  run_ranks_as_threads(2, [&](Communicator& inner) {
+    auto trace = std::make_shared<Trace>();
+    auto communicator =
+        make_tracing_communicator(std::shared_ptr<Communicator>(&inner, [](Communicator*) {}), trace);
+    trace->open(folder / ("trace" + std::to_string(inner.rank())));
+    at::Tensor mine = at::ones({4}), all = at::empty({8});
+    std::vector<std::unique_ptr<Work>> works;
+    for (int i = 0; i < kCollectives; ++i) {
+      trace->begin_step(i);
+      works.push_back(communicator->all_gather(all, mine, {.unit = "a"}));
+      communicator->enqueue([trace] { trace->buffer(true, "a", "parameters", 1); });
+      if (i % 3 == 0) works.back()->wait();
+    }
+    works.clear();
+    communicator->enqueue([] {})->wait();
+  });
+  for (const char* name : {"trace0", "trace1"}) {
+    int64_t collectives = 0, buffers = 0;
+    for (const auto& line : lines_of(folder, name)) {
+      if (line["op"] == "buffer") {
+        ++buffers;
+      } else {
+        EXPECT_EQ(line["step"], collectives++);
+        EXPECT_TRUE(line.contains("done_us"));
+      }
+    }
+    EXPECT_EQ(collectives, kCollectives);
+    EXPECT_EQ(buffers, kCollectives);
+  }
 }
 
 TEST(Trace, SaysWhenItsFileCannotBeMade) {

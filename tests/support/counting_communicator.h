@@ -2,6 +2,7 @@
 
 // A communicator that writes down what passes through it.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,6 +55,9 @@ class CountingCommunicator final : public comm::Communicator {
   void barrier(const comm::CallSite& site) override {
     note("barrier", site, 0);
     inner_.barrier(site);
+  }
+  std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
+    return inner_.enqueue(std::move(task));
   }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_.allocate(numel, dtype); }
 

@@ -1,0 +1,222 @@
+#include "util/stream.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ParallelGuard.h>
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "util/error.h"
+
+namespace fsdp::util {
+
+class Event::State {
+ public:
+  virtual ~State() = default;
+  virtual void wait() = 0;
+  virtual bool reached() = 0;
+};
+
+class Stream::Queue {
+ public:
+  virtual ~Queue() = default;
+  virtual Event run(std::function<void()> task) = 0;
+};
+
+namespace {
+
+class ThreadEvent final : public Event::State {
+ public:
+  explicit ThreadEvent(std::shared_future<void> done) : done_(std::move(done)) {}
+  void wait() override { done_.get(); }
+  bool reached() override { return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+
+ private:
+  std::shared_future<void> done_;
+};
+
+/// A thread that runs tasks in order.
+class ThreadQueue final : public Stream::Queue {
+ public:
+  explicit ThreadQueue(const Stream::Options& options)
+      : patience_(options.patience), thread_([shared = shared_, name = options.name.substr(0, 15)] {
+          pthread_setname_np(pthread_self(), name.c_str());
+          serve(*shared);
+        }) {}
+
+  ~ThreadQueue() override {
+    std::deque<Task> dropped;
+    std::exception_ptr failure;
+    {
+      std::lock_guard lock(shared_->mutex);
+      shared_->closed = true;
+      dropped.swap(shared_->tasks);
+      failure = shared_->failure;
+    }
+    shared_->changed.notify_all();
+    if (!failure) {
+      failure = std::make_exception_ptr(
+          Error(ErrorKind::kUnexpected, "the stream was destroyed before this task of it began"));
+    }
+    for (Task& task : dropped) settle(task, failure);
+    if (thread_.get_id() == std::this_thread::get_id()) {  // a task released the last owner of the stream
+      thread_.detach();
+      return;
+    }
+    std::unique_lock lock(shared_->mutex);
+    bool ended = shared_->changed.wait_for(lock, patience_, [&] { return shared_->ended; });
+    lock.unlock();
+    if (ended) {
+      thread_.join();
+    } else {
+      thread_.detach();
+    }
+  }
+
+  Event run(std::function<void()> body) override {
+    Task task{std::move(body), {}};
+    auto event = std::make_shared<ThreadEvent>(task.done.get_future().share());
+    {
+      std::lock_guard lock(shared_->mutex);
+      shared_->tasks.push_back(std::move(task));
+    }
+    shared_->changed.notify_all();
+    return Event(std::move(event));
+  }
+
+ private:
+  struct Task {
+    std::function<void()> body;
+    std::promise<void> done;
+  };
+
+  /// What the thread uses; it may outlive the queue.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Task> tasks;
+    std::exception_ptr failure;  ///< what the first failed task threw
+    bool closed = false, ended = false;
+  };
+
+  static void settle(Task& task, const std::exception_ptr& failure) {
+    task.body = nullptr;  // what it kept alive is released before anyone hears of its end
+    if (failure) {
+      task.done.set_exception(failure);
+    } else {
+      task.done.set_value();
+    }
+  }
+
+  static void serve(Shared& shared) {
+    at::NoGradGuard no_grad;
+    c10::ParallelGuard on_this_thread_alone(true);
+    std::unique_lock lock(shared.mutex);
+    for (;;) {
+      shared.changed.wait(lock, [&] { return shared.closed || !shared.tasks.empty(); });
+      if (shared.closed) break;
+      Task task = std::move(shared.tasks.front());
+      shared.tasks.pop_front();
+      std::exception_ptr failure = shared.failure;
+      if (!failure) {
+        lock.unlock();
+        try {
+          task.body();
+        } catch (...) {
+          failure = std::current_exception();
+        }
+        lock.lock();
+        shared.failure = failure;
+      }
+      lock.unlock();
+      settle(task, failure);
+      lock.lock();
+    }
+    shared.ended = true;
+    shared.changed.notify_all();
+  }
+
+  std::chrono::milliseconds patience_;
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  std::thread thread_;  // last: it uses the members above
+};
+
+class DeviceEvent final : public Event::State {
+ public:
+  DeviceEvent(c10::Device device, std::exception_ptr failure)
+      : device_(device), event_(device.type()), failure_(std::move(failure)) {}
+
+  void record(const c10::Stream& stream) { event_.record(stream); }
+  void wait() override {
+    if (failure_) std::rethrow_exception(failure_);
+    event_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+  bool reached() override { return failure_ || event_.query(); }
+
+ private:
+  c10::Device device_;
+  c10::Event event_;
+  std::exception_ptr failure_;
+};
+
+/// A stream of a device. Its order is the device's; the caller's thread launches.
+class DeviceQueue final : public Stream::Queue {
+ public:
+  explicit DeviceQueue(c10::Device device)
+      : guard_(device.type()),
+        device_(device.has_index() ? device : guard_.getDevice()),
+        stream_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
+
+  Event run(std::function<void()> task) override {
+    if (!failure_) {
+      c10::Event issued(device_.type());
+      issued.record(guard_.getStream(device_));
+      issued.block(stream_);
+      try {
+        c10::StreamGuard current(stream_);
+        task();
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+    }
+    auto event = std::make_shared<DeviceEvent>(device_, failure_);
+    if (!failure_) event->record(stream_);
+    return Event(std::move(event));
+  }
+
+ private:
+  c10::impl::VirtualGuardImpl guard_;
+  c10::Device device_;
+  c10::Stream stream_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+void Event::wait() const {
+  if (state_) state_->wait();
+}
+
+bool Event::reached() const { return !state_ || state_->reached(); }
+
+Stream::Stream(const Options& options) {
+  if (options.device.is_cpu()) {
+    queue_ = std::make_unique<ThreadQueue>(options);
+  } else {
+    queue_ = std::make_unique<DeviceQueue>(options.device);
+  }
+}
+
+Stream::~Stream() = default;
+
+Event Stream::run(std::function<void()> task) { return queue_->run(std::move(task)); }
+
+}  // namespace fsdp::util

@@ -1,0 +1,70 @@
+#pragma once
+
+// Stream: an ordered queue of work that runs beside its caller, and Event, the point in it at which a task is
+// done. Communication runs in a stream of its own, so that it overlaps with computation.
+//
+// On the CPU a stream is a thread with a FIFO. On other devices it is a stream of the device (c10::Stream):
+// tasks run at once on the calling thread with that stream current, and what they launch runs beside the
+// caller's stream. Either way a task sees what its caller had done before run().
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace fsdp::util {
+
+/// The end of one task of a stream. Copies speak of the same task; a default-made Event is reached.
+class Event {
+ public:
+  /// CPU: blocks until the task is done, and throws what it threw. Devices: makes the caller's current stream
+  /// wait for it and returns at once. It may be called often and from any thread.
+  void wait() const;
+
+  /// Whether wait() would not have to wait.
+  bool reached() const;
+
+  class State;
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// The tasks of a stream run one after another in the order of run(). After a task has thrown, the stream is
+/// broken: later tasks do not run, and their events throw the same error.
+class Stream {
+ public:
+  struct Options {
+    std::string name = "fsdp stream";  ///< of the thread; the system keeps 15 characters
+    c10::Device device = c10::kCPU;
+    /// How long destruction waits for the task that runs (CPU).
+    std::chrono::milliseconds patience{2000};
+  };
+
+  Stream() : Stream(Options{}) {}
+  explicit Stream(const Options& options);
+
+  /// CPU: drops the tasks that have not begun (their events throw), and waits for the one that runs. A task
+  /// that outlasts Options::patience is left behind: its thread ends with it, and owns what it uses.
+  ~Stream();
+
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  /// Puts `task` at the end. The task owns what it captures, and that is released before its event is
+  /// reached. On the CPU it runs without autograd and on the stream's thread alone (at::parallel_for does not
+  /// fork in it), so that it takes no cores from the computation. CPU streams may be given tasks by any
+  /// thread, others by one.
+  Event run(std::function<void()> task);
+
+  class Queue;
+
+ private:
+  std::unique_ptr<Queue> queue_;
+};
+
+}  // namespace fsdp::util
