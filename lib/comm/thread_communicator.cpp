@@ -162,7 +162,7 @@ class ThreadCommunicator final : public Communicator {
     }
     read();
     world_->arrive_and_wait();
-    world_->slot(rank_) = {};  // the caller's memory is not held longer than the collective
+    world_->slot(rank_) = {};  // keeps no tensor alive
   }
 
   std::shared_ptr<ThreadWorld> world_;

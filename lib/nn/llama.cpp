@@ -15,8 +15,7 @@ at::Tensor LlamaBlock::compute(const at::Tensor& x, const StageContext& context)
   return attended + mlp_->forward(post_attention_layernorm_->forward(attended), context);
 }
 
-Llama::Llama(const ModelOptions& options)
-    : rotary_(options.hidden_size / options.num_attention_heads, options.rope_theta) {
+Llama::Llama(const ModelOptions& options) {
   auto model = register_module("model", std::make_shared<torch::nn::Module>());
   embed_tokens_ = model->register_module(
       "embed_tokens", std::make_shared<Embedding>(options.vocab_size, options.hidden_size));
@@ -25,6 +24,9 @@ Llama::Llama(const ModelOptions& options)
     layers_->append(std::make_shared<LlamaBlock>(options));
   norm_ =
       model->register_module("norm", std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps));
+  rotary_emb_ = model->register_module(
+      "rotary_emb",
+      std::make_shared<RotaryTable>(options.hidden_size / options.num_attention_heads, options.rope_theta));
   lm_head_ =
       register_module("lm_head", options.tie_word_embeddings
                                      ? std::make_shared<Head>(embed_tokens_->weight())
@@ -33,7 +35,7 @@ Llama::Llama(const ModelOptions& options)
 
 at::Tensor Llama::compute(const at::Tensor& ids, const StageContext&) {
   StageContext context;
-  std::tie(context.rotary_cos, context.rotary_sin) = rotary_.angles(ids.size(1), ids.device());
+  std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(ids.size(1), ids.device());
   at::Tensor x = embed_tokens_->forward(ids, context);
   for (const auto& layer : *layers_) x = layer->forward(x, context);
   return lm_head_->forward(norm_->forward(x), context);

@@ -3,6 +3,7 @@
 // The Llama decoder (Touvron et al.: LLaMA, 2023, section 2.2), with Hugging Face's parameter names:
 //   model.embed_tokens, model.layers.N.{input_layernorm, self_attn, post_attention_layernorm, mlp},
 //   model.norm, lm_head
+// and the buffers model.rotary_emb.{cos, sin}.
 
 #include "nn/attention.h"
 #include "nn/embedding.h"
@@ -43,7 +44,7 @@ class Llama final : public Stage {
   std::shared_ptr<StageList> layers_;
   std::shared_ptr<RmsNorm> norm_;
   std::shared_ptr<Head> lm_head_;
-  RotaryTable rotary_;
+  std::shared_ptr<RotaryTable> rotary_emb_;
 };
 
 }  // namespace fsdp::nn

@@ -11,7 +11,8 @@ RmsNorm::RmsNorm(int64_t size, double epsilon) : epsilon_(epsilon) {
 }
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) const {
-  return at::rms_norm(x, weight_.sizes(), weight_, epsilon_);
+  at::Tensor normed = at::rms_norm(x.to(weight_.scalar_type()), weight_.sizes(), weight_, epsilon_);
+  return normed.to(x.scalar_type());
 }
 
 LayerNorm::LayerNorm(int64_t size, double epsilon) : epsilon_(epsilon) {
@@ -20,7 +21,11 @@ LayerNorm::LayerNorm(int64_t size, double epsilon) : epsilon_(epsilon) {
 }
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
-  return at::layer_norm(x, weight_.sizes(), weight_, bias_, epsilon_);
+  // libtorch's CPU kernel sums the gradients of weight and bias in their own type, its CUDA kernel in fp32.
+  at::ScalarType type = weight_.scalar_type();
+  if (x.is_cpu() && at::isReducedFloatingType(type)) type = at::kFloat;
+  at::Tensor normed = at::layer_norm(x.to(type), weight_.sizes(), weight_.to(type), bias_.to(type), epsilon_);
+  return normed.to(x.scalar_type());
 }
 
 }  // namespace fsdp::nn

@@ -1,5 +1,9 @@
 #pragma once
 
+// Norms over the last dimension. Sums, those of the gradients too, are in fp32 for bfloat16 and float16. A
+// weight of another type than x (kept in fp32 beside a model in low precision) makes the whole norm compute
+// in the weight's type; the result has x's type in any case.
+
 #include <torch/nn/module.h>
 
 #include <cstdint>

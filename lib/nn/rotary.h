@@ -4,28 +4,36 @@
 // halves of a head's features are the two coordinates that are rotated, so weights are interchangeable with
 // theirs.
 
-#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <utility>
 
 namespace fsdp::nn {
 
-/// Cosines and sines of the angles position * theta^(-2i / head_dim); kept between calls of equal length.
-class RotaryTable {
+/// Cosines and sines of the angles position * theta^(-2i / head_dim), kept between calls.
+///
+/// They are the buffers "cos" and "sin", each [length, head_dim]: fp32 and empty at first, grown when a
+/// longer sequence comes. Whoever casts them (set_data() on named_buffers()) decides their type from then on.
+/// Angles are computed in fp32 whatever that type is: in bfloat16 not even positions above 256 are exact.
+class RotaryTable final : public torch::nn::Module {
  public:
-  RotaryTable(int64_t head_dim, double theta) : head_dim_(head_dim), theta_(theta) {}
+  RotaryTable(int64_t head_dim, double theta);
 
-  /// (cos, sin), each [length, head_dim] fp32.
+  /// (cos, sin), each [length, head_dim] of the buffers' type. Later casts and growth leave them as they are.
   std::pair<at::Tensor, at::Tensor> angles(int64_t length, const at::Device& device);
 
  private:
+  void compute(int64_t length, const at::Device& device);
+
   int64_t head_dim_;
   double theta_;
   at::Tensor cos_, sin_;
+  at::ScalarType cos_type_, sin_type_;  ///< what was computed for; the buffers' types differ after a cast
 };
 
-/// x: [B, heads, T, head_dim]; cos, sin: [T, head_dim] -> like x.
+/// x: [B, heads, T, head_dim]; cos, sin: [T, head_dim] -> like x. Rotates in the wider of the types of x and
+/// the angles: in fp32 with fp32 angles.
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace fsdp::nn

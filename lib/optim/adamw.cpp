@@ -42,7 +42,7 @@ void AdamW::update(const Update& update) {
 
 void AdamW::update_fused(const Update& update) {
   // The kernel takes the step as a float tensor for each value; it only reads it, so one serves all.
-  at::Tensor step = at::full({}, static_cast<double>(step_count()), update.values[0].options());
+  at::Tensor step = at::full({}, static_cast<double>(update.step), update.values[0].options());
   std::vector<at::Tensor> steps(update.values.size(), step);
   at::_fused_adamw_(update.values, update.gradients, update.states[0], update.states[1],
                     /*max_exp_avg_sqs=*/{}, steps, update.lr, beta1_, beta2_, update.weight_decay, eps_,
@@ -52,7 +52,7 @@ void AdamW::update_fused(const Update& update) {
 
 // The order of torch.optim.adam's _single_tensor_adam.
 void AdamW::update_composed(const Update& update) {
-  auto step = static_cast<double>(step_count());
+  auto step = static_cast<double>(update.step);
   double step_size = update.lr / (1 - std::pow(beta1_, step));
   double second_correction = std::sqrt(1 - std::pow(beta2_, step));
   for (size_t k = 0; k < update.values.size(); ++k) {

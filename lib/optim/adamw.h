@@ -5,7 +5,8 @@
 namespace fsdp::optim {
 
 /// Adam with weight decay apart from the gradient (Loshchilov, Hutter: Decoupled weight decay regularization,
-/// 2019), with the arithmetic of PyTorch's torch.optim.AdamW. At step t with gradient g:
+/// 2019), with the arithmetic of PyTorch's torch.optim.AdamW. At the t-th step in which the
+/// parameter has a gradient, g:
 ///
 ///   value     *= 1 - lr * weight_decay
 ///   exp_avg    = beta1 * exp_avg + (1 - beta1) * g

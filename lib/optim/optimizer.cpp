@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -36,6 +37,14 @@ void check_parameter(const FlatParameter& parameter) {
   }
 }
 
+void check_gradient(const at::Tensor& gradient, const FlatParameter& parameter) {
+  at::ScalarType type = gradient.scalar_type();
+  FSDP_CHECK(gradient.sizes() == parameter.value.sizes() && gradient.is_contiguous(), "the gradient of ",
+             parameter.name, " is not shaped like its value");
+  FSDP_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, "the gradient of ",
+             parameter.name, " is of type ", at::toString(type));
+}
+
 /// Neighbours that are treated alike become one range: fewer, longer kernel calls.
 std::vector<FlatParameter::Range> merged(const std::vector<FlatParameter::Range>& ranges) {
   std::vector<FlatParameter::Range> result;
@@ -56,6 +65,7 @@ Optimizer::Optimizer(std::vector<FlatParameter> parameters, std::vector<std::str
                      double weight_decay)
     : parameters_(std::move(parameters)), state_names_(std::move(state_names)), weight_decay_(weight_decay) {
   states_.resize(state_names_.size());
+  step_counts_.resize(parameters_.size());
   for (FlatParameter& parameter : parameters_) {
     check_parameter(parameter);
     parameter.ranges = merged(parameter.ranges);
@@ -74,24 +84,29 @@ at::Tensor Optimizer::state(const std::string& name, size_t i) const {
 void Optimizer::set_step_count(int64_t count) {
   FSDP_CHECK(count >= 0, "step count ", count);
   step_count_ = count;
+  std::fill(step_counts_.begin(), step_counts_.end(), count);
+}
+
+void Optimizer::set_parameter_step_count(size_t i, int64_t count) {
+  FSDP_CHECK(count >= 0 && count <= step_count_, "step count ", count, " of ", parameters_.at(i).name, " in ",
+             step_count_, " steps");
+  step_counts_.at(i) = count;
 }
 
 void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr) {
   FSDP_CHECK(gradients.size() == parameters_.size(), gradients.size(), " gradients for ", parameters_.size());
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const at::Tensor& gradient = gradients[i];
-    if (!gradient.defined()) continue;
-    const at::Tensor& value = parameters_[i].value;
-    FSDP_CHECK(gradient.sizes() == value.sizes() && gradient.scalar_type() == value.scalar_type() &&
-                   gradient.device() == value.device() && gradient.is_contiguous(),
-               "the gradient of ", parameters_[i].name, " is not like its value");
+    if (gradients[i].defined()) check_gradient(gradients[i], parameters_[i]);
   }
   at::NoGradGuard no_grad;
   ++step_count_;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    update_alike(i, gradients[i], true, lr);
-    update_alike(i, gradients[i], false, lr);
+    ++step_counts_[i];
+    // The tensor itself where type and device are those of the value.
+    at::Tensor gradient = gradients[i].to(parameters_[i].value.options());
+    update_alike(i, gradient, true, lr);
+    update_alike(i, gradient, false, lr);
   }
 }
 
@@ -105,6 +120,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, bool decay, d
   todo.states.resize(states_.size());
   todo.weight_decay = decay ? weight_decay_ : 0;
   todo.lr = lr;
+  todo.step = step_counts_[i];
   std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
   for (size_t s = 0; s < states_.size(); ++s) columns.push_back({states_[s][i], &todo.states[s]});
 

@@ -36,9 +36,10 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates every parameter in place. gradients[i] is like parameters()[i].value, or undefined: then that
-  /// parameter and its state stay as they are. The step count, which corrects Adam's bias, is common to all
-  /// parameters and goes on.
+  /// Updates every parameter in place. gradients[i] is contiguous and has the shape of parameters()[i].value;
+  /// it may be float32, bfloat16 or float16 and lie on another device: then it is converted when its turn
+  /// comes, and the copy is gone before the next one is made. An undefined gradient leaves its parameter,
+  /// its state and its step count as they are.
   void step(const std::vector<at::Tensor>& gradients, double lr);
 
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
@@ -48,10 +49,16 @@ class Optimizer {
   /// The state of parameter i: flat like its value, zero from construction on. Writing to it restores it.
   at::Tensor state(const std::string& name, size_t i) const;
 
-  /// Steps taken so far.
+  /// Calls of step() so far.
   int64_t step_count() const { return step_count_; }
-  /// For resuming, together with the contents of the states.
+  /// For resuming, together with the contents of the states. Every parameter gets this count: right unless
+  /// gradients were undefined at times; for those set_parameter_step_count() follows.
   void set_step_count(int64_t count);
+
+  /// Steps in which parameter i had a gradient. As in PyTorch it is this count that corrects Adam's bias.
+  int64_t parameter_step_count(size_t i) const { return step_counts_.at(i); }
+  /// For resuming, after set_step_count(); at most step_count().
+  void set_parameter_step_count(size_t i, int64_t count);
 
  protected:
   Optimizer(std::vector<FlatParameter> parameters, std::vector<std::string> state_names, double weight_decay);
@@ -63,8 +70,9 @@ class Optimizer {
     std::vector<std::vector<at::Tensor>> states;  ///< one list for each of state_names()
     double weight_decay = 0;
     double lr = 0;
+    int64_t step = 0;  ///< of the parameter that the elements belong to, from 1
   };
-  /// Updates values and states in place. step_count() counts this step already.
+  /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
 
  private:
@@ -75,6 +83,7 @@ class Optimizer {
   std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
   double weight_decay_;
   int64_t step_count_ = 0;
+  std::vector<int64_t> step_counts_;  ///< [parameter]
 };
 
 std::vector<std::string> optimizer_names();

@@ -26,4 +26,14 @@ struct ScheduleOptions {
   double power = 1.0;             ///< polynomial
 };
 
+/// Dynamic loss scaling (optim/grad_scaler.h).
+struct GradScalerOptions {
+  std::string enabled = "auto";  ///< "true", "false" or "auto": when gradients are float16 anywhere
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;  ///< good steps in a row after which the scale grows
+  double min_scale = 1;            ///< an overflow at this scale means that the training has diverged
+};
+
 }  // namespace fsdp::optim

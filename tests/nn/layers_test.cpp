@@ -127,5 +127,19 @@ TEST(Loss, IsTheMeanOverTargetsThatCount) {
   EXPECT_NEAR(next_token_loss(logits, targets).item<double>(), expected, 1e-6);
 }
 
+TEST(Loss, IsInFloat32WhateverTheLogitsAre) {
+  at::Tensor targets = at::tensor({2, 0, 4}, at::kLong).unsqueeze(0);
+  for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    at::Tensor logits = (sample({1, 3, 5}, 0.3) * 9).to(type).requires_grad_();
+    at::Tensor loss = next_token_loss(logits, targets);
+    EXPECT_EQ(loss.scalar_type(), at::kFloat);
+    at::Tensor probability = logits.detach()[0].to(at::kDouble).log_softmax(-1);
+    EXPECT_NEAR(loss.item<double>(), -probability.gather(1, targets[0].unsqueeze(1)).mean().item<double>(),
+                1e-6);
+    loss.backward();
+    EXPECT_EQ(logits.grad().scalar_type(), type);
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::nn

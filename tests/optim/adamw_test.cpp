@@ -79,6 +79,22 @@ TEST(AdamW, FusedAgreesWithComposed) {
   EXPECT_TRUE(fused->state("exp_avg_sq", 0).allclose(composed->state("exp_avg_sq", 0), 1e-5, 1e-9));
 }
 
+// With a constant gradient the corrected averages are the gradient and its square whatever the step is, so
+// each step moves by the rate: for a parameter whose first gradient comes late, too.
+TEST(AdamW, CorrectsTheBiasByTheStepsOfTheParameter) {
+  for (bool fused : {true, false}) {
+    OptimizerOptions options = adamw_options(fused);
+    options.weight_decay = 0;
+    auto optimizer = make_optimizer(options, {parameter_of(at::zeros({19})), parameter_of(at::zeros({19}))});
+    for (int step = 1; step <= 9; ++step) {
+      at::Tensor gradient = at::full({19}, 0.5);
+      optimizer->step({step < 4 || step == 7 ? at::Tensor() : gradient, gradient}, 0.125);
+    }
+    EXPECT_TRUE(optimizer->parameters()[0].value.allclose(at::full({19}, -5 * 0.125), 1e-5, 0));
+    EXPECT_TRUE(optimizer->parameters()[1].value.allclose(at::full({19}, -9 * 0.125), 1e-5, 0));
+  }
+}
+
 TEST(AdamW, TheFirstStepMovesByTheRateAgainstTheGradientsSign) {
   OptimizerOptions options = adamw_options(true);
   options.weight_decay = 0;

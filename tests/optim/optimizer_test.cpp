@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "optim/shards.h"
+#include "support/counting_allocator.h"
 #include "util/error.h"
 
 namespace fsdp::optim {
@@ -146,6 +147,87 @@ TEST_P(EveryOptimizer, LeavesGradientsAlone) {
   EXPECT_TRUE(same_bits(gradient, before));
 }
 
+TEST_P(EveryOptimizer, TakesLowPrecisionGradientsAsIfConvertedBefore) {
+  for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    at::Tensor values[] = {random_values(100, "value"), random_values(37, "other value")};
+    at::Tensor gradients[] = {random_values(100, "gradient").to(type), random_values(37, "other").to(type)};
+    auto mixed = make({parameter_of(values[0]), parameter_of(values[1])});
+    auto converted = make({parameter_of(values[0]), parameter_of(values[1])});
+    for (int step = 0; step < 3; ++step) {
+      mixed->step({gradients[0], gradients[1]}, 1e-2);
+      converted->step({gradients[0].to(at::kFloat), gradients[1].to(at::kFloat)}, 1e-2);
+    }
+    for (size_t i : {0, 1}) {
+      EXPECT_FALSE(same_bits(mixed->parameters()[i].value, values[i]));
+      EXPECT_TRUE(same_bits(mixed->parameters()[i].value, converted->parameters()[i].value));
+      for (const std::string& name : mixed->state_names()) {
+        EXPECT_TRUE(same_bits(mixed->state(name, i), converted->state(name, i)));
+      }
+    }
+  }
+}
+
+TEST_P(EveryOptimizer, HoldsOneConvertedGradientAtATime) {
+  constexpr int64_t kElements = 160'000, kBytes = 4 * kElements;
+  auto peak_with = [&](at::ScalarType type) {
+    std::vector<FlatParameter> parameters;
+    std::vector<at::Tensor> gradients;
+    for (int i = 0; i < 4; ++i) {
+      parameters.push_back(parameter_of(at::ones({kElements})));
+      gradients.push_back(at::ones({kElements}, type));
+    }
+    auto optimizer = make(std::move(parameters));
+    testing::CountingAllocator::Scope counter;
+    optimizer->step(gradients, 1e-2);
+    EXPECT_EQ(counter.live_bytes(), 0);
+    return counter.peak_bytes();
+  };
+  // The composed arithmetic has intermediates of its own.
+  EXPECT_EQ(peak_with(at::kBFloat16), peak_with(at::kFloat) + kBytes);
+}
+
+TEST_P(EveryOptimizer, CountsTheStepsOfEachParameterApart) {
+  at::Tensor value = random_values(37, "value");
+  at::Tensor gradients[] = {random_values(37, "a"), random_values(37, "b"), random_values(37, "c")};
+  // The first parameter misses the second step; then it is where one is that never heard of that step.
+  auto optimizer = make({parameter_of(value), parameter_of(value)}), alone = make({parameter_of(value)});
+  optimizer->step({gradients[0], gradients[0]}, 1e-2);
+  optimizer->step({at::Tensor(), gradients[1]}, 1e-2);
+  optimizer->step({gradients[2], gradients[2]}, 1e-2);
+  alone->step({gradients[0]}, 1e-2);
+  alone->step({gradients[2]}, 1e-2);
+  EXPECT_EQ(optimizer->step_count(), 3);
+  EXPECT_EQ(optimizer->parameter_step_count(0), 2);
+  EXPECT_EQ(optimizer->parameter_step_count(1), 3);
+  EXPECT_TRUE(same_bits(optimizer->parameters()[0].value, alone->parameters()[0].value));
+}
+
+TEST_P(EveryOptimizer, RestoresTheStepsOfEachParameter) {
+  at::Tensor value = random_values(37, "value"), gradient = random_values(37, "gradient");
+  auto take = [&](Optimizer& optimizer, bool skip) {
+    optimizer.step({skip ? at::Tensor() : gradient, gradient}, 1e-2);
+  };
+  auto through = make({parameter_of(value), parameter_of(value)});
+  auto first = make({parameter_of(value), parameter_of(value)});
+  for (bool skip : {false, true, true, false}) take(*through, skip);
+  for (bool skip : {false, true}) take(*first, skip);
+  auto second = make({first->parameters()[0], first->parameters()[1]});
+  second->set_step_count(first->step_count());
+  EXPECT_EQ(second->parameter_step_count(0), 2) << "the global count alone stands for every parameter";
+  for (size_t i : {0, 1}) {
+    second->set_parameter_step_count(i, first->parameter_step_count(i));
+    for (const std::string& name : first->state_names()) {
+      second->state(name, i).copy_(first->state(name, i));
+    }
+  }
+  for (bool skip : {true, false}) take(*second, skip);
+  EXPECT_EQ(second->step_count(), 4);
+  EXPECT_EQ(second->parameter_step_count(0), 2);
+  for (size_t i : {0, 1}) {
+    EXPECT_TRUE(same_bits(second->parameters()[i].value, through->parameters()[i].value));
+  }
+}
+
 TEST_P(EveryOptimizer, UpdatesLeavesOfAutograd) {
   at::Tensor value = random_values(37, "value").requires_grad_();
   auto optimizer = make({{"p", value, {{0, 37, true}}}});
@@ -167,7 +249,11 @@ TEST_P(EveryOptimizer, AssertsItsContract) {
   EXPECT_THROW(optimizer->step({at::zeros({5}, at::kDouble)}, 1e-2), util::Error);
   EXPECT_EQ(optimizer->step_count(), 0);
   EXPECT_THROW(optimizer->state("no such state", 0), util::Error);
+  EXPECT_THROW(optimizer->step({at::zeros({5}, at::kInt)}, 1e-2), util::Error);
+  EXPECT_THROW(optimizer->step({at::zeros({10}, at::kHalf).slice(0, 0, 10, 2)}, 1e-2), util::Error);
   EXPECT_THROW(optimizer->set_step_count(-1), util::Error);
+  EXPECT_THROW(optimizer->set_parameter_step_count(0, -1), util::Error);
+  EXPECT_THROW(optimizer->set_parameter_step_count(0, 1), util::Error);
   EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 6, true}}}}), util::Error);
   EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 3, true}, {2, 5, true}}}}), util::Error);
   EXPECT_THROW(make({{"p", at::zeros({5, 2}), {}}}), util::Error);

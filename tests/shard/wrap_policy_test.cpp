@@ -4,10 +4,21 @@
 
 #include <map>
 
+#include "support/nested_models.h"
 #include "support/tiny_models.h"
+#include "util/error.h"
 
 namespace fsdp::shard {
 namespace {
+
+using testing::group;
+using testing::matrix;
+using testing::Names;
+using testing::names_of;
+using testing::parameters_of;
+using testing::refusal;
+using testing::SharingModel;
+using testing::with_threshold;
 
 std::vector<std::string> unit_names(nn::Stage& root, int64_t threshold,
                                     std::vector<std::string> exclude = {"attention"}) {
@@ -80,6 +91,177 @@ TEST(WrapPolicy, GivesEveryParameterToExactlyOneUnit) {
     EXPECT_EQ(seen.size(), model->parameters().size());
     for (const auto& [id, count] : seen) EXPECT_EQ(count, 1);
   }
+}
+// ---- FairScale's cases (fairscale tests/nn/wrap/test_wrap.py)
+
+TEST(WrapPolicy, WrapsAGroupWhoseChildrenOnlyTogetherReachTheThreshold) {
+  auto model = group({matrix(5), group({matrix(5), matrix(5)})});
+  EXPECT_EQ(names_of(*model, with_threshold(40)), (Names{"root", "1"}));
+  auto plans = plan_units(*model, with_threshold(40));
+  EXPECT_EQ(parameters_of(plans[0]), Names{"0.weight"});
+  EXPECT_EQ(parameters_of(plans[1]), (Names{"1.0.weight", "1.1.weight"}));
+}
+
+TEST(WrapPolicy, NeverMakesAUnitOfAListButOfTheStagesInIt) {
+  testing::ChainStage chain(2, 10);
+  EXPECT_EQ(names_of(chain, with_threshold(101)), Names{"root"}) << "the list holds 200";
+  EXPECT_EQ(names_of(chain, with_threshold(100)), (Names{"root", "layers.0", "layers.1"}));
+}
+
+TEST(WrapPolicy, ExcludedStagesAreNoUnitsButStagesInsideThemMayBe) {
+  auto model = group({group({matrix(10), matrix(5)}, "outer", 200)});
+  auto options = with_threshold(40);
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "0", "0.0"}));
+  options.exclude_stages = {"outer"};
+  auto plans = plan_units(*model, options);
+  EXPECT_EQ(names_of(plans), (Names{"root", "0.0"}));
+  EXPECT_EQ(parameters_of(plans[0]), (Names{"0.weight", "0.1.weight"}));
+}
+
+TEST(WrapPolicy, NothingInsideALeafStageBecomesAUnit) {
+  auto model = group({matrix(10), group({group({matrix(20)}, "inner")}, "outer")});
+  auto options = with_threshold(40);
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "0", "1.0.0"}));
+  options.leaf_stages = {"outer"};
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "0", "1"})) << "the leaf itself may be one";
+  options.exclude_stages = {"outer"};  // FairScale's force_leaf_modules
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "0"}));
+}
+
+TEST(WrapPolicy, ARootThatIsALeafIsTheOnlyUnit) {
+  auto model = group({matrix(10), matrix(10)});
+  auto options = with_threshold(0);
+  options.leaf_stages = {"group"};
+  EXPECT_EQ(names_of(*model, options), Names{"root"});
+}
+
+// ---- types
+
+TEST(WrapPolicy, MakesUnitsOfTheGivenTypesWhateverTheirSize) {
+  auto model = testing::make_initialized(testing::tiny_options());
+  auto options = with_threshold(100'000);
+  options.wrap_stages = {"block"};
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "model.layers.0", "model.layers.1", "model.layers.2"}));
+  options.wrap_stages = {"feed_forward", "embedding"};
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "model.embed_tokens", "model.layers.0.mlp",
+                                              "model.layers.1.mlp", "model.layers.2.mlp"}));
+}
+
+TEST(WrapPolicy, JoinsTypesAndThreshold) {
+  auto model = group({matrix(2, "small"), matrix(3), matrix(10)});
+  auto options = with_threshold(100);
+  options.wrap_stages = {"small"};
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "0", "2"}));
+}
+
+TEST(WrapPolicy, AStageOfAGivenTypeNeedsParametersThatNoInnerUnitHolds) {
+  auto model = group({group({matrix(3), matrix(3)}, "hollow"), group({matrix(3)}, "hollow", 1)});
+  auto options = with_threshold(1000);
+  options.wrap_stages = {"linear", "hollow"};
+  auto plans = plan_units(*model, options);
+  EXPECT_EQ(names_of(plans), (Names{"root", "0.0", "0.1", "1", "1.0"}));
+  EXPECT_TRUE(plans[0].parameters.empty()) << "the root is a unit all the same";
+}
+
+TEST(WrapPolicy, ATiedHeadOfAGivenTypeStaysWithTheEmbedding) {
+  auto sizes = testing::tiny_options();
+  sizes.tie_word_embeddings = true;
+  auto model = testing::make_initialized(sizes);
+  auto options = with_threshold(100'000);
+  options.wrap_stages = {"embedding", "head", "block"};
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "model.layers.0", "model.layers.1", "model.layers.2"}));
+}
+
+TEST(WrapPolicy, RefusesATypeThatNoStageHas) {
+  auto model = testing::make_initialized(testing::tiny_options("gpt2"));
+  ShardOptions options;
+  options.wrap_stages = {"block", "blok"};
+  EXPECT_EQ(refusal(*model, options),
+            "fsdp.wrap_stages: expected types of stages that the model has (attention, block, embedding, "
+            "feed_forward, gpt2, head); found \"blok\"; did you mean \"block\"?");
+  options.wrap_stages = {};
+  options.leaf_stages = {"convolution"};
+  EXPECT_EQ(refusal(*model, options),
+            "fsdp.leaf_stages: expected types of stages that the model has (attention, block, embedding, "
+            "feed_forward, gpt2, head); found \"convolution\"; correct it or take it out");
+  options.leaf_stages = {};
+  options.exclude_stages = {"convolution"};
+  EXPECT_EQ(refusal(*model, options), "no error") << "nothing is lost when there is nothing to exclude";
+}
+
+// ---- policies
+
+TEST(WrapPolicy, ACallableDecidesInPlaceOfTheThreshold) {
+  testing::ChainStage chain(3, 4);
+  auto options = with_threshold(0);
+  options.wrap_policy = [](const StageInfo& info) { return info.path == "layers.1"; };
+  EXPECT_EQ(names_of(chain, options), (Names{"root", "layers.1"}));
+}
+
+TEST(WrapPolicy, ACallableIsAskedInsideOutOfEachCandidateOnce) {
+  auto model = group({group({matrix(3), matrix(2, "attention")}, "outer", 7), group({}), matrix(1)});
+  ShardOptions options;
+  Names asked;
+  options.wrap_policy = [&asked](const StageInfo& info) {
+    asked.push_back(info.path + " " + info.stage.type_name() + " " + std::to_string(info.numel));
+    return info.numel == 9;
+  };
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "0.0"}));
+  // Not the root, not a stage of an excluded type, not one without parameters.
+  EXPECT_EQ(asked, (Names{"0.0 linear 9", "0 outer 11", "2 linear 1"}));
+}
+
+TEST(WrapPolicy, LeafStagesHoldForACallable) {
+  auto model = group({group({matrix(3)}, "outer"), matrix(3)});
+  ShardOptions options;
+  options.leaf_stages = {"outer"};
+  options.wrap_policy = stage_type_policy({"linear"});
+  EXPECT_EQ(names_of(*model, options), (Names{"root", "1"}));
+}
+
+TEST(WrapPolicy, PoliciesDecideByNumberOrTypeOrEither) {
+  auto stage = matrix(3);
+  StageInfo info = {.stage = *stage, .path = "0", .numel = 9};
+  EXPECT_TRUE(threshold_policy(9)(info));
+  EXPECT_FALSE(threshold_policy(10)(info));
+  EXPECT_TRUE(stage_type_policy({"block", "linear"})(info));
+  EXPECT_FALSE(stage_type_policy({"block"})(info));
+  EXPECT_FALSE(stage_type_policy({})(info));
+  EXPECT_TRUE(any_of({threshold_policy(10), stage_type_policy({"linear"})})(info));
+  EXPECT_TRUE(any_of({threshold_policy(9), stage_type_policy({"block"})})(info));
+  EXPECT_FALSE(any_of({threshold_policy(10), stage_type_policy({"block"})})(info));
+  EXPECT_FALSE(any_of({})(info));
+  EXPECT_THROW(any_of({threshold_policy(1), WrapPolicy()}), util::Error);
+}
+
+// ---- tied parameters
+
+TEST(WrapPolicy, GivesATiedParameterToTheInnermostUnitAroundItsPlaces) {
+  SharingModel two(false);
+  auto options = with_threshold(1);
+  auto plans = plan_units(*two.root, options);
+  EXPECT_EQ(names_of(plans), (Names{"root", "0", "0.0", "1"}));
+  EXPECT_EQ(parameters_of(plans[1]), (Names{"0.weight", "0.0.0.weight"}));
+  EXPECT_EQ(parameters_of(plans[2]), Names{"0.0.weight"});
+
+  SharingModel three(true);
+  plans = plan_units(*three.root, options);
+  EXPECT_EQ(names_of(plans), (Names{"root", "0", "0.0"}));
+  EXPECT_EQ(parameters_of(plans[0]), (Names{"weight", "0.0.0.weight"}));
+}
+
+// ---- order
+
+TEST(WrapPolicy, PlansTheSameForEqualModels) {
+  auto sizes = testing::tiny_options("gpt2");
+  ShardOptions options = with_threshold(50);
+  options.replicated_parameters = {"*.bias"};
+  auto one = testing::make_initialized(sizes, 1);
+  auto other = testing::make_initialized(sizes, 2);
+  auto plans = plan_units(*one, options), again = plan_units(*other, options);
+  ASSERT_EQ(names_of(plans), names_of(again));
+  EXPECT_GT(plans.size(), 4u);
+  for (size_t i = 0; i < plans.size(); ++i) EXPECT_EQ(parameters_of(plans[i]), parameters_of(again[i]));
 }
 
 }  // namespace

@@ -1,0 +1,83 @@
+#include "optim/grad_scaler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "util/error.h"
+
+namespace fsdp::optim {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+/// The loss is float32, so a scale beyond that type's range would make every gradient infinite.
+constexpr double kMaxScale = std::numeric_limits<float>::max();
+
+void check(const GradScalerOptions& options) {
+  if (!(options.min_scale > 0 && options.min_scale <= kMaxScale)) {
+    fail(ErrorKind::kUsage, "loss_scaler.min_scale = ", options.min_scale,
+         " must be a float32 number above 0; correct the config");
+  }
+  if (!(options.init_scale >= options.min_scale && options.init_scale <= kMaxScale)) {
+    fail(ErrorKind::kUsage, "loss_scaler.init_scale = ", options.init_scale,
+         " must be a float32 number of at least loss_scaler.min_scale = ", options.min_scale,
+         "; correct the config");
+  }
+  if (!(options.growth_factor > 1 && std::isfinite(options.growth_factor))) {
+    fail(ErrorKind::kUsage, "loss_scaler.growth_factor = ", options.growth_factor,
+         " must be a number above 1; correct the config");
+  }
+  if (!(options.backoff_factor > 0 && options.backoff_factor < 1)) {
+    fail(ErrorKind::kUsage, "loss_scaler.backoff_factor = ", options.backoff_factor,
+         " must be a number between 0 and 1; correct the config");
+  }
+  if (options.growth_interval < 1) {
+    fail(ErrorKind::kUsage, "loss_scaler.growth_interval = ", options.growth_interval,
+         " must be at least 1 step; correct the config");
+  }
+}
+
+}  // namespace
+
+bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use) {
+  if (options.enabled == "auto") return float16_in_use;
+  if (options.enabled == "true") return true;
+  if (options.enabled == "false") return false;
+  fail(ErrorKind::kUsage, "unknown loss_scaler.enabled \"", options.enabled,
+       "\"; expected auto, true or false");
+}
+
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options), state_{.scale = options.init_scale} {
+  check(options_);
+}
+
+bool GradScaler::update(bool found_nonfinite) {
+  if (found_nonfinite) {
+    state_.growth_tracker = 0;
+    if (state_.scale <= options_.min_scale) return false;
+    state_.scale = std::max(state_.scale * options_.backoff_factor, options_.min_scale);
+    return true;
+  }
+  // A restored tracker may lie beyond an interval that was shortened since.
+  if (++state_.growth_tracker >= options_.growth_interval) {
+    state_.growth_tracker = 0;
+    double grown = state_.scale * options_.growth_factor;
+    if (grown <= kMaxScale) state_.scale = grown;
+  }
+  return true;
+}
+
+void GradScaler::set_state(const GradScalerState& state) {
+  if (!(state.scale > 0 && state.scale <= kMaxScale) || state.growth_tracker < 0) {
+    fail(ErrorKind::kCheckpoint, "a gradient scale of ", state.scale, " after ", state.growth_tracker,
+         " steps was found where a positive float32 number and a count were expected; the checkpoint is "
+         "damaged, resume from another one");
+  }
+  state_ = state;
+  state_.scale = std::max(state_.scale, options_.min_scale);
+}
+
+}  // namespace fsdp::optim
