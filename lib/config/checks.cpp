@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "shard/option_conflicts.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -110,6 +111,27 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
              config.evaluation.interval_steps, "; set it to 0 or give data.validation files"));
 }
 
+void check_loss_scaler(const Config& config, Conflicts& conflicts) {
+  const optim::GradScalerOptions& scaler = config.loss_scaler;
+  const shard::MixedPrecisionOptions& precision = config.mixed_precision;
+  bool float16 = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
+  conflicts.unless(
+      scaler.enabled != "true" || float16,
+      {"loss_scaler.enabled", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
+      concat("loss_scaler.enabled: expected auto or false, because only float16 gradients can "
+             "overflow; found true with param_dtype ",
+             precision.param_dtype, " and reduce_dtype ", precision.reduce_dtype, "; leave it out"));
+  conflicts.unless(scaler.min_scale <= scaler.init_scale, {"loss_scaler.min_scale", "loss_scaler.init_scale"},
+                   concat("loss_scaler.min_scale: expected at most loss_scaler.init_scale = ",
+                          scaler.init_scale, "; found ", scaler.min_scale, "; change one of the two"));
+}
+
+void check_sharding(const Config& config, Conflicts& conflicts) {
+  for (const shard::OptionConflict& conflict : shard::find_option_conflicts(shard_options(config))) {
+    conflicts.unless(false, conflict.fields, conflict.message);
+  }
+}
+
 }  // namespace
 
 std::vector<Conflict> find_conflicts(const Config& config) {
@@ -117,6 +139,8 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_heads(config.model, conflicts);
   check_lengths(config, conflicts);
   check_schedule(config, conflicts);
+  check_sharding(config, conflicts);
+  check_loss_scaler(config, conflicts);
   return conflicts.take();
 }
 

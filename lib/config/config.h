@@ -27,21 +27,13 @@ struct TrainingOptions {
   double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is still reported)
   double norm_type = 2.0;      ///< p of the p-norm; inf: the largest magnitude
   bool fused_kernels = true;
+  /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
+  bool no_sync = false;
 };
 
 struct EvaluationOptions {
   int64_t interval_steps = 0;  ///< validate every so many steps; 0: only after the last
   int64_t max_samples = 0;     ///< at most so many samples of the validation files; 0: all
-};
-
-struct MixedPrecisionOptions {
-  std::string param_dtype = "float32";
-  std::string reduce_dtype = "float32";
-  std::string buffer_dtype = "float32";
-};
-
-struct ActivationCheckpointingOptions {
-  std::string mode = "none";
 };
 
 struct LoggingOptions {
@@ -58,12 +50,20 @@ struct Config {
   optim::OptimizerOptions optimizer;
   optim::ScheduleOptions lr_scheduler;
   shard::ShardOptions fsdp;
-  MixedPrecisionOptions mixed_precision;
-  ActivationCheckpointingOptions activation_checkpointing;
+  shard::MixedPrecisionOptions mixed_precision;
+  optim::GradScalerOptions loss_scaler;
+  nn::CheckpointingOptions activation_checkpointing;
   comm::MeshOptions mesh;
   comm::CommOptions comm;
   checkpoint::CheckpointOptions checkpoint;
   LoggingOptions logging;
 };
+
+/// [fsdp] and [mixed_precision] together, as the engine takes them.
+inline shard::ShardOptions shard_options(const Config& config) {
+  shard::ShardOptions options = config.fsdp;
+  options.mixed_precision = config.mixed_precision;
+  return options;
+}
 
 }  // namespace fsdp::config

@@ -22,7 +22,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint axis_or_rest() { return {.min = 1, .max = kMaxMeshAxis, .also = -1}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
-Constraint float32_only() { return only("float32", "this version has no mixed precision"); }
+Constraint float_type() { return one_of({"float32", "bfloat16", "float16"}); }
+
+Constraint strictly_between(double min, double max) {
+  return {.min = min, .max = max, .above_min = true, .below_max = true};
+}
 
 std::vector<Key> make_keys() {
   return {
@@ -64,6 +68,10 @@ std::vector<Key> make_keys() {
        at_least_one_or_inf(),
        {}},
       {KEY(training, fused_kernels), "use libtorch's fused kernels where there are some", {}, {}},
+      {KEY(training, no_sync),
+       "add gradients of micro-steps up unsharded, reduce after the last: less traffic, more memory",
+       {},
+       {}},
 
       {KEY(evaluation, interval_steps),
        "validate every so many steps; 0: only after the last",
@@ -106,41 +114,72 @@ std::vector<Key> make_keys() {
        "a stage with at least so many parameters of its own becomes a unit",
        at_least(0),
        {}},
+      {KEY(fsdp, wrap_stages), "stage types that become units whatever their size", {}, {}},
       {KEY(fsdp, exclude_stages), "stage types that stay in the unit around them", {}, {}},
+      {KEY(fsdp, leaf_stages), "stage types inside which nothing becomes a unit", {}, {}},
+      {KEY(fsdp, replicated_parameters),
+       "patterns (* and ?) of parameters that stay whole on every rank; their gradients are all-reduced",
+       {},
+       {}},
       {KEY(fsdp, reshard_after_forward),
        "full_shard: free gathered parameters between forward and backward",
        {},
        {}},
+      {KEY(fsdp, keep_after_forward), "patterns (* and ?) of units that are not freed there", {}, {}},
+      {KEY(fsdp, reshard_root_after_forward), "free the root unit there too", {}, {}},
+      {KEY(fsdp, reshard_last_after_forward),
+       "free the unit there too that forward uses last and backward first",
+       {},
+       {}},
       {KEY(fsdp, forward_prefetch),
-       "explicit: the next unit beside this one's compute; implicit, none: when it is entered (they differ "
-       "on GPUs only)",
+       "gather the next unit beside this one's compute, by the order of the last forward; explicit: one "
+       "order, "
+       "checked over ranks",
        one_of({"none", "implicit", "explicit"}),
        {}},
       {KEY(fsdp, backward_prefetch),
-       "when backward gathers the next unit",
+       "when backward gathers the next unit: before (pre) or after (post) this one's reduction, or on use",
        one_of({"none", "post", "pre"}),
        {}},
-      {KEY(fsdp, limit_all_gathers),
-       "at most one unit is gathered ahead of the one in use",
-       only("true", "this version never gathers more"),
-       {}},
-      {KEY(fsdp, cpu_offload),
-       "keep shards in host memory",
-       only("false", "this version has no CPU offload"),
-       {}},
-      {KEY(fsdp, move_grads_to_cpu),
-       "keep gradients in host memory",
-       only("false", "this version has no CPU offload"),
+      {KEY(fsdp, limit_all_gathers), "gather at most one unit ahead of the one in use", {}, {}},
+      {KEY(fsdp, cpu_offload), "keep master weights and optimizer state in host memory", {}, {}},
+      {KEY(fsdp, move_grads_to_cpu), "with cpu_offload: the shards' gradients too", {}, {}},
+      {KEY(fsdp, gradient_predivide_factor),
+       "divides gradients before the sum over ranks; 0: 1, or for float16 about the square root of the ranks",
+       at_least(0),
        {}},
 
-      {KEY(mixed_precision, param_dtype), "type of gathered parameters", float32_only(), {}},
-      {KEY(mixed_precision, reduce_dtype), "type of gradients in collectives", float32_only(), {}},
-      {KEY(mixed_precision, buffer_dtype), "type of the model's buffers", float32_only(), {}},
+      {KEY(mixed_precision, param_dtype), "type of gathered parameters and of compute", float_type(), {}},
+      {KEY(mixed_precision, reduce_dtype),
+       "type in which gradients add up and are reduced",
+       float_type(),
+       {}},
+      {KEY(mixed_precision, buffer_dtype), "type of the model's buffers", float_type(), {}},
+      {KEY(mixed_precision, cast_forward_inputs), "cast the inputs of units to param_dtype", {}, {}},
+      {KEY(mixed_precision, keep_low_precision_grads),
+       "the shard's gradient stays in reduce_dtype until the optimizer uses it",
+       {},
+       {}},
+      {KEY(mixed_precision, keep_float32),
+       "patterns (* and ?) of parameters that stay float32: \"*norm*\"",
+       {},
+       {}},
+
+      {KEY(loss_scaler, enabled),
+       "scale the loss against float16's range; auto: when a float16 type is in use",
+       one_of({"auto", "true", "false"}),
+       {}},
+      {KEY(loss_scaler, init_scale), "the first scale", above(0), {}},
+      {KEY(loss_scaler, growth_factor), "after growth_interval steps without overflow", above(1), {}},
+      {KEY(loss_scaler, backoff_factor), "after an overflow", strictly_between(0, 1), {}},
+      {KEY(loss_scaler, growth_interval), "steps without overflow before the scale grows", at_least(1), {}},
+      {KEY(loss_scaler, min_scale), "an overflow at this scale ends the run", above(0), {}},
 
       {KEY(activation_checkpointing, mode),
-       "what backward recomputes",
-       only("none", "this version has no activation checkpointing"),
+       "what backward recomputes; full: all of a stage but its input",
+       one_of({"none", "full"}),
        {}},
+      {KEY(activation_checkpointing, stage_types), "types of the stages that are recomputed", {}, {}},
 
       {KEY(mesh, dcn), "replicas over the slow network", only("1", "this version has no replicas"), {}},
       {KEY(mesh, data), "shards; -1: all processes that the other axes leave", axis_or_rest(), {}},

@@ -31,7 +31,7 @@ std::optional<size_t> ExecutionOrder::expected() const {
 std::vector<size_t> ExecutionOrder::next(size_t most) const {
   if (!follows_) return {};
   size_t begin = begun_.size();
-  size_t end = std::min(last_pass_.size(), most > last_pass_.size() ? last_pass_.size() : begin + most);
+  size_t end = begin + std::min(most, last_pass_.size() - begin);
   return {last_pass_.begin() + static_cast<std::ptrdiff_t>(begin),
           last_pass_.begin() + static_cast<std::ptrdiff_t>(end)};
 }

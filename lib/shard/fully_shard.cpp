@@ -6,6 +6,7 @@
 #include "comm/single_communicator.h"
 #include "shard/autograd_hooks.h"
 #include "shard/engine.h"
+#include "shard/option_conflicts.h"
 #include "shard/wrap_policy.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -94,6 +95,7 @@ void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace) {
+  require_no_option_conflicts(options);
   std::vector<UnitPlan> plans = plan_units(root, options);
   auto engine = std::make_shared<Engine>(options, groups_for(options.strategy, std::move(communicator)));
   engine->attach(plans, trace);

@@ -59,6 +59,7 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
     unsharded_ =
         at::empty({layout_.padded_numel()}, at::TensorOptions().dtype(options_.param_dtype).device(device));
   }
+  own_part_ = unsharded_.narrow(0, place_.rank * layout_.shard_numel(), layout_.shard_numel());
   show_parameters_in_unsharded();
   if (!shard_is_unsharded_) util::free_storage(unsharded_);
   gradients_ = std::make_unique<GradientBuffer>(parameters_, layout_, options_.reduce_dtype);
@@ -86,13 +87,9 @@ bool UnitStorage::unsharded_is_allocated() const {
   return !shard_is_unsharded_ && !util::storage_is_free(unsharded_);
 }
 
-at::Tensor UnitStorage::own_part() const {
-  return unsharded_.narrow(0, place_.rank * layout_.shard_numel(), layout_.shard_numel());
-}
-
 at::Tensor UnitStorage::gather_input() const {
   bool as_it_is = options_.param_dtype == at::kFloat && !options_.cpu_offload && place_.world_size > 1;
-  return as_it_is ? shard_ : own_part();
+  return as_it_is ? shard_ : own_part_;
 }
 
 void UnitStorage::fill_gather_input() {

@@ -89,8 +89,6 @@ class UnitStorage {
   int64_t gradient_bytes() const { return gradients_->nbytes(); }
 
  private:
-  at::Tensor own_part() const;
-
   std::vector<NamedParameter> parameters_;
   FlatLayout layout_;
   ShardPlace place_;
@@ -99,6 +97,8 @@ class UnitStorage {
   bool shard_is_unsharded_ = false;
   at::Tensor shard_, shard_gradient_;
   at::Tensor unsharded_;
+  at::Tensor
+      own_part_;  ///< of unsharded_; made while that has memory, which views of tensors without may need
   std::unique_ptr<GradientBuffer> gradients_;
 };
 

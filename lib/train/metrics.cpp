@@ -55,6 +55,7 @@ void MetricsFile::write(const StepMetrics& metrics) {
                                  {"tokens_per_second", metrics.tokens_per_second},
                                  {"step_seconds", metrics.step_seconds},
                                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
+  if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   write_line(line.dump());
 }
 

@@ -47,21 +47,23 @@ void Progress::finish_line() {
 
 std::string Progress::numbers(const StepMetrics& metrics) const {
   double left_seconds = static_cast<double>(total_steps_ - metrics.step) * metrics.step_seconds;
-  return "loss " + util::fixed(metrics.loss, 4) + "  ppl " + util::fixed(std::exp(metrics.loss), 2) +
-         "  norm " + util::fixed(metrics.grad_norm, 2) + "  lr " + util::fixed(metrics.lr, 6) + "  " +
-         util::with_commas(std::llround(metrics.tokens_per_second)) + " tok/s  " +
-         util::human_bytes(metrics.peak_memory_bytes) + "  ETA " + util::human_duration(left_seconds);
+  return util::concat("loss ", util::fixed(metrics.loss, 4), "  ppl ", util::fixed(std::exp(metrics.loss), 2),
+                      "  norm ", util::fixed(metrics.grad_norm, 2), "  lr ", util::fixed(metrics.lr, 6), "  ",
+                      util::with_commas(std::llround(metrics.tokens_per_second)), " tok/s  ",
+                      util::human_bytes(metrics.peak_memory_bytes), "  ETA ",
+                      util::human_duration(left_seconds));
 }
 
 std::string Progress::bar(const StepMetrics& metrics) const {
   double share = static_cast<double>(metrics.step) / static_cast<double>(std::max<int64_t>(total_steps_, 1));
   std::string head = util::concat(metrics.step, "/", total_steps_, " ");
-  std::string tail = " " + numbers(metrics);
+  std::string tail = util::concat(" ", numbers(metrics));
   int64_t room = output_.columns - 1 - static_cast<int64_t>(head.size() + tail.size()) - 2;
   if (room >= 4) {
     room = std::min<int64_t>(room, 30);
     auto filled = static_cast<size_t>(std::floor(share * static_cast<double>(room)));
-    head += "[" + std::string(filled, '#') + std::string(static_cast<size_t>(room) - filled, '.') + "]";
+    head += util::concat("[", std::string(filled, '#'), std::string(static_cast<size_t>(room) - filled, '.'),
+                         "]");
   }
   std::string line = head + tail;
   // A line that wraps cannot be drawn over.

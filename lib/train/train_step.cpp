@@ -10,48 +10,54 @@
 
 namespace fsdp::train {
 
-TrainStep::TrainStep(nn::Stage& model, shard::Engine& engine, optim::Optimizer& optimizer,
-                     const data::TrainLoader& loader, const StepOptions& options)
-    : model_(model), engine_(engine), optimizer_(optimizer), loader_(loader), options_(options) {}
-
 StepResult TrainStep::run(const StepPosition& position) {
-  engine_.zero_gradients();
+  shard::Engine& engine = parts_.engine;
+  engine.zero_gradients();
+  const int64_t micro_steps = options_.gradient_accumulation_steps;
   double local_loss = 0;
-  for (int64_t micro_step = 0; micro_step < options_.gradient_accumulation_steps; ++micro_step) {
+  for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+    engine.set_requires_gradient_sync(!options_.no_sync || micro_step + 1 == micro_steps);
     local_loss += run_micro_batch(position, micro_step);
   }
 
   StepResult result;
-  result.loss = mean_over_ranks(engine_.communicator(), local_loss, "loss");
-  result.grad_norm = shard::clip_grad_norm(engine_, options_.max_grad_norm, options_.norm_type);
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    // Both numbers come out of all-reduces, so every rank sees the same and throws.
-    throw comm::AgreedError(
-        util::ErrorKind::kDiverged,
-        util::concat(
-            "training diverged at step ", position.step, ": loss ", result.loss, ", gradient norm ",
-            result.grad_norm,
-            "; the weights were not updated; go on from the last checkpoint with a lower optimizer.lr, a "
-            "longer warm-up or a smaller training.max_grad_norm"));
-  }
-  update_shards(position.lr);
+  result.loss = mean_over_ranks(engine.communicator(), local_loss, "loss");
+  double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
+  result.grad_norm = shard::clip_grad_norm(engine, options_.max_grad_norm, options_.norm_type, loss_scale);
+  // Both numbers come out of all-reduces, so every rank sees the same and decides alike.
+  bool finite = std::isfinite(result.grad_norm);
+  bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
+  if (!std::isfinite(result.loss) || !can_go_on) report_divergence(position, result);
+  result.skipped = !finite;
+  if (finite) update_shards(position.lr);
   return result;
 }
 
 double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step) {
-  data::Batch batch = loader_.batch(position.first_global_sample, micro_step);
-  at::Tensor logits = model_.forward(batch.inputs);
+  data::Batch batch = parts_.loader.batch(position.first_global_sample, micro_step);
+  at::Tensor logits = parts_.model.forward(batch.inputs);
   at::Tensor loss =
       nn::next_token_loss(logits, batch.targets) / static_cast<double>(options_.gradient_accumulation_steps);
   logits.reset();  // the graph keeps what backward needs
-  loss.backward();
+  (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
   return loss.item<double>();
 }
 
 void TrainStep::update_shards(double lr) {
   std::vector<at::Tensor> gradients;
-  for (const auto& unit : engine_.units()) gradients.push_back(unit->storage().shard_gradient());
-  optimizer_.step(gradients, lr);
+  for (const auto& unit : parts_.engine.units()) gradients.push_back(unit->storage().shard_gradient());
+  parts_.optimizer.step(gradients, lr);
+}
+
+void TrainStep::report_divergence(const StepPosition& position, const StepResult& result) {
+  std::string unit = shard::first_unit_that_is_not_finite(parts_.engine);
+  throw comm::AgreedError(
+      util::ErrorKind::kDiverged,
+      util::concat("training diverged at step ", position.step, ": loss ", result.loss, ", gradient norm ",
+                   result.grad_norm,
+                   unit.empty() ? "" : util::concat(", not finite first in the backward of unit ", unit),
+                   "; the weights were not updated; go on from the last checkpoint with a lower "
+                   "optimizer.lr, a longer warm-up or a smaller training.max_grad_norm"));
 }
 
 double mean_over_ranks(comm::Communicator& communicator, double value, const char* what) {

@@ -6,6 +6,7 @@
 
 #include "data/loader.h"
 #include "nn/stage.h"
+#include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 
@@ -15,6 +16,7 @@ struct StepOptions {
   int64_t gradient_accumulation_steps = 1;
   double max_grad_norm = 1.0;  ///< 0: no clipping
   double norm_type = 2.0;
+  bool no_sync = false;  ///< reduce gradients after the last micro-batch only
 };
 
 /// Where a step stands in the run.
@@ -26,28 +28,35 @@ struct StepPosition {
 
 struct StepResult {
   double loss = 0.0;       ///< mean over all tokens of the global batch, in nats
-  double grad_norm = 0.0;  ///< before clipping
+  double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
+  /// The gradients overflowed at this loss scale: nothing was updated, and the next step has a lower one.
+  bool skipped = false;
 };
 
 class TrainStep {
  public:
-  /// The references must outlive the object; `model` is what `engine` shards.
-  TrainStep(nn::Stage& model, shard::Engine& engine, optim::Optimizer& optimizer,
-            const data::TrainLoader& loader, const StepOptions& options);
+  /// What is trained and by what; all must outlive the object, and `engine` shards `model`.
+  struct Parts {
+    nn::Stage& model;
+    shard::Engine& engine;
+    optim::Optimizer& optimizer;
+    const data::TrainLoader& loader;
+    optim::GradScaler* scaler = nullptr;  ///< none: the loss is not scaled
+  };
+  TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {}
 
   /// Forward and backward of every micro-batch, clipping, one update of the shards. Collective.
-  /// Throws Error(kDiverged) on every rank, before anything is updated, when loss or norm is not finite.
+  /// Throws Error(kDiverged) on every rank, before anything is updated, when the loss is not finite, or the
+  /// gradient norm is not and no lower loss scale is left to try.
   StepResult run(const StepPosition& position);
 
  private:
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss.
   double run_micro_batch(const StepPosition& position, int64_t micro_step);
   void update_shards(double lr);
+  [[noreturn]] void report_divergence(const StepPosition& position, const StepResult& result);
 
-  nn::Stage& model_;
-  shard::Engine& engine_;
-  optim::Optimizer& optimizer_;
-  const data::TrainLoader& loader_;
+  Parts parts_;
   StepOptions options_;
 };
 

@@ -9,6 +9,7 @@
 #include "config/checks.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "nn/recompute.h"
 #include "optim/schedule.h"
 #include "train/banner.h"
 #include "train/build_model.h"
@@ -34,10 +35,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     config::check_world(config_, communicator_->world_size());
     open_data();
     model_ = build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
+    shard_model();
   });
-  engine_ = shard::fully_shard(*model_, config_.fsdp, communicator_, trace_);
-  optimizer_ =
-      optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
   resume();
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
   if (trace_) {
@@ -62,6 +61,17 @@ void Trainer::open_data() {
                              placement());
 }
 
+void Trainer::shard_model() {
+  engine_ = shard::fully_shard(*model_, config::shard_options(config_), communicator_, trace_);
+  // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
+  nn::apply_checkpointing(*model_, config_.activation_checkpointing);
+  optimizer_ =
+      optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
+  const auto& precision = config_.mixed_precision;
+  bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
+  if (optim::uses_grad_scaler(config_.loss_scaler, float16_in_use)) scaler_.emplace(config_.loss_scaler);
+}
+
 /// Rank 0 chooses the checkpoint, so that a file system that shows ranks different things cannot split the
 /// run.
 void Trainer::resume() {
@@ -77,18 +87,27 @@ void Trainer::resume() {
   comm::agree(*communicator_, "loading the checkpoint", [&] {
     checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
     checkpoint::load_slices(folder, manifest, state_slices(*engine_, *optimizer_, SlicePurpose::kLoad));
-    step_ = manifest.step;
-    try {
-      samples_seen_ = manifest.training.at("samples_seen").get<int64_t>();
-      tokens_seen_ = manifest.training.at("tokens_seen").get<int64_t>();
-      optimizer_->set_step_count(manifest.training.at("optimizer_steps").get<int64_t>());
-    } catch (const nlohmann::json::exception&) {
-      util::fail(
-          util::ErrorKind::kCheckpoint, folder.string(),
-          "/manifest.json: expected samples_seen, tokens_seen and optimizer_steps under \"training\"; it was "
-          "not written by fsdp-train; start from its weights with model.init_from instead");
-    }
+    restore_progress(manifest, folder);
   });
+}
+
+void Trainer::restore_progress(const checkpoint::Manifest& manifest, const fs::path& folder) {
+  step_ = manifest.step;
+  const auto& training = manifest.training;
+  try {
+    samples_seen_ = training.at("samples_seen").get<int64_t>();
+    tokens_seen_ = training.at("tokens_seen").get<int64_t>();
+    optimizer_->set_step_count(training.at("optimizer_steps").get<int64_t>());
+    if (scaler_ && training.contains("loss_scaler")) {
+      scaler_->set_state({.scale = training.at("loss_scaler").at("scale").get<double>(),
+                          .growth_tracker = training.at("loss_scaler").at("growth_tracker").get<int64_t>()});
+    }
+  } catch (const nlohmann::json::exception&) {
+    util::fail(
+        util::ErrorKind::kCheckpoint, folder.string(),
+        "/manifest.json: expected samples_seen, tokens_seen and optimizer_steps under \"training\"; it was "
+        "not written by fsdp-train; start from its weights with model.init_from instead");
+  }
 }
 
 /// Refuses a folder that holds later steps of another run: they would be in the way of this run's own.
@@ -127,10 +146,11 @@ RunSummary Trainer::run() {
     util::log_info(
         util::concat("nothing to train: the checkpoint is at step ", step_, ", training.steps is ", steps));
   }
-  TrainStep train_step(*model_, *engine_, *optimizer_, *loader_,
+  TrainStep train_step({*model_, *engine_, *optimizer_, *loader_, scaler_ ? &*scaler_ : nullptr},
                        {.gradient_accumulation_steps = config_.training.gradient_accumulation_steps,
                         .max_grad_norm = config_.training.max_grad_norm,
-                        .norm_type = config_.training.norm_type});
+                        .norm_type = config_.training.norm_type,
+                        .no_sync = config_.training.no_sync});
   int64_t validated_at = -1, saved_at = step_;
   auto due = [&](int64_t interval_steps) { return interval_steps > 0 && step_ % interval_steps == 0; };
 
@@ -143,6 +163,11 @@ RunSummary Trainer::run() {
     samples_seen_ += loader_->samples_per_step();
     tokens_seen_ += loader_->samples_per_step() * config_.data.sequence_length;
     summary_.loss = result.loss;
+    if (result.skipped && is_first_rank()) {
+      progress_.finish_line();
+      util::log_warning(util::concat(
+          "step ", step_, " was skipped: its gradients overflow; the loss scale is now ", scaler_->scale()));
+    }
     if (step_ == steps || due(config_.logging.interval_steps)) report(result, lr);
 
     meter_.pause();
@@ -175,6 +200,7 @@ void Trainer::report(const StepResult& result, double lr) {
                       .tokens_per_second = reading.tokens_per_second,
                       .step_seconds = reading.step_seconds,
                       .peak_memory_bytes = util::peak_resident_bytes()};
+  if (scaler_) metrics.loss_scale = scaler_->scale();
   metrics_->write(metrics);
   progress_.show(metrics);
 }
@@ -201,6 +227,10 @@ void Trainer::save() {
                       {"optimizer_steps", optimizer_->step_count()},
                       {"seed", config_.run.seed},
                       {"optimizer", config_.optimizer.name}};
+  if (scaler_) {
+    request.training["loss_scaler"] = {{"scale", scaler_->state().scale},
+                                       {"growth_tracker", scaler_->state().growth_tracker}};
+  }
   request.model = checkpoint::hugging_face_config(config_.model);
   checkpoint::save_sharded(request, state_slices(*engine_, *optimizer_, SlicePurpose::kSave), *communicator_);
   summary_.last_checkpoint = output_folder() / checkpoint::step_folder_name(step_);

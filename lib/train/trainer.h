@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 
+#include "checkpoint/manifest.h"
 #include "comm/communicator.h"
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
 #include "nn/stage.h"
+#include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "train/metrics.h"
@@ -42,6 +44,8 @@ class Trainer {
 
  private:
   void open_data();
+  void shard_model();
+  void restore_progress(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
   void resume();
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
@@ -60,6 +64,7 @@ class Trainer {
   std::shared_ptr<nn::Stage> model_;
   std::shared_ptr<shard::Engine> engine_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<optim::GradScaler> scaler_;
   std::optional<MetricsFile> metrics_;
   Progress progress_;
   StepMeter meter_;

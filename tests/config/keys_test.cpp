@@ -56,6 +56,7 @@ TEST(Keys, DefaultsAreAllowedExceptOfKeysThatMustBeGiven) {
 struct Sample {
   std::string good;  ///< differs from the default where the key allows more than one value
   std::string bad;
+  std::vector<std::string> with = {};  ///< overrides without which the good value contradicts another key
 };
 
 /// For every key a value that it takes and one that only its constraint refuses (for keys without one: a
@@ -90,7 +91,8 @@ const std::map<std::string, Sample>& samples() {
       {"training.max_grad_norm", {"0", "-1"}},
       {"training.norm_type", {"inf", "0.5"}},
       {"training.fused_kernels", {"false", "0"}},
-      {"evaluation.interval_steps", {"50", "-1"}},
+      {"training.no_sync", {"true", "1"}},
+      {"evaluation.interval_steps", {"50", "-1", {"data.validation=[\"v\"]"}}},
       {"evaluation.max_samples", {"128", "-1"}},
       {"optimizer.name", {"\"sgd\"", "\"adam\""}},
       {"optimizer.lr", {"0.001", "nan"}},
@@ -107,17 +109,36 @@ const std::map<std::string, Sample>& samples() {
       {"fsdp.strategy", {"\"no_shard\"", "\"hybrid_shard\""}},
       {"fsdp.layout", {"\"flat\"", "\"per_parameter\""}},
       {"fsdp.min_num_params", {"0", "-1"}},
+      {"fsdp.wrap_stages", {"[\"block\"]", "[\"\"]"}},
       {"fsdp.exclude_stages", {"[]", "[\"\"]"}},
+      {"fsdp.leaf_stages", {"[\"block\"]", "[\"\"]"}},
+      {"fsdp.replicated_parameters", {"[\"*norm*\"]", "[\"\"]"}},
       {"fsdp.reshard_after_forward", {"false", "2"}},
+      {"fsdp.keep_after_forward", {"[\"*.3\"]", "[\"\"]"}},
+      {"fsdp.reshard_root_after_forward", {"true", "1"}},
+      {"fsdp.reshard_last_after_forward", {"true", "1"}},
       {"fsdp.forward_prefetch", {"\"explicit\"", "\"pre\""}},
       {"fsdp.backward_prefetch", {"\"post\"", "\"implicit\""}},
-      {"fsdp.limit_all_gathers", {"true", "false"}},
-      {"fsdp.cpu_offload", {"false", "true"}},
-      {"fsdp.move_grads_to_cpu", {"false", "true"}},
-      {"mixed_precision.param_dtype", {"\"float32\"", "\"bfloat16\""}},
-      {"mixed_precision.reduce_dtype", {"\"float32\"", "\"float16\""}},
-      {"mixed_precision.buffer_dtype", {"\"float32\"", "\"bfloat16\""}},
-      {"activation_checkpointing.mode", {"\"none\"", "\"full\""}},
+      {"fsdp.limit_all_gathers", {"false", "0"}},
+      {"fsdp.cpu_offload", {"true", "1"}},
+      {"fsdp.move_grads_to_cpu", {"true", "1", {"fsdp.cpu_offload=true"}}},
+      {"fsdp.gradient_predivide_factor", {"2.0", "-1"}},
+      {"mixed_precision.param_dtype", {"\"bfloat16\"", "\"half\""}},
+      {"mixed_precision.reduce_dtype", {"\"float16\"", "\"float64\""}},
+      {"mixed_precision.buffer_dtype", {"\"bfloat16\"", "\"int8\""}},
+      {"mixed_precision.cast_forward_inputs", {"false", "0"}},
+      {"mixed_precision.keep_low_precision_grads",
+       {"true", "1", {"mixed_precision.reduce_dtype=\"bfloat16\""}}},
+      {"mixed_precision.keep_float32",
+       {"[\"*norm*\"]", "[\"\"]", {"mixed_precision.param_dtype=\"bfloat16\""}}},
+      {"loss_scaler.enabled", {"\"false\"", "\"maybe\""}},
+      {"loss_scaler.init_scale", {"1024", "0"}},
+      {"loss_scaler.growth_factor", {"1.5", "1"}},
+      {"loss_scaler.backoff_factor", {"0.25", "1"}},
+      {"loss_scaler.growth_interval", {"100", "0"}},
+      {"loss_scaler.min_scale", {"0.5", "0"}},
+      {"activation_checkpointing.mode", {"\"full\"", "\"all\""}},
+      {"activation_checkpointing.stage_types", {"[\"feed_forward\"]", "[\"\"]"}},
       {"mesh.dcn", {"1", "2"}},
       {"mesh.data", {"4", "0"}},
       {"mesh.model", {"1", "2"}},
@@ -142,8 +163,8 @@ TEST(Keys, EveryKeyTakesAGoodValueAndRefusesABadOne) {
     SCOPED_TRACE(key.full_name());
     ASSERT_TRUE(samples().contains(key.full_name()));
     const Sample& sample = samples().at(key.full_name());
-    std::vector<std::string> overrides = {key.full_name() + "=" + sample.good};
-    if (key.full_name() == "evaluation.interval_steps") overrides.push_back("data.validation=[\"v\"]");
+    std::vector<std::string> overrides = sample.with;
+    overrides.push_back(key.full_name() + "=" + sample.good);
     Config changed = parse_config(kTrain, "c.toml", overrides);
     bool is_fixed = key.constraint.choices.size() == 1;
     EXPECT_EQ(value_of(key, changed) == value_of(key, base), is_fixed);

@@ -31,10 +31,10 @@ TEST(LoadErrors, UnderlineTheValue) {
 }
 
 TEST(LoadErrors, SayWhatThisVersionCannotDo) {
-  EXPECT_EQ(error_of(kTrain + "[fsdp]\ncpu_offload = true\n"),
-            "c.toml:4: fsdp.cpu_offload: expected false; found true (this version has no CPU offload)\n"
-            "    4 | cpu_offload = true\n"
-            "      |               ~~~~");
+  EXPECT_EQ(error_of(kTrain + "[mesh]\ndcn = 2\n"),
+            "c.toml:4: mesh.dcn: expected 1; found 2 (this version has no replicas)\n"
+            "    4 | dcn = 2\n"
+            "      |       ~");
 }
 
 TEST(LoadErrors, NameTheNearestKeyAndSection) {

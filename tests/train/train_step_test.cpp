@@ -17,6 +17,7 @@ class TrainStepTest : public ::testing::Test {
     std::shared_ptr<nn::Stage> model;
     std::shared_ptr<shard::Engine> engine;
     std::unique_ptr<optim::Optimizer> optimizer;
+    std::unique_ptr<optim::GradScaler> scaler;
     std::unique_ptr<data::TrainLoader> loader;
     std::unique_ptr<TrainStep> step;
   };
@@ -24,13 +25,15 @@ class TrainStepTest : public ::testing::Test {
   Ready make(comm::Communicator& communicator, const StepOptions& options) {
     Ready ready;
     ready.model = testing::make_initialized(config_.model);
-    ready.engine = shard::fully_shard(*ready.model, config_.fsdp, testing::borrowed(communicator));
+    ready.engine =
+        shard::fully_shard(*ready.model, config::shard_options(config_), testing::borrowed(communicator));
     ready.optimizer = optim::make_optimizer(config_.optimizer, flat_parameters(*ready.engine, {}));
     ready.loader = std::make_unique<data::TrainLoader>(
         config_.data, config_.model.vocab_size, 1,
         data::Placement{communicator.rank(), communicator.world_size(), options.gradient_accumulation_steps});
-    ready.step =
-        std::make_unique<TrainStep>(*ready.model, *ready.engine, *ready.optimizer, *ready.loader, options);
+    ready.step = std::make_unique<TrainStep>(
+        TrainStep::Parts{*ready.model, *ready.engine, *ready.optimizer, *ready.loader, ready.scaler.get()},
+        options);
     return ready;
   }
 

@@ -1,0 +1,96 @@
+#include "shard/buffer_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "comm/single_communicator.h"
+
+namespace fsdp::shard {
+namespace {
+
+class BufferPoolTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<BufferPool> pool_ =
+      std::make_shared<BufferPool>(std::make_shared<comm::SingleCommunicator>());
+};
+
+TEST_F(BufferPoolTest, GivesTheSameMemoryAgain) {
+  void* first = nullptr;
+  {
+    c10::DataPtr buffer = pool_->acquire(4 << 20, BufferKind::kParameters);
+    first = buffer.get();
+  }
+  c10::DataPtr again = pool_->acquire(4 << 20, BufferKind::kGradients);
+  EXPECT_EQ(again.get(), first);
+  c10::DataPtr other = pool_->acquire(4 << 20, BufferKind::kGradients);
+  EXPECT_NE(other.get(), first);
+  EXPECT_EQ(pool_->held_bytes(), 2 * (4 << 20));
+}
+
+TEST_F(BufferPoolTest, CountsParametersAndGradientsApart) {
+  c10::DataPtr parameters = pool_->acquire(1000, BufferKind::kParameters);
+  {
+    at::Tensor gradients = pool_->acquire_tensor(50, at::kFloat, BufferKind::kGradients);
+    EXPECT_EQ(pool_->account().live_parameters, 1000);
+    EXPECT_EQ(pool_->account().live_gradients, 200);
+  }
+  parameters.clear();
+  c10::DataPtr later = pool_->acquire(300, BufferKind::kGradients);
+  BufferAccount account = pool_->account();
+  EXPECT_EQ(account.live(), 300);
+  EXPECT_EQ(account.peak_parameters, 1000);
+  EXPECT_EQ(account.peak_gradients, 300);
+  EXPECT_EQ(account.peak, 1200);  // of both together, not the sum of the two peaks
+  pool_->reset_peaks();
+  EXPECT_EQ(pool_->account().peak, 300);
+}
+
+TEST_F(BufferPoolTest, HoldsNoMoreThanWasInUseAtOnce) {
+  const int64_t mib = 1 << 20;
+  for (int round = 0; round < 3; ++round) {
+    for (int64_t size : {64, 8, 32, 8, 128, 4}) pool_->acquire(size * mib, BufferKind::kParameters);
+  }
+  EXPECT_EQ(pool_->account().peak, 128 * mib);
+  EXPECT_LE(pool_->held_bytes(), 128 * mib);
+}
+
+TEST_F(BufferPoolTest, ALargeBlockDoesNotServeASmallUnit) {
+  const int64_t mib = 1 << 20;
+  void* large = pool_->acquire(100 * mib, BufferKind::kParameters).get();
+  EXPECT_NE(pool_->acquire(3 * mib, BufferKind::kParameters).get(), large);
+  large = pool_->acquire(100 * mib, BufferKind::kParameters).get();
+  EXPECT_EQ(pool_->acquire(60 * mib, BufferKind::kParameters).get(), large);
+}
+
+TEST_F(BufferPoolTest, TrimGivesBackWhatIsNotInUse) {
+  c10::DataPtr used = pool_->acquire(5000, BufferKind::kParameters);
+  pool_->acquire(70'000, BufferKind::kParameters);
+  pool_->trim();
+  EXPECT_EQ(pool_->held_bytes(), 5000);
+}
+
+TEST_F(BufferPoolTest, ABufferMayOutliveItsPoolsOwner) {
+  at::Tensor tensor = pool_->acquire_tensor(10, at::kFloat, BufferKind::kGradients);
+  pool_.reset();
+  tensor.fill_(2);
+  EXPECT_EQ(tensor.sum().item<float>(), 20);
+}
+
+TEST_F(BufferPoolTest, ThreadsMayTakeAndGiveBackAtOnce) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 0; i < 500; ++i) {
+        at::Tensor tensor = pool_->acquire_tensor(100 + 10 * t, at::kInt, BufferKind::kGradients);
+        tensor.fill_(t);
+        EXPECT_TRUE(tensor.eq(t).all().item<bool>());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(pool_->account().live(), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::shard

@@ -1,0 +1,84 @@
+#include "shard/execution_order.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/thread_communicator.h"
+
+namespace fsdp::shard {
+namespace {
+
+using Units = std::vector<size_t>;
+
+void run_pass(ExecutionOrder& order, const Units& units) {
+  order.begin_pass();
+  for (size_t unit : units) {
+    order.begin(unit);
+    order.end(unit);
+  }
+  order.end_pass();
+}
+
+TEST(ExecutionOrder, TellsNothingInTheFirstPass) {
+  ExecutionOrder order;
+  order.begin_pass();
+  order.begin(0);
+  EXPECT_FALSE(order.knows());
+  EXPECT_EQ(order.next(5), Units{});
+  EXPECT_EQ(order.expected(), std::nullopt);
+}
+
+TEST(ExecutionOrder, TellsWhatFollowedInTheLastPass) {
+  ExecutionOrder order;
+  run_pass(order, {0, 1, 2, 2, 3});
+  order.begin_pass();
+  order.begin(0);
+  EXPECT_EQ(order.next(1), Units{1});
+  EXPECT_EQ(order.next(100), (Units{1, 2, 2, 3}));
+  order.begin(1);
+  order.begin(2);
+  EXPECT_EQ(order.next(1), Units{2});  // a unit may be used twice
+  order.begin(2);
+  order.begin(3);
+  EXPECT_EQ(order.next(1), Units{});
+  EXPECT_TRUE(order.follows_last_pass());
+}
+
+TEST(ExecutionOrder, TellsNothingMoreInAPassThatGoesItsOwnWay) {
+  ExecutionOrder order;
+  run_pass(order, {0, 1, 2, 3});
+  order.begin_pass();
+  order.begin(0);
+  order.begin(2);
+  EXPECT_FALSE(order.follows_last_pass());
+  EXPECT_EQ(order.next(1), Units{});
+  order.begin(2);  // by chance where it was in the last pass
+  EXPECT_EQ(order.next(1), Units{});
+  order.end_pass();
+  order.begin_pass();
+  EXPECT_EQ(order.expected(), 0u);
+}
+
+TEST(ExecutionOrder, BackwardGoesBackByTheEndsOfForward) {
+  ExecutionOrder order;
+  order.begin_pass();
+  for (size_t unit : {0u, 1u, 2u}) order.begin(unit);  // 2 lies inside 1, 1 inside 0
+  for (size_t unit : {2u, 1u, 0u}) order.end(unit);
+  EXPECT_EQ(order.next_in_backward(0), 1u);
+  EXPECT_EQ(order.next_in_backward(1), 2u);
+  EXPECT_EQ(order.next_in_backward(2), std::nullopt);
+  EXPECT_EQ(order.next_in_backward(7), std::nullopt);
+}
+
+TEST(ExecutionOrder, FindsTheFirstRankThatDiffers) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& world) {
+    EXPECT_FALSE(check_across_ranks(world, 3).has_value());
+    auto difference = check_across_ranks(world, world.rank() < 2 ? 5 : 6);
+    ASSERT_TRUE(difference.has_value());
+    EXPECT_EQ(difference->rank, 2);
+    EXPECT_EQ(difference->theirs, 6u);
+    EXPECT_EQ(difference->first_ranks, 5u);
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::shard
