@@ -34,7 +34,7 @@ TEST(LoadErrors, SayWhatThisVersionCannotDo) {
   EXPECT_EQ(error_of(kTrain + "[mesh]\ndcn = 2\n"),
             "c.toml:4: mesh.dcn: expected 1; found 2 (this version has no replicas)\n"
             "    4 | dcn = 2\n"
-            "      |       ~");
+            "      |       ^");
 }
 
 TEST(LoadErrors, NameTheNearestKeyAndSection) {
