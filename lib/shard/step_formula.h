@@ -62,7 +62,7 @@ struct StepFormulaOptions {
 
 /// All in bytes of this rank, or numbers of collectives of this rank, a step.
 struct StepFormula {
-  Traffic traffic;                                           ///< both passes
+  Traffic traffic;                                            ///< both passes
   int64_t forward_all_gathers = 0, backward_all_gathers = 0;  ///< traffic.all_gathers, by pass
   int64_t forward_all_gather_bytes = 0, backward_all_gather_bytes = 0;
 
