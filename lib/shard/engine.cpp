@@ -1,7 +1,5 @@
 #include "shard/engine.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <limits>
 
@@ -203,17 +201,6 @@ void Engine::zero_gradients() {
   for (auto& unit : units_) {
     unit->drop_gradients();
     unit->storage().clear_shard_gradient();
-  }
-}
-
-void Engine::for_each_full_parameter(
-    const std::function<void(const std::string& name, const at::Tensor& parameter)>& visit) {
-  at::NoGradGuard no_grad;
-  for (auto& unit : units_) {
-    at::Tensor whole = unit->gather_master_weights();
-    for (const ParameterPlace& place : unit->storage().layout().parameters()) {
-      visit(place.name, whole.narrow(0, place.offset, place.numel).view(place.shape));
-    }
   }
 }
 

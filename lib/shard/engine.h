@@ -21,7 +21,6 @@
 // same order.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -82,11 +81,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Forgets all gradients, before the first micro-batch of a step.
   void zero_gradients();
-
-  /// Gathers the master weights of one unit after another and shows each parameter whole, in fp32; every rank
-  /// sees it. Collective, between steps.
-  void for_each_full_parameter(
-      const std::function<void(const std::string& name, const at::Tensor& parameter)>& visit);
 
   /// Throws Error(kUsage) that says what to do, unless the engine is between steps: no forward or backward is
   /// under way, no forward waits for its backward, and no FullParameters is open. The message begins with
