@@ -23,6 +23,36 @@
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
+namespace {
+
+/// Units whose step count is not that of the run, because they had no gradient in some steps.
+nlohmann::json uneven_step_counts(const optim::Optimizer& optimizer) {
+  nlohmann::json counts = nlohmann::json::object();
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    int64_t count = optimizer.parameter_step_count(i);
+    if (count != optimizer.step_count()) counts[optimizer.parameters()[i].name] = count;
+  }
+  return counts;
+}
+
+void restore_step_counts(optim::Optimizer& optimizer, const nlohmann::json& training) {
+  optimizer.set_step_count(training.at("optimizer_steps").get<int64_t>());
+  auto uneven = training.find("optimizer_steps_of_units");
+  if (uneven == training.end()) return;
+  size_t found = 0;
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    auto count = uneven->find(optimizer.parameters()[i].name);
+    if (count == uneven->end()) continue;
+    optimizer.set_parameter_step_count(i, count->get<int64_t>());
+    ++found;
+  }
+  if (found == uneven->size()) return;
+  util::log_warning(
+      "some units of the checkpoint had fewer optimizer steps than others, and this run has other units: "
+      "their step count is now that of the run");
+}
+
+}  // namespace
 
 Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                  ProgressOutput progress)
@@ -97,7 +127,7 @@ void Trainer::restore_progress(const checkpoint::Manifest& manifest, const fs::p
   try {
     samples_seen_ = training.at("samples_seen").get<int64_t>();
     tokens_seen_ = training.at("tokens_seen").get<int64_t>();
-    optimizer_->set_step_count(training.at("optimizer_steps").get<int64_t>());
+    restore_step_counts(*optimizer_, training);
     if (scaler_ && training.contains("loss_scaler")) {
       scaler_->set_state({.scale = training.at("loss_scaler").at("scale").get<double>(),
                           .growth_tracker = training.at("loss_scaler").at("growth_tracker").get<int64_t>()});
@@ -227,6 +257,9 @@ void Trainer::save() {
                       {"optimizer_steps", optimizer_->step_count()},
                       {"seed", config_.run.seed},
                       {"optimizer", config_.optimizer.name}};
+  if (auto uneven = uneven_step_counts(*optimizer_); !uneven.empty()) {
+    request.training["optimizer_steps_of_units"] = std::move(uneven);
+  }
   if (scaler_) {
     request.training["loss_scaler"] = {{"scale", scaler_->state().scale},
                                        {"growth_tracker", scaler_->state().growth_tracker}};
