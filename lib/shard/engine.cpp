@@ -19,6 +19,13 @@ bool Engine::is_root(const Unit& unit) const {
   return false;
 }
 
+bool Engine::input_is_differentiable(const Unit& unit) const {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].get() == &unit) return differentiable_input_[i];
+  }
+  return true;
+}
+
 // ---- forward
 
 void Engine::before_forward(size_t index) {
@@ -143,9 +150,11 @@ void Engine::before_backward(size_t index) {
   require_no_full_parameters("backward");
   if (!in_backward_) {
     in_backward_ = true;
+    order_.begin_backward_pass();
     kept_ = nullptr;  // from here on each unit is freed when its own backward has ended
     when_whole_backward_ends([keep = shared_from_this()] { keep->after_whole_backward(); });
   }
+  order_.begin_in_backward(index);
   size_t units = index == 0 ? root_units_ : 1;
   for (size_t i = index; i < index + units; ++i) units_[i]->finish_gather("backward");
   if (options_.backward_prefetch == "pre") prefetch_backward(index);

@@ -107,6 +107,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Unit* last_unit_of_forward() const { return last_unit_; }
   /// Units that live as the root does: the root's own, and what was taken out of the others.
   bool is_root(const Unit& unit) const;
+  /// Whether the input of the unit's stage required a gradient when it was last used in training; true before
+  /// that. Where it does not (embeddings), nothing tells when the unit's backward ends, and it waits for the
+  /// end of the whole pass.
+  bool input_is_differentiable(const Unit& unit) const;
 
  private:
   class UnitSurround;
@@ -140,6 +144,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::unique_ptr<Unit>> units_;
   size_t root_units_ = 1;  ///< how many of the first units belong to the root stage
   std::vector<Segment> segments_;
+  std::vector<bool> differentiable_input_;  ///< of each unit
 
   ExecutionOrder order_;
   std::vector<Unit*> ahead_;  ///< gathered ahead of their forward in this pass

@@ -20,6 +20,7 @@ void ExecutionOrder::begin(size_t unit) {
 void ExecutionOrder::abandon_pass() {
   begun_.clear();
   ended_.clear();
+  begun_in_backward_.clear();
   follows_ = false;
 }
 
@@ -37,9 +38,17 @@ std::vector<size_t> ExecutionOrder::next(size_t most) const {
 }
 
 std::optional<size_t> ExecutionOrder::next_in_backward(size_t unit) const {
-  auto here = std::find(ended_.rbegin(), ended_.rend(), unit);
-  if (here == ended_.rend() || ++here == ended_.rend()) return std::nullopt;
-  return *here;
+  std::vector<size_t> begun = begun_in_backward_;
+  bool passed = false;
+  for (auto here = ended_.rbegin(); here != ended_.rend(); ++here) {
+    auto use = std::find(begun.begin(), begun.end(), *here);  // each use of a unit counts once
+    if (use != begun.end())
+      begun.erase(use);
+    else if (passed && *here != unit)
+      return *here;
+    passed = passed || *here == unit;
+  }
+  return std::nullopt;
 }
 
 std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit) {

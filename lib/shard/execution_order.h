@@ -31,14 +31,19 @@ class ExecutionOrder {
   /// The units that should follow, in order, at most `most`; none when this pass goes its own way.
   std::vector<size_t> next(size_t most) const;
 
-  /// Backward meets units in the reverse of the order in which their forwards ended.
+  /// Backward meets units in the reverse of the order in which their forwards ended. This is what should come
+  /// after `unit` and has not begun in this backward pass yet: of nested units the outer one's backward ends
+  /// last, and what follows it there has been.
   std::optional<size_t> next_in_backward(size_t unit) const;
+  void begin_backward_pass() { begun_in_backward_.clear(); }
+  void begin_in_backward(size_t unit) { begun_in_backward_.push_back(unit); }
 
   size_t position() const { return begun_.size(); }
 
  private:
   std::vector<size_t> begun_, ended_;  ///< of this pass
-  std::vector<size_t> last_pass_;      ///< begun
+  std::vector<size_t> begun_in_backward_;
+  std::vector<size_t> last_pass_;  ///< begun
   bool follows_ = false;
 };
 

@@ -29,6 +29,7 @@ class Engine::UnitSurround final : public nn::Surround {
     if (engine_->options_.mixed_precision.cast_forward_inputs && input.is_floating_point()) {
       inner = inner.to(input_dtype_);
     }
+    if (recording) engine_->differentiable_input_[index_] = inner.requires_grad();
     if (recording && inner.requires_grad()) {
       inner =
           when_backward_ends(inner, [engine = engine_, index = index_] { engine->after_backward(index); });
@@ -125,6 +126,7 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
                            .shard_offset = range.shard_offset});
     }
   }
+  differentiable_input_.assign(units_.size(), true);
   // The last step that may fail is done; from here on the stages know the engine.
   for (size_t index = 0; index < plans.size(); ++index) {
     if (index != 0 && index < root_units_) continue;  // lives with the root

@@ -118,7 +118,7 @@ void Unit::start_reduction() {
     traffic_.reduce_scatter_bytes += job->output.numel() * element_bytes;
   } else {
     job->output = job->input;
-    if (groups_.replicate) {
+    if (groups_.replicas() > 1) {
       collective_ = group.all_reduce(job->output, comm::ReduceOp::kSum, site);
       ++traffic_.all_reduces;
       traffic_.all_reduce_bytes += job->output.numel() * element_bytes;

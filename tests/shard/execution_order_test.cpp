@@ -69,6 +69,22 @@ TEST(ExecutionOrder, BackwardGoesBackByTheEndsOfForward) {
   EXPECT_EQ(order.next_in_backward(7), std::nullopt);
 }
 
+TEST(ExecutionOrder, BackwardDoesNotGoBackToWhatHasBegun) {
+  ExecutionOrder order;
+  order.begin_pass();
+  for (size_t unit : {0u, 1u, 2u, 3u, 2u}) order.begin(unit);  // 3 lies inside the second use of 2
+  for (size_t unit : {1u, 2u, 3u, 2u, 0u}) order.end(unit);
+  order.begin_backward_pass();
+  for (size_t unit : {0u, 2u, 3u}) order.begin_in_backward(unit);
+  EXPECT_EQ(order.next_in_backward(3), 2u);  // its first use
+  order.begin_in_backward(2);
+  EXPECT_EQ(order.next_in_backward(2), 1u);
+  order.begin_in_backward(1);
+  EXPECT_EQ(order.next_in_backward(2), std::nullopt);
+  order.begin_backward_pass();
+  EXPECT_EQ(order.next_in_backward(0), 2u);
+}
+
 TEST(ExecutionOrder, FindsTheFirstRankThatDiffers) {
   comm::run_ranks_as_threads(4, [](comm::Communicator& world) {
     EXPECT_FALSE(check_across_ranks(world, 3).has_value());
