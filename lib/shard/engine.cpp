@@ -1,7 +1,5 @@
 #include "shard/engine.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <limits>
 
@@ -31,6 +29,7 @@ bool Engine::input_is_differentiable(const Unit& unit) const {
 // ---- forward
 
 void Engine::before_forward(size_t index) {
+  require_no_full_parameters("forward");
   Unit& unit = *units_[index];
   if (index == 0) {
     FSDP_CHECK(!in_backward_, "a backward pass has failed; call Engine::reset() before the next forward");
@@ -67,6 +66,7 @@ void Engine::after_forward(size_t index, bool backward_will_follow) {
 }
 
 void Engine::begin_pass() {
+  backward_is_due_ = false;
   // A forward whose loss was never differentiated left units gathered, and the optimizer may have run since.
   for (auto& unit : units_) unit->reshard();
   kept_ = nullptr;
@@ -78,6 +78,7 @@ void Engine::end_pass(bool backward_will_follow) {
   check_order(units_.size());
   release_gathered_ahead();
   order_.end_pass();
+  backward_is_due_ = backward_will_follow;
   if (!backward_will_follow) {
     for (auto& unit : units_) unit->reshard();
     kept_ = nullptr;
@@ -146,6 +147,7 @@ void Engine::release_kept_unit(const Unit* except) {
 // ---- backward
 
 void Engine::before_backward(size_t index) {
+  require_no_full_parameters("backward");
   if (!in_backward_) {
     in_backward_ = true;
     order_.begin_backward_pass();
@@ -194,6 +196,7 @@ void Engine::after_whole_backward() {
   }
   for (auto& unit : units_) unit->reshard();
   in_backward_ = false;
+  backward_is_due_ = false;
 }
 
 // ---- between steps
@@ -210,15 +213,28 @@ void Engine::zero_gradients() {
   }
 }
 
-void Engine::for_each_full_parameter(
-    const std::function<void(const std::string& name, const at::Tensor& parameter)>& visit) {
-  at::NoGradGuard no_grad;
-  for (auto& unit : units_) {
-    at::Tensor whole = unit->gather_master_weights();
-    for (const ParameterPlace& place : unit->storage().layout().parameters()) {
-      visit(place.name, whole.narrow(0, place.offset, place.numel).view(place.shape));
-    }
+void Engine::require_no_full_parameters(const char* what) const {
+  if (!shows_full_parameters_) return;
+  util::fail(util::ErrorKind::kUsage, what,
+             ": expected no FullParameters of the engine to be open; found one; close it first");
+}
+
+void Engine::require_rest(const char* what) const {
+  require_no_full_parameters(what);
+  if (!in_backward_ && backward_is_due_) {
+    util::fail(
+        util::ErrorKind::kUsage, what,
+        ": expected an engine between steps; found a forward whose backward has not run; call backward() "
+        "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
+        "with Engine::reset()");
   }
+  bool in_forward = std::any_of(units_.begin(), units_.end(),
+                                [](const auto& unit) { return unit->state() != Unit::State::kSharded; });
+  if (!in_backward_ && !in_forward) return;
+  util::fail(
+      util::ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
+      in_backward_ ? "backward" : "forward",
+      " pass that has not ended; call it after the pass, or Engine::reset() first if the pass has failed");
 }
 
 void Engine::reset() {
@@ -227,6 +243,7 @@ void Engine::reset() {
   kept_ = nullptr;
   reducing_ = nullptr;
   in_backward_ = false;
+  backward_is_due_ = false;
   ahead_.clear();
   order_.abandon_pass();
 }

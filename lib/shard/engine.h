@@ -21,7 +21,6 @@
 // same order.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -83,10 +82,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Forgets all gradients, before the first micro-batch of a step.
   void zero_gradients();
 
-  /// Gathers the master weights of one unit after another and shows each parameter whole, in fp32; every rank
-  /// sees it. Collective, between steps.
-  void for_each_full_parameter(
-      const std::function<void(const std::string& name, const at::Tensor& parameter)>& visit);
+  /// Throws Error(kUsage) that says what to do, unless the engine is between steps: no forward or backward is
+  /// under way, no forward waits for its backward, and no FullParameters is open. The message begins with
+  /// `what`, which is what needs it.
+  void require_rest(const char* what) const;
 
   /// Brings the engine back to rest after an exception out of forward or backward; gradients of the step are
   /// dropped.
@@ -115,6 +114,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   class UnitSurround;
+  friend class FullParameters;
   friend std::shared_ptr<Engine> fully_shard(nn::Stage&, const ShardOptions&,
                                              std::shared_ptr<comm::Communicator>,
                                              std::shared_ptr<comm::Trace>);
@@ -126,6 +126,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void after_backward(size_t index);
   void after_whole_backward();
 
+  void require_no_full_parameters(const char* what) const;
   void begin_pass();
   void end_pass(bool backward_will_follow);
   /// With explicit prefetch: the first pass must be the same on all ranks, later ones should be as the first.
@@ -152,6 +153,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Unit* reducing_ = nullptr;  ///< the unit whose reduction is under way
   Unit* last_unit_ = nullptr;
   bool in_backward_ = false;
+  bool backward_is_due_ = false;        ///< a forward has ended that recorded for a backward
+  bool shows_full_parameters_ = false;  ///< set by FullParameters
   bool sync_ = true;
 };
 

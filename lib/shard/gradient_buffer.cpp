@@ -29,24 +29,22 @@ class GradientBuffer::AddToBuffer final : public torch::autograd::PostAccumulate
 
 GradientBuffer::GradientBuffer(const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
                                at::ScalarType dtype)
-    : parameters_(parameters), layout_(layout), dtype_(dtype) {
+    : parameters_(parameters),
+      layout_(layout),
+      dtype_(dtype),
+      adds_by_hook_(!parameters.empty() && parameters.front().tensor.scalar_type() != dtype) {
+  if (!adds_by_hook_) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    if (!adds_by_hook(parameter)) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AddToBuffer>(*this, i));
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor,
+                                                   std::make_unique<AddToBuffer>(*this, i));
   }
 }
 
 GradientBuffer::~GradientBuffer() {
+  if (!adds_by_hook_) return;
   for (const NamedParameter& parameter : parameters_) {
-    if (adds_by_hook(parameter.tensor)) {
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
-    }
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
   }
-}
-
-bool GradientBuffer::adds_by_hook(const at::Tensor& parameter) const {
-  return parameter.scalar_type() != dtype_;
 }
 
 at::Tensor GradientBuffer::part(size_t parameter) const {
@@ -63,7 +61,7 @@ void GradientBuffer::attach(BufferPool* pool) {
   flat_.zero_();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor parameter = parameters_[i].tensor;
-    if (parameter.requires_grad() && !adds_by_hook(parameter)) parameter.mutable_grad() = part(i);
+    if (parameter.requires_grad() && !adds_by_hook_) parameter.mutable_grad() = part(i);
   }
 }
 
@@ -71,7 +69,7 @@ at::Tensor GradientBuffer::detach() {
   if (!is_attached()) return {};
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor parameter = parameters_[i].tensor;
-    if (!parameter.requires_grad() || adds_by_hook(parameter)) continue;
+    if (!parameter.requires_grad() || adds_by_hook_) continue;
     // Autograd adds in place into a defined grad; should anything have replaced it, the sum must not be lost.
     const at::Tensor& grad = parameter.grad();
     at::Tensor expected = part(i);

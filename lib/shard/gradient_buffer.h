@@ -20,7 +20,8 @@ namespace fsdp::shard {
 
 class GradientBuffer {
  public:
-  /// The parameters must have the type in which they are used. The references must outlive the object.
+  /// The parameters must have the type in which they are used, the same for all. The references must outlive
+  /// the object.
   GradientBuffer(const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
                  at::ScalarType dtype);
   ~GradientBuffer();
@@ -37,12 +38,12 @@ class GradientBuffer {
 
  private:
   class AddToBuffer;
-  bool adds_by_hook(const at::Tensor& parameter) const;
   at::Tensor part(size_t parameter) const;
 
   const std::vector<NamedParameter>& parameters_;
   const FlatLayout& layout_;
   at::ScalarType dtype_;
+  bool adds_by_hook_;  ///< decided once: FullParameters shows the parameters in another type for a while
   at::Tensor flat_;
 };
 

@@ -210,7 +210,9 @@ class Planner {
                  .keep_float32 = true}};
     std::vector<std::vector<NamedParameter>> held(tree_.nodes.size());
     for (size_t i = 0; i < tree_.parameters.size(); ++i) {
-      NamedParameter parameter = {tree_.parameters[i].names.front(), tree_.parameters[i].tensor};
+      const std::vector<std::string>& names = tree_.parameters[i].names;
+      NamedParameter parameter = {
+          names.front(), tree_.parameters[i].tensor, {names.begin() + 1, names.end()}};
       if (is_taken_out(i)) {
         size_t extra = !keep_float32_[i] ? 0 : (!replicated_[i] ? 1 : 2);
         extras[extra].parameters.push_back(std::move(parameter));

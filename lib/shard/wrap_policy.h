@@ -33,6 +33,7 @@ WrapPolicy any_of(std::vector<WrapPolicy> policies);
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;
+  std::vector<std::string> other_names{};  ///< of a tied parameter, in the order of the modules
 };
 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.

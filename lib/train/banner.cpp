@@ -1,5 +1,6 @@
 #include "train/banner.h"
 
+#include "shard/step_formula.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -9,6 +10,22 @@ using util::concat;
 using util::human_bytes;
 using util::with_commas;
 
+namespace {
+
+/// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
+std::string how(const config::Config& config) {
+  const auto& precision = config.mixed_precision;
+  std::string text = config.fsdp.strategy;
+  if (precision.param_dtype != "float32" || precision.reduce_dtype != "float32") {
+    text += concat(", ", precision.param_dtype, " reduced in ", precision.reduce_dtype);
+  }
+  if (config.fsdp.cpu_offload) text += ", shards in host memory";
+  if (config.activation_checkpointing.mode != "none") text += ", activations recomputed";
+  return text;
+}
+
+}  // namespace
+
 std::string banner(const config::Config& config, const shard::Engine& engine,
                    const data::TrainLoader& loader) {
   int64_t parameters = 0, largest_unit_bytes = 0;
@@ -16,23 +33,35 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
     parameters += unit->storage().layout().numel();
     largest_unit_bytes = std::max(largest_unit_bytes, unit->storage().unsharded_bytes());
   }
-  int world = engine.communicator().world_size();
-  int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
-  double epochs = static_cast<double>(loader.samples_per_step() * config.training.steps) /
-                  static_cast<double>(loader.num_samples());
-  return concat("run        ", config.run.name, " -> ", config.run.output_dir, "\n", "model      ",
-                config.model.architecture, ", ", with_commas(parameters), " parameters\n", "ranks      ",
-                world,
-                world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
-                ", ", config.fsdp.strategy, ", ", engine.units().size(), " units, the largest ",
-                human_bytes(largest_unit_bytes), "\n", "shard      ", human_bytes(engine.shard_bytes()),
-                " of parameters a rank, as much for gradients",
-                config.optimizer.name == "adamw" ? ", twice as much for the optimizer" : "", "\n",
-                "batch      ", loader.samples_per_step(), " sequences = ", with_commas(tokens),
-                " tokens a step (", world, " ranks x ", config.training.gradient_accumulation_steps,
-                " micro-steps x ", config.data.micro_batch_size, " sequences x ", config.data.sequence_length,
-                " tokens)\n", "data       ", with_commas(loader.num_tokens()), " tokens; ",
-                config.training.steps, " steps are ", util::fixed(epochs, 2), " epochs");
+  const int world = engine.communicator().world_size();
+  const int64_t micro_steps = config.training.gradient_accumulation_steps;
+  const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
+  const double epochs = static_cast<double>(loader.samples_per_step() * config.training.steps) /
+                        static_cast<double>(loader.num_samples());
+  const shard::StepFormula step =
+      shard::step_formula(engine, {.micro_batches = micro_steps, .no_sync = config.training.no_sync});
+  const int64_t sent =
+      step.traffic.all_gather_bytes + step.traffic.reduce_scatter_bytes + step.traffic.all_reduce_bytes;
+
+  std::string text = concat("run        ", config.run.name, " -> ", config.run.output_dir, "\n");
+  text += concat("model      ", config.model.architecture, ", ", with_commas(parameters), " parameters\n");
+  text += concat("ranks      ", world,
+                 world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
+                 ", ", how(config), "; ", engine.units().size(), " units, the largest ",
+                 human_bytes(largest_unit_bytes), "\n");
+  text +=
+      concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, as much for gradients",
+             config.optimizer.name == "adamw" ? ", twice as much for the optimizer" : "", "\n");
+  if (world > 1) {
+    text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
+                   human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");
+  }
+  text += concat("batch      ", loader.samples_per_step(), " sequences = ", with_commas(tokens),
+                 " tokens a step (", world, " ranks x ", micro_steps, " micro-steps x ",
+                 config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
+  text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,
+                 " steps are ", util::fixed(epochs, 2), " epochs");
+  return text;
 }
 
 }  // namespace fsdp::train

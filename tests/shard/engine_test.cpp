@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "shard/full_parameters.h"
 #include "support/counting_communicator.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
@@ -121,10 +122,8 @@ TEST(Engine, SmallParametersAndMoreRanksThanElementsTrainInClosedForm) {
       auto engine = fully_shard(chain, wrap_every_matrix(), borrowed(communicator));
       chain.forward(x).sum().backward();
       testing::sgd_on_shards(*engine, 1.0);
-      engine->for_each_full_parameter([&](const std::string& name, const at::Tensor& parameter) {
-        if (name != "layers.0.weight") return;
-        EXPECT_TRUE(at::allclose(parameter, expected, 1e-6, 1e-7));
-      });
+      FullParameters full(*engine);
+      EXPECT_TRUE(at::allclose(chain.layer(0).weight(), expected, 1e-6, 1e-7));
     });
   }
 }

@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include "comm/thread_communicator.h"
 #include "shard/engine.h"
 #include "shard/grad_norm.h"
+#include "shard/state_dict.h"
 #include "support/tiny_models.h"
 
 namespace fsdp::testing {
@@ -73,9 +73,9 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
         result.norms.push_back(norm);
       }
     }
-    engine->for_each_full_parameter([&](const std::string& name, const at::Tensor& parameter) {
-      if (communicator.rank() == 0) result.weights[name] = parameter.clone();
-    });
+    for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) {
+      result.weights[name] = std::move(weight);
+    }
   });
   return result;
 }

@@ -1,0 +1,122 @@
+#include "shard/full_parameters.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <exception>
+
+#include "shard/name_checks.h"
+#include "util/error.h"
+#include "util/log.h"
+#include "util/name_patterns.h"
+#include "util/text.h"
+
+namespace fsdp::shard {
+namespace {
+
+void check_options(const Engine& engine, const FullParametersOptions& options) {
+  if (options.writeback && options.rank0_only) {
+    util::fail(
+        util::ErrorKind::kUsage,
+        "FullParameters: expected writeback or rank0_only; found both; only rank 0 would have the values "
+        "that the other ranks must write to their shards, so leave rank0_only off to change parameters");
+  }
+  std::vector<std::string> names;
+  for (const auto& unit : engine.units()) names.push_back(unit->name());
+  check_unit_patterns({"FullParametersOptions::units", options.units}, names);
+}
+
+/// In memory that is not the shard's.
+at::Tensor gather_copy(Unit& unit, bool to_host) {
+  at::Tensor whole = unit.gather_master_weights();
+  if (to_host) whole = whole.to(at::kCPU);
+  return whole.is_alias_of(unit.storage().shard()) ? whole.clone() : whole;
+}
+
+}  // namespace
+
+FullParameters::FullParameters(Engine& engine, FullParametersOptions options)
+    : engine_(engine), options_(std::move(options)), exceptions_(std::uncaught_exceptions()) {
+  engine.require_rest("FullParameters");
+  check_options(engine, options_);
+  at::NoGradGuard no_grad;
+  bool keeps = !options_.rank0_only || engine.communicator().rank() == 0;
+  for (const auto& unit : engine.units()) {
+    if (!options_.units.empty() && !util::matches_any(unit->name(), options_.units)) continue;
+    if (!keeps) {
+      unit->gather_master_weights();
+      continue;
+    }
+    ShownUnit shown{unit.get(), gather_copy(*unit, options_.to_host), {}};
+    for (const NamedParameter& parameter : unit->storage().parameters()) {
+      shown.at_rest.push_back(parameter.tensor.variable_data());
+    }
+    shown_.push_back(std::move(shown));
+  }
+  // Only now, so that a gather that fails leaves everything as it was.
+  for (const ShownUnit& shown : shown_) shown.unit->storage().show_parameters_in(shown.whole);
+  engine_.shows_full_parameters_ = is_open_ = true;
+}
+
+FullParameters::~FullParameters() {
+  if (std::uncaught_exceptions() > exceptions_) options_.writeback = false;
+  try {
+    close();
+  } catch (const std::exception& error) {
+    util::log_error(error.what());
+  }
+}
+
+void FullParameters::close() {
+  if (!is_open_) return;
+  at::NoGradGuard no_grad;
+  std::vector<std::string> unfit;
+  if (options_.writeback) {
+    for (const ShownUnit& shown : shown_) {
+      for (std::string& name : take_in_replaced_data(shown)) unfit.push_back(std::move(name));
+    }
+  }
+  for (const ShownUnit& shown : shown_) {
+    const UnitStorage& storage = shown.unit->storage();
+    if (options_.writeback && unfit.empty()) {
+      int64_t numel = storage.layout().shard_numel();
+      storage.shard().copy_(shown.whole.narrow(0, storage.place().rank * numel, numel));
+    }
+    for (size_t i = 0; i < shown.at_rest.size(); ++i) {
+      at::Tensor parameter = storage.parameters()[i].tensor;
+      parameter.set_data(shown.at_rest[i]);
+    }
+  }
+  shown_.clear();
+  engine_.shows_full_parameters_ = is_open_ = false;
+  if (unfit.empty()) return;
+  util::fail(util::ErrorKind::kUsage,
+             "FullParameters: expected parameters with the shapes of the model and a floating type; found ",
+             util::join(unfit, ", "), "; nothing was written back; change parameters in place");
+}
+
+/// Copies what a parameter was pointed at to its place in the whole unit; returns what does not fit there.
+std::vector<std::string> FullParameters::take_in_replaced_data(const ShownUnit& shown) {
+  const UnitStorage& storage = shown.unit->storage();
+  std::vector<std::string> unfit;
+  for (size_t i = 0; i < storage.parameters().size(); ++i) {
+    const ParameterPlace& place = storage.layout().parameters()[i];
+    const at::Tensor& now = storage.parameters()[i].tensor;
+    at::Tensor expected = shown.whole.narrow(0, place.offset, place.numel).view(place.shape);
+    if (now.sizes() != expected.sizes() || !now.is_floating_point()) {
+      unfit.push_back(
+          util::concat(place.name, " as ", c10::toString(now.scalar_type()), " of shape ", now.sizes()));
+    } else if (now.data_ptr() != expected.data_ptr() || now.scalar_type() != expected.scalar_type() ||
+               now.strides() != expected.strides()) {
+      expected.copy_(now);
+    }
+  }
+  return unfit;
+}
+
+int64_t FullParameters::bytes() const {
+  int64_t bytes = 0;
+  for (const ShownUnit& shown : shown_) bytes += static_cast<int64_t>(shown.whole.nbytes());
+  return bytes;
+}
+
+}  // namespace fsdp::shard

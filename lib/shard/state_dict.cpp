@@ -1,0 +1,210 @@
+#include "shard/state_dict.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <map>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::shard {
+namespace {
+
+using util::ErrorKind;
+
+/// Names of parameters, tied ones under each, to indices into Engine::segments().
+std::map<std::string, size_t> segments_by_name(const Engine& engine) {
+  std::map<std::string, size_t> by_name;
+  size_t segment = 0;
+  for (const auto& unit : engine.units()) {
+    for (const NamedParameter& parameter : unit->storage().parameters()) {
+      by_name[parameter.name] = segment;
+      for (const std::string& name : parameter.other_names) by_name[name] = segment;
+      ++segment;
+    }
+  }
+  return by_name;
+}
+
+at::Tensor view_of(const Engine& engine, const Segment& segment) {
+  const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
+  return shard.narrow(0, segment.shard_offset, segment.end - segment.begin);
+}
+
+/// What does not fit, all of it at once.
+struct Misfits {
+  std::vector<std::string> missing, unexpected, misshapen;
+
+  void report(const char* what, bool strict) const {
+    std::vector<std::string> found;
+    auto add = [&found](const std::vector<std::string>& names, const char* how) {
+      if (!names.empty()) found.push_back(util::concat(how, " ", util::join(names, ", ")));
+    };
+    if (strict) {
+      add(missing, "missing");
+      add(unexpected, "unexpected");
+    }
+    add(misshapen, "misshapen");
+    if (found.empty()) return;
+    util::fail(ErrorKind::kCheckpoint, what, ": expected the parameters of the model; found ",
+               util::join(found, "; "), "; pass a state dict of the same model",
+               strict && misshapen.empty() ? ", or strict = false for what there is" : "");
+  }
+};
+
+/// What is wrong with a tensor that should have `numel` elements of a floating type; empty if nothing is.
+std::string fault_of(const at::Tensor& tensor, int64_t numel) {
+  if (!tensor.defined()) return "no tensor";
+  if (!tensor.is_floating_point()) return c10::toString(tensor.scalar_type());
+  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements in place of ", numel);
+  return "";
+}
+
+bool covers(std::vector<const ParameterRange*> ranges, const Segment& segment) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const ParameterRange* a, const ParameterRange* b) { return a->begin < b->begin; });
+  int64_t covered = segment.begin;
+  for (const ParameterRange* range : ranges) {
+    if (range->begin <= covered) covered = std::max(covered, range->end);
+  }
+  return covered >= segment.end;
+}
+
+/// Copies the elements that both have.
+void copy_range(const Engine& engine, const Segment& segment, const ParameterRange& range) {
+  int64_t begin = std::max(segment.begin, range.begin), end = std::min(segment.end, range.end);
+  if (begin >= end) return;
+  view_of(engine, segment)
+      .narrow(0, begin - segment.begin, end - begin)
+      .copy_(range.data.reshape({-1}).narrow(0, begin - range.begin, end - begin));
+}
+
+struct LoadRequest {
+  const char* what;  ///< the function, for messages
+  bool strict;
+  bool whole;  ///< ranges are whole parameters: one is due even where this rank has nothing of it
+};
+
+void load_ranges(const Engine& engine, const std::vector<ParameterRange>& ranges,
+                 const LoadRequest& request) {
+  engine.require_rest(request.what);
+  Misfits misfits;
+  auto by_name = segments_by_name(engine);
+  std::vector<std::vector<const ParameterRange*>> given(engine.segments().size());
+  std::vector<bool> is_misshapen(given.size(), false);
+  for (const ParameterRange& range : ranges) {
+    auto found = by_name.find(range.name);
+    if (found == by_name.end()) {
+      misfits.unexpected.push_back(range.name);
+      continue;
+    }
+    const Segment& segment = engine.segments()[found->second];
+    std::string fault = fault_of(range.data, range.end - range.begin);
+    if (fault.empty() && range.shape != segment.shape) {
+      fault = util::concat(at::IntArrayRef(range.shape), " in place of ", at::IntArrayRef(segment.shape));
+    }
+    given[found->second].push_back(&range);
+    if (fault.empty()) continue;
+    is_misshapen[found->second] = true;
+    misfits.misshapen.push_back(util::concat(range.name, " (", fault, ")"));
+  }
+  for (size_t i = 0; i < given.size(); ++i) {
+    const Segment& segment = engine.segments()[i];
+    bool is_there = is_misshapen[i] || (covers(given[i], segment) && !(request.whole && given[i].empty()));
+    if (!is_there) misfits.missing.push_back(segment.name);
+  }
+  misfits.report(request.what, request.strict);
+
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < given.size(); ++i) {
+    for (const ParameterRange* range : given[i]) copy_range(engine, engine.segments()[i], *range);
+  }
+}
+
+}  // namespace
+
+FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& options) {
+  engine.require_rest("full_state_dict()");
+  at::NoGradGuard no_grad;
+  bool keeps = !options.rank0_only || engine.communicator().rank() == 0;
+  FullStateDict state;
+  for (const auto& unit : engine.units()) {
+    at::Tensor whole = unit->gather_master_weights();
+    if (!keeps) continue;
+    at::Device device = options.to_host ? at::Device(at::kCPU) : whole.device();
+    for (size_t i = 0; i < unit->storage().parameters().size(); ++i) {
+      const ParameterPlace& place = unit->storage().layout().parameters()[i];
+      at::Tensor tensor = whole.narrow(0, place.offset, place.numel)
+                              .view(place.shape)
+                              .to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      state.push_back({place.name, tensor});
+      for (const std::string& name : unit->storage().parameters()[i].other_names) {
+        state.push_back({name, tensor});
+      }
+    }
+  }
+  return state;
+}
+
+ShardedStateDict sharded_state_dict(const Engine& engine) {
+  ShardedStateDict state;
+  for (const Segment& segment : engine.segments()) {
+    state.push_back({segment.name, segment.shape, segment.begin, segment.end, view_of(engine, segment)});
+  }
+  return state;
+}
+
+LocalStateDict local_state_dict(const Engine& engine) {
+  LocalStateDict state;
+  for (const auto& unit : engine.units()) state.push_back({unit->name(), unit->storage().shard()});
+  return state;
+}
+
+void load_full_state_dict(Engine& engine, const FullStateDict& state, bool strict) {
+  std::vector<ParameterRange> ranges;
+  for (const auto& [name, tensor] : state) {
+    auto shape = tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>{};
+    ranges.push_back({name, std::move(shape), 0, tensor.defined() ? tensor.numel() : 0, tensor});
+  }
+  load_ranges(engine, ranges, {"load_full_state_dict()", strict, /*whole=*/true});
+}
+
+void load_sharded_state_dict(Engine& engine, const ShardedStateDict& state, bool strict) {
+  load_ranges(engine, state, {"load_sharded_state_dict()", strict, /*whole=*/false});
+}
+
+void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
+  constexpr const char* kWhat = "load_local_state_dict()";
+  constexpr const char* kRemedy =
+      "; local state dicts fit the same model, wrapping and world size only: use load_full_state_dict() or "
+      "load_sharded_state_dict()";
+  engine.require_rest(kWhat);
+  std::map<std::string, at::Tensor> given;
+  for (const auto& [unit, shard] : state) {
+    if (given.insert({unit, shard}).second) continue;
+    util::fail(ErrorKind::kCheckpoint, kWhat, ": expected one shard of unit ", unit, "; found several",
+               kRemedy);
+  }
+  std::vector<at::Tensor> shards;  // by unit
+  for (const auto& unit : engine.units()) {
+    int64_t numel = unit->storage().shard().numel();
+    auto shard = given.find(unit->name());
+    std::string fault = shard == given.end() ? "none" : fault_of(shard->second, numel);
+    if (!fault.empty()) {
+      util::fail(ErrorKind::kCheckpoint, kWhat, ": expected a shard of ", numel, " elements of unit ",
+                 unit->name(), "; found ", fault, kRemedy);
+    }
+    shards.push_back(shard->second.reshape({-1}));
+    given.erase(shard);
+  }
+  if (!given.empty()) {
+    util::fail(ErrorKind::kCheckpoint, kWhat, ": expected shards of units that the model has; found unit ",
+               given.begin()->first, kRemedy);
+  }
+
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < shards.size(); ++i) engine.units()[i]->storage().shard().copy_(shards[i]);
+}
+
+}  // namespace fsdp::shard
