@@ -168,6 +168,16 @@ TEST_F(TrainerTest, TracesEveryCollectiveAndBufferOfAStep) {
   EXPECT_EQ(live, (std::map<std::string, int64_t>{{"parameters", 0}, {"gradients", 0}}));
 }
 
+TEST_F(TrainerTest, TheTraceOfWholeUnitsHasNoUnshardedBuffers) {
+  config_.logging.trace_communication = true;
+  config_.data.validation.clear();
+  config_.fsdp.strategy = "no_shard";
+  train(2, config_);
+  auto lines = testing::metrics_with(folder_ / "out/trace.rank0.jsonl", "op");
+  EXPECT_FALSE(lines.empty());
+  for (const auto& line : lines) EXPECT_NE(line["op"], "buffer") << line;
+}
+
 TEST_F(TrainerTest, SavesNothingWhenToldSo) {
   config_.checkpoint.save_at_end = false;
   EXPECT_TRUE(train(1, config_).last_checkpoint.empty());
