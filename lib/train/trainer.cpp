@@ -9,10 +9,8 @@
 #include "config/checks.h"
 #include "config/load.h"
 #include "config/print.h"
-#include "nn/recompute.h"
 #include "optim/schedule.h"
 #include "train/banner.h"
-#include "train/build_model.h"
 #include "train/evaluator.h"
 #include "train/state_slices.h"
 #include "util/error.h"
@@ -64,8 +62,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     open_data();
-    model_ = build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
-    shard_model();
+    parts_ = build_run_parts(config_, communicator_, trace_);
   });
   resume();
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
@@ -74,32 +71,14 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
     });
   }
-  if (is_first_rank()) util::log_info(banner(config_, *engine_, *loader_));
-}
-
-data::Placement Trainer::placement() const {
-  return {.rank = communicator_->rank(),
-          .world_size = communicator_->world_size(),
-          .gradient_accumulation_steps = config_.training.gradient_accumulation_steps};
+  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_));
 }
 
 void Trainer::open_data() {
-  loader_.emplace(config_.data, config_.model.vocab_size, static_cast<uint64_t>(config_.run.seed),
-                  placement());
+  loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(config_.data, config_.model.vocab_size, config_.evaluation.max_samples,
-                             placement());
-}
-
-void Trainer::shard_model() {
-  engine_ = shard::fully_shard(*model_, config::shard_options(config_), communicator_, trace_);
-  // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
-  nn::apply_checkpointing(*model_, config_.activation_checkpointing);
-  optimizer_ =
-      optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
-  const auto& precision = config_.mixed_precision;
-  bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
-  if (optim::uses_grad_scaler(config_.loss_scaler, float16_in_use)) scaler_.emplace(config_.loss_scaler);
+                             placement(config_, *communicator_));
 }
 
 /// Rank 0 chooses the checkpoint, so that a file system that shows ranks different things cannot split the
@@ -116,7 +95,8 @@ void Trainer::resume() {
   if (folder.empty()) return;
   comm::agree(*communicator_, "loading the checkpoint", [&] {
     checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
-    checkpoint::load_slices(folder, manifest, state_slices(*engine_, *optimizer_, SlicePurpose::kLoad));
+    checkpoint::load_slices(folder, manifest,
+                            state_slices(*parts_.engine, *parts_.optimizer, SlicePurpose::kLoad));
     restore_progress(manifest, folder);
   });
 }
@@ -127,10 +107,11 @@ void Trainer::restore_progress(const checkpoint::Manifest& manifest, const fs::p
   try {
     samples_seen_ = training.at("samples_seen").get<int64_t>();
     tokens_seen_ = training.at("tokens_seen").get<int64_t>();
-    restore_step_counts(*optimizer_, training);
-    if (scaler_ && training.contains("loss_scaler")) {
-      scaler_->set_state({.scale = training.at("loss_scaler").at("scale").get<double>(),
-                          .growth_tracker = training.at("loss_scaler").at("growth_tracker").get<int64_t>()});
+    restore_step_counts(*parts_.optimizer, training);
+    if (parts_.scaler && training.contains("loss_scaler")) {
+      parts_.scaler->set_state(
+          {.scale = training.at("loss_scaler").at("scale").get<double>(),
+           .growth_tracker = training.at("loss_scaler").at("growth_tracker").get<int64_t>()});
     }
   } catch (const nlohmann::json::exception&) {
     util::fail(
@@ -176,11 +157,7 @@ RunSummary Trainer::run() {
     util::log_info(
         util::concat("nothing to train: the checkpoint is at step ", step_, ", training.steps is ", steps));
   }
-  TrainStep train_step({*model_, *engine_, *optimizer_, *loader_, scaler_ ? &*scaler_ : nullptr},
-                       {.gradient_accumulation_steps = config_.training.gradient_accumulation_steps,
-                        .max_grad_norm = config_.training.max_grad_norm,
-                        .norm_type = config_.training.norm_type,
-                        .no_sync = config_.training.no_sync});
+  TrainStep train_step = make_train_step(config_, parts_, *loader_);
   int64_t validated_at = -1, saved_at = step_;
   auto due = [&](int64_t interval_steps) { return interval_steps > 0 && step_ % interval_steps == 0; };
 
@@ -195,8 +172,9 @@ RunSummary Trainer::run() {
     summary_.loss = result.loss;
     if (result.skipped && is_first_rank()) {
       progress_.finish_line();
-      util::log_warning(util::concat(
-          "step ", step_, " was skipped: its gradients overflow; the loss scale is now ", scaler_->scale()));
+      util::log_warning(util::concat("step ", step_,
+                                     " was skipped: its gradients overflow; the loss scale is now ",
+                                     parts_.scaler->scale()));
     }
     if (step_ == steps || due(config_.logging.interval_steps)) report(result, lr);
 
@@ -230,13 +208,13 @@ void Trainer::report(const StepResult& result, double lr) {
                       .tokens_per_second = reading.tokens_per_second,
                       .step_seconds = reading.step_seconds,
                       .peak_memory_bytes = util::peak_resident_bytes()};
-  if (scaler_) metrics.loss_scale = scaler_->scale();
+  if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
   metrics_->write(metrics);
   progress_.show(metrics);
 }
 
 void Trainer::validate() {
-  double loss = validation_loss(*model_, *validation_loader_, *communicator_);
+  double loss = validation_loss(*parts_.model, *validation_loader_, *communicator_);
   summary_.validation_loss = loss;
   if (!is_first_rank()) return;
   progress_.finish_line();
@@ -254,18 +232,19 @@ void Trainer::save() {
   request.layout = config_.fsdp.layout;
   request.training = {{"samples_seen", samples_seen_},
                       {"tokens_seen", tokens_seen_},
-                      {"optimizer_steps", optimizer_->step_count()},
+                      {"optimizer_steps", parts_.optimizer->step_count()},
                       {"seed", config_.run.seed},
                       {"optimizer", config_.optimizer.name}};
-  if (auto uneven = uneven_step_counts(*optimizer_); !uneven.empty()) {
+  if (auto uneven = uneven_step_counts(*parts_.optimizer); !uneven.empty()) {
     request.training["optimizer_steps_of_units"] = std::move(uneven);
   }
-  if (scaler_) {
-    request.training["loss_scaler"] = {{"scale", scaler_->state().scale},
-                                       {"growth_tracker", scaler_->state().growth_tracker}};
+  if (parts_.scaler) {
+    request.training["loss_scaler"] = {{"scale", parts_.scaler->state().scale},
+                                       {"growth_tracker", parts_.scaler->state().growth_tracker}};
   }
   request.model = checkpoint::hugging_face_config(config_.model);
-  checkpoint::save_sharded(request, state_slices(*engine_, *optimizer_, SlicePurpose::kSave), *communicator_);
+  checkpoint::save_sharded(request, state_slices(*parts_.engine, *parts_.optimizer, SlicePurpose::kSave),
+                           *communicator_);
   summary_.last_checkpoint = output_folder() / checkpoint::step_folder_name(step_);
   comm::agree(*communicator_, "removal of old checkpoints", [&] {
     if (!is_first_rank()) return;
