@@ -3,6 +3,7 @@
 // Trains a sharded model on ranks that are threads, and an unsharded one beside it, to compare.
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
@@ -102,6 +103,7 @@ inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, cons
 inline RunResult train_sharded(int world_size, const RunPlan& plan) {
   RunResult result;
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
+    at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
     auto model = make_model(plan);
     auto engine = shard::fully_shard(*model, plan.shard,
                                      plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
@@ -137,6 +139,7 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
 
 inline RunResult train_unsharded(const RunPlan& plan) {
   RunResult result;
+  at::set_num_threads(1);
   auto model = make_model(plan);
   std::vector<at::Tensor> parameters;  // a tied parameter is listed under each of its names
   std::vector<optim::FlatParameter> flat;
