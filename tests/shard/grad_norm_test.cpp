@@ -7,6 +7,7 @@
 
 #include "support/counting_communicator.h"
 #include "support/sharded_run.h"
+#include "util/error.h"
 
 namespace fsdp::shard {
 namespace {
@@ -76,6 +77,81 @@ TEST(GradNorm, ReportsNaNOnEveryRankForEveryP) {
       }
       EXPECT_FALSE(std::isfinite(clip_grad_norm(engine, 1.0, p))) << p;
     });
+  }
+}
+
+TEST(GradNorm, NamesTheUnitNearestTheLossThatIsNotFinite) {
+  with_gradients(3, [](Engine& engine, testing::CountingCommunicator& communicator) {
+    EXPECT_EQ(first_unit_that_is_not_finite(engine), "");
+    auto spoil = [&](size_t unit, int rank, float value) {
+      at::Tensor gradient = engine.units()[unit]->storage().shard_gradient();
+      if (communicator.rank() == rank) gradient[0].fill_(value);
+    };
+    spoil(1, 2, std::numeric_limits<float>::infinity());
+    EXPECT_EQ(first_unit_that_is_not_finite(engine), "layers.0");
+    spoil(2, 0, std::numeric_limits<float>::quiet_NaN());
+    EXPECT_EQ(first_unit_that_is_not_finite(engine), "layers.1");
+  });
+}
+
+TEST(GradNorm, TakesTheLossScaleOutOfNormAndGradients) {
+  with_gradients(2, [](Engine& engine, testing::CountingCommunicator&) {
+    double norm = grad_norm(engine);
+    auto multiply = [&](double factor) {
+      for (const auto& unit : engine.units()) unit->storage().shard_gradient().mul_(factor);
+    };
+    multiply(1024);
+    EXPECT_NEAR(clip_grad_norm(engine, 0, 2, 1024), norm, 1e-6 * norm);
+    EXPECT_NEAR(grad_norm(engine), norm, 1e-6 * norm);
+    multiply(1024);
+    EXPECT_NEAR(clip_grad_norm(engine, norm / 2, 2, 1024), norm, 1e-6 * norm);
+    EXPECT_NEAR(grad_norm(engine), norm / 2, 1e-5 * norm);
+  });
+}
+
+TEST(GradNorm, RefusesGradientsThatAreNotReduced) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    testing::ChainStage chain(2, 3);
+    auto engine = fully_shard(chain, {}, testing::borrowed(communicator));
+    NoSync no_sync(*engine);
+    chain.forward(at::ones({1, 3})).sum().backward();
+    try {
+      grad_norm(*engine);
+      ADD_FAILURE() << "expected an error";
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_NE(std::string(error.what()).find("set_requires_gradient_sync"), std::string::npos);
+    }
+  });
+}
+
+// Sharded units beside replicated ones, whose gradients every rank holds whole, and beside frozen ones.
+TEST(GradNorm, ClipsAsTheWholeModelWhateverIsSharded) {
+  for (double norm_type : {1.0, 2.0, kInfinity}) {
+    testing::RunPlan plan;
+    plan.norm_type = norm_type;
+    plan.max_norm = norm_type == 1.0 ? 5.0 : norm_type == 2.0 ? 0.3 : 0.05;
+    plan.shard.min_num_params = 400;
+    for (bool frozen : {false, true}) {
+      if (frozen) plan.frozen = {"model.layers.1.*"};
+      testing::RunResult expected = train_unsharded(plan);
+      for (double norm : expected.norms)
+        EXPECT_GT(norm, plan.max_norm) << norm_type << ": nothing is clipped";
+      for (const char* strategy : {"full_shard", "shard_grad_op", "no_shard"}) {
+        plan.shard.strategy = strategy;
+        std::vector<std::string> all_patterns = {"", "*norm*", "model.layers.0.*"};
+        for (const std::string& replicated : all_patterns) {
+          if (!replicated.empty() && std::string(strategy) == "no_shard") continue;  // refused: all are
+          plan.shard.replicated_parameters.clear();
+          if (!replicated.empty()) plan.shard.replicated_parameters = {replicated};
+          for (int world : {1, 2, 4}) {
+            expect_close_runs(train_sharded(world, plan), expected,
+                              util::concat("p ", norm_type, ", ", strategy, ", ", replicated, ", ", world));
+          }
+        }
+      }
+    }
+    plan.shard = {};
   }
 }
 

@@ -2,24 +2,23 @@
 
 // A communicator that writes down what passes through it.
 
-#include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "support/forwarding_communicator.h"
 
 namespace fsdp::testing {
 
-class CountingCommunicator final : public comm::Communicator {
+class CountingCommunicator final : public ForwardingCommunicator {
  public:
   struct Call {
     std::string op, unit, pass;
     int64_t numel;  ///< of the shard, for all-gather and reduce-scatter
+    at::ScalarType dtype = at::kFloat;
     bool operator==(const Call&) const = default;
   };
 
-  explicit CountingCommunicator(comm::Communicator& inner) : inner_(inner) {}
+  using ForwardingCommunicator::ForwardingCommunicator;
 
   const std::vector<Call>& calls() const { return calls_; }
   void clear() { calls_.clear(); }
@@ -28,45 +27,47 @@ class CountingCommunicator final : public comm::Communicator {
     for (const Call& call : calls_) count += call.op == op && (pass.empty() || call.pass == pass);
     return count;
   }
+  /// "op unit" of every call in order; of one pass, where it is given.
+  std::vector<std::string> names(const std::string& pass = "") const {
+    std::vector<std::string> names;
+    for (const Call& call : calls_) {
+      if (pass.empty() || call.pass == pass) names.push_back(call.op + " " + call.unit);
+    }
+    return names;
+  }
+  /// Writes down something that is no collective, such as the compute of a stage.
+  void mark(const std::string& what) { calls_.push_back({"compute", what, "mark", 0}); }
 
-  int rank() const override { return inner_.rank(); }
-  int world_size() const override { return inner_.world_size(); }
-  std::string backend_name() const override { return inner_.backend_name(); }
   std::unique_ptr<comm::Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                          const comm::CallSite& site) override {
-    note("all_gather", site, input.numel());
-    return inner_.all_gather(output, input, site);
+    note("all_gather", site, input);
+    return inner().all_gather(output, input, site);
   }
   std::unique_ptr<comm::Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                              const comm::CallSite& site) override {
-    note("reduce_scatter", site, output.numel());
-    return inner_.reduce_scatter(output, input, site);
+    note("reduce_scatter", site, output);
+    return inner().reduce_scatter(output, input, site);
   }
   std::unique_ptr<comm::Work> all_reduce(const at::Tensor& tensor, comm::ReduceOp op,
                                          const comm::CallSite& site) override {
-    note("all_reduce", site, tensor.numel());
-    return inner_.all_reduce(tensor, op, site);
+    note("all_reduce", site, tensor);
+    return inner().all_reduce(tensor, op, site);
   }
   std::unique_ptr<comm::Work> broadcast(const at::Tensor& tensor, int root,
                                         const comm::CallSite& site) override {
-    note("broadcast", site, tensor.numel());
-    return inner_.broadcast(tensor, root, site);
+    note("broadcast", site, tensor);
+    return inner().broadcast(tensor, root, site);
   }
   void barrier(const comm::CallSite& site) override {
-    note("barrier", site, 0);
-    inner_.barrier(site);
+    calls_.push_back({"barrier", site.unit, site.pass, 0});
+    inner().barrier(site);
   }
-  std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
-    return inner_.enqueue(std::move(task));
-  }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_.allocate(numel, dtype); }
 
  private:
-  void note(const char* op, const comm::CallSite& site, int64_t numel) {
-    calls_.push_back({op, site.unit, site.pass, numel});
+  void note(const char* op, const comm::CallSite& site, const at::Tensor& tensor) {
+    calls_.push_back({op, site.unit, site.pass, tensor.numel(), tensor.scalar_type()});
   }
 
-  comm::Communicator& inner_;
   std::vector<Call> calls_;
 };
 

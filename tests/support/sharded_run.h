@@ -3,27 +3,30 @@
 // Trains a sharded model on ranks that are threads, and an unsharded one beside it, to compare.
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "comm/thread_communicator.h"
+#include "nn/recompute.h"
+#include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "shard/grad_norm.h"
 #include "shard/state_dict.h"
+#include "support/forwarding_communicator.h"
 #include "support/tiny_models.h"
+#include "util/name_patterns.h"
 
 namespace fsdp::testing {
-
-inline std::shared_ptr<comm::Communicator> borrowed(comm::Communicator& communicator) {
-  return std::shared_ptr<comm::Communicator>(&communicator, [](comm::Communicator*) {});
-}
 
 struct RunPlan {
   nn::ModelOptions model = tiny_options();
@@ -31,13 +34,23 @@ struct RunPlan {
   int64_t steps = 3;
   int64_t global_rows = 12;  ///< of a step, over all ranks and micro-batches
   int64_t accumulation = 1;
+  bool no_sync = false;  ///< accumulate unsharded gradients, reduce after the last micro-batch
   double learning_rate = 0.5;
   double max_norm = 0;
+  double norm_type = 2;
+  std::optional<optim::OptimizerOptions> optimizer;  ///< none: plain descent
+  std::vector<std::string> frozen;                   ///< patterns of parameter names
+  std::vector<std::string> recompute;                ///< stage types
+  /// Puts something between an engine and its rank's communicator.
+  std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)> interpose;
+  /// Called on every rank before the optimizer of a step.
+  std::function<void(int rank, int64_t step)> before_optimizer;
 };
 
 struct RunResult {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> weights;
+  std::vector<int64_t> held_bytes;  ///< by the buffer pool of rank 0 after each step
 };
 
 inline void sgd_on_shards(shard::Engine& engine, double learning_rate) {
@@ -48,29 +61,74 @@ inline void sgd_on_shards(shard::Engine& engine, double learning_rate) {
   }
 }
 
+inline std::shared_ptr<nn::Stage> make_model(const RunPlan& plan) {
+  auto model = make_initialized(plan.model);
+  for (const auto& parameter : model->named_parameters()) {
+    if (util::matches_any(parameter.key(), plan.frozen)) parameter.value().requires_grad_(false);
+  }
+  return model;
+}
+
+/// The optimizer of the plan over the shards of an engine; null for plain descent.
+inline std::unique_ptr<optim::Optimizer> optimizer_over(const shard::Engine& engine, const RunPlan& plan) {
+  if (!plan.optimizer) return nullptr;
+  std::vector<optim::FlatParameter> parameters;
+  for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
+  for (const shard::Segment& segment : engine.segments()) {
+    if (!segment.requires_grad || segment.begin == segment.end) continue;
+    int64_t end = segment.shard_offset + segment.end - segment.begin;
+    bool decay = !util::matches_any(segment.name, plan.optimizer->no_decay);
+    parameters[segment.unit].ranges.push_back({segment.shard_offset, end, decay});
+  }
+  return optim::make_optimizer(*plan.optimizer, std::move(parameters));
+}
+
+/// Forward and backward of all micro-batches of a step; returns this rank's mean loss.
+inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, const RunPlan& plan,
+                                   int64_t step) {
+  comm::Communicator& communicator = engine.communicator();
+  int64_t rows = plan.global_rows / plan.accumulation / communicator.world_size();
+  double total = 0;
+  for (int64_t micro = 0; micro < plan.accumulation; ++micro) {
+    engine.set_requires_gradient_sync(!plan.no_sync || micro + 1 == plan.accumulation);
+    int64_t first =
+        step * plan.global_rows + (micro * communicator.world_size() + communicator.rank()) * rows;
+    at::Tensor loss = loss_of(model, token_rows(first, rows, 9, plan.model.vocab_size)) /
+                      static_cast<double>(plan.accumulation);
+    loss.backward();
+    total += loss.item<double>();
+  }
+  return total;
+}
+
 inline RunResult train_sharded(int world_size, const RunPlan& plan) {
   RunResult result;
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
-    auto model = make_initialized(plan.model);
-    auto engine = shard::fully_shard(*model, plan.shard, borrowed(communicator));
-    int64_t rows = plan.global_rows / plan.accumulation / world_size;
+    at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
+    auto model = make_model(plan);
+    auto engine = shard::fully_shard(*model, plan.shard,
+                                     plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
+    if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
+    auto optimizer = optimizer_over(*engine, plan);
     for (int64_t step = 0; step < plan.steps; ++step) {
       engine->zero_gradients();
-      double total = 0;
-      for (int64_t micro = 0; micro < plan.accumulation; ++micro) {
-        int64_t first = step * plan.global_rows + (micro * world_size + communicator.rank()) * rows;
-        at::Tensor loss = loss_of(*model, token_rows(first, rows, 9, plan.model.vocab_size)) /
-                          static_cast<double>(plan.accumulation);
-        loss.backward();
-        total += loss.item<double>();
+      double total = accumulate_gradients(*model, *engine, plan, step);
+      EXPECT_EQ(engine->live_unsharded_bytes(), 0) << "after step " << step;
+      double norm = shard::clip_grad_norm(*engine, plan.max_norm, plan.norm_type);
+      if (plan.before_optimizer) plan.before_optimizer(communicator.rank(), step);
+      if (optimizer) {
+        std::vector<at::Tensor> gradients;
+        for (const auto& unit : engine->units()) gradients.push_back(unit->storage().shard_gradient());
+        optimizer->step(gradients, plan.learning_rate);
+      } else {
+        sgd_on_shards(*engine, plan.learning_rate);
       }
-      double norm = shard::clip_grad_norm(*engine, plan.max_norm);
-      sgd_on_shards(*engine, plan.learning_rate);
       at::Tensor sum = at::full({1}, total, at::kDouble);
       communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "loss"})->wait();
       if (communicator.rank() == 0) {
         result.losses.push_back(sum.item<double>() / world_size);
         result.norms.push_back(norm);
+        result.held_bytes.push_back(engine->buffer_pool().held_bytes());
       }
     }
     for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) {
@@ -82,7 +140,20 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
 
 inline RunResult train_unsharded(const RunPlan& plan) {
   RunResult result;
-  auto model = make_initialized(plan.model);
+  at::set_num_threads(1);
+  auto model = make_model(plan);
+  std::vector<at::Tensor> parameters;  // a tied parameter is listed under each of its names
+  std::vector<optim::FlatParameter> flat;
+  std::set<const void*> seen;
+  for (const auto& named : model->named_parameters()) {
+    const at::Tensor& parameter = named.value();
+    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    parameters.push_back(parameter);
+    bool decay = !plan.optimizer || !util::matches_any(named.key(), plan.optimizer->no_decay);
+    flat.push_back({named.key(), parameter.detach().view({-1}), {{0, parameter.numel(), decay}}});
+  }
+  std::unique_ptr<optim::Optimizer> optimizer;
+  if (plan.optimizer) optimizer = optim::make_optimizer(*plan.optimizer, flat);
   for (int64_t step = 0; step < plan.steps; ++step) {
     model->zero_grad();
     at::Tensor loss =
@@ -90,25 +161,45 @@ inline RunResult train_unsharded(const RunPlan& plan) {
     loss.backward();
     at::NoGradGuard no_grad;
     std::vector<at::Tensor> gradients;
-    std::set<const void*> seen;  // a tied parameter is listed under each of its names
-    for (const at::Tensor& parameter : model->parameters()) {
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad().flatten());
-    }
-    double norm = at::cat(gradients).norm().item<double>();
+    for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad().flatten());
+    double norm = at::linalg_vector_norm(at::cat(gradients), plan.norm_type).item<double>();
     double scale = plan.max_norm > 0 ? std::min(1.0, plan.max_norm / (norm + 1e-6)) : 1.0;
+    for (at::Tensor& gradient : gradients) gradient.mul_(scale);
     result.losses.push_back(loss.item<double>());
-    for (at::Tensor parameter : model->parameters()) {
-      if (!parameter.grad().defined()) continue;
-      parameter.sub_(parameter.grad(), plan.learning_rate * scale);
-      parameter.mutable_grad() = at::Tensor();
-    }
     result.norms.push_back(norm);
+    if (optimizer) {
+      optimizer->step(gradients, plan.learning_rate);
+    } else {
+      for (size_t i = 0; i < flat.size(); ++i) flat[i].value.sub_(gradients[i], plan.learning_rate);
+    }
   }
   for (const auto& parameter : model->named_parameters()) {
     result.weights[parameter.key()] = parameter.value().detach().clone();
   }
   return result;
+}
+
+/// The same training up to rounding.
+inline void expect_close_runs(const RunResult& actual, const RunResult& expected, const std::string& what) {
+  ASSERT_EQ(actual.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << what << ", step " << i;
+    EXPECT_NEAR(actual.norms[i], expected.norms[i], 1e-4 * expected.norms[i]) << what << ", step " << i;
+  }
+  for (const auto& [name, weight] : actual.weights) {
+    EXPECT_TRUE(at::allclose(weight, expected.weights.at(name), 1e-4, 1e-5)) << what << ", " << name;
+  }
+}
+
+/// The same training bit for bit.
+inline void expect_identical_runs(const RunResult& actual, const RunResult& expected,
+                                  const std::string& what) {
+  EXPECT_EQ(actual.losses, expected.losses) << what;
+  EXPECT_EQ(actual.norms, expected.norms) << what;
+  ASSERT_EQ(actual.weights.size(), expected.weights.size()) << what;
+  for (const auto& [name, weight] : actual.weights) {
+    EXPECT_TRUE(at::equal(weight, expected.weights.at(name))) << what << ", " << name;
+  }
 }
 
 }  // namespace fsdp::testing

@@ -4,8 +4,10 @@
 
 #include <ATen/Functions.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "nn/decoder.h"
 #include "nn/initialize.h"
@@ -56,10 +58,12 @@ class MatrixStage final : public nn::Stage {
   }
   std::string type_name() const override { return type_; }
   at::Tensor& weight() { return weight_; }
-  bool throws = false;  ///< on the next compute
+  bool throws = false;                             ///< on the next compute
+  std::function<void(const at::Tensor& x)> probe;  ///< called at the begin of compute
 
  protected:
   at::Tensor compute(const at::Tensor& x, const nn::StageContext&) override {
+    if (probe) probe(x);
     if (throws) throw std::runtime_error("thrown by a test");
     return at::linear(x, weight_).tanh();
   }
@@ -70,6 +74,7 @@ class MatrixStage final : public nn::Stage {
 };
 
 /// `count` matrix stages of size x size in a row, with a bias of its own for the root.
+/// `order`, where it is not empty, says which of them run, and when.
 class ChainStage final : public nn::Stage {
  public:
   ChainStage(int64_t count, int64_t size) {
@@ -78,6 +83,8 @@ class ChainStage final : public nn::Stage {
     bias_ = register_parameter("bias", at::ones({size}));
   }
   std::string type_name() const override { return "chain"; }
+  size_t size() const { return layers_->size(); }
+  std::vector<size_t> order;
   MatrixStage& layer(size_t i) {
     return static_cast<MatrixStage&>(**(layers_->begin() + static_cast<long>(i)));
   }
@@ -85,7 +92,10 @@ class ChainStage final : public nn::Stage {
  protected:
   at::Tensor compute(const at::Tensor& input, const nn::StageContext& context) override {
     at::Tensor x = input + bias_;
-    for (const auto& layer : *layers_) x = layer->forward(x, context);
+    if (order.empty()) {
+      for (const auto& layer : *layers_) x = layer->forward(x, context);
+    }
+    for (size_t i : order) x = layer(i).forward(x, context);
     return x;
   }
 
