@@ -278,8 +278,7 @@ TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
             }),
             expected);
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.keep_after_forward = {"model.layers.1"}; }), expected);
-  EXPECT_EQ(losses_with([](auto& config) { config.activation_checkpointing.mode = "full"; }),
-            expected);
+  EXPECT_EQ(losses_with([](auto& config) { config.activation_checkpointing.mode = "full"; }), expected);
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.cpu_offload = true; }), expected);
 }
 
