@@ -67,11 +67,11 @@ TEST_F(Folders, OfARunThatNeverStartedAreNone) {
 TEST_F(Folders, PruneKeepsTheNewestAndTouchesNothingElse) {
   for (int64_t step : {1, 2, 3, 4}) save(step);
   fs::path torn = tear(9);
-  EXPECT_THAT(prune(root_.path(), 2),
+  EXPECT_THAT(prune(root_.path(), {.keep_last = 2}),
               ElementsAre(root_.path() / "step-00000001", root_.path() / "step-00000002"));
   EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
   EXPECT_TRUE(fs::exists(torn));
-  EXPECT_THAT(prune(root_.path(), 0), IsEmpty());
+  EXPECT_THAT(prune(root_.path(), {}), IsEmpty());
   EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
 }
 
@@ -80,7 +80,7 @@ TEST_F(Folders, PruneFinishesARemovalThatWasInterrupted) {
   fs::path hidden = root_.path() / ".deleting-step-00000001";
   fs::rename(folder, hidden);
   EXPECT_THAT(complete_steps(), IsEmpty());
-  prune(root_.path(), 3);
+  prune(root_.path(), {.keep_last = 3});
   EXPECT_FALSE(fs::exists(hidden));
 }
 
