@@ -45,8 +45,10 @@ RunPosition Checkpointer::restore() {
     if (!choice.resume.empty()) load_all(choice.resume);
     if (!choice.init.empty()) load_weights(choice.init);
   });
-  comm::agree(communicator_, "removal of unfinished checkpoints", [&] {
-    if (is_first_rank()) remove_leftovers();
+  comm::agree(communicator_, "output folder", [&] {
+    if (!is_first_rank()) return;
+    take_folder();
+    remove_leftovers();
   });
   if (config_.checkpoint.asynchronous) {
     copies_.prepare(state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave));
@@ -60,8 +62,9 @@ Checkpointer::Choice Checkpointer::choose() {
   std::string resume, init;
   comm::agree(communicator_, kPurpose, [&] {
     if (!is_first_rank()) return;
-    util::make_writable_folder(output_folder());
-    lock_.emplace(output_folder());  // before the choice, or another run might remove what is chosen
+    // Before the choice, or another run might remove what is chosen. A folder that is not there yet is made
+    // when nothing is left to refuse.
+    if (fs::exists(output_folder())) take_folder();
     checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
     say(choice.message);
     if (choice.folder) resume = choice.folder->string();
@@ -74,6 +77,11 @@ Checkpointer::Choice Checkpointer::choose() {
   });
   return {.resume = comm::all_gather_text(communicator_, resume, {.unit = kPurpose}).front(),
           .init = comm::all_gather_text(communicator_, init, {.unit = kPurpose}).front()};
+}
+
+void Checkpointer::take_folder() {
+  util::make_writable_folder(output_folder());
+  if (!lock_) lock_.emplace(output_folder());
 }
 
 void Checkpointer::load_all(const fs::path& folder) {

@@ -62,6 +62,7 @@ class Checkpointer {
     std::filesystem::path resume, init;  ///< at most one is not empty
   };
   Choice choose();
+  void take_folder();
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
   void remove_leftovers();

@@ -34,8 +34,7 @@ struct RunSummary {
 class Trainer {
  public:
   /// Builds everything and resumes if the config says so. Whatever is wrong with config, data, weights,
-  /// checkpoint or output folder on any rank is thrown here on every rank, before anything but the lock of
-  /// the output folder is written.
+  /// checkpoint or output folder on any rank is thrown here on every rank, before anything is written.
   Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
           ProgressOutput progress);
 
