@@ -11,6 +11,7 @@
 #include "comm/make_communicator.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "train/explain_step.h"
 #include "train/trainer.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -21,6 +22,8 @@ struct Arguments {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
+  bool explain_step = false;
+  bool all_units = false;
 };
 
 using namespace fsdp;
@@ -36,6 +39,11 @@ void train(const config::Config& config, const comm::LaunchEnvironment& environm
   if (summary.validation_loss) std::cout << ", validation loss " << util::fixed(*summary.validation_loss, 4);
   if (!summary.last_checkpoint.empty()) std::cout << ", saved " << summary.last_checkpoint.string();
   std::cout << std::endl;
+}
+
+void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
+  auto communicator = comm::make_communicator(environment, config.comm);
+  std::cout << train::explain_step(config, communicator, {.all_units = all_units}) << std::flush;
 }
 
 /// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
@@ -56,7 +64,11 @@ int run(const Arguments& arguments) {
     return 0;
   }
   try {
-    train(config, environment);
+    if (arguments.explain_step) {
+      explain(config, environment, arguments.all_units);
+    } else {
+      train(config, environment);
+    }
   } catch (const comm::AgreedError& error) {
     if (environment.rank == 0) throw;
     let_the_first_speak();
@@ -73,6 +85,12 @@ int main(int argc, char** argv) {
   app.add_option("config", arguments.config_path, "TOML file")->required();
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
   app.add_flag("--print-config", arguments.print_config, "print every key with its value, and end");
+  CLI::Option* explain = app.add_flag(
+      "--explain-step", arguments.explain_step,
+      "train two steps from the first weights and print what happened in the second: a timeline of rank 0, "
+      "and communication and memory against their formula. Reads no checkpoint and writes no file");
+  app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
+      ->needs(explain);
   app.footer("Keys of the config:\n\n" + config::key_reference());
   try {
     app.parse(argc, argv);

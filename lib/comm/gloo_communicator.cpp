@@ -1,6 +1,7 @@
 #include "comm/gloo_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -151,6 +152,15 @@ struct Group {
   }
 };
 
+/// For gloo: the tensor without its ownership, which stays with the caller. A thread of gloo holds on to what
+/// it was given until some time after wait() has returned, and would keep memory that is free by then.
+at::Tensor borrowed(const at::Tensor& tensor) {
+  FSDP_CHECK(tensor.is_contiguous());
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
+}
+
+at::Tensor borrowed_bytes(const at::Tensor& tensor) { return borrowed(tensor).view(at::kByte); }
+
 /// Collectives are complete at the call. Tensors travel as bytes where no arithmetic is done on the way,
 /// because gloo knows fewer element types than the toolkit.
 class GlooCommunicator final : public Communicator {
@@ -165,7 +175,7 @@ class GlooCommunicator final : public Communicator {
                                    const CallSite& site) override {
     FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
     run("all_gather", site, [&](c10d::ProcessGroupGloo& gloo) {
-      at::Tensor out = output.view(at::kByte), in = input.view(at::kByte);
+      at::Tensor out = borrowed_bytes(output), in = borrowed_bytes(input);
       return gloo._allgather_base(out, in);
     });
     return done_work();
@@ -177,7 +187,7 @@ class GlooCommunicator final : public Communicator {
     // c10d's gloo reduce-scatter is a whole all-reduce; exchanging the parts moves half the bytes.
     at::Tensor received = receive_buffer(input);
     run("reduce_scatter", site, [&](c10d::ProcessGroupGloo& gloo) {
-      at::Tensor out = received.view(at::kByte), in = input.view(at::kByte);
+      at::Tensor out = borrowed_bytes(received), in = borrowed_bytes(input);
       std::vector<int64_t> even;
       return gloo.alltoall_base(out, in, even, even);
     });
@@ -188,7 +198,7 @@ class GlooCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     at::Tensor wide = sums_in_float(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
     run("all_reduce", site, [&](c10d::ProcessGroupGloo& gloo) {
-      std::vector<at::Tensor> tensors{wide};
+      std::vector<at::Tensor> tensors{borrowed(wide)};
       c10d::AllreduceOptions options;
       options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
       return gloo.allreduce(tensors, options);
@@ -199,7 +209,7 @@ class GlooCommunicator final : public Communicator {
 
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     run("broadcast", site, [&](c10d::ProcessGroupGloo& gloo) {
-      std::vector<at::Tensor> tensors{tensor.view(at::kByte)};
+      std::vector<at::Tensor> tensors{borrowed_bytes(tensor)};
       c10d::BroadcastOptions options;
       options.rootRank = root;
       return gloo.broadcast(tensors, options);

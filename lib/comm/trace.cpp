@@ -73,6 +73,15 @@ void Trace::buffer(bool allocated, const std::string& unit, const char* kind, in
   write_complete();
 }
 
+std::vector<Trace::Event> Trace::events(int64_t step) const {
+  std::lock_guard lock(mutex_);
+  std::vector<Event> found;
+  for (const Event& event : pending_) {
+    if (event.step == step) found.push_back(event);
+  }
+  return found;
+}
+
 double Trace::now_us() const {
   return std::chrono::duration<double, std::micro>(Clock::now() - began_).count();
 }

@@ -28,6 +28,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -36,6 +37,20 @@ namespace fsdp::comm {
 /// Thread-safe: one thread issues collectives, in another they begin and end.
 class Trace {
  public:
+  /// A collective, or a buffer that came or went.
+  struct Event {
+    int64_t step;
+    std::string op, unit;
+    std::string pass_or_event;  ///< of a buffer: allocate, free
+    int64_t bytes;
+    double issue_us = 0;  ///< of a buffer: when it came or went
+    std::optional<double> start_us{}, wait_us{}, done_us{};
+    bool left_alone = false;
+    const char* buffer_kind = nullptr;  ///< "parameters" or "gradients"; null for a collective
+
+    bool complete() const { return buffer_kind != nullptr || (done_us && (wait_us || left_alone)); }
+  };
+
   /// Events are kept in memory until open() names their file.
   Trace() : began_(Clock::now()) {}
   ~Trace();
@@ -60,22 +75,14 @@ class Trace {
   /// Memory of a unit's unsharded parameters or gradients came or went.
   void buffer(bool allocated, const std::string& unit, const char* kind, int64_t bytes);
 
+  /// The events of a step that no file has taken yet: all of them, where open() is never called. In order of
+  /// issue.
+  std::vector<Event> events(int64_t step) const;
+
   double now_us() const;
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Event {
-    int64_t step;
-    std::string op, unit, pass_or_event;
-    int64_t bytes;
-    double issue_us = 0;  ///< of a buffer: when it came or went
-    std::optional<double> start_us{}, wait_us{}, done_us{};
-    bool left_alone = false;
-    const char* buffer_kind = nullptr;  ///< "parameters" or "gradients"; null for a collective
-
-    bool complete() const { return buffer_kind != nullptr || (done_us && (wait_us || left_alone)); }
-  };
-
   // These expect the lock to be held.
   Event& pending(uint64_t number);
   void write_complete();

@@ -34,6 +34,8 @@ Unit::~Unit() {
 void Unit::note_buffer(bool allocated, BufferKind kind) {
   if (!trace_) return;
   bool parameters = kind == BufferKind::kParameters;
+  // The gradient of a whole unit is the shard's own, not an unsharded buffer.
+  if (!parameters && groups_.shard->world_size() == 1) return;
   trace_->buffer(allocated, name_, parameters ? "parameters" : "gradients",
                  parameters ? storage_.unsharded_bytes() : storage_.gradient_bytes());
 }

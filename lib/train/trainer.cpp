@@ -6,12 +6,9 @@
 #include "config/checks.h"
 #include "config/load.h"
 #include "config/print.h"
-#include "nn/recompute.h"
 #include "optim/schedule.h"
 #include "train/banner.h"
-#include "train/build_model.h"
 #include "train/evaluator.h"
-#include "train/state_slices.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -31,12 +28,11 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     open_data();
-    model_ = build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
-    shard_model();
+    parts_ = build_run_parts(config_, communicator_, trace_);
   });
   checkpointer_ = std::make_unique<Checkpointer>(
-      config_, TrainingState{*engine_, *optimizer_, scaler_ ? &*scaler_ : nullptr}, *communicator_,
-      [this] { progress_.finish_line(); });
+      config_, TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr},
+      *communicator_, [this] { progress_.finish_line(); });
   position_ = checkpointer_->restore();
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
   if (trace_) {
@@ -44,32 +40,14 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
     });
   }
-  if (is_first_rank()) util::log_info(banner(config_, *engine_, *loader_));
-}
-
-data::Placement Trainer::placement() const {
-  return {.rank = communicator_->rank(),
-          .world_size = communicator_->world_size(),
-          .gradient_accumulation_steps = config_.training.gradient_accumulation_steps};
+  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_));
 }
 
 void Trainer::open_data() {
-  loader_.emplace(config_.data, config_.model.vocab_size, static_cast<uint64_t>(config_.run.seed),
-                  placement());
+  loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(config_.data, config_.model.vocab_size, config_.evaluation.max_samples,
-                             placement());
-}
-
-void Trainer::shard_model() {
-  engine_ = shard::fully_shard(*model_, config::shard_options(config_), communicator_, trace_);
-  // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
-  nn::apply_checkpointing(*model_, config_.activation_checkpointing);
-  optimizer_ =
-      optim::make_optimizer(config_.optimizer, flat_parameters(*engine_, config_.optimizer.no_decay));
-  const auto& precision = config_.mixed_precision;
-  bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
-  if (optim::uses_grad_scaler(config_.loss_scaler, float16_in_use)) scaler_.emplace(config_.loss_scaler);
+                             placement(config_, *communicator_));
 }
 
 /// Refuses a folder that holds later steps of another run: they would be in the way of this run's own.
@@ -134,11 +112,7 @@ void Trainer::train() {
     util::log_info(util::concat("nothing to train: the checkpoint is at step ", position_.step,
                                 ", training.steps is ", steps));
   }
-  TrainStep train_step({*model_, *engine_, *optimizer_, *loader_, scaler_ ? &*scaler_ : nullptr},
-                       {.gradient_accumulation_steps = config_.training.gradient_accumulation_steps,
-                        .max_grad_norm = config_.training.max_grad_norm,
-                        .norm_type = config_.training.norm_type,
-                        .no_sync = config_.training.no_sync});
+  TrainStep train_step = make_train_step(config_, parts_, *loader_);
   auto& [step, samples_seen, tokens_seen] = position_;
   auto due = [&](int64_t interval_steps) {
     return interval_steps > 0 && position_.step % interval_steps == 0;
@@ -155,8 +129,9 @@ void Trainer::train() {
     summary_.loss = result.loss;
     if (result.skipped && is_first_rank()) {
       progress_.finish_line();
-      util::log_warning(util::concat(
-          "step ", step, " was skipped: its gradients overflow; the loss scale is now ", scaler_->scale()));
+      util::log_warning(util::concat("step ", step,
+                                     " was skipped: its gradients overflow; the loss scale is now ",
+                                     parts_.scaler->scale()));
     }
     if (step == steps || due(config_.logging.interval_steps)) report(result, lr);
 
@@ -182,13 +157,13 @@ void Trainer::report(const StepResult& result, double lr) {
                       .tokens_per_second = reading.tokens_per_second,
                       .step_seconds = reading.step_seconds,
                       .peak_memory_bytes = util::peak_resident_bytes()};
-  if (scaler_) metrics.loss_scale = scaler_->scale();
+  if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
   metrics_->write(metrics);
   progress_.show(metrics);
 }
 
 void Trainer::validate() {
-  double loss = validation_loss(*model_, *validation_loader_, *communicator_);
+  double loss = validation_loss(*parts_.model, *validation_loader_, *communicator_);
   summary_.validation_loss = loss;
   validated_step_ = position_.step;
   if (!is_first_rank()) return;

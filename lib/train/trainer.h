@@ -11,15 +11,11 @@
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
-#include "nn/stage.h"
-#include "optim/grad_scaler.h"
-#include "optim/optimizer.h"
-#include "shard/engine.h"
 #include "train/checkpointer.h"
 #include "train/metrics.h"
 #include "train/progress.h"
+#include "train/run_parts.h"
 #include "train/step_meter.h"
-#include "train/train_step.h"
 
 namespace fsdp::train {
 
@@ -44,7 +40,6 @@ class Trainer {
 
  private:
   void open_data();
-  void shard_model();
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
@@ -52,17 +47,13 @@ class Trainer {
   void validate();
   bool is_first_rank() const { return communicator_->rank() == 0; }
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
-  data::Placement placement() const;
 
   config::Config config_;
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
   std::optional<data::ValidationLoader> validation_loader_;
-  std::shared_ptr<nn::Stage> model_;
-  std::shared_ptr<shard::Engine> engine_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
-  std::optional<optim::GradScaler> scaler_;
+  RunParts parts_;
   std::optional<MetricsFile> metrics_;
   Progress progress_;
   StepMeter meter_;

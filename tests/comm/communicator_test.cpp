@@ -170,6 +170,20 @@ TEST_P(Collectives, SeveralMayBeUnderWay) {
   });
 }
 
+TEST_P(Collectives, HoldNoTensorOnceTheyAreDone) {
+  if (GetParam().world_size == 1) return;
+  run([](Communicator& communicator) {
+    int64_t ranks = communicator.world_size();
+    for (int i = 0; i < 200; ++i) {
+      at::Tensor whole = at::ones({ranks * 1024}), part = at::empty({1024});
+      communicator.reduce_scatter(part, whole, {.unit = "a"})->wait();
+      ASSERT_EQ(whole.storage().use_count(), 1u) << "in round " << i;
+      communicator.all_gather(whole, part, {.unit = "a"})->wait();
+      ASSERT_EQ(part.storage().use_count(), 1u) << "in round " << i;
+    }
+  });
+}
+
 TEST_P(Collectives, TextsOfAllRanksArrive) {
   run([](Communicator& communicator) {
     std::string mine(static_cast<size_t>(communicator.rank() * 5), 'x');

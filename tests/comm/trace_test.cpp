@@ -62,6 +62,25 @@ TEST(Trace, WritesCollectivesInIssueOrderWithPayloadAndTimes) {
   EXPECT_EQ(lines[4]["bytes"], 4);
 }
 
+TEST(Trace, KeepsTheEventsOfAStepInMemory) {
+  Trace trace;
+  trace.begin_step(1);
+  trace.buffer(true, "early", "parameters", 4);
+  trace.begin_step(2);
+  uint64_t gather = trace.issued("all_gather", {.unit = "a", .pass = "forward"}, 8);
+  trace.buffer(true, "a", "parameters", 16);
+  trace.finished(gather);
+  auto events = trace.events(2);
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].op, "all_gather");
+  EXPECT_EQ(events[0].bytes, 8);
+  EXPECT_TRUE(events[0].done_us.has_value());
+  EXPECT_EQ(events[0].buffer_kind, nullptr);
+  EXPECT_EQ(events[1].pass_or_event, "allocate");
+  EXPECT_EQ(trace.events(1).size(), 1u);
+  EXPECT_TRUE(trace.events(3).empty());
+}
+
 TEST(Trace, TellsApartTheWaitFromTheCollective) {
   testing::TemporaryFolder folder;
   {

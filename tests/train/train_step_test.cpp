@@ -22,8 +22,12 @@ class TrainStepTest : public ::testing::Test {
     std::unique_ptr<TrainStep> step;
   };
 
-  Ready make(comm::Communicator& communicator, const StepOptions& options) {
+  /// loss_scale 0: none.
+  Ready make(comm::Communicator& communicator, const StepOptions& options, double loss_scale = 0) {
     Ready ready;
+    if (loss_scale > 0) {
+      ready.scaler = std::make_unique<optim::GradScaler>(optim::GradScalerOptions{.init_scale = loss_scale});
+    }
     ready.model = testing::make_initialized(config_.model);
     ready.engine =
         shard::fully_shard(*ready.model, config::shard_options(config_), testing::borrowed(communicator));
@@ -76,6 +80,75 @@ TEST_F(TrainStepTest, DoesNotUpdateWhenTheLossIsNotFinite) {
     }
     EXPECT_TRUE(at::allclose(shard, before, 0, 0, /*equal_nan=*/true));
   });
+}
+
+TEST_F(TrainStepTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
+  config_.mixed_precision.param_dtype = "float16";
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Ready ready = make(communicator, {}, 1024);
+    const auto& units = ready.engine->units();
+    auto shards = [&] {
+      std::vector<at::Tensor> copies;
+      for (const auto& unit : units) copies.push_back(unit->storage().shard().clone());
+      return copies;
+    };
+    bool overflow = communicator.rank() == 1;
+    ready.model->parameters()[0].register_hook([&](const at::Tensor& gradient) {
+      return overflow ? gradient * std::numeric_limits<float>::infinity() : gradient;
+    });
+    auto before = shards();
+    StepResult result = ready.step->run({.step = 1, .first_global_sample = 0, .lr = 1e-2});
+    EXPECT_TRUE(result.skipped);
+    EXPECT_FALSE(std::isfinite(result.grad_norm));
+    EXPECT_TRUE(std::isfinite(result.loss));
+    EXPECT_EQ(ready.scaler->scale(), 512);
+    auto after = shards();
+    for (size_t i = 0; i < units.size(); ++i) EXPECT_TRUE(at::equal(before[i], after[i])) << i;
+
+    overflow = false;
+    result = ready.step->run({.step = 2, .first_global_sample = 4, .lr = 1e-2});
+    EXPECT_FALSE(result.skipped);
+    EXPECT_TRUE(std::isfinite(result.grad_norm));
+    EXPECT_EQ(ready.scaler->scale(), 512);
+    after = shards();
+    for (size_t i = 0; i < units.size(); ++i) EXPECT_FALSE(at::equal(before[i], after[i])) << i;
+  });
+}
+
+TEST_F(TrainStepTest, AnOverflowAtTheLowestScaleIsADivergenceThatNamesTheUnit) {
+  config_.mixed_precision.param_dtype = "float16";
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Ready ready = make(communicator, {}, 1);
+    ready.model->parameters()[0].register_hook(
+        [](const at::Tensor& gradient) { return gradient * std::numeric_limits<float>::infinity(); });
+    try {
+      ready.step->run({.step = 3, .first_global_sample = 0, .lr = 1e-2});
+      ADD_FAILURE() << "went on";
+    } catch (const comm::AgreedError& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      EXPECT_NE(std::string(error.what()).find("at step 3"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("unit root"), std::string::npos) << error.what();
+    }
+  });
+}
+
+// What is divided out of the gradients was multiplied in: powers of two round nothing in fp32.
+TEST_F(TrainStepTest, TheLossScaleDoesNotChangeWhatIsLearnt) {
+  std::map<double, std::vector<at::Tensor>> weights;
+  for (double scale : {0.0, 1.0, 4096.0}) {
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      Ready ready = make(communicator, {.gradient_accumulation_steps = 2}, scale);
+      for (int64_t step = 1; step <= 3; ++step) {
+        ready.step->run({.step = step, .first_global_sample = 8 * (step - 1), .lr = 1e-2});
+      }
+      if (communicator.rank() != 0) return;
+      for (const auto& unit : ready.engine->units()) weights[scale].push_back(unit->storage().shard());
+    });
+  }
+  for (size_t i = 0; i < weights[0].size(); ++i) {
+    EXPECT_TRUE(at::equal(weights[1][i], weights[0][i])) << i;
+    EXPECT_TRUE(at::allclose(weights[4096][i], weights[0][i], 1e-5, 1e-7)) << i;
+  }
 }
 
 }  // namespace

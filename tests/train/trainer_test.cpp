@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -168,6 +169,16 @@ TEST_F(TrainerTest, TracesEveryCollectiveAndBufferOfAStep) {
   EXPECT_EQ(live, (std::map<std::string, int64_t>{{"parameters", 0}, {"gradients", 0}}));
 }
 
+TEST_F(TrainerTest, TheTraceOfWholeUnitsHasNoUnshardedBuffers) {
+  config_.logging.trace_communication = true;
+  config_.data.validation.clear();
+  config_.fsdp.strategy = "no_shard";
+  train(2, config_);
+  auto lines = testing::metrics_with(folder_ / "out/trace.rank0.jsonl", "op");
+  EXPECT_FALSE(lines.empty());
+  for (const auto& line : lines) EXPECT_NE(line["op"], "buffer") << line;
+}
+
 TEST_F(TrainerTest, SavesNothingWhenToldSo) {
   config_.checkpoint.save_at_end = false;
   EXPECT_TRUE(train(1, config_).last_checkpoint.empty());
@@ -218,6 +229,57 @@ TEST_F(TrainerTest, ADivergedRunSaysSoAndKeepsTheLastGoodCheckpoint) {
   auto found = checkpoint::find_checkpoints(folder_ / "out");
   EXPECT_TRUE(found.torn.empty());
   EXPECT_FALSE(found.complete.empty());
+}
+
+TEST_F(TrainerTest, Float16TrainsFromAScaleThatIsTooHighAndResumesBitwise) {
+  config_.mixed_precision.param_dtype = "float16";
+  config_.mixed_precision.keep_float32 = {"*norm*"};
+  config_.loss_scaler.init_scale = std::ldexp(1.0, 30);
+  config_.loss_scaler.growth_interval = 5;
+  config_.training.steps = 40;
+  config_.checkpoint.interval_steps = 21;  // a few good steps into an interval of the scaler
+  train(2, config_);
+  auto losses = values_of(folder_ / "out/metrics.jsonl", "loss");
+  auto scales = values_of(folder_ / "out/metrics.jsonl", "loss_scale");
+  ASSERT_EQ(losses.size(), 40u);
+  ASSERT_EQ(scales.size(), 40u);
+  EXPECT_LT(scales[0], config_.loss_scaler.init_scale) << "the first step was skipped";
+  EXPECT_GT(*std::max_element(scales.begin() + 20, scales.end()), scales[20]) << "the scale grew again";
+  EXPECT_LT(losses.back(), losses.front() - 0.1);
+
+  fs::remove_all(folder_ / "out/step-00000040");
+  train(2, config_);  // from step 21
+  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), losses);
+  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss_scale"), scales);
+}
+
+TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
+  auto losses_with = [&](const std::function<void(config::Config&)>& change) {
+    config::Config config = config_;
+    config.fsdp.min_num_params = 400;
+    change(config);
+    train(2, config);
+    auto losses = values_of(folder_ / "out/metrics.jsonl", "loss");
+    fs::remove_all(folder_ / "out");
+    return losses;
+  };
+  auto expected = losses_with([](auto&) {});
+  ASSERT_EQ(expected.size(), 6u);
+  for (const char* prefetch : {"none", "explicit"}) {
+    EXPECT_EQ(losses_with([&](auto& config) { config.fsdp.forward_prefetch = prefetch; }), expected);
+  }
+  for (const char* prefetch : {"none", "post"}) {
+    EXPECT_EQ(losses_with([&](auto& config) { config.fsdp.backward_prefetch = prefetch; }), expected);
+  }
+  EXPECT_EQ(losses_with([](auto& config) { config.fsdp.limit_all_gathers = false; }), expected);
+  EXPECT_EQ(losses_with([](auto& config) { config.fsdp.reshard_after_forward = false; }), expected);
+  EXPECT_EQ(losses_with([](auto& config) {
+              config.fsdp.reshard_root_after_forward = config.fsdp.reshard_last_after_forward = true;
+            }),
+            expected);
+  EXPECT_EQ(losses_with([](auto& config) { config.fsdp.keep_after_forward = {"model.layers.1"}; }), expected);
+  EXPECT_EQ(losses_with([](auto& config) { config.activation_checkpointing.mode = "full"; }), expected);
+  EXPECT_EQ(losses_with([](auto& config) { config.fsdp.cpu_offload = true; }), expected);
 }
 
 }  // namespace

@@ -1,0 +1,178 @@
+#include "train/explain_step.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <vector>
+
+#include "config/checks.h"
+#include "optim/schedule.h"
+#include "shard/step_formula.h"
+#include "train/run_parts.h"
+#include "train/step_timeline.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::train {
+namespace {
+
+using util::concat;
+using util::with_commas;
+
+constexpr int64_t kExplainedStep = 2;
+
+/// How to read the timeline.
+constexpr const char* kLegend =
+    "unit        parameters that are gathered, used and freed together; root: those of no other unit\n"
+    "gather      all-gather of a unit's parameters; issued: queued beside the compute, with this rank's "
+    "payload\n"
+    "reduce      reduce-scatter of a unit's gradients; all-reduce where every rank holds the whole unit\n"
+    "waited      how long this rank stood still for it; hidden: not at all, it computed meanwhile\n"
+    "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
+    "live        gathered parameters and unreduced gradients, of units that are cut\n";
+
+/// What was counted in a step: collectives of units as the communicator saw them, memory by the engine.
+struct Counted {
+  shard::Traffic forward{}, backward{};
+  int64_t unsharded_bytes = 0;
+  int64_t shard_bytes = 0;
+};
+
+Counted count(const shard::Engine& engine, const StepRecord& step) {
+  Counted counted{.unsharded_bytes = engine.unsharded_memory().peak, .shard_bytes = engine.shard_bytes()};
+  std::set<std::string> units;
+  for (const auto& unit : engine.units()) units.insert(unit->name());
+  for (const auto& event : step.events) {
+    if (event.buffer_kind != nullptr || !units.contains(event.unit)) continue;
+    shard::Traffic& traffic = event.pass_or_event == "forward" ? counted.forward : counted.backward;
+    if (event.op == "all_gather") {
+      traffic += {.all_gathers = 1, .all_gather_bytes = event.bytes};
+    } else if (event.op == "reduce_scatter") {
+      traffic += {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
+    } else if (event.op == "all_reduce") {
+      traffic += {.all_reduces = 1, .all_reduce_bytes = event.bytes};
+    }
+  }
+  return counted;
+}
+
+std::string heading(const config::Config& config, const shard::Engine& engine, const StepResult& result) {
+  int64_t parameters = 0;
+  for (const auto& unit : engine.units()) parameters += unit->storage().layout().numel();
+  int world = engine.communicator().world_size();
+  std::string ranks = world == 1 ? "1 rank (no communication)"
+                                 : concat(world, " ranks over ", engine.communicator().backend_name());
+  std::string text = concat(config.model.architecture, ", ", with_commas(parameters), " parameters, ", ranks,
+                            ", ", config.fsdp.strategy, ", ", engine.units().size(), " units\n",
+                            "Rank 0 in the second of two steps: prefetching knows the order of the units "
+                            "from then on. Nothing is saved.\n");
+  if (result.skipped) text += "The gradients overflowed, so the weights were not updated.\n";
+  return text;
+}
+
+/// "equal" or the difference; for a bound, whether it is kept.
+std::string verdict(int64_t formula, int64_t counted, bool bound) {
+  if (bound) return counted <= formula ? "within the bound" : "OVER THE BOUND";
+  return counted == formula ? "equal" : concat(counted > formula ? "+" : "", with_commas(counted - formula));
+}
+
+std::string row(const std::string& name, int64_t formula, int64_t counted, bool bound = false) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%-34s %18s %18s  %s\n", name.c_str(), with_commas(formula).c_str(),
+                with_commas(counted).c_str(), verdict(formula, counted, bound).c_str());
+  return text;
+}
+
+std::string table(const shard::StepFormula& formula, const Counted& counted) {
+  const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
+  char heading[256];
+  std::snprintf(heading, sizeof heading, "%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured");
+  std::string text =
+      concat(heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
+             row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
+             row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
+             row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
+             row("reduce-scatters of gradients", f.reduce_scatters, backward.reduce_scatters),
+             row("  bytes", f.reduce_scatter_bytes, backward.reduce_scatter_bytes),
+             row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
+             row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes),
+             row("shard bytes", formula.shard_bytes, counted.shard_bytes),
+             row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
+  // The estimate knows of no units that stay gathered and no gradients that wait to be reduced.
+  if (formula.unsharded_bytes > 0 && formula.unsharded_bytes < formula.separate_buffers_bytes) {
+    text += concat(
+        "  separate buffers, for two units, two shards and two gradients of the largest unit, would need ",
+        with_commas(formula.separate_buffers_bytes), "\n");
+  }
+  return text;
+}
+
+std::string times(const StepRecord& step, int world_size) {
+  std::string text = concat("step ", milliseconds(step.end_us - step.begin_us));
+  if (world_size == 1) return concat(text, "\n");
+  CommunicationTime time = communication_time(step);
+  char share[32];
+  std::snprintf(share, sizeof share, "%.0f%%",
+                time.total_us > 0 ? std::min(100.0, 100 * time.exposed_us / time.total_us) : 0.0);
+  return concat(text, ", communication ", milliseconds(time.total_us),
+                "; exposed, without compute beside it, ", milliseconds(time.exposed_us), " (", share, ")\n");
+}
+
+TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& options) {
+  TimelineLimits limits{.units = {}, .root_units = 0};
+  for (const auto& unit : engine.units()) {
+    limits.units.push_back(unit->name());
+    limits.root_units += engine.is_root(*unit);
+  }
+  if (options.all_units) limits.most_lines = 0;
+  return limits;
+}
+
+}  // namespace
+
+std::string explain_step(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+                         const ExplainOptions& options) {
+  auto trace = std::make_shared<comm::Trace>();
+  // A world of one has collectives of its loss and norm only, which go nowhere.
+  if (communicator->world_size() > 1) {
+    communicator = comm::make_tracing_communicator(std::move(communicator), trace);
+  }
+  std::optional<data::TrainLoader> loader;
+  RunParts parts;
+  comm::agree(*communicator, "set-up", [&] {
+    config::check_world(config, communicator->world_size());
+    loader.emplace(open_training_data(config, *communicator));
+    parts = build_run_parts(config, communicator, trace);
+  });
+  ComputeRecorder recorder(*parts.model, *parts.engine, trace);
+  TrainStep train_step = make_train_step(config, parts, *loader);
+
+  StepRecord record;
+  StepResult result;
+  for (int64_t step = 1; step <= kExplainedStep; ++step) {
+    communicator->barrier({.unit = "begin of a step"});
+    parts.engine->reset_counters();
+    recorder.clear();
+    trace->begin_step(step);
+    record.begin_us = trace->now_us();
+    double lr = optim::lr_at(config.optimizer, config.lr_scheduler, std::min(step, config.training.steps),
+                             config.training.steps);
+    result = train_step.run(
+        {.step = step, .first_global_sample = (step - 1) * loader->samples_per_step(), .lr = lr});
+    record.end_us = trace->now_us();
+  }
+  communicator->barrier({.unit = "end of the step"});
+  if (communicator->rank() != 0) return {};
+
+  record.events = trace->events(kExplainedStep);
+  record.spans = recorder.spans();
+  shard::StepFormula formula = step_formula(
+      *parts.engine,
+      {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  return concat(heading(config, *parts.engine, result), "\n", kLegend, "\n",
+                timeline_text(record, limits_for(*parts.engine, options)), "\n",
+                table(formula, count(*parts.engine, record)), "\n",
+                times(record, communicator->world_size()));
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,45 @@
+#include "train/run_parts.h"
+
+#include "nn/recompute.h"
+#include "train/build_model.h"
+#include "train/state_slices.h"
+
+namespace fsdp::train {
+
+data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
+  return {.rank = communicator.rank(),
+          .world_size = communicator.world_size(),
+          .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
+}
+
+data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator) {
+  return data::TrainLoader(config.data, config.model.vocab_size, static_cast<uint64_t>(config.run.seed),
+                           placement(config, communicator));
+}
+
+RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+                         std::shared_ptr<comm::Trace> trace) {
+  RunParts parts;
+  parts.model = build_model(config.model, static_cast<uint64_t>(config.run.seed));
+  parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), std::move(communicator),
+                                    std::move(trace));
+  // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
+  nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
+  parts.optimizer =
+      optim::make_optimizer(config.optimizer, flat_parameters(*parts.engine, config.optimizer.no_decay));
+  const auto& precision = config.mixed_precision;
+  bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
+  if (optim::uses_grad_scaler(config.loss_scaler, float16_in_use)) parts.scaler.emplace(config.loss_scaler);
+  return parts;
+}
+
+TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::TrainLoader& loader) {
+  return TrainStep(
+      {*parts.model, *parts.engine, *parts.optimizer, loader, parts.scaler ? &*parts.scaler : nullptr},
+      {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
+       .max_grad_norm = config.training.max_grad_norm,
+       .norm_type = config.training.norm_type,
+       .no_sync = config.training.no_sync});
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,41 @@
+#pragma once
+
+// What a run trains and by what, built from its config: the same for training and for explaining a step.
+
+#include <memory>
+#include <optional>
+
+#include "comm/communicator.h"
+#include "comm/trace.h"
+#include "config/config.h"
+#include "data/loader.h"
+#include "nn/stage.h"
+#include "optim/grad_scaler.h"
+#include "optim/optimizer.h"
+#include "shard/engine.h"
+#include "train/train_step.h"
+
+namespace fsdp::train {
+
+struct RunParts {
+  std::shared_ptr<nn::Stage> model;
+  std::shared_ptr<shard::Engine> engine;  ///< shards the model
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::optional<optim::GradScaler> scaler;
+};
+
+/// This rank's place among those that share the global batch.
+data::Placement placement(const config::Config& config, const comm::Communicator& communicator);
+
+/// Throws Error(kData) for what is wrong with the token files.
+data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
+
+/// The model with its first weights, sharded over the ranks, recomputed where the config says so. `trace`, if
+/// any, hears of the unsharded buffers. Collective only in that all ranks must build the same.
+RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+                         std::shared_ptr<comm::Trace> trace);
+
+/// The parts and `loader` must outlive what is returned.
+TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::TrainLoader& loader);
+
+}  // namespace fsdp::train

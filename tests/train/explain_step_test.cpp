@@ -1,0 +1,134 @@
+#include "train/explain_step.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "comm/thread_communicator.h"
+#include "support/sharded_run.h"
+#include "support/tiny_config.h"
+#include "util/error.h"
+
+namespace fsdp::train {
+namespace {
+
+struct Case {
+  std::string name;
+  int world_size;
+  std::function<void(config::Config&)> change;
+};
+
+void PrintTo(const Case& setting, std::ostream* out) { *out << setting.name; }
+
+/// The text of rank 0; the others have none.
+std::string explain(int world_size, const config::Config& config, const ExplainOptions& options = {}) {
+  std::string text;
+  comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
+    std::string mine = explain_step(config, testing::borrowed(communicator), options);
+    if (communicator.rank() == 0) {
+      text = mine;
+    } else {
+      EXPECT_EQ(mine, "");
+    }
+  });
+  return text;
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+/// Whether the timeline has such an event of the unit.
+bool has_line(const std::string& text, const std::string& unit, const std::string& event) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(" " + unit + " ") != std::string::npos && line.find(" " + event + " ") != std::string::npos)
+      return true;
+  }
+  return false;
+}
+
+class ExplainStep : public ::testing::Test {
+ protected:
+  testing::TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+};
+
+TEST_F(ExplainStep, TellsEveryUnitsStory) {
+  std::string text = explain(2, config_);
+  for (const char* unit : {"root", "model.layers.0", "model.layers.1", "model.layers.2"}) {
+    for (const char* event : {"gather issued", "gathered", "forward", "backward", "freed", "reduced"}) {
+      EXPECT_TRUE(has_line(text, unit, event)) << unit << " " << event << "\n" << text;
+    }
+  }
+}
+
+TEST_F(ExplainStep, WritesNothing) {
+  explain(2, config_);
+  EXPECT_FALSE(std::filesystem::exists(config_.run.output_dir));
+}
+
+TEST_F(ExplainStep, LeavesAnExistingRunAlone) {
+  std::filesystem::create_directories(folder_ / "out/step-00000100");  // no complete checkpoint
+  explain(2, config_);
+  EXPECT_EQ(std::distance(std::filesystem::recursive_directory_iterator(folder_ / "out"), {}), 1);
+}
+
+TEST_F(ExplainStep, WorksWhereTrainingHasASingleStep) {
+  config_.training.steps = 1;
+  config_.lr_scheduler.name = "cosine";
+  EXPECT_NE(explain(2, config_).find("formula"), std::string::npos);
+}
+
+TEST_F(ExplainStep, ReportsWhatIsWrongAsTrainingDoes) {
+  config_.data.train = {folder_ / "none.bin"};
+  EXPECT_THROW(explain(2, config_), util::Error);
+}
+
+TEST_F(ExplainStep, WithAllUnitsLeavesNothingOut) {
+  config_.training.gradient_accumulation_steps = 3;
+  std::string shortened = explain(2, config_), whole = explain(2, config_, {.all_units = true});
+  EXPECT_NE(shortened.find("not shown: micro-batches 1 to 2 of 3"), std::string::npos) << shortened;
+  EXPECT_EQ(whole.find("not shown"), std::string::npos);
+  EXPECT_EQ(count(whole, "  forward  "), 3 * 4) << whole;
+}
+
+class ExplainStepOf : public ExplainStep, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(ExplainStepOf, MeasuresWhatTheFormulaSays) {
+  GetParam().change(config_);
+  std::string text = explain(GetParam().world_size, config_, {.all_units = true});
+  EXPECT_EQ(count(text, "  equal\n"), 9) << text;
+  EXPECT_EQ(count(text, "  within the bound\n"), 1) << text;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ExplainStepOf,
+    ::testing::Values(
+        Case{"full_shard", 2, [](auto&) {}}, Case{"three_ranks", 3, [](auto&) {}},
+        Case{"one_rank", 1, [](auto&) {}},
+        Case{"one_rank_bf16", 1, [](auto& config) { config.mixed_precision.param_dtype = "bfloat16"; }},
+        Case{"shard_grad_op", 2, [](auto& config) { config.fsdp.strategy = "shard_grad_op"; }},
+        Case{"no_shard", 2, [](auto& config) { config.fsdp.strategy = "no_shard"; }},
+        Case{"replicated", 2, [](auto& config) { config.fsdp.replicated_parameters = {"*norm*"}; }},
+        Case{"cpu_offload", 2, [](auto& config) { config.fsdp.cpu_offload = true; }},
+        Case{"explicit", 2, [](auto& config) { config.fsdp.forward_prefetch = "explicit"; }},
+        Case{"backward_post", 2, [](auto& config) { config.fsdp.backward_prefetch = "post"; }},
+        Case{"accumulation", 2, [](auto& config) { config.training.gradient_accumulation_steps = 2; }},
+        Case{"no_sync", 2,
+             [](auto& config) {
+               config.training.gradient_accumulation_steps = 2;
+               config.training.no_sync = true;
+             }},
+        Case{"float16", 2,
+             [](auto& config) {
+               config.mixed_precision.param_dtype = "float16";
+               config.mixed_precision.reduce_dtype = "float16";
+             }},
+        Case{"recomputed", 2, [](auto& config) { config.activation_checkpointing.mode = "full"; }}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace fsdp::train
