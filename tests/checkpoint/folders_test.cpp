@@ -75,6 +75,33 @@ TEST_F(Folders, PruneKeepsTheNewestAndTouchesNothingElse) {
   EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
 }
 
+TEST_F(Folders, PruneKeepsEachMultipleBesides) {
+  for (int64_t step = 1; step <= 7; ++step) save(step);
+  prune(root_.path(), {.keep_last = 1, .keep_every = 3});
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 6, 7));
+  prune(root_.path(), {.keep_last = 0, .keep_every = 3});
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 6, 7));
+}
+
+TEST_F(Folders, LeftoversAreWhatNobodyFinished) {
+  fs::path whole = save(1), damaged = save(2), torn = tear(3), hidden = root_ / ".deleting-step-00000001";
+  fs::remove(damaged / "rank-00000.h5");
+  fs::create_directory(hidden);
+  std::ofstream(root_ / "config.toml.tmp-123") << "half";
+  std::ofstream(root_ / ".probe-123");
+  for (const char* other : {"config.toml", "metrics.jsonl", "notes.tmp-old", ".lock"}) {
+    std::ofstream(root_ / other) << "kept";
+  }
+  fs::create_directory(root_ / "step-00000002.damaged-1");
+  EXPECT_THAT(
+      remove_leftovers(root_.path()),
+      ::testing::UnorderedElementsAre(hidden, torn, root_ / "config.toml.tmp-123", root_ / ".probe-123"));
+  for (const char* kept : {"step-00000001", "step-00000002", "step-00000002.damaged-1", "config.toml",
+                           "metrics.jsonl", "notes.tmp-old", ".lock"}) {
+    EXPECT_TRUE(fs::exists(root_ / kept)) << kept;
+  }
+}
+
 TEST_F(Folders, PruneFinishesARemovalThatWasInterrupted) {
   fs::path folder = save(1);
   fs::path hidden = root_.path() / ".deleting-step-00000001";

@@ -135,7 +135,7 @@ TEST_P(EveryPairOfRuns, HoldsTheSameBitsWhereverItIsLoaded) {
     config.model.tie_word_embeddings = saved_at % 2 == 0;
     return config;
   };
-  // Over all pairs every way is followed by every other.
+  // Over all pairs every way is followed by two others.
   for (size_t shift : {1, 2}) {
     size_t i = static_cast<size_t>(saved_at * 4 + loaded_at + static_cast<int>(shift)) % std::size(kWays);
     config::Config before = config_of(kWays[i], "before" + std::to_string(i));
