@@ -37,6 +37,17 @@ void remove_folder(const fs::path& folder) {
   if (error) fail(ErrorKind::kIo, "cannot remove ", folder.string(), ": ", error.message());
 }
 
+/// Finishes removals that were interrupted.
+std::vector<fs::path> remove_half_deleted(const fs::path& root) {
+  std::vector<fs::path> removed;
+  for (const fs::path& child : children(root)) {
+    if (!child.filename().string().starts_with(kDeletingPrefix)) continue;
+    remove_folder(child);
+    removed.push_back(child);
+  }
+  return removed;
+}
+
 /// "; passed over <folder> (<reason>), ..." or "".
 std::string passed_over(const FoundCheckpoints& found) {
   std::string text;
@@ -104,20 +115,32 @@ FoundCheckpoints find_checkpoints(const fs::path& root) {
   return found;
 }
 
-std::vector<fs::path> prune(const fs::path& root, int64_t keep_last) {
-  FSDP_CHECK(keep_last >= 0);
-  for (const fs::path& child : children(root)) {
-    if (child.filename().string().starts_with(kDeletingPrefix)) remove_folder(child);
-  }
+std::vector<fs::path> prune(const fs::path& root, const Retention& retention) {
+  FSDP_CHECK(retention.keep_last >= 0 && retention.keep_every >= 0);
+  remove_half_deleted(root);
   std::vector<fs::path> removed;
-  if (keep_last == 0) return removed;
+  if (retention.keep_last == 0) return removed;
   std::vector<CompleteCheckpoint> complete = find_checkpoints(root).complete;
-  for (size_t i = 0; i + static_cast<size_t>(keep_last) < complete.size(); ++i) {
+  for (size_t i = 0; i + static_cast<size_t>(retention.keep_last) < complete.size(); ++i) {
+    if (retention.keep_every > 0 && complete[i].step % retention.keep_every == 0) continue;
     const fs::path& folder = complete[i].folder;
     fs::path hidden = root / (kDeletingPrefix + folder.filename().string());
     util::rename_and_sync(folder, hidden);
     remove_folder(hidden);
     removed.push_back(folder);
+  }
+  return removed;
+}
+
+std::vector<fs::path> remove_leftovers(const fs::path& root) {
+  std::vector<fs::path> removed = remove_half_deleted(root);
+  std::error_code error;
+  for (const fs::path& child : children(root)) {
+    bool unfinished_step = step_of_folder_name(child.filename().string()) && fs::is_directory(child, error) &&
+                           !fs::exists(child / kManifestName, error) && !error;
+    if (!unfinished_step && !util::is_temporary_name(child.filename().string())) continue;
+    remove_folder(child);
+    removed.push_back(child);
   }
   return removed;
 }

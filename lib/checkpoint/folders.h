@@ -39,10 +39,22 @@ std::string incompleteness(const std::filesystem::path& folder);
 /// All step folders in a run's output folder; none when it does not exist.
 FoundCheckpoints find_checkpoints(const std::filesystem::path& root);
 
-/// Removes complete checkpoints other than the newest `keep_last` (0: none is removed), and what an
-/// interrupted removal left. Each is renamed to a hidden name first, so that a half-deleted one is never
-/// taken for a checkpoint. Returns the folders removed; kIo when the system refuses.
-std::vector<std::filesystem::path> prune(const std::filesystem::path& root, int64_t keep_last);
+/// Which complete checkpoints stay.
+struct Retention {
+  int64_t keep_last = 0;   ///< the newest so many; 0: all
+  int64_t keep_every = 0;  ///< besides, each whose step is a multiple of it; 0: none
+};
+
+/// Removes the complete checkpoints that do not stay, and what an interrupted removal left. Each is renamed
+/// to a hidden name first, so that a half-deleted one is never taken for a checkpoint. Returns the folders
+/// removed; kIo when the system refuses.
+std::vector<std::filesystem::path> prune(const std::filesystem::path& root, const Retention& retention);
+
+/// Removes what killed runs left in a run's output folder: step folders that were never finished, removals
+/// that were interrupted, files under temporary names. Finished checkpoints stay, damaged ones too: a person
+/// may want to look at them. Only while no run writes there (RunLock). Returns what was removed; kIo when the
+/// system refuses.
+std::vector<std::filesystem::path> remove_leftovers(const std::filesystem::path& root);
 
 struct ResumeChoice {
   std::optional<std::filesystem::path> folder;  ///< nothing: start anew

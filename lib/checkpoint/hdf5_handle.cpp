@@ -10,7 +10,13 @@ std::mutex& hdf5_mutex() {
 
 }  // namespace
 
-Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex()) { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
+Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex()) {
+  // A file whose close fails, because the disk is full, stays in HDF5's table although it is freed, and the
+  // library would touch it again at the end of the process (measured: a segmentation fault). Nothing is left
+  // to it to do there, since every file is closed before.
+  [[maybe_unused]] static const herr_t kept_from_atexit = H5dont_atexit();
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
 
 std::string hdf5_cause() {
   std::string cause;

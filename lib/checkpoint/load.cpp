@@ -8,6 +8,7 @@
 #include "checkpoint/shard_set.h"
 #include "util/dtype.h"
 #include "util/error.h"
+#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {
@@ -17,16 +18,21 @@ using util::fail;
 
 namespace {
 
-/// All that does not fit, as one message; nothing when everything does.
-void refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
-                    const std::vector<TensorSlice>& destinations, const LoadOptions& options) {
-  std::set<std::string> wanted;
+/// Throws all that does not fit as one message. Returns the names that may be missing and are.
+std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
+                                     const std::vector<TensorSlice>& destinations,
+                                     const LoadOptions& options) {
+  std::set<std::string> wanted, allowed;
   std::vector<std::string> missing, unexpected, misshapen;
   for (const TensorSlice& slice : destinations) {
     if (!wanted.insert(slice.name).second) continue;
     auto found = manifest.tensors.find(slice.name);
     if (found == manifest.tensors.end()) {
-      missing.push_back(slice.name);
+      if (util::matches_any(slice.name, options.may_be_missing)) {
+        allowed.insert(slice.name);
+      } else {
+        missing.push_back(slice.name);
+      }
       continue;
     }
     const TensorEntry& entry = found->second;
@@ -37,9 +43,9 @@ void refuse_misfits(const std::filesystem::path& folder, const Manifest& manifes
                                  " here)"));
     }
   }
-  if (options.refuse_unexpected_weights) {
+  if (options.refuse_unexpected) {
     for (const auto& [name, entry] : manifest.tensors) {
-      if (name.starts_with("model/") && !wanted.contains(name)) unexpected.push_back(name);
+      if (!wanted.contains(name)) unexpected.push_back(name);
     }
   }
   std::vector<std::string> problems;
@@ -47,28 +53,29 @@ void refuse_misfits(const std::filesystem::path& folder, const Manifest& manifes
     if (!names.empty()) problems.push_back(what + util::join(names, ", "));
   };
   list("missing in it: ", missing);
-  list("in it but not in this model: ", unexpected);
+  list("in it but not here: ", unexpected);
   list("of another shape or type: ", misshapen);
-  if (problems.empty()) return;
+  if (problems.empty()) return allowed;
   fail(ErrorKind::kCheckpoint, "the checkpoint ", folder.string(), " does not fit this model and optimizer; ",
        util::join(problems, "; "), "; check the [model] and [optimizer] keys against the run that saved it");
 }
 
 }  // namespace
 
-void load_slices(const std::filesystem::path& folder, const Manifest& manifest,
-                 const std::vector<TensorSlice>& destinations, const LoadOptions& options) {
+std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
+                                     const std::vector<TensorSlice>& destinations,
+                                     const LoadOptions& options) {
   for (const TensorSlice& slice : destinations) {
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
     FSDP_CHECK(slice.begin >= 0 && slice.data.numel() == slice.end - slice.begin, slice.name);
   }
-  refuse_misfits(folder, manifest, destinations, options);
+  const std::set<std::string> absent = refuse_misfits(folder, manifest, destinations, options);
 
   ShardSet shards(folder, manifest);
   std::vector<ShardRead> reads;
   for (const TensorSlice& slice : destinations) {
-    if (slice.begin == slice.end) continue;
+    if (slice.begin == slice.end || absent.contains(slice.name)) continue;
     std::vector<ShardRead> more = shards.plan(slice.name, slice.begin, slice.end, slice.data.data_ptr());
     reads.insert(reads.end(), more.begin(), more.end());
   }
@@ -77,6 +84,7 @@ void load_slices(const std::filesystem::path& folder, const Manifest& manifest,
     return std::tie(a.file, *a.name, a.offset) < std::tie(b.file, *b.name, b.offset);
   });
   for (const ShardRead& read : reads) shards.read(read);
+  return {absent.begin(), absent.end()};
 }
 
 }  // namespace fsdp::checkpoint

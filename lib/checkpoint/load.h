@@ -3,6 +3,7 @@
 // Reads a sharded checkpoint into tensors, at any world size and in any division of the tensors.
 
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "checkpoint/manifest.h"
@@ -11,17 +12,21 @@
 namespace fsdp::checkpoint {
 
 struct LoadOptions {
-  /// Every tensor under "model/" in the checkpoint must be among the destinations, if with an empty range.
-  bool refuse_unexpected_weights = false;
+  /// Every tensor in the checkpoint must be among the destinations, if with an empty range.
+  bool refuse_unexpected = false;
+  /// Patterns (* and ?) of tensors that the checkpoint may lack; their destinations stay as they are.
+  std::vector<std::string> may_be_missing{};
 };
 
 /// Fills the destinations' data, which lies contiguous in CPU memory. Only the files that hold part of a
-/// destination are opened, after their hashes have been compared with the manifest's.
+/// destination are opened, after their hashes have been compared with the manifest's. Returns the names of
+/// the tensors that the checkpoint lacks, as far as that is allowed.
 ///
 /// Not collective: ranks may load apart, each its own slices. Throws kCheckpoint that lists all tensors that
 /// are missing, unexpected or of another shape or dtype before anything is read; or that names the damaged
 /// file, in which case the destinations' contents are undefined.
-void load_slices(const std::filesystem::path& folder, const Manifest& manifest,
-                 const std::vector<TensorSlice>& destinations, const LoadOptions& options = {});
+std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
+                                     const std::vector<TensorSlice>& destinations,
+                                     const LoadOptions& options = {});
 
 }  // namespace fsdp::checkpoint

@@ -1,6 +1,6 @@
 #include "checkpoint/shard_file.h"
 
-#include <numeric>
+#include <map>
 
 #include "checkpoint/hdf5_handle.h"
 #include "checkpoint/shard_types.h"
@@ -30,60 +30,103 @@ Hdf5Id file_access(const fs::path& path) {
   return access;
 }
 
-void write_dataset(hid_t file, const ShardDataset& dataset, const fs::path& path) {
-  FSDP_CHECK(!dataset.parts.empty());
-  const std::string what = concat("write the tensor ", dataset.name, " to");
+void create_dataset(hid_t file, const DatasetSpec& spec, const fs::path& path) {
+  FSDP_CHECK(spec.numel > 0, spec.name);
+  const std::string what = concat("write the tensor ", spec.name, " to");
   auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kIo, what, path); };
 
-  Hdf5Id type = stored_type(dataset.parts.front().scalar_type());
-  hsize_t total = 0;
-  for (const at::Tensor& part : dataset.parts) total += static_cast<hsize_t>(part.numel());
+  Hdf5Id type = stored_type(spec.dtype);
+  auto total = static_cast<hsize_t>(spec.numel);
   Hdf5Id space(checked(H5Screate_simple(1, &total, nullptr)), H5Sclose);
   Hdf5Id links(checked(H5Pcreate(H5P_LINK_CREATE)), H5Pclose);
   checked(H5Pset_create_intermediate_group(links.get(), 1));
   Hdf5Id creation(checked(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
   checked(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
   checked(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
-  Hdf5Id set(checked(H5Dcreate2(file, dataset.name.c_str(), type.get(), space.get(), links.get(),
-                                creation.get(), H5P_DEFAULT)),
+  Hdf5Id set(checked(H5Dcreate2(file, spec.name.c_str(), type.get(), space.get(), links.get(), creation.get(),
+                                H5P_DEFAULT)),
              H5Dclose);
-  hsize_t offset = 0;
-  for (const at::Tensor& part : dataset.parts) {
-    hsize_t count = static_cast<hsize_t>(part.numel());
-    Hdf5Id memory(checked(H5Screate_simple(1, &count, nullptr)), H5Sclose);
-    checked(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &offset, nullptr, &count, nullptr));
-    checked(H5Dwrite(set.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, part.const_data_ptr()));
-    offset += count;
-  }
   checked(set.close());
 }
 
 }  // namespace
 
-void write_shard_file(const fs::path& path, const std::vector<ShardDataset>& datasets) {
+struct ShardFileWriter::Impl {
+  fs::path path;
+  std::map<std::string, DatasetSpec> datasets;
+  Hdf5Id file;
+};
+
+ShardFileWriter::ShardFileWriter(fs::path path, std::vector<DatasetSpec> datasets) {
+  Hdf5Lock lock;
+  Hdf5Id access = file_access(path);
+  Hdf5Id file(check_hdf5(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), ErrorKind::kIo,
+                         "create", path),
+              H5Fclose);
+  auto impl = std::make_unique<Impl>(Impl{std::move(path), {}, std::move(file)});
+  for (DatasetSpec& spec : datasets) {
+    create_dataset(impl->file.get(), spec, impl->path);
+    impl->datasets.emplace(spec.name, std::move(spec));
+  }
+  impl_ = std::move(impl);  // until here an error closes the file under the lock
+}
+
+ShardFileWriter::~ShardFileWriter() {
+  Hdf5Lock lock;
+  impl_.reset();
+}
+
+void ShardFileWriter::write(const std::string& name, int64_t offset, int64_t count, const void* data) {
+  const DatasetSpec& spec = impl_->datasets.at(name);
+  FSDP_CHECK(offset >= 0 && count > 0 && offset <= spec.numel - count, name);
+  const std::string what = concat("write the tensor ", name, " to");
+  auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kIo, what, impl_->path); };
+  Hdf5Lock lock;
+  Hdf5Id set(checked(H5Dopen2(impl_->file.get(), name.c_str(), H5P_DEFAULT)), H5Dclose);
+  Hdf5Id type = stored_type(spec.dtype);
+  Hdf5Id space(checked(H5Dget_space(set.get())), H5Sclose);
+  auto start = static_cast<hsize_t>(offset);
+  auto elements = static_cast<hsize_t>(count);
+  checked(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &elements, nullptr));
+  Hdf5Id memory(checked(H5Screate_simple(1, &elements, nullptr)), H5Sclose);
+  checked(H5Dwrite(set.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, data));
+  checked(set.close());
+}
+
+void ShardFileWriter::finish() {
   {
     Hdf5Lock lock;
-    Hdf5Id access = file_access(path);
-    Hdf5Id file(check_hdf5(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), ErrorKind::kIo,
-                           "create", path),
-                H5Fclose);
-    for (const ShardDataset& dataset : datasets) write_dataset(file.get(), dataset, path);
-    check_hdf5(H5Fflush(file.get(), H5F_SCOPE_GLOBAL), ErrorKind::kIo, "flush", path);
-    check_hdf5(file.close(), ErrorKind::kIo, "close", path);
+    check_hdf5(H5Fflush(impl_->file.get(), H5F_SCOPE_GLOBAL), ErrorKind::kIo, "flush", impl_->path);
+    check_hdf5(impl_->file.close(), ErrorKind::kIo, "close", impl_->path);
   }
-  util::sync_path(path);
+  util::sync_path(impl_->path);
 
   // After a disk has been full HDF5 may report success and leave metadata out (measured), so it is read back.
   try {
-    ShardFile written(path);
-    for (const ShardDataset& dataset : datasets) {
-      int64_t total = 0;
-      for (const at::Tensor& part : dataset.parts) total += part.numel();
-      written.check({dataset.name, dataset.parts.front().scalar_type(), total});
-    }
+    ShardFile written(impl_->path);
+    for (const auto& [name, spec] : impl_->datasets) written.check(spec);
   } catch (const util::Error& error) {
     fail(ErrorKind::kIo, "a shard cannot be read back right after it was written: ", error.what());
   }
+}
+
+void write_shard_file(const fs::path& path, const std::vector<ShardDataset>& datasets) {
+  std::vector<DatasetSpec> specs;
+  for (const ShardDataset& dataset : datasets) {
+    FSDP_CHECK(!dataset.parts.empty(), dataset.name);
+    int64_t total = 0;
+    for (const at::Tensor& part : dataset.parts) total += part.numel();
+    specs.push_back({dataset.name, dataset.parts.front().scalar_type(), total});
+  }
+  ShardFileWriter file(path, std::move(specs));
+  for (const ShardDataset& dataset : datasets) {
+    int64_t offset = 0;
+    for (const at::Tensor& part : dataset.parts) {
+      file.write(dataset.name, offset, part.numel(), part.const_data_ptr());
+      offset += part.numel();
+    }
+  }
+  file.finish();
 }
 
 struct ShardFile::Impl {

@@ -23,11 +23,29 @@ struct ShardDataset {
 /// written. The caller names it temporarily and removes it after an error.
 void write_shard_file(const std::filesystem::path& path, const std::vector<ShardDataset>& datasets);
 
-/// What a reader expects of a data set.
+/// Name, type and size of a data set.
 struct DatasetSpec {
   std::string name;
   at::ScalarType dtype;
   int64_t numel;
+};
+
+/// Writes a shard file piece by piece, in any order. Errors are as in write_shard_file().
+class ShardFileWriter {
+ public:
+  /// Creates the file with empty data sets; none of them has no elements.
+  ShardFileWriter(std::filesystem::path path, std::vector<DatasetSpec> datasets);
+  ~ShardFileWriter();
+
+  /// Elements [offset, offset + count) of a data set.
+  void write(const std::string& name, int64_t offset, int64_t count, const void* data);
+
+  /// Closes and syncs the file and reads its structure back. Every element must have been written.
+  void finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 /// Reads a shard file. What does not look as write_shard_file() leaves it (links to elsewhere, filters,

@@ -126,6 +126,32 @@ void check_loss_scaler(const Config& config, Conflicts& conflicts) {
                           scaler.init_scale, "; found ", scaler.min_scale, "; change one of the two"));
 }
 
+void check_checkpoints(const Config& config, Conflicts& conflicts) {
+  const checkpoint::CheckpointOptions& options = config.checkpoint;
+  conflicts.unless(!options.asynchronous || options.kind == "sharded",
+                   {"checkpoint.asynchronous", "checkpoint.kind"},
+                   "checkpoint.asynchronous: expected false with checkpoint.kind = \"full\", because the "
+                   "shards travel to rank 0 between steps; found true; leave one of the two out (fsdp-ckpt "
+                   "consolidate makes one file of a sharded checkpoint)");
+  conflicts.unless(options.keep_every == 0 || options.keep_last > 0,
+                   {"checkpoint.keep_every", "checkpoint.keep_last"},
+                   concat("checkpoint.keep_every: expected 0 with checkpoint.keep_last = 0, which keeps all; "
+                          "found ",
+                          options.keep_every, "; leave it out or give checkpoint.keep_last a number"));
+  const bool starts_elsewhere = !options.init_from.empty();
+  conflicts.unless(!starts_elsewhere || config.model.init_from.empty(),
+                   {"checkpoint.init_from", "model.init_from"},
+                   "checkpoint.init_from: expected one source of the first weights; found model.init_from "
+                   "too; leave one of the two out");
+  const std::pair<const char*, const std::vector<std::string>*> lists[] = {
+      {"checkpoint.init_only", &options.init_only}, {"checkpoint.init_missing", &options.init_missing}};
+  for (const auto& [key, patterns] : lists) {
+    conflicts.unless(starts_elsewhere || patterns->empty(), {key, "checkpoint.init_from"},
+                     concat(key, ": expected none without checkpoint.init_from; found ", patterns->size(),
+                            "; leave it out or name a checkpoint in checkpoint.init_from"));
+  }
+}
+
 void check_sharding(const Config& config, Conflicts& conflicts) {
   for (const shard::OptionConflict& conflict : shard::find_option_conflicts(shard_options(config))) {
     conflicts.unless(false, conflict.fields, conflict.message);
@@ -141,6 +167,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_schedule(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);
+  check_checkpoints(config, conflicts);
   return conflicts.take();
 }
 

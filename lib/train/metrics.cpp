@@ -6,6 +6,7 @@
 
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
@@ -44,6 +45,7 @@ MetricsFile::MetricsFile(const fs::path& folder, int64_t resumed_step) : path_(f
   }
   file_.open(path_, std::ios::app);
   if (!file_) util::fail(util::ErrorKind::kIo, "cannot open ", path_.string(), ": ", util::errno_text(errno));
+  whole_bytes_ = fs::file_size(path_);
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {
@@ -65,10 +67,23 @@ void MetricsFile::write_validation(int64_t step, double validation_loss) {
 
 void MetricsFile::write_line(const std::string& line) {
   file_ << line << '\n' << std::flush;
-  if (!file_) {
-    util::fail(util::ErrorKind::kIo, "cannot write ", path_.string(), ": ", util::errno_text(errno),
-               "; free space on that disk or choose another run.output_dir");
+  if (file_) {
+    whole_bytes_ += line.size() + 1;
+    failing_ = false;
+    return;
   }
+  int cause = errno;
+  if (!failing_) {
+    util::log_warning(util::concat("cannot write ", path_.string(), ": ", util::errno_text(cause),
+                                   "; steps are missing in it until there is space on that disk"));
+  }
+  failing_ = true;
+  // The stream still holds the line and may have written a part of it.
+  file_.close();
+  std::error_code ignored;
+  fs::resize_file(path_, whole_bytes_, ignored);
+  file_.clear();
+  file_.open(path_, std::ios::app);
 }
 
 }  // namespace fsdp::train

@@ -28,6 +28,8 @@ class MetricsFile {
   /// again. A run that starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
   MetricsFile(const std::filesystem::path& folder, int64_t resumed_step);
 
+  /// A line that cannot be written, because the disk is full, is left out with a warning, the first one of a
+  /// row: the run is worth more than its log.
   void write(const StepMetrics& metrics);
   void write_validation(int64_t step, double validation_loss);
 
@@ -38,6 +40,8 @@ class MetricsFile {
 
   std::filesystem::path path_;
   std::ofstream file_;
+  std::uintmax_t whole_bytes_ = 0;  ///< up to the end of the last whole line
+  bool failing_ = false;
 };
 
 }  // namespace fsdp::train

@@ -7,11 +7,11 @@
 #include <memory>
 #include <optional>
 
-#include "checkpoint/manifest.h"
 #include "comm/communicator.h"
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
+#include "train/checkpointer.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_parts.h"
@@ -34,19 +34,17 @@ class Trainer {
   Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
           ProgressOutput progress);
 
-  /// Trains to training.steps. Throws Error(kDiverged) when the loss is not finite, Error(kIo) when a save
-  /// fails, ...
+  /// Trains to training.steps. Throws Error(kDiverged) when the loss is not finite, and at the end, when all
+  /// is done, what the last save failed with (Error(kIo) when the disk is full).
   RunSummary run();
 
  private:
   void open_data();
-  void restore_progress(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
-  void resume();
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
+  void train();
   void report(const StepResult& result, double lr);
   void validate();
-  void save();
   bool is_first_rank() const { return communicator_->rank() == 0; }
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
 
@@ -59,10 +57,9 @@ class Trainer {
   std::optional<MetricsFile> metrics_;
   Progress progress_;
   StepMeter meter_;
-
-  int64_t step_ = 0;          ///< optimizer steps done
-  int64_t samples_seen_ = 0;  ///< the run's global sample position
-  int64_t tokens_seen_ = 0;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  RunPosition position_;
+  int64_t validated_step_ = -1;
   RunSummary summary_;
 };
 

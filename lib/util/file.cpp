@@ -11,6 +11,13 @@ namespace fsdp::util {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr const char* kTemporaryMark = ".tmp-";  ///< before the writer's process number
+constexpr const char* kProbePrefix = ".probe-";
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 /// A file descriptor that closes itself.
 class Descriptor {
  public:
@@ -54,7 +61,7 @@ std::string read_file(const fs::path& path) {
 
 void write_file_atomically(const fs::path& path, std::string_view content) {
   fs::path temporary = path;
-  temporary += concat(".tmp-", ::getpid());
+  temporary += concat(kTemporaryMark, ::getpid());
   try {
     Descriptor file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "for writing");
     for (size_t done = 0; done < content.size();) {
@@ -71,6 +78,13 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
     ::unlink(temporary.c_str());
     throw;
   }
+}
+
+bool is_temporary_name(std::string_view name) {
+  if (name.starts_with(kProbePrefix)) return is_number(name.substr(std::string_view(kProbePrefix).size()));
+  size_t mark = name.rfind(kTemporaryMark);
+  return mark != std::string_view::npos && mark > 0 &&
+         is_number(name.substr(mark + std::string_view(kTemporaryMark).size()));
 }
 
 void sync_path(const fs::path& path) {
@@ -92,7 +106,7 @@ void make_writable_folder(const fs::path& folder) {
     fail(ErrorKind::kIo, "cannot make the folder ", folder.string(), ": ",
          error ? error.message() : "a file of that name is in the way");
   }
-  fs::path probe = folder / concat(".probe-", ::getpid());
+  fs::path probe = folder / concat(kProbePrefix, ::getpid());
   int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
   ::close(fd);

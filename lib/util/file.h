@@ -15,6 +15,10 @@ std::string read_file(const std::filesystem::path& path);
 /// Writes `path` under a temporary name in the same folder, syncs it, renames it and syncs the folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
+/// Whether a file of this name is what a killed process left of write_file_atomically() or
+/// make_writable_folder().
+bool is_temporary_name(std::string_view name);
+
 /// Flushes a file's (or a folder's) data to the disk.
 void sync_path(const std::filesystem::path& path);
 

@@ -82,7 +82,7 @@ TEST_F(Damage, AFolderInAShardsPlaceIsRefused) {
 
 TEST_F(Damage, AllDamagedFilesAreListed) {
   fs::remove(step_ / "rank-00002.h5");
-  flip_byte(step_ / "rank-00000.h5", 5000);
+  flip_byte(step_ / "rank-00000.h5", static_cast<int64_t>(fs::file_size(step_ / "rank-00000.h5")) / 2);
   EXPECT_THAT(find_damage(step_), SizeIs(2));
 }
 

@@ -67,12 +67,39 @@ TEST_F(Folders, OfARunThatNeverStartedAreNone) {
 TEST_F(Folders, PruneKeepsTheNewestAndTouchesNothingElse) {
   for (int64_t step : {1, 2, 3, 4}) save(step);
   fs::path torn = tear(9);
-  EXPECT_THAT(prune(root_.path(), 2),
+  EXPECT_THAT(prune(root_.path(), {.keep_last = 2}),
               ElementsAre(root_.path() / "step-00000001", root_.path() / "step-00000002"));
   EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
   EXPECT_TRUE(fs::exists(torn));
-  EXPECT_THAT(prune(root_.path(), 0), IsEmpty());
+  EXPECT_THAT(prune(root_.path(), {}), IsEmpty());
   EXPECT_THAT(complete_steps(), ElementsAre(3, 4));
+}
+
+TEST_F(Folders, PruneKeepsEachMultipleBesides) {
+  for (int64_t step = 1; step <= 7; ++step) save(step);
+  prune(root_.path(), {.keep_last = 1, .keep_every = 3});
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 6, 7));
+  prune(root_.path(), {.keep_last = 0, .keep_every = 3});
+  EXPECT_THAT(complete_steps(), ElementsAre(3, 6, 7));
+}
+
+TEST_F(Folders, LeftoversAreWhatNobodyFinished) {
+  fs::path whole = save(1), damaged = save(2), torn = tear(3), hidden = root_ / ".deleting-step-00000001";
+  fs::remove(damaged / "rank-00000.h5");
+  fs::create_directory(hidden);
+  std::ofstream(root_ / "config.toml.tmp-123") << "half";
+  std::ofstream(root_ / ".probe-123");
+  for (const char* other : {"config.toml", "metrics.jsonl", "notes.tmp-old", ".lock"}) {
+    std::ofstream(root_ / other) << "kept";
+  }
+  fs::create_directory(root_ / "step-00000002.damaged-1");
+  EXPECT_THAT(
+      remove_leftovers(root_.path()),
+      ::testing::UnorderedElementsAre(hidden, torn, root_ / "config.toml.tmp-123", root_ / ".probe-123"));
+  for (const char* kept : {"step-00000001", "step-00000002", "step-00000002.damaged-1", "config.toml",
+                           "metrics.jsonl", "notes.tmp-old", ".lock"}) {
+    EXPECT_TRUE(fs::exists(root_ / kept)) << kept;
+  }
 }
 
 TEST_F(Folders, PruneFinishesARemovalThatWasInterrupted) {
@@ -80,7 +107,7 @@ TEST_F(Folders, PruneFinishesARemovalThatWasInterrupted) {
   fs::path hidden = root_.path() / ".deleting-step-00000001";
   fs::rename(folder, hidden);
   EXPECT_THAT(complete_steps(), IsEmpty());
-  prune(root_.path(), 3);
+  prune(root_.path(), {.keep_last = 3});
   EXPECT_FALSE(fs::exists(hidden));
 }
 

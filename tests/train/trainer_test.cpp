@@ -9,6 +9,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/load.h"
 #include "comm/thread_communicator.h"
+#include "support/checkpoint_contents.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "util/error.h"
@@ -74,17 +75,92 @@ TEST_F(TrainerTest, CountsTokensAndStepsOfTheWholeWorld) {
   EXPECT_EQ(lines.back()["tokens"], 6 * 3 * 2 * 2 * 8);
 }
 
-TEST_F(TrainerTest, AResumedRunIsBitwiseTheRunThatNeverStopped) {
+struct Resumption {
+  const char* name;
+  std::function<void(config::Config&)> change;
+};
+
+class ResumedRun : public TrainerTest, public ::testing::WithParamInterface<Resumption> {};
+
+TEST_P(ResumedRun, IsBitwiseTheRunThatNeverStopped) {
   config_.data.shuffle = true;
   config_.lr_scheduler.name = "cosine";
   config_.lr_scheduler.warmup_steps = 2;
   config_.checkpoint.interval_steps = 3;
+  config_.training.steps = 8;
+  GetParam().change(config_);
   train(2, config_);
   auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  ASSERT_EQ(whole.size(), 8u);
 
+  fs::rename(folder_ / "out/step-00000008", folder_ / "whole");
   fs::remove_all(folder_ / "out/step-00000006");
   train(2, config_);  // from step 3
   EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
+  testing::expect_equal_checkpoints(folder_ / "whole", folder_ / "out/step-00000008");
+}
+
+void use_float16(config::Config& config) {
+  config.mixed_precision.param_dtype = config.mixed_precision.reduce_dtype = "float16";
+  config.loss_scaler.init_scale = 1e9;  // overflows at first, so that the scale changes on the way
+  config.loss_scaler.growth_interval = 2;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ResumedRun,
+    ::testing::Values(
+        Resumption{"adamw", [](config::Config&) {}},
+        Resumption{"tied_with_accumulation",
+                   [](config::Config& config) {
+                     config.model.tie_word_embeddings = true;
+                     config.training.gradient_accumulation_steps = 2;
+                   }},
+        Resumption{"bfloat16",
+                   [](config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }},
+        Resumption{"float16_with_loss_scaler", use_float16},
+        Resumption{"asynchronous", [](config::Config& config) { config.checkpoint.asynchronous = true; }},
+        Resumption{"asynchronous_float16_no_shard",
+                   [](config::Config& config) {
+                     use_float16(config);
+                     config.checkpoint.asynchronous = true;
+                     config.fsdp.strategy = "no_shard";
+                   }},
+        Resumption{"full", [](config::Config& config) { config.checkpoint.kind = "full"; }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
+  config_.checkpoint.interval_steps = 2;
+  config_.checkpoint.save_at_end = false;
+  config_.training.steps = 7;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Trainer trainer(config_, borrowed(communicator), {});
+    if (communicator.rank() == 0) {
+      fs::rename(folder_ / "out", folder_ / "away");
+      std::ofstream(folder_ / "out") << "in the way";
+    }
+    communicator.barrier({.unit = "test"});
+    try {
+      trainer.run();
+      ADD_FAILURE() << "expected an error";
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+      EXPECT_NE(std::string(error.what()).find("step 6 could not be saved"), std::string::npos)
+          << error.what();
+    }
+  });
+  EXPECT_EQ(values_of(folder_ / "away/metrics.jsonl", "loss").size(), 7u);
+}
+
+TEST_F(TrainerTest, ADivergedRunFinishesTheSaveUnderWay) {
+  config_.optimizer.lr = 1e30;
+  config_.training.max_grad_norm = 0;
+  config_.training.steps = 20;
+  config_.checkpoint.interval_steps = 1;
+  config_.checkpoint.asynchronous = true;
+  EXPECT_EQ(failure(2, config_, "diverged at step"), util::ErrorKind::kDiverged);
+  auto found = checkpoint::find_checkpoints(folder_ / "out");
+  EXPECT_TRUE(found.torn.empty());
+  EXPECT_FALSE(found.complete.empty());
 }
 
 TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {

@@ -1,0 +1,51 @@
+#include "checkpoint/host_copies.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace fsdp::checkpoint {
+namespace {
+
+/// A view of another dtype must begin at a multiple of its size; this is one for all, and a cache line.
+constexpr int64_t kAlignmentBytes = 64;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
+
+int64_t bytes_of(const TensorSlice& slice) { return static_cast<int64_t>(slice.data.nbytes()); }
+
+}  // namespace
+
+void HostCopies::prepare(const std::vector<TensorSlice>& slices) {
+  if (buffer_.defined() && fits(slices)) return;
+  copies_.clear();
+  int64_t total = 0;
+  for (const TensorSlice& slice : slices) total += aligned(bytes_of(slice));
+  buffer_ = at::Tensor();  // the old one goes first
+  buffer_ = at::zeros({total}, at::kByte);
+  int64_t offset = 0;
+  for (const TensorSlice& slice : slices) {
+    TensorSlice copy = slice;
+    copy.data = buffer_.narrow(0, offset, bytes_of(slice)).view(slice.data.scalar_type());
+    copies_.push_back(std::move(copy));
+    offset += aligned(bytes_of(slice));
+  }
+}
+
+const std::vector<TensorSlice>& HostCopies::take(const std::vector<TensorSlice>& slices) {
+  prepare(slices);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < slices.size(); ++i) copies_[i].data.copy_(slices[i].data);
+  return copies_;
+}
+
+bool HostCopies::fits(const std::vector<TensorSlice>& slices) const {
+  return std::equal(slices.begin(), slices.end(), copies_.begin(), copies_.end(),
+                    [](const TensorSlice& a, const TensorSlice& b) {
+                      return a.name == b.name && a.shape == b.shape && a.begin == b.begin && a.end == b.end &&
+                             a.data.scalar_type() == b.data.scalar_type();
+                    });
+}
+
+}  // namespace fsdp::checkpoint

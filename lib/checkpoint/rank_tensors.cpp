@@ -1,0 +1,63 @@
+#include "checkpoint/rank_tensors.h"
+
+#include <algorithm>
+
+#include "util/dtype.h"
+#include "util/error.h"
+
+namespace fsdp::checkpoint {
+using nlohmann::json;
+
+std::map<std::string, RankTensor> group_by_tensor(const std::vector<TensorSlice>& slices) {
+  std::map<std::string, RankTensor> tensors;
+  for (const TensorSlice& slice : slices) {
+    FSDP_CHECK(is_tensor_name(slice.name), "\"", slice.name, "\"");
+    FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
+               slice.name);
+    FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.end - slice.begin, slice.name);
+    int64_t numel = checked_numel(slice.shape, slice.data.element_size());
+    FSDP_CHECK(slice.begin >= 0 && slice.begin <= slice.end && slice.end <= numel, slice.name);
+    RankTensor& tensor = tensors[slice.name];
+    if (!tensor.any) tensor.any = &slice;
+    FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->data.scalar_type() == slice.data.scalar_type(),
+               slice.name);
+    if (slice.begin < slice.end) tensor.slices.push_back(&slice);
+  }
+  for (auto& [name, tensor] : tensors) {
+    std::sort(tensor.slices.begin(), tensor.slices.end(),
+              [](const TensorSlice* a, const TensorSlice* b) { return a->begin < b->begin; });
+  }
+  return tensors;
+}
+
+json describe(const std::map<std::string, RankTensor>& tensors) {
+  json described = json::object();
+  for (const auto& [name, tensor] : tensors) {
+    json ranges = json::array();
+    for (const TensorSlice* slice : tensor.slices) ranges.push_back({slice->begin, slice->end});
+    described[name] = {{"shape", tensor.any->shape},
+                       {"dtype", util::dtype_name(tensor.any->data.scalar_type())},
+                       {"ranges", std::move(ranges)}};
+  }
+  return described;
+}
+
+void add_described(Manifest& manifest, const json& described, size_t file, const std::string& who) {
+  for (const auto& [name, value] : described.items()) {
+    auto shape = value["shape"].get<std::vector<int64_t>>();
+    auto dtype = util::dtype_from_name(value["dtype"].get<std::string>());
+    auto [at, is_new] = manifest.tensors.try_emplace(name, TensorEntry{.shape = shape, .dtype = dtype});
+    TensorEntry& entry = at->second;
+    if (!is_new && (entry.shape != shape || entry.dtype != dtype)) {
+      util::fail(util::ErrorKind::kCheckpoint, "the ranks disagree about the tensor ", name, ": ", who,
+                 " has ", util::dtype_name(dtype), " ", shape_text(shape), ", others have ",
+                 util::dtype_name(entry.dtype), " ", shape_text(entry.shape));
+    }
+    for (const json& range : value["ranges"]) {
+      entry.ranges.push_back(
+          {.begin = range[0].get<int64_t>(), .end = range[1].get<int64_t>(), .file = file});
+    }
+  }
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,196 @@
+#include "checkpoint/save_full.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "checkpoint/background_task.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/rank_tensors.h"
+#include "checkpoint/shard_file.h"
+#include "checkpoint/step_folder.h"
+#include "util/error.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* kPurpose = "full checkpoint";
+constexpr const char* kFileName = "full.h5";
+constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< of all ranks together
+constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< of one rank in a round, in large worlds
+
+/// Elements of a tensor that travel in one round.
+struct Piece {
+  const std::string* name = nullptr;
+  int64_t begin = 0;  ///< first element in the flattened tensor
+  int64_t count = 0;
+  int64_t at_byte = 0;  ///< in the rank's share of the round
+  int64_t bytes = 0;
+};
+
+/// Piece by piece what one rank sends in each round. Every rank computes it for every rank alike.
+using Itinerary = std::vector<std::vector<Piece>>;
+
+Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
+  Itinerary rounds(1);
+  int64_t filled = 0;
+  for (const auto& [name, entry] : held.tensors) {
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(entry.dtype));
+    for (const RangeEntry& range : entry.ranges) {
+      if (range.file != rank) continue;
+      for (int64_t begin = range.begin; begin < range.end;) {
+        int64_t count = std::min(range.end - begin, (share_bytes - filled) / itemsize);
+        if (count == 0) {
+          rounds.emplace_back();
+          filled = 0;
+          continue;
+        }
+        rounds.back().push_back({&name, begin, count, filled, count * itemsize});
+        filled += count * itemsize;
+        begin += count;
+      }
+    }
+  }
+  return rounds;
+}
+
+/// What all ranks hold: in this manifest "file" r is rank r. Collective; kCheckpoint when it does not add up.
+Manifest gather_descriptions(const SaveRequest& request, const std::map<std::string, RankTensor>& tensors,
+                             comm::Communicator& communicator) {
+  std::vector<std::string> texts =
+      comm::all_gather_text(communicator, describe(tensors).dump(), {.unit = kPurpose});
+  Manifest held{
+      .step = request.step, .world_size = 1, .layout = "full", .training = nullptr, .model = nullptr};
+  comm::agree(communicator, kPurpose, [&] {
+    for (size_t rank = 0; rank < texts.size(); ++rank) {
+      held.files.push_back({.name = util::concat("rank ", rank), .bytes = 0, .xxh3_64 = {}});
+      add_described(held, json::parse(texts[rank]), rank, held.files.back().name);
+    }
+    complete_manifest(held, (request.root / step_folder_name(request.step)).string());
+  });
+  return held;
+}
+
+std::vector<DatasetSpec> whole_datasets(const Manifest& held) {
+  std::vector<DatasetSpec> specs;
+  for (const auto& [name, entry] : held.tensors) {
+    if (entry.numel > 0) specs.push_back({name, entry.dtype, entry.numel});
+  }
+  return specs;
+}
+
+/// This rank's data of a piece.
+const char* data_of(const Piece& piece, const std::map<std::string, RankTensor>& tensors) {
+  const std::vector<const TensorSlice*>& slices = tensors.at(*piece.name).slices;
+  auto after = std::upper_bound(slices.begin(), slices.end(), piece.begin,
+                                [](int64_t value, const TensorSlice* slice) { return value < slice->begin; });
+  const TensorSlice& slice = **std::prev(after);
+  return static_cast<const char*>(slice.data.const_data_ptr()) +
+         (piece.begin - slice.begin) * slice.data.element_size();
+}
+
+/// Brings all slices to rank 0, which passes them on to `file`.
+class Transfer {
+ public:
+  Transfer(const Manifest& held, const std::map<std::string, RankTensor>& tensors,
+           comm::Communicator& communicator)
+      : tensors_(tensors), communicator_(communicator) {
+    const int world = communicator.world_size();
+    const int64_t most = std::max(kRoundBytes / 2 / world, kSmallestShareBytes / 2);
+    for (int rank = 0; rank < world; ++rank) {
+      itineraries_.push_back(plan_rank(held, static_cast<size_t>(rank), most));
+      const Itinerary& itinerary = itineraries_.back();
+      rounds_ = std::max(rounds_, itinerary.size());
+      for (const auto& round : itinerary) {
+        if (!round.empty()) share_bytes_ = std::max(share_bytes_, round.back().at_byte + round.back().bytes);
+      }
+    }
+  }
+
+  /// Collective; `file` is rank 0's.
+  void run(ShardFileWriter* file) {
+    const int rank = communicator_.rank(), world = communicator_.world_size();
+    at::Tensor mine = communicator_.allocate(share_bytes_, at::kByte);
+    at::Tensor all = communicator_.allocate(share_bytes_ * world, at::kByte);
+    for (size_t round = 0; round < rounds_; ++round) {
+      for (const Piece& piece : pieces(rank, round)) {
+        std::memcpy(static_cast<char*>(mine.data_ptr()) + piece.at_byte, data_of(piece, tensors_),
+                    static_cast<size_t>(piece.bytes));
+      }
+      communicator_.all_gather(all, mine, {.unit = kPurpose})->wait();
+      comm::agree(communicator_, kPurpose, [&] {
+        if (!file) return;
+        for (int from = 0; from < world; ++from) {
+          const char* share = static_cast<const char*>(all.const_data_ptr()) + from * share_bytes_;
+          for (const Piece& piece : pieces(from, round)) {
+            file->write(*piece.name, piece.begin, piece.count, share + piece.at_byte);
+          }
+        }
+      });
+    }
+  }
+
+ private:
+  const std::vector<Piece>& pieces(int rank, size_t round) const {
+    static const std::vector<Piece> none;
+    const Itinerary& itinerary = itineraries_[static_cast<size_t>(rank)];
+    return round < itinerary.size() ? itinerary[round] : none;
+  }
+
+  const std::map<std::string, RankTensor>& tensors_;
+  comm::Communicator& communicator_;
+  std::vector<Itinerary> itineraries_;
+  size_t rounds_ = 0;
+  int64_t share_bytes_ = 1;  // an empty collective is legal nowhere
+};
+
+/// The manifest as a world of one would have it.
+Manifest whole_manifest(const SaveRequest& request, Manifest held, FileEntry file) {
+  held.training = request.training;
+  held.model = request.model;
+  held.files = {std::move(file)};
+  for (auto& [name, entry] : held.tensors) {
+    entry.ranges.clear();
+    if (entry.numel > 0) entry.ranges.push_back({.begin = 0, .end = entry.numel, .file = 0});
+  }
+  return held;
+}
+
+}  // namespace
+
+SavedCheckpoint save_full(const SaveRequest& request, const std::vector<TensorSlice>& slices,
+                          comm::Communicator& communicator) {
+  const fs::path folder = request.root / step_folder_name(request.step);
+  const bool first = communicator.rank() == 0;
+  const std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
+  Manifest held = gather_descriptions(request, tensors, communicator);
+  comm::agree(communicator, kPurpose, [&] {
+    if (first) create_step_folder(request.root, folder);
+  });
+  SavedCheckpoint saved{.folder = folder};
+  or_remove_folder(communicator, folder, [&] {
+    std::unique_ptr<ShardFileWriter> file;
+    comm::agree(communicator, kPurpose, [&] {
+      if (first) {
+        file = std::make_unique<ShardFileWriter>(temporary_name(folder / kFileName), whole_datasets(held));
+      }
+    });
+    Transfer(held, tensors, communicator).run(file.get());
+    FileEntry entry;
+    agree_in_background(communicator, kPurpose, [&] {
+      if (first) entry = write_named(folder / kFileName, [&](const fs::path&) { file->finish(); });
+    });
+    agree_in_background(communicator, kPurpose, [&] {
+      if (first) saved = commit(request, whole_manifest(request, std::move(held), std::move(entry)), folder);
+    });
+  });
+  return saved;
+}
+
+}  // namespace fsdp::checkpoint

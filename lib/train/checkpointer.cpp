@@ -1,0 +1,199 @@
+#include "train/checkpointer.h"
+
+#include <utility>
+#include <vector>
+
+#include "checkpoint/folders.h"
+#include "checkpoint/hugging_face_config.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save_full.h"
+#include "train/state_slices.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
+#include "util/name_patterns.h"
+#include "util/text.h"
+
+namespace fsdp::train {
+namespace fs = std::filesystem;
+using checkpoint::Manifest;
+using checkpoint::TensorSlice;
+using util::concat;
+
+namespace {
+
+constexpr std::string_view kModelPrefix = "model/";
+
+/// Whether a tensor of a checkpoint is a weight whose parameter matches one of the patterns; of none, any.
+bool is_weight(const std::string& name, const std::vector<std::string>& patterns) {
+  if (!name.starts_with(kModelPrefix)) return false;
+  return patterns.empty() || util::matches_any(name.substr(kModelPrefix.size()), patterns);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(const config::Config& config, const TrainingState& state,
+                           comm::Communicator& communicator, std::function<void()> before_speaking)
+    : config_(config),
+      state_(state),
+      communicator_(communicator),
+      before_speaking_(std::move(before_speaking)) {}
+
+RunPosition Checkpointer::restore() {
+  Choice choice = choose();
+  comm::agree(communicator_, "loading the checkpoint", [&] {
+    if (!choice.resume.empty()) load_all(choice.resume);
+    if (!choice.init.empty()) load_weights(choice.init);
+  });
+  comm::agree(communicator_, "output folder", [&] {
+    if (!is_first_rank()) return;
+    take_folder();
+    remove_leftovers();
+  });
+  if (config_.checkpoint.asynchronous) {
+    copies_.prepare(state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave));
+  }
+  return restored_;
+}
+
+/// Rank 0 chooses, so that a file system that shows ranks different things cannot split the run.
+Checkpointer::Choice Checkpointer::choose() {
+  constexpr const char* kPurpose = "choice of a checkpoint";
+  std::string resume, init;
+  comm::agree(communicator_, kPurpose, [&] {
+    if (!is_first_rank()) return;
+    // Before the choice, or another run might remove what is chosen. A folder that is not there yet is made
+    // when nothing is left to refuse.
+    if (fs::exists(output_folder())) take_folder();
+    checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
+    say(choice.message);
+    if (choice.folder) resume = choice.folder->string();
+    if (config_.checkpoint.init_from.empty()) return;
+    if (choice.folder) {
+      say("checkpoint.init_from is not used, because the run resumes");
+    } else {
+      init = checkpoint::checkpoint_folder(config_.checkpoint.init_from).string();
+    }
+  });
+  return {.resume = comm::all_gather_text(communicator_, resume, {.unit = kPurpose}).front(),
+          .init = comm::all_gather_text(communicator_, init, {.unit = kPurpose}).front()};
+}
+
+void Checkpointer::take_folder() {
+  util::make_writable_folder(output_folder());
+  if (!lock_) lock_.emplace(output_folder());
+}
+
+void Checkpointer::load_all(const fs::path& folder) {
+  Manifest manifest = checkpoint::read_manifest(folder);
+  checkpoint::load_slices(folder, manifest,
+                          state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad),
+                          {.refuse_unexpected = true});
+  restored_ = restore_training_record(manifest.training, manifest.step, state_,
+                                      (folder / checkpoint::kManifestName).string());
+  resumed_from_ = folder;
+  saved_step_ = manifest.step;
+}
+
+void Checkpointer::load_weights(const fs::path& folder) {
+  const checkpoint::CheckpointOptions& options = config_.checkpoint;
+  Manifest manifest = checkpoint::read_manifest(folder);
+  std::erase_if(manifest.tensors,
+                [&](const auto& item) { return !is_weight(item.first, options.init_only); });
+  std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad);
+  std::erase_if(slices, [&](const TensorSlice& slice) { return !is_weight(slice.name, options.init_only); });
+  checkpoint::LoadOptions strictness{.refuse_unexpected = true};
+  for (const std::string& pattern : options.init_missing) {
+    strictness.may_be_missing.push_back(concat(kModelPrefix, pattern));
+  }
+  std::vector<std::string> missing = checkpoint::load_slices(folder, manifest, slices, strictness);
+  say(concat("starting from the weights of ", folder.string(), " (step ", manifest.step,
+             "): ", manifest.tensors.size(), " tensors",
+             missing.empty() ? "" : concat("; it lacks ", util::join(missing, ", "), ", as it may")));
+}
+
+void Checkpointer::remove_leftovers() {
+  for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
+    say(concat("removed ", removed.string(), ", which a run that was stopped had left unfinished"));
+  }
+}
+
+void Checkpointer::save(const RunPosition& position) {
+  finish();
+  const checkpoint::CheckpointOptions& options = config_.checkpoint;
+  step_being_saved_ = position.step;
+  attempt([&] {
+    checkpoint::SaveRequest request{
+        .root = output_folder(),
+        .step = position.step,
+        .layout = config_.fsdp.layout,
+        .training = training_record(config_, state_, position),
+        .model = checkpoint::hugging_face_config(config_.model),
+        .retention = {.keep_last = options.keep_last, .keep_every = options.keep_every}};
+    std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave);
+    if (options.asynchronous) {
+      under_way_ =
+          std::make_unique<checkpoint::SaveUnderWay>(std::move(request), copies_.take(slices), communicator_);
+    } else if (options.kind == "full") {
+      succeeded(checkpoint::save_full(request, slices, communicator_));
+    } else {
+      succeeded(checkpoint::save_sharded(request, slices, communicator_));
+    }
+  });
+}
+
+void Checkpointer::poll() {
+  if (!under_way_) return;
+  attempt([&] {
+    if (under_way_->advance()) succeeded(under_way_->finish());
+  });
+}
+
+void Checkpointer::finish() {
+  if (!under_way_) return;
+  attempt([&] { succeeded(under_way_->finish()); });
+}
+
+void Checkpointer::attempt(const std::function<void()>& part_of_save) {
+  try {
+    part_of_save();
+  } catch (const comm::AgreedError& error) {
+    under_way_.reset();
+    failed(error);
+  }
+}
+
+void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
+  under_way_.reset();
+  failure_.reset();
+  saved_step_ = step_being_saved_;
+  last_saved_ = saved.folder;
+  say("saved " + saved.folder.string());
+  for (const fs::path& removed : saved.removed) say("removed " + removed.string());
+  if (!saved.removal_failure.empty()) {
+    say("old checkpoints are still there: " + saved.removal_failure, /*warning=*/true);
+  }
+}
+
+void Checkpointer::failed(const comm::AgreedError& error) {
+  failure_ = comm::AgreedError(
+      error.kind(),
+      concat("the checkpoint of step ", step_being_saved_, " could not be saved: ", error.what(),
+             last_saved_.empty() && resumed_from_.empty()
+                 ? "; there is no checkpoint of this run yet"
+                 : concat("; the newest checkpoint is ",
+                          (last_saved_.empty() ? resumed_from_ : last_saved_).string())));
+  say(concat(failure_->what(), "; training goes on, and the next save is the next try"), /*warning=*/true);
+}
+
+void Checkpointer::require_last_save() const {
+  if (failure_) throw *failure_;
+}
+
+void Checkpointer::say(const std::string& message, bool warning) const {
+  if (!is_first_rank() || message.empty()) return;
+  before_speaking_();
+  warning ? util::log_warning(message) : util::log_info(message);
+}
+
+}  // namespace fsdp::train

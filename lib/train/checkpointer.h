@@ -1,0 +1,90 @@
+#pragma once
+
+// Everything that a run does with checkpoints: choosing one and loading it, saving, and what follows when a
+// save fails.
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/host_copies.h"
+#include "checkpoint/run_lock.h"
+#include "checkpoint/save.h"
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "train/training_record.h"
+
+namespace fsdp::train {
+
+/// Every method is collective unless it says otherwise.
+///
+/// A save that fails is no reason to stop: what was trained since the last one would be lost for certain. It
+/// is reported on rank 0, the next save is the next try, and require_last_save() tells at the end. Only the
+/// loss of a peer is thrown out of a save.
+class Checkpointer {
+ public:
+  /// `before_speaking` is called on rank 0 before a message that a save brings, so that it does not land in
+  /// the middle of a progress bar. Config and communicator must outlive the object. Not collective.
+  Checkpointer(const config::Config& config, const TrainingState& state, comm::Communicator& communicator,
+               std::function<void()> before_speaking);
+
+  /// Takes the output folder for this run, resumes as the config says, or starts from another run's weights,
+  /// and removes what killed runs left there. kUsage when another run has the folder.
+  RunPosition restore();
+
+  /// The checkpoint that was resumed from; empty when none was. Not collective.
+  const std::filesystem::path& resumed_from() const { return resumed_from_; }
+
+  /// Saves, or with checkpoint.asynchronous copies the state and lets the writing go on beside training; a
+  /// save that is still under way is waited for first, so that there are never two.
+  void save(const RunPosition& position);
+
+  /// To be called at every other step boundary: carries a save under way further without waiting.
+  void poll();
+
+  /// Waits until no save is under way.
+  void finish();
+
+  /// The step of the newest checkpoint of this run, the one it resumed from included. Not collective.
+  std::optional<int64_t> saved_step() const { return saved_step_; }
+
+  /// The checkpoint that was saved last; empty when none was. Not collective.
+  const std::filesystem::path& last_saved() const { return last_saved_; }
+
+  /// Throws what the last save failed with, if it did and none has succeeded since. Not collective, alike on
+  /// every rank.
+  void require_last_save() const;
+
+ private:
+  struct Choice {
+    std::filesystem::path resume, init;  ///< at most one is not empty
+  };
+  Choice choose();
+  void take_folder();
+  void load_all(const std::filesystem::path& folder);
+  void load_weights(const std::filesystem::path& folder);
+  void remove_leftovers();
+  void attempt(const std::function<void()>& part_of_save);
+  void succeeded(const checkpoint::SavedCheckpoint& saved);
+  void failed(const comm::AgreedError& error);
+  void say(const std::string& message, bool warning = false) const;
+  bool is_first_rank() const { return communicator_.rank() == 0; }
+  std::filesystem::path output_folder() const { return config_.run.output_dir; }
+
+  const config::Config& config_;
+  TrainingState state_;
+  comm::Communicator& communicator_;
+  std::function<void()> before_speaking_;
+  std::optional<checkpoint::RunLock> lock_;  ///< rank 0's
+  RunPosition restored_;
+  std::filesystem::path resumed_from_, last_saved_;
+  std::optional<int64_t> saved_step_;
+  int64_t step_being_saved_ = 0;
+  std::optional<comm::AgreedError> failure_;
+  checkpoint::HostCopies copies_;
+  std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< from copies_
+};
+
+}  // namespace fsdp::train

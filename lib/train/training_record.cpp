@@ -1,0 +1,75 @@
+#include "train/training_record.h"
+
+#include "util/error.h"
+#include "util/log.h"
+
+namespace fsdp::train {
+namespace {
+
+/// Units whose step count is not that of the run, because they had no gradient in some steps.
+nlohmann::json uneven_step_counts(const optim::Optimizer& optimizer) {
+  nlohmann::json counts = nlohmann::json::object();
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    int64_t count = optimizer.parameter_step_count(i);
+    if (count != optimizer.step_count()) counts[optimizer.parameters()[i].name] = count;
+  }
+  return counts;
+}
+
+void restore_step_counts(optim::Optimizer& optimizer, const nlohmann::json& record) {
+  optimizer.set_step_count(record.at("optimizer_steps").get<int64_t>());
+  auto uneven = record.find("optimizer_steps_of_units");
+  if (uneven == record.end()) return;
+  size_t found = 0;
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    auto count = uneven->find(optimizer.parameters()[i].name);
+    if (count == uneven->end()) continue;
+    optimizer.set_parameter_step_count(i, count->get<int64_t>());
+    ++found;
+  }
+  if (found == uneven->size()) return;
+  util::log_warning(
+      "some units of the checkpoint had fewer optimizer steps than others, and this run has other units: "
+      "their step count is now that of the run");
+}
+
+}  // namespace
+
+nlohmann::json training_record(const config::Config& config, const TrainingState& state,
+                               const RunPosition& position) {
+  nlohmann::json record = {{"samples_seen", position.samples_seen},
+                           {"tokens_seen", position.tokens_seen},
+                           {"optimizer_steps", state.optimizer.step_count()},
+                           {"seed", config.run.seed},
+                           {"optimizer", config.optimizer.name}};
+  if (auto uneven = uneven_step_counts(state.optimizer); !uneven.empty()) {
+    record["optimizer_steps_of_units"] = std::move(uneven);
+  }
+  if (state.scaler) {
+    record["loss_scaler"] = {{"scale", state.scaler->state().scale},
+                             {"growth_tracker", state.scaler->state().growth_tracker}};
+  }
+  return record;
+}
+
+RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
+                                    const std::string& where) {
+  RunPosition position{.step = step};
+  try {
+    position.samples_seen = record.at("samples_seen").get<int64_t>();
+    position.tokens_seen = record.at("tokens_seen").get<int64_t>();
+    restore_step_counts(state.optimizer, record);
+    if (state.scaler && record.contains("loss_scaler")) {
+      state.scaler->set_state(
+          {.scale = record.at("loss_scaler").at("scale").get<double>(),
+           .growth_tracker = record.at("loss_scaler").at("growth_tracker").get<int64_t>()});
+    }
+  } catch (const nlohmann::json::exception&) {
+    util::fail(util::ErrorKind::kCheckpoint, where,
+               ": expected samples_seen, tokens_seen and optimizer_steps under \"training\"; it was not "
+               "written by fsdp-train; start from its weights with checkpoint.init_from instead");
+  }
+  return position;
+}
+
+}  // namespace fsdp::train

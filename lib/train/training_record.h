@@ -1,0 +1,38 @@
+#pragma once
+
+// What a checkpoint keeps of a run beside its tensors: "training" in the manifest.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "config/config.h"
+#include "optim/grad_scaler.h"
+#include "optim/optimizer.h"
+#include "shard/engine.h"
+
+namespace fsdp::train {
+
+/// What is saved of a run and restored into it; all must outlive whoever is given it.
+struct TrainingState {
+  const shard::Engine& engine;
+  optim::Optimizer& optimizer;
+  optim::GradScaler* scaler = nullptr;  ///< none: the loss is not scaled
+};
+
+/// How far a run has come.
+struct RunPosition {
+  int64_t step = 0;          ///< optimizer steps done
+  int64_t samples_seen = 0;  ///< the run's global sample position
+  int64_t tokens_seen = 0;
+};
+
+nlohmann::json training_record(const config::Config& config, const TrainingState& state,
+                               const RunPosition& position);
+
+/// Puts step counts and loss scale back and returns the position. kCheckpoint when the record is not one of
+/// training_record(); `where` opens the message.
+RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
+                                    const std::string& where);
+
+}  // namespace fsdp::train

@@ -1,0 +1,400 @@
+#include "train/checkpointer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "checkpoint/folders.h"
+#include "support/checkpoint_contents.h"
+#include "support/sharded_run.h"
+#include "support/tiny_config.h"
+#include "train/run_parts.h"
+#include "util/log.h"
+
+namespace fsdp::train {
+namespace {
+
+using ::testing::AllOf;
+using testing::borrowed;
+using ::testing::Contains;
+using testing::contents_of;
+using ::testing::Each;
+using testing::error_of;
+using testing::expect_equal_checkpoints;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using testing::TemporaryFolder;
+using util::ErrorKind;
+namespace fs = std::filesystem;
+
+/// A rank of a run without the loop around it.
+struct Rank {
+  Rank(const config::Config& config_, comm::Communicator& communicator)
+      : number(communicator.rank()),
+        config(config_),
+        loader(open_training_data(config, communicator)),
+        parts(build_run_parts(config, borrowed(communicator), nullptr)),
+        step(make_train_step(config, parts, loader)),
+        checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, [] {}) {}
+
+  /// The loss of the last step.
+  double train(int64_t steps) {
+    double loss = 0;
+    for (int64_t i = 0; i < steps; ++i) {
+      loss = step.run({.step = position.step + 1, .first_global_sample = position.samples_seen, .lr = 1e-2})
+                 .loss;
+      ++position.step;
+      position.samples_seen += loader.samples_per_step();
+      position.tokens_seen += loader.samples_per_step() * config.data.sequence_length;
+    }
+    return loss;
+  }
+
+  int number;
+  config::Config config;
+  data::TrainLoader loader;
+  RunParts parts;
+  TrainStep step;
+  Checkpointer checkpointer;
+  RunPosition position;
+};
+
+class CheckpointerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    util::set_log_sink([this](util::LogLevel level, std::string_view line) {
+      std::lock_guard lock(mutex_);
+      (level == util::LogLevel::kWarning ? warnings_ : lines_).emplace_back(line);
+    });
+  }
+  void TearDown() override { util::set_log_sink({}); }
+
+  template <typename Body>
+  void on_ranks(int world_size, const config::Config& config, const Body& body) {
+    comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
+      Rank rank(config, communicator);
+      rank.position = rank.checkpointer.restore();
+      body(rank);
+    });
+  }
+
+  /// Trains two steps and saves.
+  fs::path save_run(int world_size, const config::Config& config) {
+    on_ranks(world_size, config, [](Rank& rank) {
+      rank.train(2);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+      rank.checkpointer.require_last_save();
+    });
+    return fs::path(config.run.output_dir) / "step-00000002";
+  }
+
+  /// The output folder cannot be written from now on, or again.
+  void block() {
+    fs::rename(folder_ / "out", folder_ / "away");
+    std::ofstream(folder_ / "out") << "in the way";
+  }
+  void unblock() {
+    fs::remove(folder_ / "out");
+    fs::rename(folder_ / "away", folder_ / "out");
+  }
+
+  TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+  std::mutex mutex_;
+  std::vector<std::string> lines_, warnings_;
+};
+
+struct Way {
+  const char *strategy, *kind;
+  int64_t min_num_params;
+  bool asynchronous = false;
+};
+
+/// Saved one way and loaded another, for every pair of world sizes.
+class EveryPairOfRuns : public CheckpointerTest,
+                        public ::testing::WithParamInterface<std::tuple<int, int>> {};
+
+TEST_P(EveryPairOfRuns, HoldsTheSameBitsWhereverItIsLoaded) {
+  constexpr Way kWays[] = {{"full_shard", "sharded", 1176},
+                           {"no_shard", "full", 1176},
+                           {"full_shard", "sharded", 100'000, true},
+                           {"shard_grad_op", "full", 1},
+                           {"no_shard", "sharded", 1, true}};
+  auto [saved_at, loaded_at] = GetParam();
+  auto config_of = [&](const Way& way, const std::string& name) {
+    config::Config config = config_;
+    config.run.output_dir = folder_ / name;
+    config.fsdp.strategy = way.strategy;
+    config.fsdp.min_num_params = way.min_num_params;
+    config.checkpoint.kind = way.kind;
+    config.checkpoint.asynchronous = way.asynchronous;
+    config.data.micro_batch_size = 12 / saved_at;
+    config.model.tie_word_embeddings = saved_at % 2 == 0;
+    return config;
+  };
+  // Over all pairs every way is followed by two others.
+  for (size_t shift : {1, 2}) {
+    size_t i = static_cast<size_t>(saved_at * 4 + loaded_at + static_cast<int>(shift)) % std::size(kWays);
+    config::Config before = config_of(kWays[i], "before" + std::to_string(i));
+    config::Config after = config_of(kWays[(i + shift) % std::size(kWays)], "after" + std::to_string(i));
+    fs::path saved = save_run(saved_at, before);
+    after.checkpoint.resume = saved;
+    on_ranks(loaded_at, after, [](Rank& rank) {
+      EXPECT_EQ(rank.position.step, 2);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+    });
+    expect_equal_checkpoints(saved, folder_ / ("after" + std::to_string(i)) / "step-00000002");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(SaveLoad, EveryPairOfRuns,
+                         ::testing::Combine(::testing::Range(1, 5), ::testing::Range(1, 5)));
+
+TEST_F(CheckpointerTest, TheNextStepAtAnotherWorldSizeHasTheSameLoss) {
+  config_.data.micro_batch_size = 12;
+  config_.checkpoint.resume = save_run(1, config_);
+  std::map<int, double> losses;
+  for (int world : {1, 2, 3, 4}) {
+    config::Config config = config_;
+    config.run.output_dir = folder_ / ("out" + std::to_string(world));
+    config.data.micro_batch_size = 12 / world;
+    on_ranks(world, config, [&](Rank& rank) {
+      double loss = rank.train(1);
+      std::lock_guard lock(mutex_);
+      losses[world] = loss;
+    });
+    EXPECT_NEAR(losses[world], losses[1], 1e-6 * losses[1]) << world;
+  }
+}
+
+TEST_F(CheckpointerTest, AnAsynchronousSaveHoldsTheStateOfItsStep) {
+  fs::path synchronous = save_run(2, config_);
+  config_.run.output_dir = folder_ / "other";
+  config_.checkpoint.asynchronous = true;
+  on_ranks(2, config_, [](Rank& rank) {
+    rank.train(2);
+    rank.checkpointer.save(rank.position);
+    rank.train(3);
+    rank.checkpointer.finish();
+  });
+  expect_equal_checkpoints(synchronous, folder_ / "other/step-00000002");
+}
+
+TEST_F(CheckpointerTest, AnAsynchronousSaveIsCompletedAtLaterStepBoundaries) {
+  config_.checkpoint.asynchronous = true;
+  on_ranks(3, config_, [](Rank& rank) {
+    rank.train(1);
+    rank.checkpointer.save(rank.position);
+    while (rank.checkpointer.saved_step() != 1) {
+      rank.train(1);
+      rank.checkpointer.poll();
+    }
+    EXPECT_EQ(checkpoint::incompleteness(rank.checkpointer.last_saved()), "");
+    EXPECT_EQ(contents_of(rank.checkpointer.last_saved()).empty(), false);
+  });
+}
+
+TEST_F(CheckpointerTest, ASecondAsynchronousSaveWaitsForTheFirst) {
+  config_.checkpoint.asynchronous = true;
+  on_ranks(2, config_, [&](Rank& rank) {
+    for (int i = 0; i < 3; ++i) {
+      rank.train(1);
+      rank.checkpointer.save(rank.position);
+      EXPECT_EQ(rank.checkpointer.saved_step().value_or(0), i);
+    }
+    rank.checkpointer.finish();
+  });
+  EXPECT_EQ(checkpoint::find_checkpoints(folder_ / "out").complete.size(), 3u);
+}
+
+TEST_F(CheckpointerTest, AnAsynchronousSaveThatIsAbandonedIsNoCheckpointAndIsCleanedLater) {
+  config_.checkpoint.asynchronous = true;
+  on_ranks(2, config_, [](Rank& rank) {
+    rank.train(1);
+    rank.checkpointer.save(rank.position);
+  });
+  fs::path torn = folder_ / "out/step-00000001";
+  EXPECT_TRUE(fs::exists(torn));
+  EXPECT_NE(checkpoint::incompleteness(torn), "");
+  on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 0); });
+  EXPECT_FALSE(fs::exists(torn));
+  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("starting anew"), HasSubstr(torn.string()))));
+  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("removed "), HasSubstr(torn.string()))));
+}
+
+TEST_F(CheckpointerTest, AFailedSaveIsReportedAndTriedAgainAtTheNext) {
+  for (const Way& way : {Way{"full_shard", "sharded", 1176}, Way{"full_shard", "full", 1176},
+                         Way{"full_shard", "sharded", 1176, true}}) {
+    warnings_.clear();
+    fs::remove_all(folder_ / "out");
+    config_.checkpoint.kind = way.kind;
+    config_.checkpoint.asynchronous = way.asynchronous;
+    on_ranks(1, config_, [&](Rank& rank) {
+      rank.train(1);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+      block();
+      rank.train(1);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+      auto [kind, text] = error_of([&] { rank.checkpointer.require_last_save(); });
+      EXPECT_EQ(kind, ErrorKind::kIo);
+      EXPECT_THAT(text, AllOf(HasSubstr("step 2 could not be saved"), HasSubstr("step-00000001")));
+      EXPECT_EQ(rank.checkpointer.saved_step(), 1);
+      unblock();
+      rank.train(1);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+      EXPECT_NO_THROW(rank.checkpointer.require_last_save());
+      EXPECT_EQ(rank.checkpointer.saved_step(), 3);
+    });
+    EXPECT_THAT(warnings_, ::testing::ElementsAre(AllOf(HasSubstr("step 2 could not be saved"),
+                                                        HasSubstr("the next save is the next try"))));
+    EXPECT_EQ(checkpoint::find_checkpoints(folder_ / "out").complete.size(), 2u);
+  }
+}
+
+TEST_F(CheckpointerTest, AFailureOfOneRankIsOneOnEveryRank) {
+  std::atomic<int> failures = 0;
+  config_.checkpoint.asynchronous = true;
+  on_ranks(3, config_, [&](Rank& rank) {
+    rank.train(1);
+    if (rank.number == 0) block();  // rank 0 makes the folder
+    rank.checkpointer.save(rank.position);
+    rank.checkpointer.finish();
+    failures += error_of([&] { rank.checkpointer.require_last_save(); }).first == ErrorKind::kIo;
+    rank.train(1);  // the ranks are still together
+  });
+  EXPECT_EQ(failures, 3);
+  EXPECT_EQ(warnings_.size(), 1u);
+}
+
+TEST_F(CheckpointerTest, KeepsTheLastAndEachMultiple) {
+  config_.checkpoint.keep_last = 2;
+  config_.checkpoint.keep_every = 3;
+  config_.checkpoint.asynchronous = true;
+  on_ranks(2, config_, [](Rank& rank) {
+    for (int i = 0; i < 8; ++i) {
+      rank.train(1);
+      rank.checkpointer.save(rank.position);
+    }
+    rank.checkpointer.finish();
+  });
+  std::vector<int64_t> kept;
+  for (const auto& found : checkpoint::find_checkpoints(folder_ / "out").complete) kept.push_back(found.step);
+  EXPECT_EQ(kept, (std::vector<int64_t>{3, 6, 7, 8}));
+}
+
+TEST_F(CheckpointerTest, ASecondRunInTheFolderIsRefused) {
+  on_ranks(1, config_, [&](Rank&) {
+    auto [kind, text] = error_of([&] { on_ranks(2, config_, [](Rank&) { FAIL(); }); });
+    EXPECT_EQ(kind, ErrorKind::kUsage);
+    EXPECT_THAT(text, AllOf(HasSubstr("no other run"), HasSubstr((folder_ / "out").string()),
+                            HasSubstr("process " + std::to_string(::getpid())), HasSubstr("wait for it")));
+  });
+  on_ranks(1, config_, [](Rank&) {});
+}
+
+class StartingFromWeights : public CheckpointerTest {
+ protected:
+  void SetUp() override {
+    CheckpointerTest::SetUp();
+    source_ = save_run(3, config_);
+    config_.run.output_dir = folder_ / "new";
+    config_.checkpoint.init_from = folder_ / "out";
+  }
+
+  /// What a run of this config begins with: saved at step 0.
+  std::map<std::string, at::Tensor> beginning(int world_size = 2) {
+    on_ranks(world_size, config_, [](Rank& rank) {
+      EXPECT_EQ(rank.position.step, 0);
+      EXPECT_EQ(rank.position.samples_seen, 0);
+      EXPECT_EQ(rank.parts.optimizer->step_count(), 0);
+      rank.checkpointer.save(rank.position);
+    });
+    return contents_of(folder_ / "new/step-00000000");
+  }
+
+  fs::path source_;
+};
+
+TEST_F(StartingFromWeights, TakesAllWeightsAndNoOptimizerState) {
+  auto given = contents_of(source_), taken = beginning();
+  for (const auto& [name, tensor] : taken) {
+    if (name.starts_with("model/")) {
+      EXPECT_TRUE(same_bits(tensor, given.at(name))) << name;
+    } else {
+      EXPECT_FALSE(tensor.any().item<bool>()) << name;
+    }
+  }
+  EXPECT_THAT(lines_,
+              Contains(AllOf(HasSubstr("starting from the weights of"), HasSubstr(source_.string()))));
+}
+
+TEST_F(StartingFromWeights, TakesThoseThatMatchAPattern) {
+  auto given = contents_of(source_);
+  config_.checkpoint.init_only = {"model.layers.1.*", "*embed*"};
+  int same = 0;
+  for (const auto& [name, tensor] : beginning()) {
+    if (!name.starts_with("model/") || name.find("norm") != std::string::npos) continue;
+    bool chosen = name.find("layers.1.") != std::string::npos || name.find("embed") != std::string::npos;
+    EXPECT_EQ(same_bits(tensor, given.at(name)), chosen) << name;
+    same += chosen;
+  }
+  EXPECT_GT(same, 2);
+}
+
+TEST_F(StartingFromWeights, ListsAllThatDoesNotFitAndAcceptsWhatMayBeMissing) {
+  config_.model.num_hidden_layers = 4;
+  auto [kind, text] = error_of([&] { beginning(); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("missing in it"), HasSubstr("model/model.layers.3.self_attn.q_proj.weight"),
+                    HasSubstr("model/model.layers.3.mlp.up_proj.weight")));
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+
+  config_.checkpoint.init_missing = {"model.layers.3.*"};
+  auto given = contents_of(source_), taken = beginning();
+  EXPECT_GT(taken.size(), given.size());
+  for (const auto& [name, tensor] : given) {
+    if (!name.starts_with("model/")) continue;
+    EXPECT_TRUE(same_bits(tensor, taken.at(name))) << name;
+  }
+  EXPECT_TRUE(taken.at("model/model.layers.3.mlp.up_proj.weight").any().item<bool>()) << "not initialised";
+  EXPECT_THAT(lines_, Contains(HasSubstr("it lacks model/model.layers.3")));
+}
+
+TEST_F(StartingFromWeights, RefusesWeightsThatTheModelHasNoPlaceFor) {
+  config_.model.num_hidden_layers = 2;
+  auto [kind, text] = error_of([&] { beginning(); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("in it but not here"), HasSubstr("model/model.layers.2.mlp.up_proj.weight")));
+  config_.checkpoint.init_only = {"*.layers.0.*", "*.layers.1.*"};
+  beginning();
+}
+
+TEST_F(StartingFromWeights, DoesSoOnlyWhereNothingIsResumed) {
+  beginning();
+  on_ranks(2, config_, [](Rank& rank) {
+    rank.train(1);
+    rank.checkpointer.save(rank.position);
+  });
+  on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 1); });
+  EXPECT_THAT(lines_, Contains(HasSubstr("init_from is not used")));
+}
+
+TEST_F(CheckpointerTest, AResumeRefusesOptimizerStateThatItHasNoPlaceFor) {
+  save_run(2, config_);
+  config_.optimizer.name = "sgd";
+  auto [kind, text] = error_of([&] { on_ranks(1, config_, [](Rank&) {}); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr("in it but not here: optimizer/exp_avg/"));
+}
+
+}  // namespace
+}  // namespace fsdp::train
