@@ -70,7 +70,9 @@ FaultInjection FaultInjection::from_environment(int rank) {
       !places.contains(parts["at"])) {
     refuse(text);
   }
-  Fault fault{.place = places.at(parts["at"]), .step = static_cast<int64_t>(number(parts["step"], text))};
+  Fault fault;
+  fault.place = places.at(parts["at"]);
+  fault.step = static_cast<int64_t>(number(parts["step"], text));
   fault.action = parts["do"].substr(0, parts["do"].find(':'));
   bool needs_argument = fault.action == "exit" || fault.action == "sleep";
   bool known = needs_argument || fault.action == "kill" || fault.action == "stop" || fault.action == "throw";

@@ -24,8 +24,9 @@ namespace fsdp::train {
 
 /// What a run hears from outside and tells while it runs; everything may be left out.
 struct RunHooks {
-  std::function<bool()> stop_requested;      ///< of this rank; asked once a step, from the training thread
-  std::shared_ptr<comm::Activity> activity;  ///< hears of each step
+  std::function<bool()> stop_requested =
+      nullptr;  ///< of this rank; asked once a step, from the training thread
+  std::shared_ptr<comm::Activity> activity = nullptr;  ///< hears of each step
 };
 
 /// What a run ended with; the same on every rank.

@@ -21,7 +21,7 @@ struct WatchdogOptions {
   /// message; empty: nowhere. A launcher reads it (TORCHELASTIC_ERROR_FILE).
   std::filesystem::path report_file;
   /// Called when a collective did not end with its own time-out, as one that is stuck in the kernel does.
-  std::function<void()> on_stuck_collective;
+  std::function<void()> on_stuck_collective = nullptr;
 };
 
 /// A thread that looks at the rank's activity every second.

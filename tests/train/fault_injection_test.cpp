@@ -38,6 +38,7 @@ TEST_F(FaultInjectionTest, DoesNotHappenAgainAfterARestart) {
 }
 
 TEST_F(FaultInjectionTest, EndsTheProcessAsTold) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // other tests have left threads
   EXPECT_EXIT(faults("rank=1,step=3,at=save,do=kill").at(FaultPlace::kSave, 3),
               ::testing::KilledBySignal(SIGKILL), "");
   EXPECT_EXIT(faults("rank=1,step=3,at=step,do=exit:3").at(FaultPlace::kStep, 3),
