@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -13,7 +14,9 @@
 #include "config/print.h"
 #include "train/explain_step.h"
 #include "train/trainer.h"
+#include "train/watchdog.h"
 #include "util/error.h"
+#include "util/stop_signal.h"
 #include "util/text.h"
 
 namespace {
@@ -28,19 +31,38 @@ struct Arguments {
 
 using namespace fsdp;
 
-void train(const config::Config& config, const comm::LaunchEnvironment& environment) {
-  std::shared_ptr<comm::Communicator> communicator = comm::make_communicator(environment, config.comm);
-  bool first = environment.rank == 0;
-  train::Trainer trainer(config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{});
-  train::RunSummary summary = trainer.run();
-  if (!first) return;
-  std::cout << "finished at step " << summary.step;
+void print(const train::RunSummary& summary) {
+  std::cout << (summary.stopped ? "stopped as told at step " : "finished at step ") << summary.step;
   if (summary.loss) std::cout << ", loss " << util::fixed(*summary.loss, 4);
   if (summary.validation_loss) std::cout << ", validation loss " << util::fixed(*summary.validation_loss, 4);
   if (!summary.last_checkpoint.empty()) std::cout << ", saved " << summary.last_checkpoint.string();
   std::cout << std::endl;
 }
 
+/// Trains while a watchdog looks on; returns the exit code.
+int train(const config::Config& config, const comm::LaunchEnvironment& environment) {
+  util::StopSignal stop_signal;
+  auto activity = std::make_shared<comm::Activity>();
+  const char* report_file = std::getenv("TORCHELASTIC_ERROR_FILE");
+  train::Watchdog watchdog(
+      activity, {.rank = environment.rank,
+                 .timeout_seconds = config.comm.timeout_seconds,
+                 .report_file = report_file == nullptr ? "" : report_file,
+                 .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); }});
+  try {
+    auto communicator = comm::make_communicator(environment, config.comm, activity);
+    bool first = environment.rank == 0;
+    train::Trainer trainer(
+        config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{},
+        {.stop_requested = [] { return util::StopSignal::received().has_value(); }, .activity = activity});
+    train::RunSummary summary = trainer.run();
+    if (first) print(summary);
+    return summary.stopped ? util::kExitPreempted : 0;
+  } catch (const std::exception& error) {
+    watchdog.report_failure(error.what());
+    throw;
+  }
+}
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
   auto communicator = comm::make_communicator(environment, config.comm);
   std::cout << train::explain_step(config, communicator, {.all_units = all_units}) << std::flush;
@@ -67,7 +89,7 @@ int run(const Arguments& arguments) {
     if (arguments.explain_step) {
       explain(config, environment, arguments.all_units);
     } else {
-      train(config, environment);
+      return train(config, environment);
     }
   } catch (const comm::AgreedError& error) {
     if (environment.rank == 0) throw;

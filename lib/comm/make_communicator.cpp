@@ -8,13 +8,16 @@
 namespace fsdp::comm {
 
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
-                                                const CommOptions& options) {
+                                                const CommOptions& options,
+                                                std::shared_ptr<Activity> activity) {
   if (options.backend != "auto" && options.backend != "gloo") {
     util::fail(util::ErrorKind::kUsage, "comm.backend: expected auto or gloo; found \"", options.backend,
                "\"");
   }
   if (environment.world_size == 1) return std::make_shared<SingleCommunicator>();
-  return make_queued_communicator(make_gloo_communicator(environment, options));
+  auto communicator = make_gloo_communicator(environment, options);
+  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
+  return make_queued_communicator(std::move(communicator));
 }
 
 }  // namespace fsdp::comm

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "comm/activity.h"
 #include "comm/communicator.h"
 #include "comm/launch_environment.h"
 #include "comm/options.h"
@@ -9,8 +10,10 @@
 namespace fsdp::comm {
 
 /// The communicator of all processes of the run; its collectives run beside the caller. Collective; see
-/// make_gloo_communicator() for errors and make_queued_communicator() for its end.
+/// make_gloo_communicator() for errors and make_queued_communicator() for its end. `activity`, if any, hears
+/// of every collective.
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
-                                                const CommOptions& options);
+                                                const CommOptions& options,
+                                                std::shared_ptr<Activity> activity = nullptr);
 
 }  // namespace fsdp::comm

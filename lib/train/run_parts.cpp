@@ -33,13 +33,14 @@ RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Com
   return parts;
 }
 
-TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::TrainLoader& loader) {
-  return TrainStep(
-      {*parts.model, *parts.engine, *parts.optimizer, loader, parts.scaler ? &*parts.scaler : nullptr},
-      {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
-       .max_grad_norm = config.training.max_grad_norm,
-       .norm_type = config.training.norm_type,
-       .no_sync = config.training.no_sync});
+TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::TrainLoader& loader,
+                          std::function<bool()> stop_requested) {
+  return TrainStep({*parts.model, *parts.engine, *parts.optimizer, loader,
+                    parts.scaler ? &*parts.scaler : nullptr, std::move(stop_requested)},
+                   {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
+                    .max_grad_norm = config.training.max_grad_norm,
+                    .norm_type = config.training.norm_type,
+                    .no_sync = config.training.no_sync});
 }
 
 }  // namespace fsdp::train

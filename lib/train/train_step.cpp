@@ -1,6 +1,6 @@
 #include "train/train_step.h"
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty.h>
 
 #include <cmath>
 
@@ -21,7 +21,7 @@ StepResult TrainStep::run(const StepPosition& position) {
   }
 
   StepResult result;
-  result.loss = mean_over_ranks(engine.communicator(), local_loss, "loss");
+  share_loss(local_loss, result);
   double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   result.grad_norm = shard::clip_grad_norm(engine, options_.max_grad_norm, options_.norm_type, loss_scale);
   // Both numbers come out of all-reduces, so every rank sees the same and decides alike.
@@ -43,6 +43,18 @@ double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_st
   return loss.item<double>();
 }
 
+/// The mean loss over ranks, and whether any is to stop, in one collective.
+void TrainStep::share_loss(double local_loss, StepResult& result) {
+  comm::Communicator& communicator = parts_.engine.communicator();
+  at::Tensor sums = at::empty({2}, at::kDouble);
+  double* values = sums.data_ptr<double>();
+  values[0] = local_loss;
+  values[1] = parts_.stop_requested && parts_.stop_requested() ? 1 : 0;
+  communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss"})->wait();
+  result.loss = values[0] / communicator.world_size();
+  result.stop = values[1] > 0;
+}
+
 void TrainStep::update_shards(double lr) {
   std::vector<at::Tensor> gradients;
   for (const auto& unit : parts_.engine.units()) gradients.push_back(unit->storage().shard_gradient());
@@ -58,12 +70,6 @@ void TrainStep::report_divergence(const StepPosition& position, const StepResult
                    unit.empty() ? "" : util::concat(", not finite first in the backward of unit ", unit),
                    "; the weights were not updated; go on from the last checkpoint with a lower "
                    "optimizer.lr, a longer warm-up or a smaller training.max_grad_norm"));
-}
-
-double mean_over_ranks(comm::Communicator& communicator, double value, const char* what) {
-  at::Tensor sum = at::full({1}, value, at::kDouble);
-  communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = what})->wait();
-  return sum.item<double>() / communicator.world_size();
 }
 
 }  // namespace fsdp::train

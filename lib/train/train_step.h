@@ -3,6 +3,7 @@
 // One optimizer step: the heart of the toolkit, short enough to read whole. lib/README.md walks through it.
 
 #include <cstdint>
+#include <functional>
 
 #include "data/loader.h"
 #include "nn/stage.h"
@@ -31,6 +32,7 @@ struct StepResult {
   double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
   /// The gradients overflowed at this loss scale: nothing was updated, and the next step has a lower one.
   bool skipped = false;
+  bool stop = false;  ///< a rank was told to stop; the same on every rank
 };
 
 class TrainStep {
@@ -41,7 +43,8 @@ class TrainStep {
     shard::Engine& engine;
     optim::Optimizer& optimizer;
     const data::TrainLoader& loader;
-    optim::GradScaler* scaler = nullptr;  ///< none: the loss is not scaled
+    optim::GradScaler* scaler = nullptr;             ///< none: the loss is not scaled
+    std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked once a step
   };
   TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {}
 
@@ -53,14 +56,12 @@ class TrainStep {
  private:
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss.
   double run_micro_batch(const StepPosition& position, int64_t micro_step);
+  void share_loss(double local_loss, StepResult& result);
   void update_shards(double lr);
   [[noreturn]] void report_divergence(const StepPosition& position, const StepResult& result);
 
   Parts parts_;
   StepOptions options_;
 };
-
-/// The mean over ranks of one number a rank. Collective.
-double mean_over_ranks(comm::Communicator& communicator, double value, const char* what);
 
 }  // namespace fsdp::train

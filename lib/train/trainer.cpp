@@ -9,6 +9,7 @@
 #include "optim/schedule.h"
 #include "train/banner.h"
 #include "train/evaluator.h"
+#include "train/same_run.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -19,16 +20,22 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 
 Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
-                 ProgressOutput progress)
-    : config_(config), communicator_(std::move(communicator)), progress_(progress, config.training.steps) {
+                 ProgressOutput progress, RunHooks hooks)
+    : config_(config),
+      communicator_(std::move(communicator)),
+      progress_(progress, config.training.steps),
+      hooks_(std::move(hooks)),
+      faults_(FaultInjection::from_environment(communicator_->rank())) {
   if (config_.logging.trace_communication) {
     trace_ = std::make_shared<comm::Trace>();
     communicator_ = comm::make_tracing_communicator(communicator_, trace_);
   }
+  require_same_run(config_, *communicator_);
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     open_data();
     parts_ = build_run_parts(config_, communicator_, trace_);
+    faults_.attach_to(*parts_.model, *communicator_, position_.step);
   });
   checkpointer_ = std::make_unique<Checkpointer>(
       config_, TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr},
@@ -93,9 +100,11 @@ RunSummary Trainer::run() {
     throw;
   }
   progress_.finish_line();
-  if (validation_loader_ && validated_step_ != position_.step) validate();
+  if (!summary_.stopped && validation_loader_ && validated_step_ != position_.step) validate();
   checkpointer_->finish();
-  if (config_.checkpoint.save_at_end && checkpointer_->saved_step() != position_.step) {
+  bool save = summary_.stopped ? saves_checkpoints() : config_.checkpoint.save_at_end;
+  if (save && checkpointer_->saved_step() != position_.step) {
+    faults_.at(FaultPlace::kSave, position_.step);
     checkpointer_->save(position_);
     checkpointer_->finish();
   }
@@ -112,14 +121,16 @@ void Trainer::train() {
     util::log_info(util::concat("nothing to train: the checkpoint is at step ", position_.step,
                                 ", training.steps is ", steps));
   }
-  TrainStep train_step = make_train_step(config_, parts_, *loader_);
+  TrainStep train_step = make_train_step(config_, parts_, *loader_, hooks_.stop_requested);
   auto& [step, samples_seen, tokens_seen] = position_;
   auto due = [&](int64_t interval_steps) {
     return interval_steps > 0 && position_.step % interval_steps == 0;
   };
 
   meter_.start(step, tokens_seen);
-  while (step < steps) {
+  while (step < steps && !summary_.stopped) {
+    if (hooks_.activity) hooks_.activity->begin_step(step + 1);
+    faults_.at(FaultPlace::kStep, step + 1);
     if (trace_) trace_->begin_step(step + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
     StepResult result = train_step.run({.step = step + 1, .first_global_sample = samples_seen, .lr = lr});
@@ -127,23 +138,30 @@ void Trainer::train() {
     samples_seen += loader_->samples_per_step();
     tokens_seen += loader_->samples_per_step() * config_.data.sequence_length;
     summary_.loss = result.loss;
+    summary_.stopped = result.stop && step < steps;
     if (result.skipped && is_first_rank()) {
       progress_.finish_line();
       util::log_warning(util::concat("step ", step,
                                      " was skipped: its gradients overflow; the loss scale is now ",
                                      parts_.scaler->scale()));
     }
-    if (step == steps || due(config_.logging.interval_steps)) report(result, lr);
+    if (step == steps || summary_.stopped || due(config_.logging.interval_steps)) report(result, lr);
+    if (summary_.stopped) break;  // run() saves
 
     meter_.pause();
     if (validation_loader_ && due(config_.evaluation.interval_steps)) validate();
     if (due(config_.checkpoint.interval_steps)) {
+      faults_.at(FaultPlace::kSave, step);
       checkpointer_->save(position_);
     } else {
       checkpointer_->poll();
     }
     meter_.go_on();
   }
+}
+
+bool Trainer::saves_checkpoints() const {
+  return config_.checkpoint.save_at_end || config_.checkpoint.interval_steps > 0;
 }
 
 void Trainer::report(const StepResult& result, double lr) {

@@ -4,14 +4,17 @@
 // collective.
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 
+#include "comm/activity.h"
 #include "comm/communicator.h"
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
 #include "train/checkpointer.h"
+#include "train/fault_injection.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_parts.h"
@@ -19,12 +22,19 @@
 
 namespace fsdp::train {
 
+/// What a run hears from outside and tells while it runs; everything may be left out.
+struct RunHooks {
+  std::function<bool()> stop_requested;      ///< of this rank; asked once a step, from the training thread
+  std::shared_ptr<comm::Activity> activity;  ///< hears of each step
+};
+
 /// What a run ended with; the same on every rank.
 struct RunSummary {
   int64_t step = 0;
   std::optional<double> loss;             ///< of the last step; nothing when no step was left to do
   std::optional<double> validation_loss;  ///< after the last step, when there is validation data
   std::filesystem::path last_checkpoint;  ///< empty when none was saved
+  bool stopped = false;                   ///< before training.steps, because a rank was told to
 };
 
 class Trainer {
@@ -32,10 +42,11 @@ class Trainer {
   /// Builds everything and resumes if the config says so. Whatever is wrong with config, data, weights,
   /// checkpoint or output folder on any rank is thrown here on every rank, before anything is written.
   Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
-          ProgressOutput progress);
+          ProgressOutput progress, RunHooks hooks = {});
 
-  /// Trains to training.steps. Throws Error(kDiverged) when the loss is not finite, and at the end, when all
-  /// is done, what the last save failed with (Error(kIo) when the disk is full).
+  /// Trains to training.steps, or until a rank is told to stop; then all ranks end the step and save, unless
+  /// the config saves no checkpoints at all. Throws Error(kDiverged) when the loss is not finite, and at the
+  /// end, when all is done, what the last save failed with (Error(kIo) when the disk is full).
   RunSummary run();
 
  private:
@@ -43,6 +54,7 @@ class Trainer {
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
+  bool saves_checkpoints() const;
   void report(const StepResult& result, double lr);
   void validate();
   bool is_first_rank() const { return communicator_->rank() == 0; }
@@ -56,6 +68,8 @@ class Trainer {
   RunParts parts_;
   std::optional<MetricsFile> metrics_;
   Progress progress_;
+  RunHooks hooks_;
+  FaultInjection faults_;
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
   RunPosition position_;

@@ -8,12 +8,13 @@ import argparse, os
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--weights", required=True)
 parser.add_argument("--tokens", required=True)
 parser.add_argument("--tied", action="store_true")
+parser.add_argument("--bf16", action="store_true", help="bf16 parameters, fp32 reduction")
 arguments = parser.parse_args()
 
 # The sizes stand in parity_test.cpp too.
@@ -110,9 +111,11 @@ if arguments.tied:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
 model.load_state_dict(weights)
 mesh = init_device_mesh("cpu", (world,))
+half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+precision = half if arguments.bf16 else MixedPrecisionPolicy()
 for block in model.model.layers:
-    fully_shard(block, mesh=mesh)
-fully_shard(model, mesh=mesh)
+    fully_shard(block, mesh=mesh, mp_policy=precision)
+fully_shard(model, mesh=mesh, mp_policy=precision)
 optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True)
 tokens = np.fromfile(arguments.tokens, dtype="<u2").astype(np.int64)
 samples = (len(tokens) - 1) // LENGTH
@@ -120,7 +123,7 @@ for step in range(STEPS):
     first = (step * world + rank) * ROWS
     rows = np.stack([tokens[(first + b) % samples * LENGTH:][:LENGTH + 1] for b in range(ROWS)])
     ids = torch.from_numpy(rows)
-    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()
     optimizer.step()

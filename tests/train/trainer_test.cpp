@@ -358,5 +358,43 @@ TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.cpu_offload = true; }), expected);
 }
 
+TEST_F(TrainerTest, StopsOnAllRanksAndSavesWhenOneIsToldTo) {
+  train(2, config_);
+  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  fs::remove_all(folder_ / "out");
+  for (bool saves : {true, false}) {
+    config_.checkpoint.save_at_end = saves;
+    std::vector<RunSummary> summaries(2);
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      int asked = 0;
+      Trainer trainer(config_, borrowed(communicator), {},
+                      {.stop_requested = [&] { return communicator.rank() == 1 && ++asked == 4; }});
+      summaries[static_cast<size_t>(communicator.rank())] = trainer.run();
+    });
+    for (const RunSummary& summary : summaries) {
+      EXPECT_TRUE(summary.stopped);
+      EXPECT_EQ(summary.step, 4);
+      EXPECT_EQ(summary.last_checkpoint.filename(), saves ? "step-00000004" : "");
+    }
+    EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss").size(), 4u);
+    if (saves) {  // and goes on as if never stopped
+      EXPECT_FALSE(train(2, config_).stopped);
+      EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
+    }
+    fs::remove_all(folder_ / "out");
+  }
+}
+
+TEST_F(TrainerTest, ToldToStopInItsLastStepIsDone) {
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    int asked = 0;
+    Trainer trainer(config_, borrowed(communicator), {},
+                    {.stop_requested = [&] { return ++asked == config_.training.steps; }});
+    RunSummary summary = trainer.run();
+    EXPECT_FALSE(summary.stopped);
+    EXPECT_EQ(summary.step, config_.training.steps);
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::train

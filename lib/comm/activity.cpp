@@ -1,0 +1,102 @@
+#include "comm/activity.h"
+
+#include <utility>
+
+#include "util/text.h"
+
+namespace fsdp::comm {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point moment) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - moment).count();
+}
+
+class NotingCommunicator final : public Communicator {
+ public:
+  NotingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
+      : inner_(std::move(inner)), activity_(std::move(activity)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string backend_name() const override { return inner_->backend_name(); }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    return noted("all_gather", site, [&] { inner_->all_gather(output, input, site)->wait(); });
+  }
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    return noted("reduce_scatter", site, [&] { inner_->reduce_scatter(output, input, site)->wait(); });
+  }
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    return noted("all_reduce", site, [&] { inner_->all_reduce(tensor, op, site)->wait(); });
+  }
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    return noted("broadcast", site, [&] { inner_->broadcast(tensor, root, site)->wait(); });
+  }
+  void barrier(const CallSite& site) override {
+    noted("barrier", site, [&] { inner_->barrier(site); });
+  }
+  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
+    return inner_->enqueue(std::move(task));
+  }
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
+
+ private:
+  template <typename Collective>
+  std::unique_ptr<Work> noted(const char* op, const CallSite& site, const Collective& collective) {
+    activity_->begin_collective(op, site);
+    collective();
+    activity_->end_collective();
+    return done_work();
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<Activity> activity_;
+};
+
+}  // namespace
+
+void Activity::begin_step(int64_t step) {
+  std::lock_guard lock(mutex_);
+  state_.step = step;
+  step_began_ = Clock::now();
+}
+
+void Activity::begin_collective(const char* op, const CallSite& site) {
+  std::lock_guard lock(mutex_);
+  state_.collective = util::concat(op, " of ", site.unit, " (", site.pass, ")");
+  changed_ = Clock::now();
+}
+
+void Activity::end_collective() {
+  std::lock_guard lock(mutex_);
+  state_.last = std::exchange(state_.collective, {});
+  ++state_.collectives;
+  changed_ = Clock::now();
+}
+
+Activity::Snapshot Activity::snapshot() const {
+  std::lock_guard lock(mutex_);
+  Snapshot now = state_;
+  now.seconds = seconds_since(changed_);
+  now.step_seconds = seconds_since(step_began_);
+  return now;
+}
+
+std::string describe(const Activity::Snapshot& snapshot) {
+  std::string step = snapshot.step == 0 ? "before the first step" : util::concat("step ", snapshot.step);
+  std::string seconds = util::concat(util::fixed(snapshot.seconds, 1), " s");
+  if (!snapshot.collective.empty()) {
+    return util::concat("in ", snapshot.collective, ", ", step, ", for ", seconds);
+  }
+  if (snapshot.last.empty()) return util::concat("computing, ", step, ", no collective so far");
+  return util::concat("computing, ", step, ", ", seconds, " after ", snapshot.last);
+}
+
+std::unique_ptr<Communicator> make_noting_communicator(std::unique_ptr<Communicator> inner,
+                                                       std::shared_ptr<Activity> activity) {
+  return std::make_unique<NotingCommunicator>(std::move(inner), std::move(activity));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,108 @@
+#include "train/fault_injection.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "util/error.h"
+
+namespace fsdp::train {
+namespace {
+
+constexpr const char* kForm =
+    "FSDP_INJECT_FAULT: expected rank=R,step=S,at=step|forward|collective|save,"
+    "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
+
+/// Inside the forward of the root stage this rank computes and others wait for it.
+class FaultsInForward final : public nn::Surround {
+ public:
+  FaultsInForward(const FaultInjection& faults, comm::Communicator& communicator, const int64_t& steps_done)
+      : faults_(faults), communicator_(communicator), steps_done_(steps_done) {}
+
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    int64_t step = steps_done_ + 1;
+    if (faults_.is_due(FaultPlace::kCollective, step)) {
+      communicator_.enqueue([this, step] { faults_.at(FaultPlace::kCollective, step); });
+    }
+    at::Tensor output = next(input);
+    faults_.at(FaultPlace::kForward, step);
+    return output;
+  }
+
+ private:
+  const FaultInjection& faults_;
+  comm::Communicator& communicator_;
+  const int64_t& steps_done_;
+};
+
+[[noreturn]] void refuse(const std::string& text) { util::fail(util::ErrorKind::kUsage, kForm, text, "\""); }
+
+double number(const std::string& text, const std::string& whole) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= 0)) refuse(whole);
+  return value;
+}
+
+}  // namespace
+
+FaultInjection FaultInjection::from_environment(int rank) {
+  const char* variable = std::getenv("FSDP_INJECT_FAULT");
+  if (variable == nullptr || *variable == '\0') return {};
+  std::string text = variable;
+  std::map<std::string, std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) {
+    size_t equals = part.find('=');
+    if (equals == std::string::npos) refuse(text);
+    parts[part.substr(0, equals)] = part.substr(equals + 1);
+  }
+  const std::map<std::string, FaultPlace> places = {{"step", FaultPlace::kStep},
+                                                    {"forward", FaultPlace::kForward},
+                                                    {"collective", FaultPlace::kCollective},
+                                                    {"save", FaultPlace::kSave}};
+  if (parts.size() != 4 || !parts.contains("rank") || !parts.contains("step") || !parts.contains("do") ||
+      !places.contains(parts["at"])) {
+    refuse(text);
+  }
+  Fault fault{.place = places.at(parts["at"]), .step = static_cast<int64_t>(number(parts["step"], text))};
+  fault.action = parts["do"].substr(0, parts["do"].find(':'));
+  bool needs_argument = fault.action == "exit" || fault.action == "sleep";
+  bool known = needs_argument || fault.action == "kill" || fault.action == "stop" || fault.action == "throw";
+  bool has_argument = parts["do"].size() > fault.action.size();
+  if (!known || needs_argument != has_argument) refuse(text);
+  if (has_argument) fault.argument = number(parts["do"].substr(fault.action.size() + 1), text);
+
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  bool is_restart = restarts != nullptr && std::atoi(restarts) > 0;
+  FaultInjection injection;
+  if (number(parts["rank"], text) == rank && !is_restart) injection.fault_ = fault;
+  return injection;
+}
+
+bool FaultInjection::is_due(FaultPlace place, int64_t step) const {
+  return fault_ && fault_->place == place && fault_->step == step;
+}
+
+void FaultInjection::at(FaultPlace place, int64_t step) const {
+  if (!is_due(place, step)) return;
+  if (fault_->action == "kill") ::kill(::getpid(), SIGKILL);
+  if (fault_->action == "stop") ::kill(::getpid(), SIGSTOP);
+  if (fault_->action == "exit") ::_exit(static_cast<int>(fault_->argument));
+  if (fault_->action == "sleep") {
+    std::this_thread::sleep_for(std::chrono::duration<double>(fault_->argument));
+  }
+  if (fault_->action == "throw") throw std::runtime_error("injected by FSDP_INJECT_FAULT");
+}
+
+void FaultInjection::attach_to(nn::Stage& model, comm::Communicator& communicator,
+                               const int64_t& steps_done) const {
+  if (fault_) model.attach(std::make_shared<FaultsInForward>(*this, communicator, steps_done));
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,101 @@
+#include "train/watchdog.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
+#include "util/stop_signal.h"
+#include "util/text.h"
+
+namespace fsdp::train {
+namespace {
+
+constexpr double kPeriod = 1, kPatienceAfterStop = 5, kGraceOfCollective = 10;  // seconds
+
+}  // namespace
+
+Watchdog::Watchdog(std::shared_ptr<comm::Activity> activity, WatchdogOptions options)
+    : activity_(std::move(activity)), options_(std::move(options)), thread_([this] { watch(); }) {}
+
+Watchdog::~Watchdog() {
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  ending_.notify_all();
+  thread_.join();
+}
+
+void Watchdog::report_failure(const std::string& message) {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(failed_, true)) return;
+  write_report(message);
+}
+
+void Watchdog::watch() {
+  std::unique_lock lock(mutex_);
+  while (!ending_.wait_for(lock, std::chrono::duration<double>(kPeriod), [this] { return ended_; })) {
+    if (!failed_) look();
+  }
+}
+
+void Watchdog::look() {
+  comm::Activity::Snapshot now = activity_->snapshot();
+  if (util::StopSignal::received()) seconds_since_stop_ += kPeriod;
+  if (seconds_since_stop_ > kPatienceAfterStop && !std::exchange(told_of_stop_, true)) {
+    write_report(util::concat("rank ", options_.rank, " was told to stop and is still ", describe(now)));
+  }
+  if (now.collective.empty()) {
+    told_of_collective_ = false;
+    bool began = now.step > 0 && now.collectives > 0;
+    if (!began || now.seconds < options_.timeout_seconds || now.step_seconds < options_.timeout_seconds ||
+        std::exchange(told_of_step_, now.step) == now.step) {
+      return;
+    }
+    std::string message =
+        util::concat("rank ", options_.rank, " does not move: ", describe(now),
+                     "; others wait for it, at most comm.timeout_seconds = ", options_.timeout_seconds);
+    util::log_warning(message);
+    write_report(message);
+  } else if (now.seconds > options_.timeout_seconds + kGraceOfCollective &&
+             !std::exchange(told_of_collective_, true)) {
+    std::string message = util::concat("rank ", options_.rank, " is stuck ", describe(now),
+                                       ", beyond comm.timeout_seconds = ", options_.timeout_seconds,
+                                       "; another process of the run has stopped or is out of reach");
+    util::log_error(message);
+    failed_ = true;
+    write_report(message);
+    if (options_.on_stuck_collective) options_.on_stuck_collective();
+  }
+}
+
+/// The keys of "message" are those that torchelastic's launchers read; "fsdp" is for fsdp-launch.
+void Watchdog::write_report(const std::string& message) {
+  if (options_.report_file.empty()) return;
+  comm::Activity::Snapshot now = activity_->snapshot();
+  nlohmann::json report = {
+      {"message",
+       {{"message", message},
+        {"extraInfo", {{"py_callstack", ""}, {"timestamp", std::to_string(std::time(nullptr))}}}}},
+      {"fsdp",
+       {{"rank", options_.rank},
+        {"pid", ::getpid()},
+        {"step", now.step},
+        {"collective", now.collective},
+        {"last_collective", now.last},
+        {"seconds", now.seconds},
+        {"doing", describe(now)}}}};
+  try {
+    util::write_file_atomically(options_.report_file, report.dump() + "\n");
+  } catch (const util::Error& error) {
+    util::log_debug(error.what());  // the failure itself is told in any case
+  }
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,59 @@
+#pragma once
+
+// Tells where a rank stands when the run does not go on.
+
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "comm/activity.h"
+
+namespace fsdp::train {
+
+struct WatchdogOptions {
+  int rank = 0;
+  double timeout_seconds = 60;  ///< comm.timeout_seconds: how long the other ranks wait for this one
+  /// Where the report goes, in the form of torchelastic's error files with this rank's activity beside the
+  /// message; empty: nowhere. A launcher reads it (TORCHELASTIC_ERROR_FILE).
+  std::filesystem::path report_file;
+  /// Called when a collective did not end with its own time-out, as one that is stuck in the kernel does.
+  std::function<void()> on_stuck_collective;
+};
+
+/// A thread that looks at the rank's activity every second.
+///
+/// - This rank computes for longer than the time-out: a warning and a report, once a step. The others give up
+///   waiting for it, and then nobody but this rank can tell what kept it.
+/// - A stop was asked for five seconds ago and the step has not ended: a report, in case what comes next is
+///   SIGKILL.
+/// - A collective is under way for ten seconds more than the time-out: a report, and on_stuck_collective().
+class Watchdog {
+ public:
+  Watchdog(std::shared_ptr<comm::Activity> activity, WatchdogOptions options);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// Writes the report of a failure. The first failure stays; reports of mere slowness give way to it.
+  void report_failure(const std::string& message);
+
+ private:
+  void watch();
+  void look();
+  void write_report(const std::string& message);
+
+  std::shared_ptr<comm::Activity> activity_;
+  WatchdogOptions options_;
+  std::mutex mutex_;
+  std::condition_variable ending_;
+  bool ended_ = false, failed_ = false, told_of_stop_ = false, told_of_collective_ = false;
+  int64_t told_of_step_ = -1;
+  double seconds_since_stop_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace fsdp::train

@@ -1,0 +1,64 @@
+#include "util/stop_signal.h"
+
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+
+#include "util/error.h"
+
+namespace fsdp::util {
+namespace {
+
+constexpr std::array kSignals = {SIGTERM, SIGINT, SIGUSR1};
+
+std::atomic<int> first_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
+std::atomic<bool> alive = false;
+std::array<struct sigaction, kSignals.size()> previous;
+
+void remember(int signal) {
+  int none = 0;
+  if (first_signal.compare_exchange_strong(none, signal) || signal == SIGUSR1) return;
+  struct sigaction fallback {};
+  fallback.sa_handler = SIG_DFL;
+  sigaction(signal, &fallback, nullptr);
+  raise(signal);  // takes effect when the handler returns
+}
+
+}  // namespace
+
+StopSignal::StopSignal() {
+  FSDP_CHECK(!alive.exchange(true), "a StopSignal lives already");
+  first_signal = 0;
+  struct sigaction action {};
+  action.sa_handler = remember;
+  action.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
+}
+
+StopSignal::~StopSignal() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  alive = false;
+}
+
+std::optional<int> StopSignal::received() {
+  int signal = first_signal;
+  if (signal == 0) return std::nullopt;
+  return signal;
+}
+
+const char* stop_signal_name(int signal) {
+  switch (signal) {
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGINT:
+      return "SIGINT";
+    case SIGUSR1:
+      return "SIGUSR1";
+  }
+  return "a signal";
+}
+
+}  // namespace fsdp::util

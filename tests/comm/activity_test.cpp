@@ -1,0 +1,73 @@
+#include "comm/activity.h"
+
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/single_communicator.h"
+#include "support/forwarding_communicator.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A communicator whose all-reduce looks at the activity, and fails when told to.
+class Looking final : public testing::ForwardingCommunicator {
+ public:
+  Looking(Communicator& inner, const Activity& activity)
+      : ForwardingCommunicator(inner), activity_(activity) {}
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    seen = activity_.snapshot();
+    if (fails) util::fail(util::ErrorKind::kPeerLost, "gone");
+    return inner().all_reduce(tensor, op, site);
+  }
+  Activity::Snapshot seen;
+  bool fails = false;
+
+ private:
+  const Activity& activity_;
+};
+
+class ActivityTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto looking = std::make_unique<Looking>(single_, *activity_);
+    looking_ = looking.get();
+    communicator_ = make_noting_communicator(std::move(looking), activity_);
+  }
+  void all_reduce() {
+    at::Tensor one = at::ones({1});
+    communicator_->all_reduce(one, ReduceOp::kSum, {.unit = "model.layers.3", .pass = "backward"})->wait();
+  }
+
+  std::shared_ptr<Activity> activity_ = std::make_shared<Activity>();
+  SingleCommunicator single_;
+  Looking* looking_ = nullptr;
+  std::unique_ptr<Communicator> communicator_;
+};
+
+TEST_F(ActivityTest, KnowsTheCollectiveUnderWayAndTheOneBefore) {
+  EXPECT_THAT(describe(activity_->snapshot()), HasSubstr("no collective so far"));
+  activity_->begin_step(7);
+  all_reduce();
+  EXPECT_EQ(looking_->seen.step, 7);
+  EXPECT_EQ(looking_->seen.collective, "all_reduce of model.layers.3 (backward)");
+  EXPECT_EQ(looking_->seen.collectives, 0);
+  EXPECT_THAT(describe(looking_->seen), HasSubstr("in all_reduce of model.layers.3 (backward), step 7, for"));
+
+  Activity::Snapshot after = activity_->snapshot();
+  EXPECT_EQ(after.collective, "");
+  EXPECT_EQ(after.last, "all_reduce of model.layers.3 (backward)");
+  EXPECT_EQ(after.collectives, 1);
+  EXPECT_THAT(describe(after), HasSubstr("after all_reduce of model.layers.3 (backward)"));
+}
+
+TEST_F(ActivityTest, AFailedCollectiveStaysTheOneUnderWay) {
+  looking_->fails = true;
+  EXPECT_THROW(all_reduce(), util::Error);
+  EXPECT_EQ(activity_->snapshot().collective, "all_reduce of model.layers.3 (backward)");
+}
+
+}  // namespace
+}  // namespace fsdp::comm

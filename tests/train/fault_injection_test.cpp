@@ -1,0 +1,58 @@
+#include "train/fault_injection.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "util/error.h"
+
+namespace fsdp::train {
+namespace {
+
+class FaultInjectionTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    unsetenv("FSDP_INJECT_FAULT");
+    unsetenv("TORCHELASTIC_RESTART_COUNT");
+  }
+  FaultInjection faults(const char* text, int rank = 1) {
+    setenv("FSDP_INJECT_FAULT", text, 1);
+    return FaultInjection::from_environment(rank);
+  }
+};
+
+TEST_F(FaultInjectionTest, HitsOneRankInOneStepAtOnePlace) {
+  constexpr const char* kText = "rank=1,step=3,at=forward,do=throw";
+  FaultInjection injection = faults(kText);
+  EXPECT_TRUE(injection.is_due(FaultPlace::kForward, 3));
+  EXPECT_FALSE(injection.is_due(FaultPlace::kForward, 2));
+  EXPECT_FALSE(injection.is_due(FaultPlace::kSave, 3));
+  EXPECT_NO_THROW(injection.at(FaultPlace::kStep, 3));
+  EXPECT_THROW(injection.at(FaultPlace::kForward, 3), std::runtime_error);
+  EXPECT_FALSE(faults(kText, 0).is_due(FaultPlace::kForward, 3));
+}
+
+TEST_F(FaultInjectionTest, DoesNotHappenAgainAfterARestart) {
+  setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+  EXPECT_FALSE(faults("rank=1,step=3,at=step,do=kill").is_due(FaultPlace::kStep, 3));
+}
+
+TEST_F(FaultInjectionTest, EndsTheProcessAsTold) {
+  EXPECT_EXIT(faults("rank=1,step=3,at=save,do=kill").at(FaultPlace::kSave, 3),
+              ::testing::KilledBySignal(SIGKILL), "");
+  EXPECT_EXIT(faults("rank=1,step=3,at=step,do=exit:3").at(FaultPlace::kStep, 3),
+              ::testing::ExitedWithCode(3), "");
+}
+
+TEST_F(FaultInjectionTest, RefusesTextsOfAnotherForm) {
+  for (const char* text : {"x", "rank=1", "rank=1,step=3,at=forward", "rank=1,step=3,at=nowhere,do=kill",
+                           "rank=1,step=3,at=step,do=nothing", "rank=1,step=3,at=step,do=exit",
+                           "rank=1,step=3,at=step,do=kill:3", "rank=-1,step=3,at=step,do=kill",
+                           "rank=1,step=x,at=step,do=kill", "rank=1,step=3,at=step,do=kill,x=1"}) {
+    EXPECT_THROW(faults(text), util::Error) << text;
+  }
+  EXPECT_NO_THROW(faults(""));
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,52 @@
+#include "util/stop_signal.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace fsdp::util {
+namespace {
+
+TEST(StopSignal, RemembersTheFirstSignal) {
+  StopSignal stop;
+  EXPECT_FALSE(StopSignal::received().has_value());
+  raise(SIGUSR1);
+  EXPECT_EQ(StopSignal::received(), SIGUSR1);
+  raise(SIGUSR1);
+  EXPECT_EQ(StopSignal::received(), SIGUSR1);
+}
+
+TEST(StopSignal, RestoresWhatWasBefore) {
+  static int handled;
+  handled = 0;
+  auto* before = signal(SIGTERM, [](int) { ++handled; });
+  { StopSignal stop; }
+  raise(SIGTERM);
+  EXPECT_EQ(handled, 1);
+  signal(SIGTERM, before);
+}
+
+TEST(StopSignal, StartsAfreshEachTime) {
+  {
+    StopSignal stop;
+    raise(SIGTERM);
+  }
+  StopSignal stop;
+  EXPECT_FALSE(StopSignal::received().has_value());
+}
+
+using StopSignalDeathTest = ::testing::Test;
+
+TEST(StopSignalDeathTest, ASecondTermEndsTheProcess) {
+  auto twice = [](int first, int second) {
+    StopSignal stop;
+    raise(first);
+    raise(second);
+    std::exit(0);
+  };
+  EXPECT_EXIT(twice(SIGTERM, SIGTERM), ::testing::KilledBySignal(SIGTERM), "");
+  EXPECT_EXIT(twice(SIGUSR1, SIGINT), ::testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT(twice(SIGINT, SIGUSR1), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace fsdp::util
