@@ -6,7 +6,6 @@
 #include "checkpoint/shard_types.h"
 #include "util/dtype.h"
 #include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -99,8 +98,6 @@ void ShardFileWriter::finish() {
     check_hdf5(H5Fflush(impl_->file.get(), H5F_SCOPE_GLOBAL), ErrorKind::kIo, "flush", impl_->path);
     check_hdf5(impl_->file.close(), ErrorKind::kIo, "close", impl_->path);
   }
-  util::sync_path(impl_->path);
-
   // After a disk has been full HDF5 may report success and leave metadata out (measured), so it is read back.
   try {
     ShardFile written(impl_->path);

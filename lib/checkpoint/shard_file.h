@@ -19,8 +19,8 @@ struct ShardDataset {
   std::vector<at::Tensor> parts;  ///< 1-D, contiguous, on the CPU, of one dtype, none empty
 };
 
-/// Writes the file and syncs it, straight from the tensors' memory. kIo with the tensor that was being
-/// written. The caller names it temporarily and removes it after an error.
+/// Writes the file straight from the tensors' memory. kIo with the tensor that was being written. The caller
+/// names it temporarily, syncs it, and removes it after an error.
 void write_shard_file(const std::filesystem::path& path, const std::vector<ShardDataset>& datasets);
 
 /// Name, type and size of a data set.
@@ -40,7 +40,7 @@ class ShardFileWriter {
   /// Elements [offset, offset + count) of a data set.
   void write(const std::string& name, int64_t offset, int64_t count, const void* data);
 
-  /// Closes and syncs the file and reads its structure back. Every element must have been written.
+  /// Closes the file and reads its structure back. Every element must have been written.
   void finish();
 
  private:

@@ -49,7 +49,9 @@ FileEntry write_named(const fs::path& path, const std::function<void(const fs::p
   const fs::path temporary = temporary_name(path);
   try {
     write(temporary);
+    util::start_writing_out(temporary);  // the disk works while the hash is computed
     FileDigest digest = digest_file(temporary);
+    util::sync_path(temporary);
     util::rename_and_sync(temporary, path);
     return {.name = path.filename().string(), .bytes = digest.bytes, .xxh3_64 = digest.xxh3_64};
   } catch (...) {

@@ -19,8 +19,8 @@ void create_step_folder(const std::filesystem::path& root, const std::filesystem
 /// Under which a file is written.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
 
-/// Lets `write` finish a file under its temporary name (the argument), then hashes it and gives it its own
-/// name. After an error nothing is left of it.
+/// Lets `write` finish a file under its temporary name (the argument), then hashes it, syncs it and gives it
+/// its own name. After an error nothing is left of it.
 FileEntry write_named(const std::filesystem::path& path,
                       const std::function<void(const std::filesystem::path&)>& write);
 

@@ -87,6 +87,11 @@ bool is_temporary_name(std::string_view name) {
          is_number(name.substr(mark + std::string_view(kTemporaryMark).size()));
 }
 
+void start_writing_out(const fs::path& path) {
+  Descriptor file(path, O_RDONLY | O_CLOEXEC, "to flush it");
+  ::sync_file_range(file.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+}
+
 void sync_path(const fs::path& path) {
   Descriptor file(path, O_RDONLY | O_CLOEXEC, "to flush it");
   if (::fsync(file.get()) != 0) fail(ErrorKind::kIo, "cannot flush ", path.string(), ": ", errno_text(errno));

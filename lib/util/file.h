@@ -19,6 +19,10 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 /// make_writable_folder().
 bool is_temporary_name(std::string_view name);
 
+/// Lets the system begin to write a file's data to the disk. Only a hint: nothing is on the disk for
+/// certain before sync_path(), which also reports what went wrong.
+void start_writing_out(const std::filesystem::path& path);
+
 /// Flushes a file's (or a folder's) data to the disk.
 void sync_path(const std::filesystem::path& path);
 
