@@ -1,14 +1,15 @@
 #include "checkpoint/consolidate.h"
 
-#include <ATen/Functions.h>
-
 #include <algorithm>
-#include <vector>
+#include <memory>
+#include <utility>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/hugging_face_folder.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/shard_set.h"
-#include "util/dtype.h"
+#include "checkpoint/sharded_source.h"
+#include "checkpoint/sharded_writer.h"
+#include "checkpoint/staged_output.h"
+#include "checkpoint/weights.h"
 #include "util/error.h"
 #include "util/file.h"
 
@@ -19,105 +20,181 @@ using util::fail;
 
 namespace {
 
-constexpr const char* kWeightsPrefix = "model/";
-constexpr int64_t kSliceBytes = int64_t{16} << 20;
+constexpr const char* kForceRemedy = "choose another output or overwrite it with --force";
+constexpr const char* kOtherRemedy = "choose another output or remove it";
 
-struct Outputs {
-  fs::path weights;
-  std::optional<fs::path> config;
+int64_t bytes_of(const std::vector<TensorInfo>& infos) {
+  int64_t bytes = 0;
+  for (const TensorInfo& info : infos) {
+    auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
+    bytes += checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
+  }
+  return bytes;
+}
+
+/// A checkpoint that is being written out, with all its hashes compared.
+struct Source {
+  std::shared_ptr<const ShardedSource> shards;
+  Weights state;  ///< under the full names
+  std::vector<TensorInfo> infos;
+  util::ByteCounter counter;
+
+  template <typename Append>
+  void copy(const std::string& stored_name, const TensorInfo& info, const Append& append) {
+    state.stream(stored_name, 0, state.numel(stored_name), info.dtype, [&](const at::Tensor& slice) {
+      auto bytes = static_cast<int64_t>(slice.nbytes());
+      append(slice.const_data_ptr(), bytes);
+      counter.add(bytes);
+    });
+  }
 };
 
-Outputs choose_outputs(const fs::path& output, bool knows_config) {
-  std::error_code error;
-  if (output.extension() == ".safetensors" && !fs::is_directory(output, error)) return {output, std::nullopt};
-  Outputs outputs{output / "model.safetensors", std::nullopt};
-  if (knows_config) outputs.config = output / "config.json";
-  return outputs;
-}
-
-void refuse_existing(const fs::path& path) {
-  std::error_code error;
-  if (fs::exists(fs::symlink_status(path, error))) {
-    fail(ErrorKind::kCheckpoint, path.string(),
-         " is there already; choose another output or overwrite it with --force");
+void write_safetensors_file(Source& source, const fs::path& path, std::vector<TensorInfo> infos,
+                            const ConsolidateOptions& options) {
+  SafetensorsWriter writer(path, std::move(infos));
+  for (const TensorInfo& info : writer.infos()) {
+    source.copy(kWeightsPrefix + info.name, info,
+                [&](const void* data, int64_t bytes) { writer.append(data, bytes); });
   }
+  // Another process may have put something there in the meantime.
+  if (!options.overwrite) refuse_existing(path, kForceRemedy);
+  writer.finish();
 }
 
-bool holds(const fs::path& path, const std::string& text) {
-  std::error_code error;
-  return fs::is_regular_file(path, error) && fs::file_size(path, error) == text.size() &&
-         util::read_file(path) == text;
-}
-
-std::vector<TensorInfo> weights_of(const Manifest& manifest, std::optional<c10::ScalarType> cast) {
-  std::vector<TensorInfo> infos;
-  for (const auto& [name, entry] : manifest.tensors) {
-    if (!name.starts_with(kWeightsPrefix)) continue;
-    bool casts = cast && c10::isFloatingType(entry.dtype);
-    infos.push_back(
-        {name.substr(std::string_view(kWeightsPrefix).size()), entry.shape, casts ? *cast : entry.dtype});
+/// A folder as Hugging Face lays it out.
+void write_folder(Source& source, const fs::path& output, const ConsolidateOptions& options,
+                  ConsolidateResult& result) {
+  StagedFolder staged(output, options.overwrite);
+  HuggingFaceFolder folder = plan_hugging_face_folder(source.infos, options.max_file_bytes);
+  for (auto& [name, infos] : folder.files) {
+    write_safetensors_file(source, staged.path() / name, infos, options);
   }
-  return infos;
+  const nlohmann::json& model = source.shards->manifest().model;
+  if (!model.is_null()) {
+    util::write_file_atomically(staged.path() / "config.json", config_text(model, source.infos));
+    result.config = staged.target() / "config.json";
+  }
+  if (folder.index) util::write_file_atomically(staged.path() / kIndexFileName, folder.index->dump(2) + "\n");
+  std::string last = folder.index ? kIndexFileName : folder.files.front().first;
+  staged.commit(last, remove_weights_files);
+  result.output = staged.target() / last;
+  result.files = static_cast<int64_t>(folder.files.size());
 }
 
-/// Reads one tensor slice by slice and appends it, cast when the types differ.
-void copy_tensor(ShardSet& shards, const TensorEntry& entry, const TensorInfo& info,
-                 SafetensorsWriter& writer) {
-  const int64_t step = kSliceBytes / static_cast<int64_t>(c10::elementSize(entry.dtype));
-  at::Tensor slice = at::empty({std::min(step, entry.numel)}, at::TensorOptions().dtype(entry.dtype));
-  for (int64_t begin = 0; begin < entry.numel; begin += step) {
-    int64_t end = std::min(begin + step, entry.numel);
-    for (const ShardRead& read : shards.plan(kWeightsPrefix + info.name, begin, end, slice.data_ptr())) {
-      shards.read(read);
+/// A checkpoint of one file.
+void write_full(const Source& source, const fs::path& output, const ConsolidateOptions& options,
+                ConsolidateResult& result) {
+  std::vector<ShardedTensor> tensors;
+  for (const TensorInfo& info : source.infos) {
+    TensorInfo stored = info;
+    stored.name = kWeightsPrefix + info.name;
+    tensors.push_back({.source_name = stored.name, .info = std::move(stored)});
+  }
+  if (options.optimizer) {
+    for (TensorInfo& info : source.shards->infos()) {
+      if (!info.name.starts_with(kWeightsPrefix)) tensors.push_back({info.name, std::move(info)});
     }
-    at::Tensor out = slice.narrow(0, 0, end - begin).to(info.dtype);
-    writer.append(out.const_data_ptr(), out.numel() * out.element_size());
   }
+  const Manifest& manifest = source.shards->manifest();
+  const bool whole_state = options.optimizer && manifest.contents == Contents::kState;
+  ShardedResult written = write_sharded({.folder = output,
+                                         .world_size = 1,
+                                         .full = true,
+                                         .step = manifest.step,
+                                         .contents = whole_state ? Contents::kState : Contents::kWeights,
+                                         .training = whole_state ? manifest.training : nlohmann::json(),
+                                         .model = manifest.model,
+                                         .progress = options.progress},
+                                        source.state, tensors);
+  result.output = written.folder;
+  result.tensors = written.tensors;
+  result.bytes = written.bytes;
 }
 
-/// The config as Hugging Face reads it, with the type of the weights when they share one.
-std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos) {
-  bool one_type = std::all_of(infos.begin(), infos.end(),
-                              [&](const TensorInfo& info) { return info.dtype == infos.front().dtype; });
-  if (config.is_object() && one_type) config["torch_dtype"] = util::dtype_name(infos.front().dtype);
-  return config.dump(2) + "\n";
+enum class OutputKind { kSafetensorsFile, kFolder, kFull };
+
+OutputKind output_kind(const fs::path& output, const ConsolidateOptions& options) {
+  std::error_code error;
+  const bool is_folder = fs::is_directory(output, error);
+  if (!is_folder && (output.extension() == ".h5" || output.extension() == ".hdf5")) {
+    fail(ErrorKind::kUsage, "expected the name of a folder or of a .safetensors file and found ",
+         output.string(),
+         "; for HDF5 name a folder, which gets full.h5 and manifest.json, and give --format full");
+  }
+  OutputKind kind =
+      !is_folder && output.extension() == ".safetensors" ? OutputKind::kSafetensorsFile : OutputKind::kFolder;
+  if (options.full) {
+    if (kind == OutputKind::kSafetensorsFile) {
+      fail(ErrorKind::kUsage, "--format full makes a folder, and ", output.string(),
+           " has the name of a safetensors file; choose another name");
+    }
+    if (options.overwrite) {
+      fail(ErrorKind::kUsage,
+           "--force does not go with --format full, because checkpoints are never "
+           "overwritten; choose another output or remove ",
+           output.string());
+    }
+    kind = OutputKind::kFull;
+  }
+  if (options.optimizer && kind != OutputKind::kFull) {
+    fail(ErrorKind::kUsage, "--optimizer goes only with --format full; safetensors files hold weights only");
+  }
+  if (options.max_file_bytes > 0 && kind != OutputKind::kFolder) {
+    fail(ErrorKind::kUsage, "--max-shard-size goes only with a folder of safetensors as the output, and ",
+         output.string(), " is one file; name a folder and leave out --format");
+  }
+  return kind;
 }
 
 }  // namespace
 
+std::vector<TensorInfo> consolidated_weights(const ShardedSource& source,
+                                             std::optional<c10::ScalarType> dtype) {
+  const std::string_view prefix = kWeightsPrefix;
+  std::vector<TensorInfo> infos;
+  for (TensorInfo& info : source.infos()) {
+    if (!info.name.starts_with(prefix)) continue;
+    bool casts = dtype && c10::isFloatingType(info.dtype);
+    infos.push_back({info.name.substr(prefix.size()), std::move(info.shape), casts ? *dtype : info.dtype});
+  }
+  return infos;
+}
+
 ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path& output,
                               const ConsolidateOptions& options) {
   FSDP_CHECK(!options.dtype || c10::isFloatingType(*options.dtype));
-  const Manifest manifest = read_manifest(checkpoint_folder);
-  std::vector<TensorInfo> infos = weights_of(manifest, options.dtype);
+  FSDP_CHECK(options.max_file_bytes >= 0);
+  const OutputKind kind = output_kind(output, options);
+  auto shards = std::make_shared<ShardedSource>(checkpoint_folder);
+  std::vector<TensorInfo> infos = consolidated_weights(*shards, options.dtype);
   if (infos.empty()) {
     fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
-         " holds no weights (no tensor ", "whose name starts with \"", kWeightsPrefix, "\")");
+         " holds no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
   }
-  const Outputs outputs = choose_outputs(output, !manifest.model.is_null());
-  const std::string config = config_text(manifest.model, infos);
-  if (!options.overwrite) {
-    refuse_existing(outputs.weights);
-    // The same config is what a consolidation that was killed leaves, or one into another file of this
-    // folder.
-    if (outputs.config && !holds(*outputs.config, config)) refuse_existing(*outputs.config);
+  // Before an hour of hashing, not after it.
+  if (!options.overwrite && !is_empty_folder(output)) {
+    refuse_existing(output, kind == OutputKind::kFull ? kOtherRemedy : kForceRemedy);
   }
-  ShardSet shards(checkpoint_folder, manifest);
-  for (size_t file = 0; file < manifest.files.size(); ++file) shards.verify(file);
-
-  util::make_writable_folder(outputs.weights.has_parent_path() ? outputs.weights.parent_path() : ".");
-  ConsolidateResult result{.weights = outputs.weights, .config = outputs.config};
-  SafetensorsWriter writer(outputs.weights, std::move(infos));
-  for (const TensorInfo& info : writer.infos()) {
-    const TensorEntry& entry = manifest.tensors.at(kWeightsPrefix + info.name);
-    copy_tensor(shards, entry, info, writer);
-    result.tensors += 1;
-    result.bytes += entry.numel * static_cast<int64_t>(c10::elementSize(info.dtype));
+  util::make_writable_folder(output.has_parent_path() ? output.parent_path() : ".");
+  shards->verify_all(options.progress);
+  const int64_t bytes = bytes_of(infos);
+  Source source{shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes)};
+  source.state.add(shards);
+  ConsolidateResult result{.output = output,
+                           .config = std::nullopt,
+                           .tensors = static_cast<int64_t>(source.infos.size()),
+                           .bytes = bytes};
+  switch (kind) {
+    case OutputKind::kFolder:
+      write_folder(source, output, options, result);
+      break;
+    case OutputKind::kFull:
+      write_full(source, output, options, result);
+      break;
+    case OutputKind::kSafetensorsFile:
+      write_safetensors_file(source, output, source.infos, options);
+      break;
   }
-  // Another process may have put something there in the meantime.
-  if (!options.overwrite) refuse_existing(outputs.weights);
-  if (outputs.config) util::write_file_atomically(*outputs.config, config);
-  writer.finish();
   return result;
 }
 

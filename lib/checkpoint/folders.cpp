@@ -149,11 +149,13 @@ ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
   if (resume == "never") return {std::nullopt, "starting anew because checkpoint.resume is \"never\""};
   if (resume != "auto" && resume != "latest") {
     fs::path folder = checkpoint_folder(resume);
+    require_state(read_manifest(folder), folder);
     return {folder, concat("resuming from ", folder.string(), " as checkpoint.resume says")};
   }
   FoundCheckpoints found = find_checkpoints(root);
   if (!found.complete.empty()) {
     const CompleteCheckpoint& newest = found.complete.back();
+    require_state(read_manifest(newest.folder), newest.folder);
     return {newest.folder,
             concat("resuming from ", newest.folder.string(), ", the newest of ", found.complete.size(),
                    " complete checkpoint(s) in ", root.string(), passed_over(found))};

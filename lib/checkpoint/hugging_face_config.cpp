@@ -1,6 +1,110 @@
 #include "checkpoint/hugging_face_config.h"
 
+#include "util/error.h"
+
 namespace fsdp::checkpoint {
+using nlohmann::json;
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+/// Reads keys of a config and says of each what is wrong with it.
+class ConfigReader {
+ public:
+  ConfigReader(const json& config, const std::string& where) : config_(config), where_(where) {
+    if (!config_.is_object()) fail(ErrorKind::kCheckpoint, where_, " is not a JSON object");
+  }
+
+  /// A positive whole number; without a default the key must be there. null counts as left out.
+  int64_t size(const char* key, int64_t otherwise = 0) const {
+    if (!has(key) && otherwise > 0) return otherwise;
+    if (!has(key)) fail(ErrorKind::kCheckpoint, where_, " lacks the key \"", key, "\"");
+    const json& value = config_[key];
+    if (!value.is_number_integer() || value < 1 || value > kLargestSize) {
+      refuse(key, concat("a whole number from 1 to ", kLargestSize));
+    }
+    return value.get<int64_t>();
+  }
+
+  double number(const char* key, double otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!config_[key].is_number()) refuse(key, "a number");
+    return config_[key].get<double>();
+  }
+
+  bool flag(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!config_[key].is_boolean()) refuse(key, "true or false");
+    return config_[key].get<bool>();
+  }
+
+  /// Throws unless the key is left out or has the value that the models here have.
+  void require(const char* key, const json& expected) const {
+    if (has(key) && config_[key] != expected)
+      refuse(key, concat(expected.dump(), ", the only one supported"));
+  }
+
+  bool has(const char* key) const { return config_.contains(key) && !config_[key].is_null(); }
+
+  [[noreturn]] void refuse(const char* key, const std::string& expected) const {
+    fail(ErrorKind::kCheckpoint, where_, ": expected ", expected, " for \"", key, "\" and found ",
+         config_[key].dump(-1, ' ', true, json::error_handler_t::replace));
+  }
+
+ private:
+  static constexpr int64_t kLargestSize = int64_t{1} << 31;
+  const json& config_;
+  const std::string& where_;
+};
+
+nn::ModelOptions read_gpt2(const ConfigReader& reader) {
+  nn::ModelOptions options;
+  options.architecture = "gpt2";
+  options.vocab_size = reader.size("vocab_size", 50257);
+  options.hidden_size = reader.size("n_embd", 768);
+  options.intermediate_size = reader.size("n_inner", 4 * options.hidden_size);
+  options.num_hidden_layers = reader.size("n_layer", 12);
+  options.num_attention_heads = reader.size("n_head", 12);
+  options.num_key_value_heads = options.num_attention_heads;
+  options.max_position_embeddings = reader.size("n_positions", 1024);
+  options.layer_norm_epsilon = reader.number("layer_norm_epsilon", 1e-5);
+  options.tie_word_embeddings = reader.flag("tie_word_embeddings", true);
+  reader.require("activation_function", "gelu_new");
+  reader.require("scale_attn_weights", true);
+  reader.require("scale_attn_by_inverse_layer_idx", false);
+  reader.require("add_cross_attention", false);
+  return options;
+}
+
+nn::ModelOptions read_llama(const ConfigReader& reader) {
+  nn::ModelOptions options;
+  options.architecture = "llama";
+  options.vocab_size = reader.size("vocab_size", 32000);
+  options.hidden_size = reader.size("hidden_size", 4096);
+  options.intermediate_size = reader.size("intermediate_size", 11008);
+  options.num_hidden_layers = reader.size("num_hidden_layers", 32);
+  options.num_attention_heads = reader.size("num_attention_heads", 32);
+  options.num_key_value_heads = reader.size("num_key_value_heads", options.num_attention_heads);
+  options.max_position_embeddings = reader.size("max_position_embeddings", 2048);
+  options.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
+  options.rope_theta = reader.number("rope_theta", 10000.0);
+  options.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
+  if (reader.size("head_dim", options.hidden_size / options.num_attention_heads) *
+          options.num_attention_heads !=
+      options.hidden_size) {
+    reader.refuse(reader.has("head_dim") ? "head_dim" : "num_attention_heads",
+                  "heads that make up the hidden size");
+  }
+  reader.require("hidden_act", "silu");
+  reader.require("attention_bias", false);
+  reader.require("mlp_bias", false);
+  if (reader.has("rope_scaling")) reader.refuse("rope_scaling", "null, the only one supported,");
+  return options;
+}
+
+}  // namespace
 
 nlohmann::json hugging_face_config(const nn::ModelOptions& options) {
   nlohmann::json config = {{"vocab_size", options.vocab_size},
@@ -36,6 +140,76 @@ nlohmann::json hugging_face_config(const nn::ModelOptions& options) {
                    {"mlp_bias", false}});
   }
   return config;
+}
+
+nn::ModelOptions options_from_hugging_face(const json& config, const std::string& where) {
+  ConfigReader reader(config, where);
+  if (reader.has("quantization_config")) {
+    fail(ErrorKind::kCheckpoint, where,
+         " describes quantized weights; only floating-point ones are supported");
+  }
+  nn::ModelOptions options;
+  if (reader.has("model_type") && config["model_type"] == "gpt2") {
+    options = read_gpt2(reader);
+  } else if (reader.has("model_type") && config["model_type"] == "llama") {
+    json flat = config;
+    // Newer releases of transformers write the rotary settings as an object of their own.
+    if (reader.has("rope_parameters") && config["rope_parameters"].is_object()) {
+      const json& rotary = config["rope_parameters"];
+      if (rotary.value("rope_type", json("default")) != "default") {
+        reader.refuse("rope_parameters", "the \"rope_type\" default, the only one supported,");
+      }
+      if (rotary.contains("rope_theta")) flat["rope_theta"] = rotary["rope_theta"];
+    }
+    options = read_llama(ConfigReader(flat, where));
+  } else {
+    fail(ErrorKind::kCheckpoint, where, ": expected \"gpt2\" or \"llama\" for \"model_type\" and found ",
+         config.value("model_type", json()).dump(-1, ' ', true, json::error_handler_t::replace));
+  }
+  options.initializer_range = reader.number("initializer_range", 0.02);
+  return options;
+}
+
+std::map<std::string, std::vector<int64_t>> hugging_face_shapes(const nn::ModelOptions& options) {
+  const int64_t vocabulary = options.vocab_size, hidden = options.hidden_size;
+  const int64_t inner = options.intermediate_size;
+  std::map<std::string, std::vector<int64_t>> shapes;
+  if (!options.tie_word_embeddings) shapes["lm_head.weight"] = {vocabulary, hidden};
+  if (options.architecture == "gpt2") {
+    auto add = [&](const std::string& name, const std::vector<int64_t>& weight) {
+      shapes[name + ".weight"] = weight;
+      shapes[name + ".bias"] = {weight.back()};
+    };
+    shapes["transformer.wte.weight"] = {vocabulary, hidden};
+    shapes["transformer.wpe.weight"] = {options.max_position_embeddings, hidden};
+    add("transformer.ln_f", {hidden});
+    for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
+      const std::string block = concat("transformer.h.", i, ".");
+      add(block + "ln_1", {hidden});
+      add(block + "attn.c_attn", {hidden, 3 * hidden});
+      add(block + "attn.c_proj", {hidden, hidden});
+      add(block + "ln_2", {hidden});
+      add(block + "mlp.c_fc", {hidden, inner});
+      add(block + "mlp.c_proj", {inner, hidden});
+    }
+    return shapes;
+  }
+  const int64_t key_value = hidden / options.num_attention_heads * options.num_key_value_heads;
+  shapes["model.embed_tokens.weight"] = {vocabulary, hidden};
+  shapes["model.norm.weight"] = {hidden};
+  for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
+    const std::string block = concat("model.layers.", i, ".");
+    shapes[block + "input_layernorm.weight"] = {hidden};
+    shapes[block + "self_attn.q_proj.weight"] = {hidden, hidden};
+    shapes[block + "self_attn.k_proj.weight"] = {key_value, hidden};
+    shapes[block + "self_attn.v_proj.weight"] = {key_value, hidden};
+    shapes[block + "self_attn.o_proj.weight"] = {hidden, hidden};
+    shapes[block + "post_attention_layernorm.weight"] = {hidden};
+    shapes[block + "mlp.gate_proj.weight"] = {inner, hidden};
+    shapes[block + "mlp.up_proj.weight"] = {inner, hidden};
+    shapes[block + "mlp.down_proj.weight"] = {hidden, inner};
+  }
+  return shapes;
 }
 
 }  // namespace fsdp::checkpoint

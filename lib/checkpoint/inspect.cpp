@@ -1,11 +1,11 @@
 #include "checkpoint/inspect.h"
 
-#include <algorithm>
-#include <set>
+#include <string_view>
 
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_set.h"
+#include "checkpoint/tensor_tree.h"
 #include "checkpoint/weights.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -34,12 +34,21 @@ json describe_checkpoint(const fs::path& folder) {
   for (const FileEntry& file : manifest.files) {
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
   }
-  json description{{"path", folder.string()},   {"format", kFormatName},
-                   {"step", manifest.step},     {"world_size", manifest.world_size},
-                   {"layout", manifest.layout}, {"training", manifest.training},
-                   {"model", manifest.model},   {"files", std::move(files)},
-                   {"tensors", json::array()},  {"bytes", 0}};
-  for (const auto& [name, entry] : manifest.tensors) add_tensor(description, name, entry.shape, entry.dtype);
+  json description{{"path", folder.string()},       {"format", kFormatName},
+                   {"step", manifest.step},         {"world_size", manifest.world_size},
+                   {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
+                   {"training", manifest.training}, {"optimizer", json::object()},
+                   {"model", manifest.model},       {"files", std::move(files)},
+                   {"tensors", json::array()},      {"bytes", 0}};
+  for (const auto& [name, entry] : manifest.tensors) {
+    add_tensor(description, name, entry.shape, entry.dtype);
+    if (!name.starts_with(kOptimizerPrefix)) continue;
+    std::string state = name.substr(std::string_view(kOptimizerPrefix).size());
+    json& sums = description["optimizer"][state.substr(0, state.find('/'))];
+    if (sums.is_null()) sums = {{"tensors", 0}, {"bytes", 0}};
+    sums["tensors"] = sums["tensors"].get<int64_t>() + 1;
+    sums["bytes"] = sums["bytes"].get<int64_t>() + description["tensors"].back()["bytes"].get<int64_t>();
+  }
   return description;
 }
 
@@ -60,18 +69,17 @@ std::string count_text(size_t count, const char* noun) {
 }  // namespace
 
 json describe(const fs::path& path) {
-  std::error_code error;
-  bool has_weights = !fs::is_directory(path, error) || fs::exists(path / "model.safetensors", error) ||
-                     fs::exists(path / "model.safetensors.index.json", error);
-  return has_weights ? describe_weights(path) : describe_checkpoint(checkpoint_folder(path));
+  return format_of(path) == WeightsFormat::kCheckpoint ? describe_checkpoint(checkpoint_folder(path))
+                                                       : describe_weights(path);
 }
 
 std::string describe_as_text(const json& description) {
   std::string text = concat(description["path"].get<std::string>(), ": ");
   if (description.contains("step")) {
-    text += concat("sharded checkpoint of step ", description["step"].get<int64_t>(), ", world size ",
+    text += concat("checkpoint of step ", description["step"].get<int64_t>(), ", world size ",
                    description["world_size"].get<int64_t>(), ", layout ",
                    description["layout"].get<std::string>(), ", ",
+                   description["contents"] == contents_name(Contents::kWeights) ? "weights only, " : "",
                    count_text(description["files"].size(), "file"), ", ");
   } else {
     text += "safetensors, ";
@@ -84,18 +92,16 @@ std::string describe_as_text(const json& description) {
       text += concat(key, ": ", description[key].dump(), "\n");
     }
   }
-  size_t widest = 0;
-  for (const json& tensor : tensors) widest = std::max(widest, tensor["name"].get<std::string>().size());
-  for (const json& tensor : tensors) {
-    auto name = tensor["name"].get<std::string>();
-    text += concat(name, std::string(widest - name.size() + 2, ' '), tensor["dtype"].get<std::string>(), " ",
-                   shape_text(tensor["shape"].get<std::vector<int64_t>>()), "  ",
-                   util::human_bytes(tensor["bytes"].get<int64_t>()), "\n");
+  if (description.contains("optimizer")) {
+    for (const auto& [state, sums] : description["optimizer"].items()) {
+      text += concat("optimizer state ", state, ": ", count_text(sums["tensors"].get<size_t>(), "tensor"),
+                     ", ", util::human_bytes(sums["bytes"].get<int64_t>()), "\n");
+    }
   }
-  return text;
+  return text + tensor_tree(tensors);
 }
 
-std::vector<std::string> find_damage(const fs::path& folder) {
+std::vector<std::string> find_damage(const fs::path& folder, const util::ByteProgress& progress) {
   std::vector<std::string> damage;
   auto note = [&](const auto& body) {
     try {
@@ -109,9 +115,12 @@ std::vector<std::string> find_damage(const fs::path& folder) {
   Manifest manifest;
   if (!note([&] { manifest = read_manifest(folder); })) return damage;
   ShardSet shards(folder, manifest);
+  int64_t total_bytes = 0;
+  for (const FileEntry& file : manifest.files) total_bytes += file.bytes;
+  util::ByteCounter counter(progress, "verifying", total_bytes);
   std::vector<bool> whole;
   for (size_t file = 0; file < manifest.files.size(); ++file) {
-    whole.push_back(note([&] { shards.verify(file); }));
+    whole.push_back(note([&] { shards.verify(file, [&](int64_t bytes) { counter.add(bytes); }); }));
   }
   // File by file, so that each is opened once.
   std::vector<std::vector<const std::pair<const std::string, TensorEntry>*>> held(manifest.files.size());

@@ -92,6 +92,17 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
   return entry;
 }
 
+constexpr std::pair<const char*, Contents> kContentsNames[] = {{"state", Contents::kState},
+                                                               {"weights", Contents::kWeights}};
+
+Contents contents_of(const std::string& text, const std::string& where) {
+  for (const auto& [name, value] : kContentsNames) {
+    if (text == name) return value;
+  }
+  fail(ErrorKind::kCheckpoint, where, ": \"contents\" is ", in_quotes(text),
+       " where \"state\" or \"weights\" is expected");
+}
+
 /// Sorts one tensor's ranges and proves that they cover it exactly once.
 void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
                      const std::string& where) {
@@ -139,14 +150,21 @@ json to_json(const Manifest& manifest) {
   for (const FileEntry& file : manifest.files) {
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
   }
-  return {{"format", kFormatName},     {"version", kFormatVersion},
-          {"step", manifest.step},     {"world_size", manifest.world_size},
-          {"layout", manifest.layout}, {"tensors", std::move(tensors)},
-          {"files", std::move(files)}, {"training", manifest.training},
-          {"model", manifest.model}};
+  return {{"format", kFormatName},         {"version", kFormatVersion},
+          {"step", manifest.step},         {"world_size", manifest.world_size},
+          {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
+          {"tensors", std::move(tensors)}, {"files", std::move(files)},
+          {"training", manifest.training}, {"model", manifest.model}};
 }
 
 }  // namespace
+
+const char* contents_name(Contents contents) {
+  for (const auto& [name, value] : kContentsNames) {
+    if (value == contents) return name;
+  }
+  FSDP_CHECK(false, "unknown contents");
+}
 
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes) {
   int64_t numel = 1, bytes = itemsize_bytes;
@@ -225,6 +243,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   manifest.step = number_of(object, "step", where);
   manifest.world_size = number_of(object, "world_size", where);
   manifest.layout = text_of(object, "layout", where);
+  if (object.contains("contents")) manifest.contents = contents_of(text_of(object, "contents", where), where);
   manifest.training = entry_of(object, "training", where);
   manifest.model = entry_of(object, "model", where);
   if (manifest.step < 0 || manifest.world_size < 1) {
@@ -256,6 +275,14 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   }
   complete_manifest(manifest, where);
   return manifest;
+}
+
+void require_state(const Manifest& manifest, const fs::path& folder) {
+  if (manifest.contents == Contents::kState) return;
+  fail(ErrorKind::kCheckpoint, folder.string(),
+       " holds weights only, so no run can be resumed from it; start one from its weights with "
+       "model.init_from=",
+       folder.string(), " and checkpoint.resume=never");
 }
 
 Manifest read_manifest(const fs::path& folder) {

@@ -17,8 +17,15 @@
 namespace fsdp::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
+inline constexpr const char* kFullFileName = "full.h5";  ///< the one file of a full checkpoint
 inline constexpr const char* kFormatName = "fsdp-checkpoint";
 inline constexpr int64_t kFormatVersion = 1;
+
+/// What a checkpoint is good for: to resume from, or only to take weights from.
+enum class Contents { kState, kWeights };
+
+/// "state" or "weights".
+const char* contents_name(Contents contents);
 
 /// A file of the checkpoint, named without any folder.
 struct FileEntry {
@@ -48,7 +55,8 @@ struct TensorEntry {
 struct Manifest {
   int64_t step = 0;  ///< optimizer steps done
   int64_t world_size = 0;
-  std::string layout;  ///< of the shards: "flat" or "per_parameter"; loading does not depend on it
+  std::string layout;  ///< "flat", "per_parameter" or "full"; loading does not depend on it
+  Contents contents = Contents::kState;
   std::map<std::string, TensorEntry> tensors{};
   std::vector<FileEntry> files{};
   nlohmann::json training;  ///< the trainer's own: sample position, seed, ...
@@ -78,6 +86,9 @@ Manifest parse_manifest(std::string_view text, const std::string& where);
 /// The manifest of a step's folder. kCheckpoint when there is none, or one that is damaged or newer than this
 /// program.
 Manifest read_manifest(const std::filesystem::path& folder);
+
+/// kCheckpoint that names the remedy when the checkpoint holds weights only.
+void require_state(const Manifest& manifest, const std::filesystem::path& folder);
 
 /// The hash that guards a manifest against damage: of its JSON without "seal", keys sorted, without spaces.
 std::string seal_of(nlohmann::json manifest);

@@ -125,7 +125,7 @@ void RawFile::sync() {
   if (::fsync(fd_) != 0) fail(ErrorKind::kIo, "cannot flush ", path_.string(), ": ", errno_text(errno));
 }
 
-FileDigest digest_file(const fs::path& path) {
+FileDigest digest_file(const fs::path& path, const std::function<void(int64_t)>& on_bytes) {
   RawFile file = RawFile::open(path);
   FileDigest digest;
   digest.bytes = file.size_bytes();
@@ -136,6 +136,7 @@ FileDigest digest_file(const fs::path& path) {
     int64_t count = std::min(kHashBlock, digest.bytes - at);
     file.read_at(at, block.data(), count);
     FSDP_CHECK(XXH3_64bits_update(state.get(), block.data(), static_cast<size_t>(count)) == XXH_OK);
+    if (on_bytes) on_bytes(count);
   }
   digest.xxh3_64 = hexadecimal(XXH3_64bits_digest(state.get()));
   return digest;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace fsdp::checkpoint {
@@ -48,8 +49,9 @@ struct FileDigest {
   bool operator==(const FileDigest&) const = default;
 };
 
-/// Streams the file through the hash; memory is bounded.
-FileDigest digest_file(const std::filesystem::path& path);
+/// Streams the file through the hash; memory is bounded. `on_bytes` is told how many bytes were hashed since
+/// its last call.
+FileDigest digest_file(const std::filesystem::path& path, const std::function<void(int64_t)>& on_bytes = {});
 
 /// The same hash of a text.
 std::string xxh3_64_of(std::string_view text);

@@ -14,14 +14,9 @@
 #include <vector>
 
 #include "checkpoint/raw_file.h"
+#include "checkpoint/tensor_source.h"
 
 namespace fsdp::checkpoint {
-
-struct TensorInfo {
-  std::string name;
-  std::vector<int64_t> shape;
-  c10::ScalarType dtype = c10::ScalarType::Float;
-};
 
 /// Writes one file in a stream: construct, append() every tensor's bytes in the order of infos(), finish().
 /// Nothing is seen under the final name before finish(); a writer destroyed without it removes what it wrote.
@@ -49,7 +44,7 @@ class SafetensorsWriter {
 };
 
 /// Reads one file by ranges; memory is bounded by the header. Not thread-safe.
-class SafetensorsReader {
+class SafetensorsReader final : public TensorSource {
  public:
   /// Reads and checks the header: its length, its JSON, the types and that the tensors fill the file without
   /// overlap or hole. kCheckpoint that names the file and the tensor otherwise.
@@ -62,7 +57,8 @@ class SafetensorsReader {
     int64_t begin_bytes = 0;  ///< from the start of the file
   };
 
-  const std::filesystem::path& path() const { return file_.path(); }
+  const std::filesystem::path& path() const override { return file_.path(); }
+  std::vector<TensorInfo> infos() const override;
   const std::map<std::string, Entry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -70,7 +66,7 @@ class SafetensorsReader {
   const Entry& entry(const std::string& name) const;
 
   /// Elements [begin, end) of the flattened tensor.
-  void read(const std::string& name, int64_t begin, int64_t end, void* out) const;
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
 
  private:
   RawFile file_;

@@ -139,6 +139,12 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
   check_extents(std::move(extents), file_.size_bytes() - data_begin, name);
 }
 
+std::vector<TensorInfo> SafetensorsReader::infos() const {
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, entry] : tensors_) infos.push_back({name, entry.shape, entry.dtype});
+  return infos;
+}
+
 const SafetensorsReader::Entry& SafetensorsReader::entry(const std::string& name) const {
   auto found = tensors_.find(name);
   if (found != tensors_.end()) return found->second;

@@ -21,7 +21,6 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kPurpose = "full checkpoint";
-constexpr const char* kFileName = "full.h5";
 constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< of all ranks together
 constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< of one rank in a round, in large worlds
 
@@ -178,13 +177,14 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<TensorSl
     std::unique_ptr<ShardFileWriter> file;
     comm::agree(communicator, kPurpose, [&] {
       if (first) {
-        file = std::make_unique<ShardFileWriter>(temporary_name(folder / kFileName), whole_datasets(held));
+        file =
+            std::make_unique<ShardFileWriter>(temporary_name(folder / kFullFileName), whole_datasets(held));
       }
     });
     Transfer(held, tensors, communicator).run(file.get());
     FileEntry entry;
     agree_in_background(communicator, kPurpose, [&] {
-      if (first) entry = write_named(folder / kFileName, [&](const fs::path&) { file->finish(); });
+      if (first) entry = write_named(folder / kFullFileName, [&](const fs::path&) { file->finish(); });
     });
     agree_in_background(communicator, kPurpose, [&] {
       if (first) saved = commit(request, whole_manifest(request, std::move(held), std::move(entry)), folder);

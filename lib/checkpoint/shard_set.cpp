@@ -18,11 +18,11 @@ constexpr size_t kMostOpenFiles = 16;
 ShardSet::ShardSet(std::filesystem::path folder, const Manifest& manifest)
     : folder_(std::move(folder)), manifest_(manifest), verified_(manifest.files.size(), false) {}
 
-void ShardSet::verify(size_t file) {
+void ShardSet::verify(size_t file, const std::function<void(int64_t)>& on_bytes) {
   if (verified_[file]) return;
   const FileEntry& entry = manifest_.files[file];
   const auto path = folder_ / entry.name;
-  FileDigest found = digest_file(path);
+  FileDigest found = digest_file(path, on_bytes);
   if (found.bytes != entry.bytes) {
     fail(ErrorKind::kCheckpoint, path.string(), " has ", found.bytes, " bytes where the manifest gives ",
          entry.bytes, "; the file is cut off or altered, so use another checkpoint");

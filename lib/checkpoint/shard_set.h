@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <list>
 #include <string>
 #include <vector>
@@ -31,7 +32,8 @@ class ShardSet {
 
   /// Compares a file's size and hash with the manifest's; kCheckpoint that names it when they differ or it is
   /// missing. Later calls for the same file cost nothing.
-  void verify(size_t file);
+  /// `on_bytes` is told how many bytes were hashed since its last call.
+  void verify(size_t file, const std::function<void(int64_t)>& on_bytes = {});
 
   /// Proves that a file, once verified, holds what the manifest says of a tensor.
   void check(size_t file, const std::string& name, const TensorEntry& entry);

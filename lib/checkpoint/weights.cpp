@@ -4,7 +4,11 @@
 
 #include <algorithm>
 
+#include "checkpoint/folders.h"
+#include "checkpoint/hugging_face_folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/sharded_source.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -18,10 +22,7 @@ using util::fail;
 
 namespace {
 
-constexpr const char* kSingleName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kLargestIndexBytes = 100'000'000;
-constexpr int64_t kSliceBytes = int64_t{16} << 20;
 
 /// "weight_map" of an index file: tensor -> file.
 std::map<std::string, std::string> read_index(const fs::path& path) {
@@ -57,29 +58,34 @@ std::vector<std::string> Weights::names() const {
   return names;
 }
 
-void Weights::add(std::shared_ptr<const SafetensorsReader> file) {
-  for (const auto& [name, entry] : file->tensors()) where_[name] = file;
+void Weights::add(std::shared_ptr<const TensorSource> source, const std::string& prefix) {
+  for (TensorInfo& info : source->infos()) {
+    if (!info.name.starts_with(prefix)) continue;
+    std::string name = info.name.substr(prefix.size());
+    where_.insert_or_assign(std::move(name), Place{std::move(info), source});
+  }
 }
 
-const SafetensorsReader& Weights::file_of(const std::string& name) const {
+const Weights::Place& Weights::place_of(const std::string& name) const {
   auto found = where_.find(name);
-  if (found != where_.end()) return *found->second;
+  if (found != where_.end()) return found->second;
   std::string near = util::nearest(name, names());
   fail(ErrorKind::kCheckpoint, "the weights ", path_.string(), " have no tensor ", name,
        near.empty() ? "" : concat("; the nearest name in them is ", near));
 }
 
-const std::vector<int64_t>& Weights::shape(const std::string& name) const {
-  return file_of(name).entry(name).shape;
-}
+const TensorInfo& Weights::info(const std::string& name) const { return place_of(name).info; }
 
-at::ScalarType Weights::dtype(const std::string& name) const { return file_of(name).entry(name).dtype; }
+int64_t Weights::numel(const std::string& name) const {
+  const TensorInfo& found = info(name);
+  return checked_numel(found.shape, static_cast<int64_t>(c10::elementSize(found.dtype)));
+}
 
 void Weights::read_into(const std::string& name, const at::Tensor& tensor) const {
   const std::vector<int64_t>& found = shape(name);
   if (!std::equal(found.begin(), found.end(), tensor.sizes().begin(), tensor.sizes().end())) {
-    fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", file_of(name).path().string(), " has the shape ",
-         shape_text(found), " and the model expects ", shape_text(tensor.sizes().vec()),
+    fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place_of(name).source->path().string(),
+         " has the shape ", shape_text(found), " and the model expects ", shape_text(tensor.sizes().vec()),
          "; check the [model] keys against the config that came with the weights");
   }
   FSDP_CHECK(tensor.is_contiguous(), name);
@@ -88,52 +94,102 @@ void Weights::read_into(const std::string& name, const at::Tensor& tensor) const
 
 void Weights::read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const {
   FSDP_CHECK(tensor.device().is_cpu() && tensor.dim() == 1 && tensor.is_contiguous(), name);
-  const SafetensorsReader& file = file_of(name);
-  const SafetensorsReader::Entry& entry = file.entry(name);
+  const Place& place = place_of(name);
   const int64_t end = begin + tensor.numel();
-  FSDP_CHECK(begin >= 0 && end <= entry.numel, name);
-  if (entry.dtype == tensor.scalar_type()) {
-    file.read(name, begin, end, tensor.data_ptr());
+  FSDP_CHECK(begin >= 0 && end <= numel(name), name);
+  if (place.info.dtype == tensor.scalar_type()) {
+    place.source->read(place.info.name, begin, end, tensor.data_ptr());
     return;
   }
-  if (c10::isFloatingType(entry.dtype) != c10::isFloatingType(tensor.scalar_type())) {
-    fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", file.path().string(), " has the type ",
-         util::dtype_name(entry.dtype), " where ", util::dtype_name(tensor.scalar_type()), " is expected");
+  if (c10::isFloatingType(place.info.dtype) != c10::isFloatingType(tensor.scalar_type())) {
+    fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place.source->path().string(), " has the type ",
+         util::dtype_name(place.info.dtype), " where ", util::dtype_name(tensor.scalar_type()),
+         " is expected");
   }
-  const int64_t step = kSliceBytes / static_cast<int64_t>(c10::elementSize(entry.dtype));
-  at::Tensor slice = at::empty({std::min(step, tensor.numel())}, at::TensorOptions().dtype(entry.dtype));
+  int64_t at = 0;
+  stream(name, begin, end, place.info.dtype, [&](const at::Tensor& slice) {
+    tensor.detach().narrow(0, at, slice.numel()).copy_(slice);
+    at += slice.numel();
+  });
+}
+
+void Weights::stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,
+                     const std::function<void(const at::Tensor&)>& sink) const {
+  const Place& place = place_of(name);
+  const int64_t step = kSliceBytes / static_cast<int64_t>(c10::elementSize(place.info.dtype));
   for (int64_t at = begin; at < end; at += step) {
-    int64_t count = std::min(step, end - at);
-    file.read(name, at, at + count, slice.data_ptr());
-    tensor.detach().narrow(0, at - begin, count).copy_(slice.narrow(0, 0, count));
+    const int64_t count = std::min(step, end - at);
+    at::Tensor slice = stored_.elements(count, place.info.dtype);
+    place.source->read(place.info.name, at, at + count, slice.data_ptr());
+    if (dtype == place.info.dtype) {
+      sink(slice);
+    } else {
+      at::Tensor converted = converted_.elements(count, dtype);
+      converted.copy_(slice);
+      sink(converted);
+    }
   }
+}
+
+at::Tensor Weights::Scratch::elements(int64_t count, at::ScalarType dtype) {
+  const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
+  if (!memory_.defined() || memory_.numel() < bytes) {
+    memory_.reset();
+    memory_ = at::empty({std::max(bytes, kSliceBytes)}, at::TensorOptions().dtype(at::kByte));
+  }
+  return memory_.narrow(0, 0, bytes).view(dtype);
+}
+
+void Weights::add_files_of_index(const fs::path& folder) {
+  std::map<std::string, std::shared_ptr<const SafetensorsReader>> files;
+  for (const auto& [tensor, file] : read_index(folder / kIndexFileName)) {
+    auto& reader = files[file];
+    if (!reader) reader = std::make_shared<SafetensorsReader>(folder / file);
+    const SafetensorsReader::Entry& entry = reader->entry(tensor);  // throws unless it is there
+    where_.insert_or_assign(tensor, Place{{tensor, entry.shape, entry.dtype}, reader});
+  }
+}
+
+WeightsFormat format_of(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return WeightsFormat::kSafetensors;
+  if (fs::exists(path / kManifestName, error)) return WeightsFormat::kCheckpoint;
+  if (fs::exists(path / kSingleFileName, error) || fs::exists(path / kIndexFileName, error)) {
+    return WeightsFormat::kSafetensors;
+  }
+  FoundCheckpoints found = find_checkpoints(path);
+  if (!found.complete.empty() || !found.torn.empty()) return WeightsFormat::kCheckpoint;
+  fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleFileName, " nor ",
+       kIndexFileName, " nor ", kManifestName,
+       "; name a safetensors file, a folder as Hugging Face lays it out, or a checkpoint");
 }
 
 Weights open_weights(const fs::path& path) {
   Weights weights;
   weights.path_ = path;
+  if (format_of(path) == WeightsFormat::kCheckpoint) {
+    weights.add(std::make_shared<ShardedSource>(checkpoint_folder(path)), kWeightsPrefix);
+    if (weights.where_.empty()) {
+      fail(ErrorKind::kCheckpoint, "the checkpoint ", path.string(),
+           " holds no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
+    }
+    return weights;
+  }
   std::error_code error;
-  if (!fs::is_directory(path, error)) {
-    weights.add(std::make_shared<SafetensorsReader>(path));
-    return weights;
+  const bool is_folder = fs::is_directory(path, error);
+  // As transformers does: the one file is preferred to the index.
+  if (is_folder && !fs::exists(path / kSingleFileName, error)) {
+    weights.add_files_of_index(path);
+  } else {
+    weights.add(std::make_shared<SafetensorsReader>(is_folder ? path / kSingleFileName : path));
   }
-  if (fs::exists(path / kSingleName, error)) {
-    weights.add(std::make_shared<SafetensorsReader>(path / kSingleName));
-    return weights;
-  }
-  if (!fs::exists(path / kIndexName, error)) {
-    fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleName, " nor ",
-         kIndexName,
-         "; name a safetensors file or a folder as Hugging Face lays it out (fsdp-ckpt consolidate makes one "
-         "from a sharded checkpoint)");
-  }
-  std::map<std::string, std::shared_ptr<const SafetensorsReader>> files;
-  for (const auto& [tensor, file] : read_index(path / kIndexName)) {
-    auto& reader = files[file];
-    if (!reader) reader = std::make_shared<SafetensorsReader>(path / file);
-    reader->entry(tensor);  // throws unless it is there
-    weights.where_[tensor] = reader;
-  }
+  return weights;
+}
+
+Weights open_state(const fs::path& path) {
+  Weights weights;
+  weights.path_ = path;
+  weights.add(std::make_shared<ShardedSource>(checkpoint_folder(path)));
   return weights;
 }
 

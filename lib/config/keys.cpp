@@ -51,7 +51,10 @@ std::vector<Key> make_keys() {
       {KEY(model, layer_norm_epsilon), "gpt2: epsilon of LayerNorm", above(0), {}},
       {KEY(model, initializer_range), "standard deviation of the initial weights", at_least(0), {}},
       {KEY(model, tie_word_embeddings), "the head uses the embedding's weight", {}, {}},
-      {KEY(model, init_from), "a .safetensors file or a folder of them; empty: random weights", {}, {}},
+      {KEY(model, init_from),
+       "a .safetensors file, a folder of them, or a checkpoint; empty: random weights",
+       {},
+       {}},
 
       {KEY(data, train), "token files, read as if joined", non_empty(), {}},
       {KEY(data, validation), "token files; none: no validation", {}, {}},

@@ -21,7 +21,7 @@ struct ModelOptions {
   double layer_norm_epsilon = 1e-5;  ///< gpt2's LayerNorm
   double initializer_range = 0.02;   ///< standard deviation of the initial weights
   bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
-  std::string init_from;             ///< a .safetensors file or a folder of them; empty: random
+  std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
 };
 
 /// Which activations backward computes again in place of keeping them.

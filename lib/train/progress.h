@@ -4,21 +4,15 @@
 // lines.
 
 #include <cstdint>
-#include <ostream>
 #include <string>
 
 #include "train/metrics.h"
+#include "util/progress_bar.h"
 
 namespace fsdp::train {
 
-/// Where progress goes.
-struct ProgressOutput {
-  std::ostream* stream = nullptr;  ///< none: silence (ranks other than 0)
-  int columns = 0;                 ///< of the terminal; 0: not a terminal, plain lines
-};
-
-/// The terminal behind stderr, directly or, when FSDP_TERMINAL_COLUMNS is set, behind the launcher.
-ProgressOutput progress_on_stderr();
+using util::progress_on_stderr;
+using util::ProgressOutput;
 
 class Progress {
  public:

@@ -1,6 +1,6 @@
 # fsdp_room(NAME [TORCH] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
 # TORCH rooms share one precompiled header of libtorch.
-# fsdp_program(NAME SOURCE LINK targets...) and fsdp_room_test(ROOM [LINK targets...]) use the same flags.
+# fsdp_program(NAME SOURCES LINK targets...) and fsdp_room_test(ROOM [LINK targets...]) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 
 function(fsdp_flags target)
@@ -36,9 +36,9 @@ function(fsdp_room name)
   endif()
 endfunction()
 
-function(fsdp_program name source)
+function(fsdp_program name sources)
   cmake_parse_arguments(PROGRAM "TORCH" "" "LINK" ${ARGN})
-  add_executable(${name} ${source})
+  add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${PROGRAM_LINK})
   fsdp_flags(${name})
 endfunction()

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "checkpoint/inspect.h"
+#include "checkpoint/load.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/weights.h"
 #include "support/checkpoint_fixtures.h"
@@ -14,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using util::ErrorKind;
 
@@ -22,9 +25,9 @@ TEST(Consolidate, WritesTheWeightsBitwiseAndNothingElse) {
   NamedTensors tensors = assorted_tensors();
   fs::path step = save_checkpoint(root.path(), tensors, 3);
   ConsolidateResult result = consolidate(step, root.path() / "out.safetensors", {});
-  EXPECT_EQ(result.weights, root.path() / "out.safetensors");
+  EXPECT_EQ(result.output, root.path() / "out.safetensors");
   EXPECT_FALSE(result.config);
-  Weights weights = open_weights(result.weights);
+  Weights weights = open_weights(result.output);
   EXPECT_EQ(weights.names().size(), 6u);
   for (const auto& [name, tensor] : tensors) {
     if (!name.starts_with("model/")) continue;
@@ -85,6 +88,74 @@ TEST(Consolidate, RefusesADamagedShardEvenOfTheOptimizer) {
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
   EXPECT_THAT(text, HasSubstr("rank-00001.h5 is damaged"));
   EXPECT_FALSE(fs::exists(root.path() / "out.safetensors"));
+}
+
+TEST(Consolidate, SplitsAndReplacesAnEarlierOutputWhole) {
+  TemporaryFolder root;
+  NamedTensors tensors{
+      {"model/a", at::rand({100})}, {"model/b", at::rand({100})}, {"model/c", at::rand({100})}};
+  fs::path step = save_checkpoint(root.path(), tensors, 2), folder = root.path() / "hf";
+  fs::create_directory(folder);
+  std::ofstream(folder / "tokenizer.json") << "precious";
+  ConsolidateResult split = consolidate(step, folder, {.overwrite = true, .max_file_bytes = 800});
+  EXPECT_EQ(split.files, 2);
+  EXPECT_TRUE(fs::exists(folder / "model-00002-of-00002.safetensors"));
+  EXPECT_EQ(open_weights(folder).names().size(), 3u);
+  consolidate(step, folder, {.overwrite = true});
+  EXPECT_FALSE(fs::exists(folder / "model-00002-of-00002.safetensors"));
+  EXPECT_FALSE(fs::exists(folder / "model.safetensors.index.json"));
+  EXPECT_EQ(open_weights(folder).names().size(), 3u);
+  EXPECT_EQ(util::read_file(folder / "tokenizer.json"), "precious");
+}
+
+TEST(Consolidate, MakesAFullCheckpointThatLoadsBitwise) {
+  TemporaryFolder root;
+  const NamedTensors tensors = assorted_tensors();
+  fs::path step = save_checkpoint(root.path(), tensors, 3), full = root.path() / "full";
+  ConsolidateResult result = consolidate(step, full, {.full = true, .optimizer = true});
+  EXPECT_EQ(result.tensors, 10);
+  EXPECT_THAT(find_damage(full), IsEmpty());
+  Manifest manifest = read_manifest(full);
+  EXPECT_EQ(manifest.layout, "full");
+  EXPECT_EQ(manifest.world_size, 1);
+  ASSERT_EQ(manifest.files.size(), 1u);
+  EXPECT_EQ(manifest.files[0].name, "full.h5");
+  EXPECT_EQ(manifest.contents, Contents::kState);
+  EXPECT_EQ(manifest.training, read_manifest(step).training);
+  NamedTensors loaded = zeros_like(tensors);
+  for (int rank = 0; rank < 2; ++rank) load_slices(full, manifest, slices_of(loaded, rank, 2));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_TRUE(same_bits(tensors[i].second, loaded[i].second)) << tensors[i].first;
+  }
+}
+
+TEST(Consolidate, MakesAFullCheckpointOfTheWeightsAlone) {
+  TemporaryFolder root;
+  fs::path step = save_checkpoint(root.path(), assorted_tensors(), 2), full = root.path() / "full";
+  consolidate(step, full, {.dtype = at::kFloat, .full = true});
+  Manifest manifest = read_manifest(full);
+  EXPECT_EQ(manifest.contents, Contents::kWeights);
+  EXPECT_TRUE(manifest.training.is_null());
+  EXPECT_EQ(manifest.tensors.size(), 6u);
+  EXPECT_EQ(manifest.tensors.at("model/scale").dtype, at::kFloat);
+  EXPECT_EQ(error_of([&] { consolidate(step, full, {.full = true}); }).first, ErrorKind::kCheckpoint);
+}
+
+TEST(Consolidate, RefusesOptionsThatDoNotGoTogether) {
+  TemporaryFolder root;
+  fs::path step = save_checkpoint(root.path(), {{"model/w", at::ones({5})}}, 1);
+  auto expect_refused = [&](const char* output, const ConsolidateOptions& options, const char* what) {
+    auto [kind, text] = error_of([&] { consolidate(step, root.path() / output, options); });
+    EXPECT_EQ(kind, ErrorKind::kUsage) << what;
+    EXPECT_THAT(text, HasSubstr(what));
+    EXPECT_FALSE(fs::exists(root.path() / output));
+  };
+  expect_refused("o.h5", {}, "--format full");
+  expect_refused("o.safetensors", {.full = true}, "--format full");
+  expect_refused("o", {.overwrite = true, .full = true}, "--force");
+  expect_refused("o", {.optimizer = true}, "--optimizer");
+  expect_refused("o.safetensors", {.max_file_bytes = 5}, "--max-shard-size");
+  expect_refused("o", {.full = true, .max_file_bytes = 5}, "--max-shard-size");
 }
 
 TEST(Consolidate, RefusesACheckpointWithoutWeights) {

@@ -121,6 +121,7 @@ const Lie kLies[] = {
     {"negative_step", [](Json& m) { m["step"] = -1; }, "impossible step"},
     {"huge_step", [](Json& m) { m["step"] = 18446744073709551615ULL; }, "\"step\" is not a whole number"},
     {"tensors_list", [](Json& m) { m["tensors"] = Json::array(); }, "\"tensors\" is not an object"},
+    {"other_contents", [](Json& m) { m["contents"] = "gradients"; }, "\"contents\" is \"gradients\""},
     {"no_files", [](Json& m) { m["files"] = Json::array(); }, "does not list"},
     {"file_outside", [](Json& m) { m["files"][0]["name"] = "../rank-00000.h5"; }, "../rank-00000.h5"},
     {"file_absolute", [](Json& m) { m["files"][0]["name"] = "/etc/passwd"; }, "/etc/passwd"},

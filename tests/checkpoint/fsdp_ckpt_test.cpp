@@ -6,8 +6,11 @@
 
 #include <cstdlib>
 
+#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/weights.h"
 #include "support/checkpoint_fixtures.h"
+#include "support/run_program.h"
+#include "support/tiny_models.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -64,11 +67,15 @@ TEST_F(FsdpCkpt, InspectsCheckpointsAndSafetensors) {
   fs::path step = save_checkpoint(root_.path(), assorted_tensors(), 2);
   ASSERT_EQ(run("inspect " + quoted(step)), 0) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("step 100, world size 2, layout flat, 2 files, 10 tensors"),
-                          HasSubstr("model/embed_tokens.weight"), HasSubstr("bfloat16 [5, 3, 2]")));
+                          HasSubstr("\nmodel/ "), HasSubstr("\n  embed_tokens.weight "),
+                          HasSubstr("bfloat16 [5, 3, 2]"),
+                          HasSubstr("\noptimizer state exp_avg: 1 tensor, 364 B\n")));
   ASSERT_EQ(run("inspect --json " + quoted(root_.path())), 0) << err_;
   auto description = nlohmann::json::parse(out_);
   EXPECT_EQ(description["step"], 100);
   EXPECT_EQ(description["world_size"], 2);
+  EXPECT_EQ(description["contents"], "state");
+  EXPECT_EQ(description["optimizer"]["exp_avg"]["bytes"], 364);
   EXPECT_EQ(description["tensors"].size(), 10u);
   EXPECT_EQ(description["tensors"][0]["name"], "model/embed_tokens.weight");
   EXPECT_EQ(description["tensors"][0]["bytes"], 13 * 7 * 4);
@@ -89,6 +96,84 @@ TEST_F(FsdpCkpt, VerifiesAndNamesEveryDamagedFile) {
   EXPECT_EQ(out_, "");
   EXPECT_THAT(err_, AllOf(HasSubstr("rank-00000.h5 is damaged"), HasSubstr("rank-00002.h5: No such file"),
                           HasSubstr("2 problem(s)")));
+}
+
+TEST_F(FsdpCkpt, InspectsNumberedLayersInTheirOrder) {
+  NamedTensors tensors;
+  for (int i : {10, 9, 0}) tensors.emplace_back(util::concat("model/h.", i, ".w"), at::ones({1}));
+  fs::path step = save_checkpoint(root_.path(), tensors, 1);
+  ASSERT_EQ(run("inspect " + quoted(step)), 0) << err_;
+  EXPECT_LT(out_.find("0.w "), out_.find("9.w "));
+  EXPECT_LT(out_.find("9.w "), out_.find("10.w "));
+}
+
+TEST_F(FsdpCkpt, VerifyTellsDamageAsJsonToo) {
+  fs::path step = save_checkpoint(root_.path(), assorted_tensors(), 2);
+  ASSERT_EQ(run("verify --json " + quoted(step)), 0);
+  EXPECT_TRUE(nlohmann::json::parse(out_)["whole"]);
+  fs::remove(step / "rank-00001.h5");
+  EXPECT_EQ(run("verify --json " + quoted(step)), 4);
+  auto result = nlohmann::json::parse(out_);
+  EXPECT_FALSE(result["whole"]);
+  EXPECT_EQ(result["problems"].size(), 1u);
+}
+
+TEST_F(FsdpCkpt, DiffAnswersByItsExitCode) {
+  fs::path a = save_checkpoint(root_.path() / "a", {{"model/w", at::ones({5})}}, 2);
+  fs::path b = save_checkpoint(root_.path() / "b", {{"model/w", at::full({5}, 1.25)}}, 1);
+  EXPECT_EQ(run("diff " + quoted(a) + " " + quoted(a)), 0) << err_;
+  EXPECT_EQ(run("diff " + quoted(a) + " " + quoted(b)), 1) << err_;
+  EXPECT_THAT(out_, HasSubstr("model/w: 5 elements differ, by at most 0.25 (relative 0.2)"));
+  EXPECT_EQ(run("diff --tolerance 0.25 " + quoted(a) + " " + quoted(b)), 0);
+  EXPECT_EQ(run("diff --json " + quoted(a) + " " + quoted(b)), 1);
+  EXPECT_EQ(nlohmann::json::parse(out_)["different"][0]["differing"], 5);
+  EXPECT_EQ(run("diff " + quoted(a) + " " + quoted(root_.path() / "absent")), 4);
+  EXPECT_EQ(run("diff --tolerance -1 " + quoted(a) + " " + quoted(b)), 2);
+}
+
+TEST_F(FsdpCkpt, ReshardsAndPrintsWhatItMade) {
+  fs::path a = save_checkpoint(root_.path() / "a", assorted_tensors(), 2);
+  fs::path b = root_.path() / "b";
+  EXPECT_EQ(run("reshard " + quoted(a) + " " + quoted(b)), 2);
+  EXPECT_EQ(run("reshard --world-size x " + quoted(a) + " " + quoted(b)), 2);
+  ASSERT_EQ(run("reshard --json --world-size 3 " + quoted(a) + " " + quoted(b)), 0) << err_;
+  auto result = nlohmann::json::parse(out_);
+  EXPECT_EQ(result["output"], b.string());
+  EXPECT_EQ(result["files"], 3);
+  EXPECT_EQ(run("verify " + quoted(b)), 0);
+  EXPECT_EQ(run("diff " + quoted(a) + " " + quoted(b)), 0) << out_;
+  EXPECT_EQ(run("reshard --world-size 4 " + quoted(a) + " " + quoted(b)), 4);
+}
+
+TEST_F(FsdpCkpt, ImportsAndExports) {
+  const nn::ModelOptions options = tiny_options("gpt2");
+  NamedTensors tensors;
+  for (const auto& [name, shape] : hugging_face_shapes(options)) {
+    tensors.emplace_back("model/" + name, at::rand(shape));
+  }
+  fs::path step = save_checkpoint(root_.path(), tensors, 3);
+  edit_manifest(step, [&](nlohmann::json& manifest) { manifest["model"] = hugging_face_config(options); });
+  fs::path hf = root_.path() / "hf", imported = root_.path() / "imported";
+  ASSERT_EQ(run("export --json --max-shard-size 4KB " + quoted(step) + " " + quoted(hf)), 0) << err_;
+  auto result = nlohmann::json::parse(out_);
+  EXPECT_EQ(result["config"], (hf / "config.json").string());
+  EXPECT_GT(result["files"], 2);
+  ASSERT_EQ(run("import --world-size 2 " + quoted(hf) + " " + quoted(imported)), 0) << err_;
+  EXPECT_EQ(run("diff " + quoted(step) + " " + quoted(imported)), 0) << out_;
+  ASSERT_EQ(run("inspect " + quoted(imported)), 0);
+  EXPECT_THAT(out_, HasSubstr("weights only"));
+  EXPECT_EQ(run("export --max-shard-size much " + quoted(step) + " " + quoted(hf)), 2);
+}
+
+TEST_F(FsdpCkpt, DrawsProgressOnATerminalOnly) {
+  if (!terminal_can_be_made()) GTEST_SKIP() << "no pseudo-terminals here";
+  fs::path step = save_checkpoint(root_.path(), assorted_tensors(), 2);
+  ProgramResult shown =
+      testing::run({program_.string(), "verify", step.string()}, {.env = {}, .terminal_columns = 80});
+  EXPECT_EQ(shown.exit_code, 0);
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("verifying [##"), HasSubstr("is whole")));
+  EXPECT_EQ(run("verify " + quoted(step)), 0);
+  EXPECT_EQ(err_, "");
 }
 
 TEST_F(FsdpCkpt, AnswersWithTheExitCodesOfTheDesign) {

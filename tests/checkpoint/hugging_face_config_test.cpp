@@ -1,9 +1,18 @@
 #include "checkpoint/hugging_face_config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <set>
+
+#include "support/checkpoint_fixtures.h"
+#include "support/tiny_models.h"
 
 namespace fsdp::checkpoint {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(HuggingFaceConfig, HasTheKeysOfALlama) {
   nn::ModelOptions options;
@@ -30,6 +39,84 @@ TEST(HuggingFaceConfig, HasTheKeysOfAGpt2) {
   EXPECT_EQ(config["activation_function"], "gelu_new");
   EXPECT_TRUE(config["tie_word_embeddings"]);
   EXPECT_FALSE(config.contains("rope_theta"));
+}
+
+TEST(HuggingFaceConfig, ListsTheWeightsOfTheModelsWithTheirShapes) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    for (bool tied : {false, true}) {
+      nn::ModelOptions options = testing::tiny_options(architecture);
+      options.tie_word_embeddings = tied;
+      auto model = nn::make_decoder(options);
+      std::map<std::string, std::vector<int64_t>> shapes;
+      std::set<const void*> seen;
+      for (const auto& parameter : model->named_parameters()) {
+        if (!seen.insert(parameter.value().unsafeGetTensorImpl()).second) continue;
+        shapes[parameter.key()] = parameter.value().sizes().vec();
+      }
+      EXPECT_EQ(hugging_face_shapes(options), shapes) << architecture << " tied " << tied;
+    }
+  }
+}
+
+TEST(HuggingFaceConfig, IsReadAsItIsWritten) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    nn::ModelOptions options = testing::tiny_options(architecture);
+    options.tie_word_embeddings = true;
+    options.rms_norm_eps = 3e-6;
+    options.layer_norm_epsilon = 4e-6;
+    options.rope_theta = 5e5;
+    nlohmann::json config = hugging_face_config(options);
+    EXPECT_EQ(hugging_face_config(options_from_hugging_face(config, "x")), config) << architecture;
+  }
+}
+
+TEST(HuggingFaceConfig, HasTheDefaultsOfTransformers) {
+  auto gpt2 = options_from_hugging_face({{"model_type", "gpt2"}, {"n_inner", nullptr}, {"n_ctx", 1024}}, "x");
+  EXPECT_EQ(gpt2.hidden_size, 768);
+  EXPECT_EQ(gpt2.intermediate_size, 3072);
+  EXPECT_TRUE(gpt2.tie_word_embeddings);
+  auto llama = options_from_hugging_face({{"model_type", "llama"}, {"num_attention_heads", 64}}, "x");
+  EXPECT_EQ(llama.num_key_value_heads, 64);
+  EXPECT_EQ(llama.rms_norm_eps, 1e-6);
+  EXPECT_FALSE(llama.tie_word_embeddings);
+  EXPECT_EQ(options_from_hugging_face({{"model_type", "llama"},
+                                       {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7e4}}}},
+                                      "x")
+                .rope_theta,
+            7e4);
+}
+
+TEST(HuggingFaceConfig, OfAModelThatWouldComputeSomethingElseIsRefused) {
+  const std::pair<const char*, nlohmann::json> wrong[] = {
+      {"model_type", "mistral"},
+      {"model_type", nullptr},
+      {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+      {"rope_parameters", {{"rope_type", "llama3"}}},
+      {"attention_bias", true},
+      {"mlp_bias", true},
+      {"hidden_act", "gelu"},
+      {"head_dim", 7},
+      {"hidden_size", 0},
+      {"hidden_size", -5},
+      {"hidden_size", 1.5},
+      {"hidden_size", "4096"},
+      {"vocab_size", 18446744073709551615ULL},
+      {"rope_theta", "large"},
+      {"tie_word_embeddings", 1},
+      {"quantization_config", {{"bits", 4}}},
+  };
+  for (const auto& [key, value] : wrong) {
+    nlohmann::json config = hugging_face_config(testing::tiny_options());
+    config[key] = value;
+    auto [kind, text] = testing::error_of([&] { options_from_hugging_face(config, "there/config.json"); });
+    EXPECT_EQ(kind, util::ErrorKind::kCheckpoint) << key << " " << value;
+    EXPECT_THAT(text, HasSubstr("there/config.json"));
+  }
+  nlohmann::json gpt2 = hugging_face_config(testing::tiny_options("gpt2"));
+  gpt2["activation_function"] = "relu";
+  EXPECT_THAT(testing::error_of([&] { options_from_hugging_face(gpt2, "x"); }).second,
+              AllOf(HasSubstr("\"activation_function\""), HasSubstr("gelu_new"), HasSubstr("relu")));
+  EXPECT_EQ(testing::error_of([] { options_from_hugging_face(5, "x"); }).first, util::ErrorKind::kCheckpoint);
 }
 
 }  // namespace

@@ -54,6 +54,20 @@ TEST_F(BuildModelTest, TakesEveryWeightFromTheFile) {
   }
 }
 
+TEST_F(BuildModelTest, TakesTheWeightsOfACheckpoint) {
+  auto options = testing::tiny_options("gpt2");
+  auto original = build_model(options, 5);
+  testing::NamedTensors tensors;
+  for (const auto& parameter : original->named_parameters()) {
+    tensors.emplace_back(util::concat("model/", parameter.key()), parameter.value().detach());
+  }
+  options.init_from = testing::save_checkpoint(folder_ / "run", tensors, 3).string();
+  auto loaded = build_model(options, 6);
+  for (const auto& parameter : original->named_parameters()) {
+    EXPECT_TRUE(at::equal(parameter.value(), loaded->named_parameters()[parameter.key()])) << parameter.key();
+  }
+}
+
 TEST_F(BuildModelTest, ListsEverythingThatDoesNotFitAtOnce) {
   auto options = testing::tiny_options();
   std::string path = exported(options, 5);

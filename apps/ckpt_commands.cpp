@@ -1,0 +1,270 @@
+#include "ckpt_commands.h"
+
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "checkpoint/consolidate.h"
+#include "checkpoint/diff.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/hugging_face_folder.h"
+#include "checkpoint/hugging_face_model.h"
+#include "checkpoint/inspect.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/sharded_writer.h"
+#include "util/dtype.h"
+#include "util/error.h"
+#include "util/log.h"
+#include "util/progress_bar.h"
+#include "util/text.h"
+
+namespace fsdp::apps {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using util::ErrorKind;
+
+constexpr const char* kAboutCheckpoint =
+    "a step's folder, or a run's output folder (its newest complete checkpoint)";
+constexpr const char* kAboutAny =
+    "a checkpoint, a run's output folder, a safetensors file or a folder of them";
+
+/// All that any command takes.
+struct Arguments {
+  std::string source, other, output, dtype, config, format = "safetensors", max_shard_size;
+  std::optional<double> tolerance;
+  int64_t world_size = 1;
+  bool force = false, optimizer = false, as_json = false;
+};
+
+/// A command under construction.
+class Command {
+ public:
+  Command(CLI::App& app, const char* name, const char* about)
+      : parser_(app.add_subcommand(name, about)), arguments_(std::make_shared<Arguments>()) {
+    parser_->add_flag("--json", arguments_->as_json, "print the result as JSON");
+  }
+  Arguments* operator->() const { return arguments_.get(); }
+  CLI::Option* positional(const char* name, std::string& value, const char* about) const {
+    return parser_->add_option(name, value, about)->required();
+  }
+  template <typename Value>
+  CLI::Option* option(const char* name, Value& value, const char* about) const {
+    return parser_->add_option(name, value, about);
+  }
+  void flag(const char* name, bool& value, const char* about) const { parser_->add_flag(name, value, about); }
+  void dtype_option() const {
+    option("--dtype", arguments_->dtype, "cast floating-point weights to this type")
+        ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}));
+  }
+  void size_option() const {
+    option("--max-shard-size", arguments_->max_shard_size,
+           "split into files of at most this size, such as 5GB, with model.safetensors.index.json");
+  }
+  CLI::Option* world_size_option() const {
+    return option("--world-size", arguments_->world_size, "files to cut the tensors into");
+  }
+  /// `body` gets the arguments and where progress goes.
+  CkptCommand runs(std::function<int(const Arguments&, const util::ByteProgress&)> body) const {
+    return {parser_, [arguments = arguments_, body = std::move(body)] {
+              util::ByteProgressBar bar(util::progress_on_stderr());
+              return body(*arguments, [&bar](auto phase, int64_t done_bytes, int64_t total_bytes) {
+                bar.show(phase, done_bytes, total_bytes);
+                if (done_bytes == total_bytes) bar.clear();
+              });
+            }};
+  }
+
+ private:
+  CLI::App* parser_;
+  std::shared_ptr<Arguments> arguments_;
+};
+
+/// The step folder that the user means; says so when it is one of several.
+fs::path chosen_checkpoint(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(fs::path(path) / checkpoint::kManifestName, error)) return path;  // whole or not
+  fs::path folder = checkpoint::checkpoint_folder(path);
+  if (folder != fs::path(path)) util::log_info("using the newest complete checkpoint, " + folder.string());
+  return folder;
+}
+
+std::optional<c10::ScalarType> chosen_dtype(const Arguments& arguments) {
+  if (arguments.dtype.empty()) return std::nullopt;
+  return util::dtype_from_name(arguments.dtype);
+}
+
+int64_t chosen_max_bytes(const Arguments& arguments) {
+  return arguments.max_shard_size.empty() ? 0 : checkpoint::parse_size(arguments.max_shard_size);
+}
+
+/// Paths and names from files may hold bytes that are no text.
+std::string text_of(const json& value) {
+  return value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+int print(const checkpoint::ConsolidateResult& result, bool as_json) {
+  if (as_json) {
+    std::cout << text_of({{"output", result.output.string()},
+                          {"config", result.config ? json(result.config->string()) : json()},
+                          {"files", result.files},
+                          {"tensors", result.tensors},
+                          {"bytes", result.bytes}});
+    return 0;
+  }
+  std::cout << result.output.string() << ": " << result.tensors << " tensors, "
+            << util::human_bytes(result.bytes);
+  if (result.files > 1) std::cout << " in " << result.files << " files";
+  std::cout << "\n";
+  if (result.config) std::cout << result.config->string() << ": the model's config\n";
+  return 0;
+}
+
+int print(const checkpoint::ShardedResult& result, bool as_json) {
+  if (as_json) {
+    std::cout << text_of({{"output", result.folder.string()},
+                          {"files", result.files},
+                          {"tensors", result.tensors},
+                          {"bytes", result.bytes}});
+    return 0;
+  }
+  std::cout << result.folder.string() << ": " << result.tensors << " tensors, "
+            << util::human_bytes(result.bytes) << ", world size " << result.files << "\n";
+  return 0;
+}
+
+CkptCommand add_consolidate(CLI::App& app) {
+  Command command(app, "consolidate",
+                  "writes the weights as safetensors, or all as a checkpoint of one file");
+  command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
+  command.positional("OUTPUT", command->output, "a .safetensors file, or a folder (gets config.json too)");
+  command
+      .option("--format", command->format,
+              "safetensors, or full: a checkpoint whose tensors lie whole in one HDF5 file")
+      ->check(CLI::IsMember({"safetensors", "full"}));
+  command.dtype_option();
+  command.size_option();
+  command.flag("--optimizer", command->optimizer,
+               "with --format full: the optimizer's state too, so that runs can resume from it");
+  command.flag("--force", command->force, "overwrite safetensors that are there");
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    checkpoint::ConsolidateOptions options{.dtype = chosen_dtype(arguments),
+                                           .overwrite = arguments.force,
+                                           .full = arguments.format == "full",
+                                           .optimizer = arguments.optimizer,
+                                           .max_file_bytes = chosen_max_bytes(arguments),
+                                           .progress = progress};
+    return print(checkpoint::consolidate(chosen_checkpoint(arguments.source), arguments.output, options),
+                 arguments.as_json);
+  });
+}
+
+CkptCommand add_export(CLI::App& app) {
+  Command command(app, "export", "writes a llama or gpt2 as a folder that Hugging Face's transformers loads");
+  command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
+  command.positional("FOLDER", command->output, "gets config.json and model.safetensors");
+  command.dtype_option();
+  command.size_option();
+  command.flag("--force", command->force, "overwrite safetensors that are there");
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
+                                           .output = arguments.output,
+                                           .dtype = chosen_dtype(arguments),
+                                           .overwrite = arguments.force,
+                                           .max_file_bytes = chosen_max_bytes(arguments),
+                                           .progress = progress}),
+                 arguments.as_json);
+  });
+}
+
+CkptCommand add_import(CLI::App& app) {
+  Command command(app, "import", "makes a checkpoint, of weights only, from a llama or gpt2 of Hugging Face");
+  command.positional("WEIGHTS", command->source,
+                     "a folder with config.json and safetensors, or one such file");
+  command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
+  command.option("--config", command->config, "config.json; otherwise the one beside the weights");
+  command.world_size_option();
+  command.dtype_option();
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    return print(checkpoint::import_model({.source = arguments.source,
+                                           .config = arguments.config,
+                                           .output = arguments.output,
+                                           .world_size = arguments.world_size,
+                                           .dtype = chosen_dtype(arguments),
+                                           .progress = progress}),
+                 arguments.as_json);
+  });
+}
+
+CkptCommand add_inspect(CLI::App& app) {
+  Command command(app, "inspect", "lists names, shapes, types and sizes");
+  command.positional("PATH", command->source, kAboutAny);
+  return command.runs([](const Arguments& arguments, const util::ByteProgress&) {
+    json description = checkpoint::describe(arguments.source);
+    std::cout << (arguments.as_json ? text_of(description) : checkpoint::describe_as_text(description));
+    return 0;
+  });
+}
+
+CkptCommand add_verify(CLI::App& app) {
+  Command command(app, "verify", "compares all hashes and proves that nothing is missing");
+  command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    fs::path folder = chosen_checkpoint(arguments.source);
+    std::vector<std::string> damage = checkpoint::find_damage(folder, progress);
+    if (arguments.as_json) {
+      json result{{"path", folder.string()}, {"whole", damage.empty()}, {"problems", damage}};
+      std::cout << text_of(result) << std::flush;
+    } else if (damage.empty()) {
+      std::cout << folder.string()
+                << " is whole: hashes match, every element of every tensor is there once\n";
+    }
+    if (damage.empty()) return 0;
+    for (const std::string& line : damage) util::log_error(line);
+    util::fail(ErrorKind::kCheckpoint, folder.string(), " is not whole: ", damage.size(),
+               " problem(s); use another checkpoint or restore the files named above");
+  });
+}
+
+CkptCommand add_diff(CLI::App& app) {
+  Command command(app, "diff", "compares two checkpoints, or weights; exit code 0: equal, 1: different");
+  command.positional("A", command->source, kAboutAny);
+  command.positional("B", command->other, kAboutAny);
+  command
+      .option("--tolerance", command->tolerance,
+              "values that differ by at most so much are equal, whatever their types")
+      ->check(CLI::NonNegativeNumber);
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    checkpoint::Difference difference = checkpoint::diff(
+        arguments.source, arguments.other, {.tolerance = arguments.tolerance, .progress = progress});
+    std::cout << (arguments.as_json ? text_of(checkpoint::diff_as_json(difference))
+                                    : checkpoint::diff_as_text(difference));
+    return difference.empty() ? 0 : kExitDifferent;
+  });
+}
+
+CkptCommand add_reshard(CLI::App& app) {
+  Command command(app, "reshard", "writes a checkpoint anew for another number of processes");
+  command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
+  command.positional("OUTPUT", command->output, "the new checkpoint's folder");
+  command.world_size_option()->required();
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    return print(checkpoint::reshard(chosen_checkpoint(arguments.source), arguments.output,
+                                     arguments.world_size, progress),
+                 arguments.as_json);
+  });
+}
+
+}  // namespace
+
+std::vector<CkptCommand> add_ckpt_commands(CLI::App& app) {
+  return {add_consolidate(app), add_export(app), add_import(app), add_inspect(app),
+          add_verify(app),      add_diff(app),   add_reshard(app)};
+}
+
+}  // namespace fsdp::apps

@@ -1,0 +1,40 @@
+#pragma once
+
+// The files of a folder as transformers' save_pretrained lays it out.
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/tensor_source.h"
+
+namespace fsdp::checkpoint {
+
+inline constexpr const char* kSingleFileName = "model.safetensors";
+inline constexpr const char* kIndexFileName = "model.safetensors.index.json";
+
+struct HuggingFaceFolder {
+  std::vector<std::pair<std::string, std::vector<TensorInfo>>> files;  ///< safetensors, by name
+  std::optional<nlohmann::ordered_json> index;                         ///< when there is more than one
+};
+
+/// Distributes the tensors, in their order, over files of at most `max_file_bytes` of tensors (0: one file);
+/// a tensor that is larger has a file of its own.
+HuggingFaceFolder plan_hugging_face_folder(const std::vector<TensorInfo>& infos, int64_t max_file_bytes);
+
+/// Removes the safetensors files and the index that a folder holds under the names above, the index first, so
+/// that no reader takes a mixture for a model.
+void remove_weights_files(const std::filesystem::path& folder);
+
+/// The text of config.json: with "torch_dtype" when the weights share one type.
+std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos);
+
+/// "5GB" -> 5,000,000,000, with the units of transformers: KB, MB, GB (powers of 1000), KiB, MiB, GiB, or
+/// none (bytes). kUsage for anything else.
+int64_t parse_size(const std::string& text);
+
+}  // namespace fsdp::checkpoint

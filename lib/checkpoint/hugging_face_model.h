@@ -1,0 +1,49 @@
+#pragma once
+
+// Whole models to and from Hugging Face: a folder with config.json and safetensors becomes a checkpoint, and
+// a checkpoint such a folder. Both sides are compared with the names and shapes that the config demands, so
+// that neither writes a model that would not load.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "checkpoint/consolidate.h"
+#include "checkpoint/sharded_writer.h"
+#include "util/progress_bar.h"
+
+namespace fsdp::checkpoint {
+
+struct ImportRequest {
+  std::filesystem::path source;  ///< a safetensors file, or a folder as Hugging Face lays it out
+  std::filesystem::path config;  ///< config.json; empty: the one in the folder or beside the file
+  std::filesystem::path output;  ///< becomes the checkpoint's folder; nothing or an empty folder may be there
+  int64_t world_size = 1;
+  std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as they are
+  util::ByteProgress progress{};
+};
+
+/// Writes a checkpoint of step 0 that holds weights only. Accepts what is found in the wild: names without
+/// the prefix of the language model ("h.0.ln_1.weight"), a stored copy of a tied head, and buffers that are
+/// no weights (causal masks, rotary frequencies), which are left out.
+///
+/// kCheckpoint that lists all missing, unexpected and misshapen weights at once, or that names what is wrong
+/// with the config; kIo when writing fails.
+ShardedResult import_model(const ImportRequest& request);
+
+struct ExportRequest {
+  std::filesystem::path checkpoint_folder;
+  std::filesystem::path output;            ///< the folder
+  std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as they are
+  bool overwrite = false;
+  int64_t max_file_bytes = 0;  ///< 0: one file
+  util::ByteProgress progress{};
+};
+
+/// consolidate() to a folder, after the weights have been compared with the checkpoint's model. kCheckpoint
+/// also for a checkpoint that does not say what its model is.
+ConsolidateResult export_model(const ExportRequest& request);
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,133 @@
+#include "checkpoint/sharded_writer.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/raw_file.h"
+#include "checkpoint/shard_file.h"
+#include "checkpoint/sharded_source.h"
+#include "checkpoint/staged_output.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr int64_t kLargestWorldSize = 100'000;  // what the five digits of a shard's name hold
+
+std::string shard_name(int64_t rank) {
+  char name[40];
+  std::snprintf(name, sizeof(name), "rank-%05lld.h5", static_cast<long long>(rank));
+  return name;
+}
+
+/// A tensor's elements that go to one file.
+struct Part {
+  const ShardedTensor* tensor;
+  int64_t begin, end;
+};
+
+/// Even parts, rounded up, so that the last files may hold less of a tensor or nothing.
+std::vector<Part> parts_of(const std::vector<ShardedTensor>& tensors, int64_t rank, int64_t world_size) {
+  std::vector<Part> parts;
+  for (const ShardedTensor& tensor : tensors) {
+    int64_t numel =
+        checked_numel(tensor.info.shape, static_cast<int64_t>(c10::elementSize(tensor.info.dtype)));
+    int64_t size = (numel + world_size - 1) / world_size;
+    int64_t begin = std::min(rank * size, numel), end = std::min(begin + size, numel);
+    if (begin < end) parts.push_back({&tensor, begin, end});
+  }
+  return parts;
+}
+
+FileEntry write_shard(const fs::path& path, const Weights& source, const std::vector<Part>& parts,
+                      util::ByteCounter& counter) {
+  std::vector<DatasetSpec> datasets;
+  for (const Part& part : parts) {
+    datasets.push_back({part.tensor->info.name, part.tensor->info.dtype, part.end - part.begin});
+  }
+  {
+    ShardFileWriter writer(path, std::move(datasets));
+    for (const Part& part : parts) {
+      const TensorInfo& info = part.tensor->info;
+      int64_t at = 0;
+      source.stream(part.tensor->source_name, part.begin, part.end, info.dtype, [&](const at::Tensor& slice) {
+        writer.write(info.name, at, slice.numel(), slice.const_data_ptr());
+        at += slice.numel();
+        counter.add(static_cast<int64_t>(slice.nbytes()));
+      });
+    }
+    writer.finish();
+  }
+  FileDigest digest = digest_file(path);
+  return {path.filename().string(), digest.bytes, digest.xxh3_64};
+}
+
+}  // namespace
+
+ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
+                            const std::vector<ShardedTensor>& tensors) {
+  if (request.world_size < 1 || request.world_size > kLargestWorldSize) {
+    fail(ErrorKind::kUsage, "expected a world size from 1 to ", kLargestWorldSize, " and found ",
+         request.world_size);
+  }
+  FSDP_CHECK(!request.full || request.world_size == 1);
+  StagedFolder staged(request.folder, false);
+  Manifest manifest{.step = request.step,
+                    .world_size = request.world_size,
+                    .layout = request.full ? "full" : "flat",
+                    .contents = request.contents,
+                    .training = request.training,
+                    .model = request.model};
+  ShardedResult result{.folder = staged.target(), .files = request.world_size};
+  for (const ShardedTensor& tensor : tensors) {
+    const TensorInfo& info = tensor.info;
+    auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
+    bool is_new =
+        manifest.tensors.emplace(info.name, TensorEntry{.shape = info.shape, .dtype = info.dtype}).second;
+    FSDP_CHECK(is_new && is_tensor_name(info.name), info.name);
+    result.tensors += 1;
+    result.bytes += checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
+  }
+  util::ByteCounter counter(request.progress, "writing", result.bytes);
+  for (int64_t rank = 0; rank < request.world_size; ++rank) {
+    std::vector<Part> parts = parts_of(tensors, rank, request.world_size);
+    for (const Part& part : parts) {
+      manifest.tensors.at(part.tensor->info.name)
+          .ranges.push_back({.begin = part.begin, .end = part.end, .file = manifest.files.size()});
+    }
+    manifest.files.push_back(write_shard(staged.path() / (request.full ? kFullFileName : shard_name(rank)),
+                                         source, parts, counter));
+  }
+  complete_manifest(manifest, request.folder.string());
+  util::write_file_atomically(staged.path() / kManifestName, manifest_text(manifest));
+  staged.commit(kManifestName);
+  return result;
+}
+
+ShardedResult reshard(const fs::path& checkpoint_folder, const fs::path& output, int64_t world_size,
+                      const util::ByteProgress& progress) {
+  auto shards = std::make_shared<ShardedSource>(checkpoint_folder);
+  shards->verify_all(progress);
+  std::vector<ShardedTensor> tensors;
+  for (const TensorInfo& info : shards->infos()) tensors.push_back({.source_name = info.name, .info = info});
+  const Manifest& manifest = shards->manifest();
+  ShardedWrite request{.folder = output,
+                       .world_size = world_size,
+                       .step = manifest.step,
+                       .contents = manifest.contents,
+                       .training = manifest.training,
+                       .model = manifest.model,
+                       .progress = progress};
+  Weights source;
+  source.add(shards);
+  return write_sharded(request, source, tensors);
+}
+
+}  // namespace fsdp::checkpoint

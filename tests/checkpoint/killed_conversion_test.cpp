@@ -1,0 +1,100 @@
+// Conversions that are killed at random moments: nothing torn under the output's name, and the next run goes
+// through and leaves nothing behind.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "checkpoint/diff.h"
+#include "checkpoint/inspect.h"
+#include "support/checkpoint_fixtures.h"
+#include "support/run_program.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace fsdp::testing;
+
+/// Throws or fails unless `output` is a whole conversion of `step`.
+void expect_whole(const fs::path& output, const fs::path& step) {
+  if (fs::exists(output / kManifestName)) {
+    EXPECT_THAT(find_damage(output), ::testing::IsEmpty());
+  }
+  Difference difference = diff(step, output, {});
+  EXPECT_TRUE(difference.empty()) << diff_as_text(difference);
+  if (fs::is_directory(output) && !fs::exists(output / kManifestName)) {
+    EXPECT_TRUE(fs::exists(output / "config.json"));
+  }
+}
+
+struct Conversion {
+  const char* name;
+  std::vector<std::string> before, after;  ///< arguments before and after the checkpoint and the output
+  const char* output;
+  friend void PrintTo(const Conversion& conversion, std::ostream* out) { *out << conversion.name; }
+};
+
+class KilledConversion : public ::testing::TestWithParam<Conversion> {};
+
+TEST_P(KilledConversion, LeavesNothingTornAndTheNextOneSucceeds) {
+  constexpr int kKills = 10;
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "fsdp-ckpt";
+  ASSERT_TRUE(fs::exists(program)) << "build the target fsdp-ckpt first";
+  TemporaryFolder root;
+  NamedTensors tensors;
+  for (int i = 0; i < 16; ++i) {
+    tensors.emplace_back(util::concat("model/h.", i, ".w"), at::rand({1024, 1024}));  // 4 MiB each
+  }
+  const fs::path step = save_checkpoint(root.path() / "run", tensors, 2);
+  const fs::path place = root.path() / "out", output = place / GetParam().output;
+  std::vector<std::string> command = {program.string()};
+  command.insert(command.end(), GetParam().before.begin(), GetParam().before.end());
+  command.insert(command.end(), {step.string(), output.string()});
+  command.insert(command.end(), GetParam().after.begin(), GetParam().after.end());
+
+  ProgramResult whole = run(command);
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  expect_whole(output, step);
+  fs::remove_all(place);
+
+  std::mt19937 random(2025);
+  std::uniform_real_distribution<double> moment(0.0, 1.1 * whole.seconds);
+  int killed = 0, finished = 0;
+  for (int i = 0; i < kKills; ++i) {
+    RunningProgram running(command);
+    std::this_thread::sleep_for(std::chrono::duration<double>(moment(random)));
+    running.send(SIGKILL);
+    ProgramResult result = running.wait();
+    ++(result.exit_code == 0 ? finished : killed);
+    if (fs::exists(output)) {
+      SCOPED_TRACE(util::concat("after kill ", i));
+      expect_whole(output, step);
+      fs::remove_all(output);
+    } else {
+      EXPECT_NE(result.exit_code, 0) << "kill " << i;
+    }
+  }
+  EXPECT_GT(killed, kKills / 4) << finished << " of " << kKills << " ended before they were killed";
+
+  ProgramResult last = run(command);
+  EXPECT_EQ(last.exit_code, 0) << last.err;
+  expect_whole(output, step);
+  for (const auto& entry : fs::directory_iterator(place)) {
+    EXPECT_EQ(entry.path(), output) << "left behind";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Checkpoint, KilledConversion,
+    ::testing::Values(Conversion{"File", {"consolidate"}, {}, "w.safetensors"},
+                      Conversion{"Folder", {"consolidate"}, {"--max-shard-size", "20MB"}, "hf"},
+                      Conversion{"Full", {"consolidate"}, {"--format", "full"}, "full"},
+                      Conversion{"Reshard", {"reshard"}, {"--world-size", "3"}, "step-00000100"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace fsdp::checkpoint
