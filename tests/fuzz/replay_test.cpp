@@ -1,0 +1,31 @@
+// Every file of the committed corpora through its fuzz target: the seeds are read or refused, and what a
+// fuzzer once found stays fixed.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "fuzz/targets.h"
+#include "util/file.h"
+
+namespace fsdp::fuzz {
+namespace {
+
+void replay(const std::string& name, int (*target)(const uint8_t*, size_t)) {
+  int files = 0;
+  for (const auto& file : std::filesystem::directory_iterator(FSDP_FUZZ_CORPUS "/" + name)) {
+    SCOPED_TRACE(file.path().string());
+    std::string bytes = util::read_file(file.path());
+    EXPECT_EQ(target(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()), 0);
+    ++files;
+  }
+  EXPECT_GE(files, 3);
+}
+
+TEST(FuzzCorpus, Safetensors) { replay("safetensors", safetensors); }
+TEST(FuzzCorpus, Manifest) { replay("manifest", manifest); }
+TEST(FuzzCorpus, ShardFile) { replay("shard_file", shard_file); }
+
+}  // namespace
+}  // namespace fsdp::fuzz

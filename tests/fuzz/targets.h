@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fsdp::fuzz {
+
+/// Each runs one reader over the bytes and returns 0.
+int safetensors(const uint8_t* data, size_t size);
+int manifest(const uint8_t* data, size_t size);
+int shard_file(const uint8_t* data, size_t size);
+
+}  // namespace fsdp::fuzz
