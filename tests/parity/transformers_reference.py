@@ -9,6 +9,7 @@ import argparse, os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 parser = argparse.ArgumentParser()
@@ -27,4 +28,5 @@ row, column = torch.arange(2)[:, None], torch.arange(12)[None, :]
 tokens = (row * 7 + column * column * 3 + row * column * 5 + 1) % model.config.vocab_size  # token_rows in C++
 with torch.no_grad():
     logits = model(tokens).logits
+print("# logits of transformers", transformers.__version__)
 print("\n".join(f"{value:.9g}" for value in logits.flatten().tolist()))
