@@ -82,7 +82,8 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
                {"data.validation", file_marks(config.data.validation)},
                {"host", host_name()}};
   std::vector<std::string> all =
-      comm::all_gather_text(communicator, mine.dump(), {.unit = "comparison of the ranks"});
+      comm::all_gather_text(communicator, mine.dump(-1, ' ', false, json::error_handler_t::replace),
+                            {.unit = "comparison of the ranks"});
   json first = json::parse(all[0]);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     json other = json::parse(all[rank]);

@@ -81,7 +81,7 @@ void Watchdog::write_report(const std::string& message) {
   comm::Activity::Snapshot now = activity_->snapshot();
   nlohmann::json report = {
       {"message",
-       {{"message", message},
+       {{"message", util::printable(message)},
         {"extraInfo", {{"py_callstack", ""}, {"timestamp", std::to_string(std::time(nullptr))}}}}},
       {"fsdp",
        {{"rank", options_.rank},

@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 
+#include "util/text.h"
+
 namespace fsdp::util {
 namespace {
 
@@ -68,10 +70,10 @@ std::shared_ptr<spdlog::logger>& logger() {
 
 }  // namespace
 
-void log_debug(std::string_view message) { logger()->debug(message); }
-void log_info(std::string_view message) { logger()->info(message); }
-void log_warning(std::string_view message) { logger()->warn(message); }
-void log_error(std::string_view message) { logger()->error(message); }
+void log_debug(std::string_view message) { logger()->debug(printable(message)); }
+void log_info(std::string_view message) { logger()->info(printable(message)); }
+void log_warning(std::string_view message) { logger()->warn(printable(message)); }
+void log_error(std::string_view message) { logger()->error(printable(message)); }
 
 void set_log_level(LogLevel level) { logger()->set_level(level_of(level)); }
 

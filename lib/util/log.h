@@ -1,6 +1,7 @@
 #pragma once
 
-// The one way by which the library speaks: lines on stderr, through spdlog. Thread-safe.
+// The one way by which the library speaks: lines on stderr, through spdlog. Thread-safe. What files and users
+// put into a message cannot put anything into the terminal (see printable() in util/text.h).
 // spdlog's headers (and its fmt) stay in log.cpp because they clash with the fmt that libtorch ships.
 
 #include <functional>

@@ -8,6 +8,27 @@
 namespace fsdp::util {
 namespace {
 
+/// The bytes of the character that `text` begins with; 0 when it is not to be shown.
+size_t printable_character(std::string_view text) {
+  auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  unsigned char first = byte(0);
+  if (first < 0x80) return (first >= 0x20 && first != 0x7f) || first == '\n' || first == '\t' ? 1 : 0;
+  size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || text.size() < length) return 0;
+  uint32_t code = first & (0xff >> (length + 1));
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr uint32_t kSmallest[] = {0, 0, 0xa0, 0x800, 0x10000};  // from 0x80 to 0x9f: control characters
+  bool surrogate = code >= 0xd800 && code <= 0xdfff;
+  return code < kSmallest[length] || code > 0x10ffff || surrogate ? 0 : length;
+}
+
+}  // namespace
+
+namespace {
+
 std::string printed(const char* format, double value, int digits) {
   char buffer[64];
   std::snprintf(buffer, sizeof(buffer), format, digits, value);
@@ -81,6 +102,22 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
     joined += parts[i];
   }
   return joined;
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size();) {
+    size_t length = printable_character(text.substr(i));
+    if (length > 0) {
+      result += text.substr(i, length);
+      i += length;
+    } else {
+      char escaped[5];
+      std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<unsigned char>(text[i++]));
+      result += escaped;
+    }
+  }
+  return result;
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {

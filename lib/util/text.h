@@ -23,6 +23,10 @@ std::string fixed(double value, int digits);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+/// `text` with all that could confuse a terminal as \xNN: control characters but line ends and tabs, and
+/// bytes that are not UTF-8.
+std::string printable(std::string_view text);
+
 /// The entry of `candidates` that is nearest to `word` by edit distance, or "" when none is near enough to be
 /// a likely slip of the keyboard.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);

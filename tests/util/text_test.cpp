@@ -24,6 +24,15 @@ TEST(Text, WritesDurationsInTheLargestTwoUnits) {
   EXPECT_EQ(human_duration(3 * 3600 + 7 * 60), "3h07m");
 }
 
+TEST(Text, ShowsNothingThatConfusesATerminal) {
+  EXPECT_EQ(printable("a line\n\tand naïve 😀"), "a line\n\tand naïve 😀");
+  EXPECT_EQ(printable("\x1b[2J\x7f\r"), "\\x1b[2J\\x7f\\x0d");
+  EXPECT_EQ(printable("\xa0 \xc3"), "\\xa0 \\xc3") << "alone these are no UTF-8";
+  EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b") << "a control sequence in one character";
+  EXPECT_EQ(printable("\xc0\x80 \xed\xa0\x80"), "\\xc0\\x80 \\xed\\xa0\\x80");
+  EXPECT_EQ(printable(""), "");
+}
+
 TEST(Text, FindsTheNearestWord) {
   EXPECT_EQ(nearest("sequence_lenght", {"steps", "sequence_length"}), "sequence_length");
   EXPECT_EQ(nearest("banana", {"steps", "sequence_length"}), "");
