@@ -52,7 +52,7 @@ struct RendezvousOptions {
   double join_timeout_seconds = 600;       ///< for enough nodes to come
   double last_call_timeout_seconds = 30;   ///< for more nodes than the fewest to come
   double keep_alive_interval_seconds = 0;  ///< between heartbeats; 0: the monitor interval
-  int keep_alive_max_attempt = 5;          ///< heartbeats missed by a node that is lost
+  int keep_alive_max_attempt = 10;         ///< heartbeats missed by a node that is lost
   std::optional<bool> is_host{};           ///< whether this node is the host; none: by its address
   std::string token_file;                  ///< holds the job's token; made by the host if it is not there
 };

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <limits>
 
+#include "launch/node_rendezvous.h"
 #include "launch/process.h"
 #include "launch/terminal.h"
 #include "launch/worker_environment.h"
@@ -50,6 +51,11 @@ class LogThroughConsole {
 
 bool has_stream_files(const LaunchOptions& options) { return options.redirects.any() || options.tee.any(); }
 
+std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
+  if (options.is_multi_node()) return std::make_unique<NodeRendezvous>(options);
+  return std::make_unique<LocalRendezvous>(options);
+}
+
 /// The smaller of two waits, where -1 is none.
 int sooner(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -69,7 +75,7 @@ Supervisor::Supervisor(const LaunchOptions& options, ConsoleDescriptors console)
               options.rendezvous.id.empty() ? "fsdp-launch" : options.rendezvous.id,
               has_stream_files(options)),
       guard_(has_stream_files(options) ? std::filesystem::path() : folder_.path()),
-      rendezvous_(std::make_unique<LocalRendezvous>(options)) {}
+      rendezvous_(make_rendezvous(options)) {}
 
 int Supervisor::run() {
   LogThroughConsole log(console_);
@@ -143,8 +149,9 @@ void Supervisor::handle_signal(int signal) {
   const bool may_repeat = signal == SIGTERM || signal == SIGINT;
   const bool stops = signal != SIGUSR1 && signal != SIGUSR2;
   if (running() == 0) {
-    // Only output is left, and its reader does not take it; or the other nodes are waited for.
-    if (may_repeat) console_.discard();
+    const bool gathers = !group_ && !rendezvous_->outcome();
+    // Else only output is left, and its reader does not take it.
+    if (may_repeat && !gathers) console_.discard();
     if (stops) rendezvous_->leave(signal);
     return;
   }
@@ -236,12 +243,14 @@ void Supervisor::report(const Verdict& verdict) {
     util::log_error(concat("rank ", end.rank, " says: ", end.message));
   }
   const bool alone = options_.nproc_per_node == 1 && !options_.is_multi_node();
-  util::log_error(concat(
-      name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),
-      end.status.signal == SIGKILL ? ", which is how the kernel answers a lack of memory" : "",
-      options_.max_restarts > 0 ? concat(", after ", options_.max_restarts, " restarts (--max-restarts)")
-                                : "",
-      end.log_path.empty() ? "" : "; its output is in " + end.log_path));
+  util::log_error(
+      concat(name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),
+             end.status.signal == SIGKILL ? ", which is how the kernel answers a lack of memory" : "",
+             options_.max_restarts > 0
+                 ? concat(", after ", options_.max_restarts,
+                          options_.max_restarts == 1 ? " restart" : " restarts", " (--max-restarts)")
+                 : "",
+             end.log_path.empty() ? "" : "; its output is in " + end.log_path));
 }
 
 }  // namespace fsdp::launch
