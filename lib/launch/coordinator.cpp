@@ -87,6 +87,11 @@ void Coordinator::gather(Time now) {
     last_call_ = after(now, settings_.last_call_timeout_seconds);
   }
   if (last_call_ && now >= *last_call_) return start_round(ids);
+  constexpr double kQuietSeconds = 5;
+  if (present < least && !said_who_is_missing_ && now >= after(gathering_since_, kQuietSeconds)) {
+    said_who_is_missing_ = true;
+    util::log_info(missing(seconds_between(gathering_since_, now)));
+  }
   if (present < least && now >= after(gathering_since_, settings_.join_timeout_seconds)) {
     finish({.exit_code = static_cast<int>(util::ErrorKind::kTimeout),
             .cause = missing(seconds_between(gathering_since_, now))});
@@ -103,7 +108,8 @@ std::string Coordinator::missing(double waited_seconds) const {
   for (int rank = 0; rank < settings_.terms.nodes.min && settings_.terms.is_static; ++rank) {
     if (!ranks.contains(rank)) absent.push_back(concat("node ", rank));
   }
-  return concat("waited ", util::fixed(waited_seconds, 1), " seconds (join_timeout of --rdzv-conf) for ",
+  return concat("waited ", util::fixed(waited_seconds, 1), " of ",
+                util::fixed(settings_.join_timeout_seconds, 1), " seconds (join_timeout of --rdzv-conf) for ",
                 settings_.terms.nodes.min, " nodes, and ", here.size(), " came: ", util::join(here, ", "),
                 absent.empty() ? "" : "; missing: ", util::join(absent, ", "));
 }
@@ -247,6 +253,7 @@ void Coordinator::conclude(Time now) {
   }
   phase_ = Phase::kGathering;
   gathering_since_ = now;
+  said_who_is_missing_ = false;
   gather(now);
 }
 

@@ -88,6 +88,7 @@ class Coordinator {
   std::map<int, Node> nodes_;  ///< by id, which rises with the order of joining
   Time gathering_since_;
   std::optional<Time> last_call_;
+  bool said_who_is_missing_ = false;
   int restarts_ = 0;
   int events_ = 0;               ///< ends of workers heard of
   std::vector<WorkerEnd> ends_;  ///< of the present round

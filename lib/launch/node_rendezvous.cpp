@@ -139,7 +139,15 @@ void NodeRendezvous::connection_failed() {
     return end({.exit_code = static_cast<int>(ErrorKind::kPeerLost),
                 .cause = concat("lost the node where all meet (", endpoint_, "): ", last_failure_)});
   }
-  if (seconds_since(started_) < options_.rendezvous.join_timeout_seconds) return;
+  if (seconds_since(started_) < options_.rendezvous.join_timeout_seconds) {
+    constexpr double kQuietSeconds = 5;
+    if (seconds_since(started_) > kQuietSeconds && !std::exchange(said_what_is_awaited_, true)) {
+      util::log_info(concat("waiting up to ", options_.rendezvous.join_timeout_seconds,
+                            " seconds (join_timeout of --rdzv-conf) for the node where all meet, ", endpoint_,
+                            ": ", last_failure_));
+    }
+    return;
+  }
   end({.exit_code = static_cast<int>(ErrorKind::kTimeout),
        .cause = concat("waited ", util::fixed(seconds_since(started_), 1),
                        " seconds (join_timeout of --rdzv-conf) for the node where all meet, ", endpoint_,

@@ -52,6 +52,7 @@ class NodeRendezvous : public Rendezvous {
   std::string last_failure_ = "no answer";
   double silence_seconds_ = 0;  ///< of a coordinator that is lost
   bool welcome_ = false;
+  bool said_what_is_awaited_ = false;
   int leaving_ = 0;
   bool in_round_ = false;
   std::optional<NodePlacement> start_;

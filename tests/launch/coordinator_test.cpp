@@ -111,8 +111,8 @@ TEST_F(CoordinatorTest, NamesTheNodesThatDidNotComeInTime) {
   pass(1);
   EXPECT_TRUE(coordinator_->is_over());
   EXPECT_EQ(verdict(0).exit_code, static_cast<int>(util::ErrorKind::kTimeout));
-  EXPECT_THAT(verdict(1).cause, AllOf(HasSubstr("waited 60.0 seconds"), HasSubstr("h0"), HasSubstr("h1"),
-                                      HasSubstr("missing: node 1")));
+  EXPECT_THAT(verdict(1).cause, AllOf(HasSubstr("waited 60.0 of 60.0 seconds"), HasSubstr("h0"),
+                                      HasSubstr("h1"), HasSubstr("missing: node 1")));
   EXPECT_NE(join(2, 1), "") << "too late";
 }
 
