@@ -73,7 +73,7 @@ std::string address_towards(const std::string& host, int port) {
 Store join_store(const LaunchEnvironment& environment, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0;
+  options.isServer = environment.rank == 0 && !environment.launcher_keeps_store;
   options.numWorkers = static_cast<size_t>(environment.world_size);
   options.waitWorkers = true;
   options.timeout = timeout;
@@ -267,7 +267,7 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
                             ? std::string("127.0.0.1")
                             : address_towards(environment.master_addr, environment.master_port);
   Store store = join_store(environment, group->timeout);
-  group->store = c10::make_intrusive<c10d::PrefixStore>("fsdp", store);
+  group->store = c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), store);
   try {
     auto gloo = c10d::ProcessGroupGloo::Options::create(group->timeout);
     const char* interface = std::getenv("GLOO_SOCKET_IFNAME");

@@ -1,8 +1,12 @@
 #include "comm/launch_environment.h"
 
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <optional>
+#include <sstream>
+#include <string>
 
 #include "util/error.h"
 
@@ -27,14 +31,42 @@ std::optional<int> integer_variable(const char* name, int least, int most) {
   return value;
 }
 
-}  // namespace
+constexpr int kMostRanks = 1 << 20;
 
-LaunchEnvironment read_launch_environment() {
-  constexpr int kMostRanks = 1 << 20;
-  LaunchEnvironment environment;
-  auto rank = integer_variable("RANK", 0, kMostRanks - 1);
-  auto world_size = integer_variable("WORLD_SIZE", 1, kMostRanks);
-  if (!rank && !world_size) return environment;
+int required(const char* name, int least, int most) {
+  const auto value = integer_variable(name, least, most);
+  if (!value) {
+    util::fail(util::ErrorKind::kUsage, "environment variable ", name,
+               " is missing beside the others of the same launcher");
+  }
+  return *value;
+}
+
+/// "2(x3),1" on node 3 -> 1.
+int tasks_on_node(const std::string& text, int node) {
+  std::istringstream groups(text);
+  for (std::string group; std::getline(groups, group, ',');) {
+    int tasks = 0, times = 1;
+    if (std::sscanf(group.c_str(), "%d(x%d)", &tasks, &times) < 1) break;
+    if (node < times && tasks > 0) return tasks;
+    node -= times;
+  }
+  util::fail(util::ErrorKind::kUsage,
+             "environment variable SLURM_STEP_TASKS_PER_NODE: expected the tasks of ",
+             "each node like 2(x3),1, this one being node SLURM_NODEID; found \"", text, "\"");
+}
+
+/// "gpu[007-010,12],login" -> "gpu007".
+std::string first_host(const std::string& list) {
+  const size_t bracket = list.find_first_of("[,");
+  if (bracket == std::string::npos || list[bracket] == ',') return list.substr(0, bracket);
+  const size_t end = list.find_first_of(",-]", bracket);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+}
+
+LaunchEnvironment from_torchrun() {
+  const auto rank = integer_variable("RANK", 0, kMostRanks - 1);
+  const auto world_size = integer_variable("WORLD_SIZE", 1, kMostRanks);
   if (!rank || !world_size) {
     util::fail(util::ErrorKind::kUsage,
                "environment variables RANK and WORLD_SIZE belong together; found only ",
@@ -44,13 +76,64 @@ LaunchEnvironment read_launch_environment() {
     util::fail(util::ErrorKind::kUsage, "environment variable RANK: expected less than WORLD_SIZE ",
                *world_size, "; found ", *rank);
   }
-  environment.rank = *rank;
-  environment.world_size = *world_size;
+  LaunchEnvironment environment{.rank = *rank, .world_size = *world_size};
   environment.local_rank = integer_variable("LOCAL_RANK", 0, kMostRanks - 1).value_or(*rank);
   environment.local_world_size = integer_variable("LOCAL_WORLD_SIZE", 1, kMostRanks).value_or(*world_size);
+  environment.launcher_keeps_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  environment.restarts =
+      integer_variable("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max()).value_or(0);
+  return environment;
+}
+
+LaunchEnvironment from_srun() {
+  LaunchEnvironment environment{.rank = required("SLURM_PROCID", 0, kMostRanks - 1),
+                                .world_size = required("SLURM_STEP_NUM_TASKS", 1, kMostRanks),
+                                .local_rank = required("SLURM_LOCALID", 0, kMostRanks - 1)};
+  const auto tasks = variable("SLURM_STEP_TASKS_PER_NODE");
+  environment.local_world_size =
+      tasks ? tasks_on_node(*tasks, required("SLURM_NODEID", 0, kMostRanks)) : environment.world_size;
+  if (!environment.single_node()) {
+    environment.master_addr = first_host(variable("SLURM_STEP_NODELIST").value_or(environment.master_addr));
+  }
+  // Jobs that share a node must not share a port, and all tasks of a job must find the same one.
+  constexpr int kFirstPort = 20000, kPorts = 12000;
+  const auto job = integer_variable("SLURM_JOB_ID", 0, std::numeric_limits<int>::max());
+  const auto step = integer_variable("SLURM_STEP_ID", 0, std::numeric_limits<int>::max());
+  constexpr int kStepsApart = 101;
+  environment.master_port =
+      kFirstPort + (job.value_or(0) % kPorts + step.value_or(0) % kPorts * kStepsApart) % kPorts;
+  return environment;
+}
+
+LaunchEnvironment from_mpirun() {
+  LaunchEnvironment environment{.rank = required("OMPI_COMM_WORLD_RANK", 0, kMostRanks - 1),
+                                .world_size = required("OMPI_COMM_WORLD_SIZE", 1, kMostRanks),
+                                .local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks - 1),
+                                .local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks)};
+  if (!environment.single_node() && !variable("MASTER_ADDR")) {
+    util::fail(util::ErrorKind::kUsage, "mpirun does not say where rank 0 is: with ", environment.world_size,
+               " processes on several nodes add -x MASTER_ADDR=HOST to its command line, the host of rank 0");
+  }
+  return environment;
+}
+
+}  // namespace
+
+LaunchEnvironment read_launch_environment() {
+  LaunchEnvironment environment;
+  if (variable("RANK") || variable("WORLD_SIZE")) {
+    environment = from_torchrun();
+  } else if (variable("OMPI_COMM_WORLD_SIZE")) {
+    environment = from_mpirun();
+  } else if (variable("SLURM_STEP_NUM_TASKS")) {
+    // A batch script has SLURM_PROCID and SLURM_NTASKS too, but only srun's processes have this one.
+    environment = from_srun();
+  } else {
+    return environment;
+  }
   environment.master_addr = variable("MASTER_ADDR").value_or(environment.master_addr);
   environment.master_port = integer_variable("MASTER_PORT", 1, 65535).value_or(environment.master_port);
-  if (environment.local_rank >= environment.local_world_size ||
+  if (environment.rank >= environment.world_size || environment.local_rank >= environment.local_world_size ||
       environment.local_world_size > environment.world_size) {
     util::fail(util::ErrorKind::kUsage,
                "environment: expected LOCAL_RANK < LOCAL_WORLD_SIZE <= WORLD_SIZE; found ",

@@ -1,6 +1,7 @@
 #pragma once
 
-// Who this process is in the run, from the environment that torchrun, fsdp-launch and others set.
+// Who this process is in the run, from the environment that its launcher sets: fsdp-launch, torchrun, srun or
+// mpirun.
 
 #include <string>
 
@@ -13,13 +14,25 @@ struct LaunchEnvironment {
   int local_world_size = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
+  /// The launcher keeps the store at master_addr:master_port; else rank 0 does.
+  bool launcher_keeps_store = false;
+  /// How often the launcher has started all processes again: a store that it keeps remembers the last time.
+  int restarts = 0;
 
   bool single_node() const { return local_world_size == world_size; }
 };
 
-/// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without any of RANK and
-/// WORLD_SIZE it is a world of one. Throws Error(kUsage) that names the variable, its value and what was
-/// expected.
+/// Reads, of the first launcher that has left its variables,
+/// - torchrun and fsdp-launch: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+///   TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT;
+/// - srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_TASKS_PER_NODE; the
+/// master
+///   is the first host of SLURM_STEP_NODELIST, at a port made of SLURM_JOB_ID, unless MASTER_ADDR and
+///   MASTER_PORT say otherwise;
+/// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; over several nodes MASTER_ADDR
+///   too.
+/// Without any of them it is a world of one. Throws Error(kUsage) that names the variable, its value and what
+/// was expected.
 LaunchEnvironment read_launch_environment();
 
 }  // namespace fsdp::comm

@@ -9,7 +9,6 @@
 
 #include "launch/worker_environment.h"
 #include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::launch {
 namespace {
@@ -20,16 +19,17 @@ constexpr size_t kLastLineBytes = 400;
 
 }  // namespace
 
-OutputPump::OutputPump(Console& console, const std::string& log_dir, int first_rank, int workers)
-    : console_(console) {
-  if (!log_dir.empty()) util::make_writable_folder(log_dir);
-  for (int index = 0; index < workers; ++index) {
-    const int rank = first_rank + index;
+OutputPump::OutputPump(Console& console, const std::vector<OutputPlan>& plans) : console_(console) {
+  for (const OutputPlan& plan : plans) {
     Worker& worker = workers_.emplace_back();
-    worker.prefix = line_prefix(rank);
-    if (!log_dir.empty()) {
-      worker.log =
-          std::make_unique<RankLog>(std::filesystem::path(log_dir) / util::concat("rank", rank, ".log"));
+    worker.prefix = line_prefix(plan.rank);
+    worker.out.on_console = plan.out.on_console;
+    worker.err.on_console = plan.err.on_console;
+    if (!plan.out.file.empty()) worker.out.log = std::make_shared<RankLog>(plan.out.file);
+    if (plan.err.file == plan.out.file) {
+      worker.err.log = worker.out.log;
+    } else if (!plan.err.file.empty()) {
+      worker.err.log = std::make_shared<RankLog>(plan.err.file);
     }
   }
 }
@@ -37,8 +37,11 @@ OutputPump::OutputPump(Console& console, const std::string& log_dir, int first_r
 void OutputPump::attach(int index, Descriptor out, Descriptor err) {
   FSDP_CHECK(streams_.size() == 2 * static_cast<size_t>(index), "workers are attached in order");
   Worker* worker = &workers_[static_cast<size_t>(index)];
-  streams_.push_back(std::make_unique<Stream>(Stream{worker, &console_.out(), false, std::move(out)}));
-  streams_.push_back(std::make_unique<Stream>(Stream{worker, &console_.err(), true, std::move(err)}));
+  const auto add = [&](Worker::Sink& sink, ConsoleStream& console, Descriptor pipe) {
+    streams_.push_back(std::make_unique<Stream>(Stream{worker, &sink, &console, std::move(pipe)}));
+  };
+  add(worker->out, console_.out(), std::move(out));
+  add(worker->err, console_.err(), std::move(err));
 }
 
 void OutputPump::worker_ended(int index) {
@@ -87,9 +90,11 @@ void OutputPump::read(Stream& stream) {
   stream.changed_at = Clock::now();
   if (stream.splitter.is_transient()) {
     stream.shown_bytes = 0;
-    stream.console->transient(stream.worker->prefix, stream.splitter.unfinished());
+    if (stream.sink->on_console) {
+      stream.console->transient(stream.worker->prefix, stream.splitter.unfinished());
+    }
   }
-  if (stream.worker->log) stream.worker->log->flush();
+  if (stream.sink->log) stream.sink->log->flush();
   if (stream.left_bytes) {
     *stream.left_bytes -= static_cast<size_t>(count);
     if (*stream.left_bytes == 0) finish(stream);
@@ -98,24 +103,26 @@ void OutputPump::read(Stream& stream) {
 
 void OutputPump::finish(Stream& stream) {
   stream.splitter.finish([&](std::string_view line) { pass_on(stream, line); });
-  if (stream.worker->log) stream.worker->log->flush();
+  if (stream.sink->log) stream.sink->log->flush();
   stream.pipe.close();
 }
 
 void OutputPump::pass_on(Stream& stream, std::string_view line) {
-  // What is shown of the line may since have been replaced.
-  if (stream.splitter.replaces_transient()) stream.console->abandon(&stream);
-  stream.console->line(&stream, stream.worker->prefix, line);
-  stream.shown_bytes = 0;
-  if (stream.worker->log) stream.worker->log->line(line);
-  if (stream.is_error) {
-    auto& last = stream.worker->last_error_lines;
-    last.emplace_back(line.substr(0, kLastLineBytes)).append(line.size() > kLastLineBytes ? "..." : "");
-    if (last.size() > kLastLines) last.pop_front();
+  Worker::Sink& sink = *stream.sink;
+  if (sink.on_console) {
+    // What is shown of the line may since have been replaced.
+    if (stream.splitter.replaces_transient()) stream.console->abandon(&stream);
+    stream.console->line(&stream, stream.worker->prefix, line);
   }
+  stream.shown_bytes = 0;
+  if (sink.log) sink.log->line(line);
+  sink.last_lines.emplace_back(line.substr(0, kLastLineBytes))
+      .append(line.size() > kLastLineBytes ? "..." : "");
+  if (sink.last_lines.size() > kLastLines) sink.last_lines.pop_front();
 }
 
 bool OutputPump::has_more_to_show(const Stream& stream) {
+  if (!stream.sink->on_console) return false;
   const LineSplitter& splitter = stream.splitter;
   if (splitter.is_transient() || splitter.unfinished().size() <= stream.shown_bytes) return false;
   if (stream.console->is_terminal()) return true;
@@ -145,13 +152,15 @@ void OutputPump::show_paused() {
   }
 }
 
-const std::deque<std::string>& OutputPump::last_error_lines(int index) const {
-  return workers_[static_cast<size_t>(index)].last_error_lines;
+std::vector<std::string> OutputPump::last_lines(int index) const {
+  const Worker& worker = workers_[static_cast<size_t>(index)];
+  const auto& lines = worker.err.last_lines.empty() ? worker.out.last_lines : worker.err.last_lines;
+  return {lines.begin(), lines.end()};
 }
 
 std::string OutputPump::log_path(int index) const {
   const Worker& worker = workers_[static_cast<size_t>(index)];
-  return worker.log ? worker.log->path().string() : "";
+  return worker.err.log ? worker.err.log->path().string() : "";
 }
 
 }  // namespace fsdp::launch

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,11 +20,20 @@
 
 namespace fsdp::launch {
 
+/// Where the output of one worker goes. Files are continued if they are there; two streams may share one.
+struct OutputPlan {
+  struct Target {
+    bool on_console = true;
+    std::filesystem::path file{};  ///< empty: none
+  };
+  int rank = 0;
+  Target out{}, err{};
+};
+
 class OutputPump {
  public:
-  /// For the workers first_rank, first_rank + 1, ...; with a log_dir their log files are opened. Throws
-  /// Error(kIo). The console must outlive the pump.
-  OutputPump(Console& console, const std::string& log_dir, int first_rank, int workers);
+  /// Opens the log files. Throws Error(kIo). The console must outlive the pump.
+  OutputPump(Console& console, const std::vector<OutputPlan>& plans);
 
   /// Takes over the read ends of worker `index`'s (from 0) standard output and error; both non-blocking.
   void attach(int index, Descriptor out, Descriptor err);
@@ -45,9 +55,10 @@ class OutputPump {
   int milliseconds_to_pause() const;
   void show_paused();
 
-  /// The last few lines that worker `index` wrote to its standard error, shortened.
-  const std::deque<std::string>& last_error_lines(int index) const;
-  /// Its log file, or "" without one.
+  /// The last few lines that worker `index` wrote to its standard error, or to its standard output if there
+  /// is nothing there; shortened.
+  std::vector<std::string> last_lines(int index) const;
+  /// The file that has its standard error, or "" without one.
   std::string log_path(int index) const;
 
  private:
@@ -55,14 +66,17 @@ class OutputPump {
 
   struct Worker {
     std::string prefix;
-    std::unique_ptr<RankLog> log;
-    std::deque<std::string> last_error_lines;
+    struct Sink {
+      bool on_console = true;
+      std::shared_ptr<RankLog> log;
+      std::deque<std::string> last_lines;
+    } out, err;
   };
 
   struct Stream {
     Worker* worker;
+    Worker::Sink* sink;
     ConsoleStream* console;
-    bool is_error;
     Descriptor pipe;
     LineSplitter splitter{};
     std::optional<size_t> left_bytes{};  ///< set once the worker is gone: what it left in the pipe

@@ -1,6 +1,7 @@
 #include "launch/process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -48,6 +49,8 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
 /// All that the child needs between fork and exec, prepared before the fork.
 struct ChildPlan {
   std::vector<char*> argv, environment;
+  cpu_set_t cpus;
+  bool binds_cpus;
   pid_t launcher;
   int in, out, err, report;
 };
@@ -60,11 +63,13 @@ struct ChildPlan {
   if (::getppid() != plan.launcher) ::_exit(127);
 
   // SIGHUP keeps its disposition: under nohup it is ignored, in workers too.
-  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) ::signal(signal, SIG_DFL);
+  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2}) ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 
+  // CPUs that went offline since they were listed: the worker runs unbound rather than not at all.
+  if (plan.binds_cpus) ::sched_setaffinity(0, sizeof(plan.cpus), &plan.cpus);
   if (::dup2(plan.in, 0) >= 0 && ::dup2(plan.out, 1) >= 0 && ::dup2(plan.err, 2) >= 0) {
     ::execvpe(plan.argv[0], plan.argv.data(), plan.environment.data());
   }
@@ -112,8 +117,13 @@ Process spawn(const ProcessSpec& spec) {
   Descriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null.is_open()) fail_to_open("/dev/null");
 
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (int cpu : spec.cpus) CPU_SET(cpu, &cpus);
   const ChildPlan plan{.argv = pointers_to(spec.argv),
                        .environment = pointers_to(spec.environment),
+                       .cpus = cpus,
+                       .binds_cpus = !spec.cpus.empty(),
                        .launcher = ::getpid(),
                        .in = spec.inherit_stdin ? STDIN_FILENO : null.get(),
                        .out = out.write_end.get(),

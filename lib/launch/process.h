@@ -16,6 +16,7 @@ struct ProcessSpec {
   std::vector<std::string> argv;         ///< program (looked up in PATH without a slash) and arguments
   std::vector<std::string> environment;  ///< "NAME=value"
   bool inherit_stdin = false;            ///< else its standard input is /dev/null
+  std::vector<int> cpus{};               ///< it may run on; empty: as this process
 };
 
 /// A process that leads its own process group, so that a terminal's Ctrl-C reaches it only through the

@@ -14,14 +14,15 @@ std::string signal_name(int signal) {
   return name ? util::concat("SIG", name) : util::concat("signal ", signal);
 }
 
-SignalWatch::SignalWatch() {
+SignalWatch::SignalWatch(const std::vector<int>& passed_on) {
   sigset_t watched;
   sigemptyset(&watched);
-  for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) sigaddset(&watched, signal);
+  sigaddset(&watched, SIGCHLD);
+  for (int signal : passed_on) sigaddset(&watched, signal);
   // A blocked signal reaches the descriptor even if it is ignored, so an ignored SIGHUP is not blocked.
   struct sigaction hangup;
   ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&watched, SIGHUP);
+  if (hangup.sa_handler == SIG_IGN) sigdelset(&watched, SIGHUP);
 
   descriptor_ = Descriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!descriptor_.is_open()) {

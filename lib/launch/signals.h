@@ -14,12 +14,12 @@ namespace fsdp::launch {
 /// "SIGTERM"; "signal 40" for those without a name.
 std::string signal_name(int signal);
 
-/// While it lives, SIGCHLD and the signals that are passed on to workers (SIGTERM, SIGINT, SIGHUP, SIGUSR1,
-/// SIGUSR2) wait in fd() instead of being delivered, and SIGPIPE is ignored. A SIGHUP that was ignored at the
+/// While it lives, SIGCHLD and the signals that are passed on to workers wait in fd() instead of being
+/// delivered, and SIGPIPE is ignored. A SIGHUP that was ignored at the
 /// start (nohup) stays ignored. The destructor restores all of it.
 class SignalWatch {
  public:
-  SignalWatch();
+  explicit SignalWatch(const std::vector<int>& passed_on);
   ~SignalWatch();
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;

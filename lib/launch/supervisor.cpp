@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
-#include <string>
 
+#include "launch/node_rendezvous.h"
 #include "launch/process.h"
 #include "launch/terminal.h"
 #include "launch/worker_environment.h"
@@ -49,10 +49,15 @@ class LogThroughConsole {
   Console& console_;
 };
 
-std::string ending(const ExitStatus& status) {
-  if (status.signal == 0) return concat("ended with exit code ", status.exit_code);
-  return concat("was ended by ", signal_name(status.signal));
+bool has_stream_files(const LaunchOptions& options) { return options.redirects.any() || options.tee.any(); }
+
+std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
+  if (options.is_multi_node()) return std::make_unique<NodeRendezvous>(options);
+  return std::make_unique<LocalRendezvous>(options);
 }
+
+/// The smaller of two waits, where -1 is none.
+int sooner(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 }  // namespace
 
@@ -64,150 +69,139 @@ int launch(const LaunchOptions& options, ConsoleDescriptors console) {
 
 Supervisor::Supervisor(const LaunchOptions& options, ConsoleDescriptors console)
     : options_(options),
+      signals_(options.signals),
       console_(console.out, console.err),
-      pump_(console_, options.log_dir, options.node_rank * options.nproc_per_node, options.nproc_per_node) {}
-
-Supervisor::~Supervisor() {
-  kill_all();
-  for (Worker& worker : workers_) {
-    if (worker.is_running) wait_and_reap(worker.pid);
-  }
-}
+      folder_(has_stream_files(options) ? options.log_dir : "",
+              options.rendezvous.id.empty() ? "fsdp-launch" : options.rendezvous.id,
+              has_stream_files(options)),
+      guard_(has_stream_files(options) ? std::filesystem::path() : folder_.path()),
+      rendezvous_(make_rendezvous(options)) {}
 
 int Supervisor::run() {
   LogThroughConsole log(console_);
-  start_workers();
-  while (any_running() || !pump_.is_done()) step();
-  console_.settle();
-  const Verdict verdict = judge(ends_);
+  if (has_stream_files(options_)) {
+    util::log_info(concat("the output of each worker is kept in ", folder_.path().string()));
+  }
+  const Verdict verdict = run_rounds();
   report(verdict);
   while (console_.has_pending()) step();
   return verdict.exit_code;
 }
 
-void Supervisor::start_workers() {
-  const NodePlacement placement{
-      .node_rank = options_.node_rank,
-      .nodes = options_.nnodes,
-      .workers_per_node = options_.nproc_per_node,
-      .master_addr = options_.master_addr,
-      .master_port = options_.master_port ? options_.master_port : free_port(),
-      .run_id = new_run_id(),
-      .terminal_columns = terminal_columns(console_.err().fd()),
-  };
-  const std::vector<std::string> inherited = current_environment();
-  for (int index = 0; index < options_.nproc_per_node; ++index) {
-    Process process = spawn({.argv = options_.program,
-                             .environment = worker_environment(placement, index, inherited),
-                             // A terminal would stop a worker that reads it from its own process group.
-                             .inherit_stdin = index == 0 && !::isatty(STDIN_FILENO)});
-    workers_.push_back({.rank = options_.node_rank * options_.nproc_per_node + index, .pid = process.pid});
-    ++running_;
-    pump_.attach(index, std::move(process.out), std::move(process.err));
+Verdict Supervisor::run_rounds() {
+  while (!rendezvous_->outcome()) {
+    if (auto placement = rendezvous_->take_start()) {
+      run_round(std::move(*placement));
+    } else {
+      step();
+    }
   }
+  return *rendezvous_->outcome();
+}
+
+void Supervisor::run_round(NodePlacement placement) {
+  placement.terminal_columns = terminal_columns(console_.err().fd());
+  stopping_ = false;
+  group_ = std::make_unique<WorkerGroup>(GroupSurroundings{options_, console_, folder_, guard_}, placement);
+  group_->start();
+  while (running() > 0 || !group_->pump().is_done()) step();
+  console_.settle();
+  kill_at_.reset();
+  const std::vector<WorkerEnd> ends = group_->ends();
+  group_.reset();
+  // What a worker left behind may hold a port or a GPU that the next round needs.
+  guard_.end_marked();
+  rendezvous_->round_ended(ends);
 }
 
 void Supervisor::step() {
   std::vector<pollfd> entries{{signals_.fd(), POLLIN, 0}};
-  pump_.add_poll_entries(entries);
+  if (group_) group_->pump().add_poll_entries(entries);
   console_.add_poll_entries(entries);
+  rendezvous_->add_poll_entries(entries);
   const int ready = ::poll(entries.data(), entries.size(), milliseconds_to_wait());
   FSDP_CHECK(ready >= 0 || errno == EINTR, "poll: ", util::errno_text(errno));
 
   if (ready > 0) {
-    pump_.read_ready(entries);
+    if (group_) group_->pump().read_ready(entries);
     for (int signal : signals_.take()) handle_signal(signal);
   }
-  pump_.show_paused();
+  rendezvous_->step();
+  if (const auto reason = rendezvous_->stop_reason(); reason && running() > 0) stop_workers(*reason);
+  if (group_) group_->pump().show_paused();
   kill_if_overdue();
   console_.flush();
   warn_of_lost_console();
 }
 
 int Supervisor::milliseconds_to_wait() const {
-  int wait = pump_.milliseconds_to_pause();
+  int wait =
+      sooner(group_ ? group_->pump().milliseconds_to_pause() : -1, rendezvous_->milliseconds_to_wait());
   if (kill_at_) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
-    const int bounded = static_cast<int>(std::clamp<int64_t>(left, 0, std::numeric_limits<int>::max()));
-    wait = wait < 0 ? bounded : std::min(wait, bounded);
+    wait = sooner(wait, static_cast<int>(std::clamp<int64_t>(left, 0, std::numeric_limits<int>::max())));
   }
   return wait;
 }
 
 void Supervisor::handle_signal(int signal) {
   if (signal == SIGCHLD) return reap_workers();
-  const bool stops = signal == SIGTERM || signal == SIGINT;
-  if (!any_running()) {
-    // Only output is left, and its reader does not take it.
-    if (stops) console_.discard();
+  const bool may_repeat = signal == SIGTERM || signal == SIGINT;
+  const bool stops = signal != SIGUSR1 && signal != SIGUSR2;
+  if (running() == 0) {
+    const bool gathers = !group_ && !rendezvous_->outcome();
+    // Else only output is left, and its reader does not take it.
+    if (may_repeat && !gathers) console_.discard();
+    if (stops) rendezvous_->leave(signal);
     return;
   }
-  if (stops && told_to_stop_) {
+  if (may_repeat && told_to_stop_ != 0) {
     util::log_warning(concat("received ", signal_name(signal), " again: killing the workers"));
     return kill_all();
   }
-  send_to_all(signal);
-  if (stops) {
-    told_to_stop_ = true;
-    util::log_info(concat("received ", signal_name(signal), ", passed it on to ", running_,
-                          running_ == 1 ? " worker" : " workers", ", to be killed in ",
+  group_->send_to_all(signal);
+  if (may_repeat) {
+    told_to_stop_ = signal;
+    util::log_info(concat("received ", signal_name(signal), ", passed it on to ", running(),
+                          running() == 1 ? " worker" : " workers", ", to be killed in ",
                           options_.shutdown_timeout_seconds, " seconds (--shutdown-timeout) or by another ",
                           signal_name(signal)));
   }
-  if (stops || signal == SIGHUP) {
+  if (stops) {
     stopping_ = true;
+    rendezvous_->leave(signal);
     start_clock();
   }
 }
 
 void Supervisor::reap_workers() {
-  ++round_;
-  for (size_t index = 0; index < workers_.size(); ++index) {
-    Worker& worker = workers_[index];
-    if (!worker.is_running) continue;
-    const std::optional<ExitStatus> status = reap(worker.pid);
-    if (!status) continue;
-    worker.is_running = false;
-    --running_;
-    pump_.worker_ended(static_cast<int>(index));
-    ends_.push_back({worker.rank, worker.pid, *status, round_, worker.stop_signals_sent});
-  }
-  const Verdict so_far = judge(ends_);
-  if (so_far.culprit && any_running() && !stopping_) stop_others(*so_far.culprit);
+  ++ends_seen_;
+  if (!group_) return;
+  const std::vector<WorkerEnd> ended = group_->reap(ends_seen_);
+  for (const WorkerEnd& end : ended) rendezvous_->worker_ended(end);
+  const Verdict so_far = judge(ended);
+  if (so_far.culprit) stop_workers(concat(name_of(*so_far.culprit), " ", ending(so_far.culprit->status)));
 }
 
-void Supervisor::stop_others(const WorkerEnd& failed) {
-  util::log_warning(concat("rank ", failed.rank, " (pid ", failed.pid, ") ", ending(failed.status),
-                           ": stopping ", running_, running_ == 1 ? " other worker" : " other workers",
-                           ", to be killed in ", options_.shutdown_timeout_seconds,
-                           " seconds (--shutdown-timeout)"));
+void Supervisor::stop_workers(const std::string& reason) {
+  if (stopping_ || running() == 0) return;
+  util::log_warning(concat(reason, ": stopping ", running(), group_->size() == running() ? "" : " other",
+                           running() == 1 ? " worker" : " workers", ", to be killed in ",
+                           options_.shutdown_timeout_seconds, " seconds (--shutdown-timeout)"));
   stopping_ = true;
-  send_to_all(SIGTERM);
+  group_->send_to_all(SIGTERM);
   start_clock();
 }
 
 void Supervisor::kill_if_overdue() {
   if (!kill_at_ || Clock::now() < *kill_at_) return;
-  for (const Worker& worker : workers_) {
-    if (!worker.is_running) continue;
-    util::log_warning(concat("rank ", worker.rank, " (pid ", worker.pid, ") still runs ",
-                             options_.shutdown_timeout_seconds,
-                             " seconds after it was told to stop: killing it"));
+  if (group_) {
+    for (const std::string& name : group_->names_of_running()) {
+      util::log_warning(concat(name, " still runs ", options_.shutdown_timeout_seconds,
+                               " seconds after it was told to stop: killing it"));
+    }
   }
   kill_all();
-}
-
-void Supervisor::send(Worker& worker, int signal) {
-  if (!worker.is_running) return;
-  // Ending by SIGUSR1 is a failure: that signal asks for something else.
-  if (signal != SIGUSR1 && signal != SIGUSR2) worker.stop_signals_sent.insert(signal);
-  signal_group(worker.pid, signal);
-  // A worker that is stopped (SIGSTOP) would not notice otherwise.
-  signal_group(worker.pid, SIGCONT);
-}
-
-void Supervisor::send_to_all(int signal) {
-  for (Worker& worker : workers_) send(worker, signal);
 }
 
 void Supervisor::start_clock() {
@@ -217,7 +211,7 @@ void Supervisor::start_clock() {
 }
 
 void Supervisor::kill_all() {
-  send_to_all(SIGKILL);
+  if (group_) group_->send_to_all(SIGKILL);
   kill_at_.reset();
 }
 
@@ -234,24 +228,29 @@ void Supervisor::warn_of_lost_console() {
 }
 
 void Supervisor::report(const Verdict& verdict) {
+  if (!verdict.cause.empty()) return util::log_error(verdict.cause);
   if (!verdict.culprit) return;
   const WorkerEnd& end = *verdict.culprit;
-  const std::string worker = concat("rank ", end.rank, " (pid ", end.pid, ") ");
   if (kind_of(end) == EndKind::kStopped) {
-    util::log_warning(concat("told to stop: ", worker, ending(end.status)));
+    util::log_warning(concat("told to stop: ", name_of(end), " ", ending(end.status)));
     return;
   }
-  const int index = end.rank - options_.node_rank * options_.nproc_per_node;
   std::string last_lines;
-  for (const std::string& line : pump_.last_error_lines(index)) last_lines += "\n    " + line;
-  if (!last_lines.empty()) {
-    util::log_error(concat("rank ", end.rank, " wrote last to its standard error:", last_lines));
+  for (const std::string& line : end.last_lines) last_lines += "\n    " + line;
+  if (!last_lines.empty()) util::log_error(concat("rank ", end.rank, " wrote last:", last_lines));
+  // Our programs log what they write there; others may only write it there.
+  if (!end.message.empty() && last_lines.find(end.message) == std::string::npos) {
+    util::log_error(concat("rank ", end.rank, " says: ", end.message));
   }
-  const std::string log_path = pump_.log_path(index);
+  const bool alone = options_.nproc_per_node == 1 && !options_.is_multi_node();
   util::log_error(
-      concat(worker, workers_.size() > 1 ? "failed first: it " : "failed: it ", ending(end.status),
+      concat(name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),
              end.status.signal == SIGKILL ? ", which is how the kernel answers a lack of memory" : "",
-             log_path.empty() ? "" : "; its output is in " + log_path));
+             options_.max_restarts > 0
+                 ? concat(", after ", options_.max_restarts,
+                          options_.max_restarts == 1 ? " restart" : " restarts", " (--max-restarts)")
+                 : "",
+             end.log_path.empty() ? "" : "; its output is in " + end.log_path));
 }
 
 }  // namespace fsdp::launch

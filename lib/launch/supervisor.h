@@ -1,20 +1,24 @@
 #pragma once
 
-// Starts the workers of this node and watches them until the last one has ended. Single-threaded: one poll()
-// waits for signals, for the workers' output and for room on the console, and the launcher sleeps otherwise.
+// Starts the workers of this node and watches them until the last one has ended, round after round.
+// Single-threaded: one poll() waits for signals, for the workers' output, for room on the console and for the
+// other nodes, and the launcher sleeps otherwise.
 
 #include <unistd.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
-#include <set>
-#include <vector>
+#include <string>
 
 #include "launch/console.h"
 #include "launch/options.h"
-#include "launch/output_pump.h"
+#include "launch/orphan_guard.h"
+#include "launch/rendezvous.h"
+#include "launch/run_folder.h"
 #include "launch/signals.h"
 #include "launch/verdict.h"
+#include "launch/worker_group.h"
 
 namespace fsdp::launch {
 
@@ -24,24 +28,24 @@ struct ConsoleDescriptors {
   int err = STDERR_FILENO;
 };
 
-/// Runs the program in options.nproc_per_node processes and returns the exit code of the whole (see judge()).
+/// Runs the program in options.nproc_per_node processes on this node and returns the exit code of the whole
+/// run (see judge()).
 ///
-/// The first worker that fails ends the run: the others get SIGTERM and, shutdown_timeout_seconds later,
-/// SIGKILL. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all workers; the first three start
-/// the same clock, and a second SIGINT or SIGTERM kills at once.
-/// Worker 0 has the launcher's standard input, unless that is a terminal; the others have none.
-/// While it runs, util::log_* goes to the console's stderr, between whole lines of the workers.
-/// Throws Error before anything is left running: kUsage for bad options and for a program that cannot be
-/// executed, kIo for log files, kUnexpected when the system refuses processes or pipes. The calling process
-/// must be single-threaded.
+/// The first worker that fails, on any node, ends the round: the others get SIGTERM and,
+/// shutdown_timeout_seconds later, SIGKILL. Then all start again, up to max_restarts times. The signals of
+/// options.signals are passed on to all workers; all but SIGUSR1 and SIGUSR2 start the same clock, rule out a
+/// restart, and a second SIGINT or SIGTERM kills at once.
+/// Rank 0 has its launcher's standard input in the first round, unless that is a terminal; the others have
+/// none. While it runs, util::log_* goes to the console's stderr, between whole lines of the workers. When it
+/// returns, throws or is killed, nothing that the workers started is left (see OrphanGuard). Throws Error:
+/// kUsage for bad options and for a program that cannot be executed, kIo for log files, kUnexpected when the
+/// system refuses processes or pipes. The calling process must be single-threaded.
 int launch(const LaunchOptions& options, ConsoleDescriptors console = {});
 
 /// The state of one launch().
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, ConsoleDescriptors console);
-  /// Kills what still runs.
-  ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
@@ -50,39 +54,31 @@ class Supervisor {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Worker {
-    int rank;
-    pid_t pid;
-    bool is_running = true;
-    std::set<int> stop_signals_sent{};
-  };
-
-  void start_workers();
+  Verdict run_rounds();
+  void run_round(NodePlacement placement);
   /// Waits for the next event and deals with all that came.
   void step();
   int milliseconds_to_wait() const;
   void handle_signal(int signal);
   void reap_workers();
-  void stop_others(const WorkerEnd& failed);
+  void stop_workers(const std::string& reason);
   void kill_if_overdue();
-  void send(Worker& worker, int signal);
-  void send_to_all(int signal);
   void start_clock();
   void kill_all();
   void warn_of_lost_console();
   void report(const Verdict& verdict);
-  bool any_running() const { return running_ > 0; }
+  int running() const { return group_ ? group_->running() : 0; }
 
   const LaunchOptions options_;
   SignalWatch signals_;
   Console console_;
-  OutputPump pump_;
-  std::vector<Worker> workers_;
-  int running_ = 0;
-  std::vector<WorkerEnd> ends_;
-  int round_ = 0;
-  bool stopping_ = false;      ///< the workers were told to end, whoever wanted that
-  bool told_to_stop_ = false;  ///< by SIGINT or SIGTERM: the next one kills
+  RunFolder folder_;
+  OrphanGuard guard_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::unique_ptr<WorkerGroup> group_;  ///< of the present round
+  int ends_seen_ = 0;                   ///< how often workers were found to have ended
+  bool stopping_ = false;               ///< the workers were told to end, whoever wanted that
+  int told_to_stop_ = 0;                ///< by this signal; another SIGINT or SIGTERM kills
   bool warned_of_console_ = false;
   std::optional<Clock::time_point> kill_at_;
 };

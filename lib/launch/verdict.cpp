@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "launch/signals.h"
 #include "util/error.h"
 
 namespace fsdp::launch {
@@ -21,11 +22,20 @@ Verdict judge(const std::vector<WorkerEnd>& ends) {
   const auto first = std::min_element(ends.begin(), ends.end(),
                                       [&](const auto& a, const auto& b) { return order(a) < order(b); });
   if (first == ends.end()) return {};
-  if (kind_of(*first) != EndKind::kFinished) return {first->status.code(), *first};
+  if (kind_of(*first) != EndKind::kFinished) return {.exit_code = first->status.code(), .culprit = *first};
   const bool preempted = std::any_of(ends.begin(), ends.end(), [](const WorkerEnd& end) {
     return end.status.code() == util::kExitPreempted;
   });
-  return {preempted ? util::kExitPreempted : 0, std::nullopt};
+  return {.exit_code = preempted ? util::kExitPreempted : 0};
+}
+
+std::string ending(const ExitStatus& status) {
+  if (status.signal == 0) return util::concat("ended with exit code ", status.exit_code);
+  return util::concat("was ended by ", signal_name(status.signal));
+}
+
+std::string name_of(const WorkerEnd& end) {
+  return util::concat("rank ", end.rank, " (pid ", end.pid, end.host.empty() ? "" : " on ", end.host, ")");
 }
 
 }  // namespace fsdp::launch

@@ -12,40 +12,43 @@
 #include <random>
 
 #include "launch/descriptor.h"
-#include "launch/options.h"
+#include "launch/orphan_guard.h"
 #include "util/error.h"
 
 namespace fsdp::launch {
 
 std::string line_prefix(int rank) { return util::concat("[rank", rank, "] "); }
 
-std::vector<std::string> worker_environment(const NodePlacement& placement, int local_rank,
+std::vector<std::string> worker_environment(const NodePlacement& placement, const WorkerPlace& worker,
                                             const std::vector<std::string>& inherited) {
-  const int rank = placement.node_rank * placement.workers_per_node + local_rank;
-  const std::string world_size = std::to_string(placement.nodes * placement.workers_per_node);
+  const int rank = placement.first_rank + worker.local_rank;
+  const std::string world_size = std::to_string(placement.world_size);
   std::map<std::string, std::string> values;
   for (const std::string& entry : inherited) {
     const size_t equals = entry.find('=');
     if (equals != std::string::npos) values.emplace(entry.substr(0, equals), entry.substr(equals + 1));
   }
   values["RANK"] = std::to_string(rank);
-  values["LOCAL_RANK"] = std::to_string(local_rank);
+  values["LOCAL_RANK"] = std::to_string(worker.local_rank);
   values["WORLD_SIZE"] = world_size;
   values["LOCAL_WORLD_SIZE"] = std::to_string(placement.workers_per_node);
   values["GROUP_RANK"] = std::to_string(placement.node_rank);
   values["GROUP_WORLD_SIZE"] = std::to_string(placement.nodes);
   values["ROLE_RANK"] = std::to_string(rank);
   values["ROLE_WORLD_SIZE"] = world_size;
-  values["ROLE_NAME"] = "default";
+  values["ROLE_NAME"] = placement.role;
   values["MASTER_ADDR"] = placement.master_addr;
   values["MASTER_PORT"] = std::to_string(placement.master_port);
   values["TORCHELASTIC_RUN_ID"] = placement.run_id;
-  values["TORCHELASTIC_RESTART_COUNT"] = "0";
-  values["TORCHELASTIC_MAX_RESTARTS"] = "0";
+  values["TORCHELASTIC_RESTART_COUNT"] = std::to_string(placement.restarts);
+  values["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(placement.max_restarts);
   // True would make rank 0 look for a store that the launcher keeps; here rank 0 keeps it.
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
-  values.emplace("OMP_NUM_THREADS",
-                 std::to_string(std::max(1, available_cores() / placement.workers_per_node)));
+  values["TORCHELASTIC_ERROR_FILE"] = worker.error_file;
+  values.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  values.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, worker.cores)));
+  values[OrphanGuard::kVariable] = worker.launch_marks;
+  values.erase(kTokenVariable);
   // A launcher may run under another one: its own terminal, or lack of one, is what counts.
   values.erase("FSDP_TERMINAL_COLUMNS");
   if (placement.terminal_columns > 0) {
@@ -86,6 +89,12 @@ std::string new_run_id() {
   char text[17];
   std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(bits));
   return text;
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return *name ? name : "this machine";
 }
 
 }  // namespace fsdp::launch

@@ -1,6 +1,9 @@
 #include "util/error.h"
 
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <fstream>
 #include <new>
 
 #include "util/log.h"
@@ -21,23 +24,52 @@ void assertion_failed(const char* file, int line, const char* condition, const s
        " does not hold", detail.empty() ? "" : ": ", detail, " (please report this)");
 }
 
+namespace {
+
+std::string json_string(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return quoted + "\"";
+}
+
+/// Tells torchrun, or fsdp-launch, in the form in which torch.distributed.elastic records an exception, why
+/// this process ends. Without such a launcher, or when the file cannot be written, the log is all there is.
+void tell_launcher(const std::string& message, int exit_code) {
+  const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
+  if (path == nullptr || *path == '\0') return;
+  std::ofstream(path) << "{\"message\": {\"message\": " << json_string(message)
+                      << ", \"errorCode\": " << exit_code
+                      << ", \"extraInfo\": {\"py_callstack\": \"\", \"timestamp\": \"" << std::time(nullptr)
+                      << "\"}}}\n";
+}
+
+int report(const std::string& message, ErrorKind kind) {
+  log_error(message);
+  tell_launcher(message, static_cast<int>(kind));
+  return static_cast<int>(kind);
+}
+
+}  // namespace
+
 int report_current_exception() {
   try {
     throw;
   } catch (const Error& error) {
-    log_error(error.what());
-    return error.exit_code();
+    return report(error.what(), error.kind());
   } catch (const std::bad_alloc&) {
-    log_error("out of memory: this process was refused an allocation by the system");
+    return report("out of memory: this process was refused an allocation by the system",
+                  ErrorKind::kUnexpected);
   } catch (const std::exception& error) {
     // libtorch appends a C++ backtrace to its messages; the first line says what happened.
-    std::string text = error.what();
-    log_error("unexpected failure: " + text.substr(0, text.find('\n')));
+    const std::string text = error.what();
     log_debug(text);
+    return report("unexpected failure: " + text.substr(0, text.find('\n')), ErrorKind::kUnexpected);
   } catch (...) {
-    log_error("unexpected failure of unknown type");
+    return report("unexpected failure of unknown type", ErrorKind::kUnexpected);
   }
-  return static_cast<int>(ErrorKind::kUnexpected);
 }
 
 }  // namespace detail

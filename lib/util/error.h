@@ -54,7 +54,8 @@ template <typename... Parts>
 /// Text of the system's errno value, such as "No space left on device".
 std::string errno_text(int error_number);
 
-/// Runs a program's body and turns what it throws into one logged line and an exit code.
+/// Runs a program's body and turns what it throws into one logged line and an exit code. Under a launcher
+/// that sets TORCHELASTIC_ERROR_FILE the line is written there too, as torchrun wants it.
 template <typename Body>
 int run_guarded(Body&& body);
 

@@ -13,8 +13,27 @@ namespace fsdp::comm {
 namespace {
 
 LaunchEnvironment read_with(const std::vector<std::pair<const char*, const char*>>& variables) {
-  for (const char* name :
-       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+  for (const char* name : {"RANK",
+                           "WORLD_SIZE",
+                           "LOCAL_RANK",
+                           "LOCAL_WORLD_SIZE",
+                           "MASTER_ADDR",
+                           "MASTER_PORT",
+                           "TORCHELASTIC_USE_AGENT_STORE",
+                           "TORCHELASTIC_RESTART_COUNT",
+                           "SLURM_PROCID",
+                           "SLURM_NTASKS",
+                           "SLURM_STEP_NUM_TASKS",
+                           "SLURM_LOCALID",
+                           "SLURM_NODEID",
+                           "SLURM_STEP_TASKS_PER_NODE",
+                           "SLURM_STEP_NODELIST",
+                           "SLURM_JOB_ID",
+                           "SLURM_STEP_ID",
+                           "OMPI_COMM_WORLD_RANK",
+                           "OMPI_COMM_WORLD_SIZE",
+                           "OMPI_COMM_WORLD_LOCAL_RANK",
+                           "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
     unsetenv(name);
   }
   for (const auto& [name, value] : variables) setenv(name, value, 1);
@@ -52,7 +71,64 @@ TEST(LaunchEnvironment, ReadsWhatTorchrunSets) {
   EXPECT_FALSE(environment.single_node());
 }
 
+TEST(LaunchEnvironment, KnowsAStoreThatTorchrunKeeps) {
+  LaunchEnvironment environment = read_with({{"RANK", "0"},
+                                             {"WORLD_SIZE", "1"},
+                                             {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                             {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_TRUE(environment.launcher_keeps_store);
+  EXPECT_EQ(environment.restarts, 2);
+  environment = read_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}});
+  EXPECT_FALSE(environment.launcher_keeps_store);
+}
+
+TEST(LaunchEnvironment, ReadsWhatSrunSets) {
+  const std::vector<std::pair<const char*, const char*>> variables = {
+      {"SLURM_PROCID", "6"},     {"SLURM_STEP_NUM_TASKS", "7"},
+      {"SLURM_LOCALID", "0"},    {"SLURM_NODEID", "3"},
+      {"SLURM_JOB_ID", "12007"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+      {"SLURM_STEP_ID", "0"},    {"SLURM_STEP_NODELIST", "gpu[007-009,12],login"}};
+  LaunchEnvironment environment = read_with(variables);
+  EXPECT_EQ(environment.rank, 6);
+  EXPECT_EQ(environment.world_size, 7);
+  EXPECT_EQ(environment.local_rank, 0);
+  EXPECT_EQ(environment.local_world_size, 1);
+  EXPECT_EQ(environment.master_addr, "gpu007");
+  EXPECT_EQ(environment.master_port, 20007);
+  auto chosen = variables;
+  chosen.insert(chosen.end(), {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "1234"}});
+  EXPECT_EQ(read_with(chosen).master_addr, "10.0.0.1");
+  EXPECT_EQ(read_with(chosen).master_port, 1234);
+}
+
+TEST(LaunchEnvironment, TakesABatchScriptForAWorldOfOne) {
+  EXPECT_EQ(read_with({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}}).world_size, 1);
+}
+
+TEST(LaunchEnvironment, ReadsWhatMpirunSets) {
+  LaunchEnvironment environment = read_with({{"OMPI_COMM_WORLD_RANK", "1"},
+                                             {"OMPI_COMM_WORLD_SIZE", "2"},
+                                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_EQ(environment.rank, 1);
+  EXPECT_EQ(environment.local_rank, 1);
+  EXPECT_TRUE(environment.single_node());
+  expect_refused({{"OMPI_COMM_WORLD_RANK", "1"},
+                  {"OMPI_COMM_WORLD_SIZE", "2"},
+                  {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}},
+                 "-x MASTER_ADDR");
+}
+
 TEST(LaunchEnvironment, NamesTheVariableThatIsWrong) {
+  expect_refused({{"SLURM_STEP_NUM_TASKS", "2"}}, "SLURM_PROCID");
+  expect_refused({{"SLURM_PROCID", "0"},
+                  {"SLURM_STEP_NUM_TASKS", "2"},
+                  {"SLURM_LOCALID", "0"},
+                  {"SLURM_NODEID", "1"},
+                  {"SLURM_STEP_TASKS_PER_NODE", "2"}},
+                 "SLURM_STEP_TASKS_PER_NODE");
+  expect_refused({{"OMPI_COMM_WORLD_SIZE", "2"}}, "OMPI_COMM_WORLD_RANK");
   expect_refused({{"RANK", "0"}}, "WORLD_SIZE");
   expect_refused({{"RANK", "two"}, {"WORLD_SIZE", "2"}}, "RANK");
   expect_refused({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK");

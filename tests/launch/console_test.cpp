@@ -104,7 +104,7 @@ TEST_F(ConsoleOnAPipe, KeepsWhatASlowReaderDoesNotTake) {
 }
 
 TEST_F(ConsoleOnAPipe, GoesOnWithoutAReader) {
-  const SignalWatch no_sigpipe;
+  const SignalWatch no_sigpipe({SIGTERM});
   ConsoleStream stream(writer_.get());
   reader_.close();
   stream.line(nullptr, "", "lost");

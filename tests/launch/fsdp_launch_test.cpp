@@ -51,8 +51,9 @@ const std::string kWaitForSignals =
     "while :; do sleep 0.05; done";
 
 TEST(FsdpLaunch, TakesBothSpellingsAndTorchrunsVariables) {
-  EXPECT_EQ(run({kLauncher, "--nproc-per-node", "2", "echo", "x"}).out, "[rank0] x\n[rank1] x\n");
-  EXPECT_EQ(run({kLauncher, "--nproc_per_node=2", "echo", "x"}).out, "[rank0] x\n[rank1] x\n");
+  const auto from_both = AllOf(HasSubstr("[rank0] x\n"), HasSubstr("[rank1] x\n"));
+  EXPECT_THAT(run({kLauncher, "--nproc-per-node", "2", "echo", "x"}).out, from_both);
+  EXPECT_THAT(run({kLauncher, "--nproc_per_node=2", "echo", "x"}).out, from_both);
   const RunOptions three{.env = {{"PET_NPROC_PER_NODE", "3"}, {"PET_MASTER_PORT", "1234"}}};
   EXPECT_THAT(run({kLauncher, "sh", "-c", "echo $WORLD_SIZE $MASTER_PORT"}, three).out, HasSubstr("3 1234"));
   EXPECT_THAT(run({kLauncher, "--nproc-per-node", "1", "sh", "-c", "echo $WORLD_SIZE"}, three).out,
@@ -75,8 +76,18 @@ TEST(FsdpLaunch, RefusesBadOptionsInOneLine) {
       {kLauncher, "--nproc-per-node", "x", "true"},
       {kLauncher, "--nproc-per-node"},
       {kLauncher, "--nproc-per-nod", "2", "true"},
-      {kLauncher, "--nnodes", "2", "true"},
+      {kLauncher, "--nnodes", "2:1", "true"},
+      {kLauncher, "--nnodes", "1:2", "true"},
+      {kLauncher, "--nnodes", "2", "--standalone", "true"},
+      {kLauncher, "--nnodes", "2", "--rdzv-backend", "c10d", "true"},
       {kLauncher, "--node-rank", "1", "true"},
+      {kLauncher, "--rdzv-backend", "etcd", "true"},
+      {kLauncher, "--rdzv-conf", "join_timeou=3", "true"},
+      {kLauncher, "--max-restarts", "-1", "true"},
+      {kLauncher, "--tee", "5", "true"},
+      {kLauncher, "--numa-binding", "core", "true"},
+      {kLauncher, "--signals-to-handle", "SIGKILL", "true"},
+      {kLauncher, "--local-ranks-filter", "1", "true"},
       {kLauncher, "--master-port", "70000", "true"},
       {kLauncher, "--master-port", "abc", "true"},
       {kLauncher, "--shutdown-timeout", "-1", "true"},
@@ -248,6 +259,64 @@ TEST(FsdpLaunch, LeavesNoWorkerWhenItIsKilled) {
   const std::vector<pid_t> pids = printed_pids(result.out);
   ASSERT_EQ(pids.size(), 2u);
   for (pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !process_runs(pid); })) << pid;
+}
+
+TEST(FsdpLaunch, LeavesNoDaemonOfAWorkerWhenItIsKilled) {
+  RunningProgram program(command({"--nproc-per-node", "2"},
+                                 "(setsid sh -c 'trap : TERM; echo pid $$; sleep 100; sleep 100' &); "
+                                 "echo pid $$; exec sleep 100"));
+  for (const char* line : {"[rank0] pid ", "[rank1] pid "}) {
+    ASSERT_TRUE(program.wait_for(line, 2));
+  }
+  program.send(SIGKILL);
+  program.wait();
+  for (pid_t pid : printed_pids(program.out())) {
+    EXPECT_TRUE(eventually([&] { return !process_runs(pid); })) << pid;
+  }
+}
+
+TEST(FsdpLaunch, LeavesNoFolderBehind) {
+  testing::TemporaryFolder folder;
+  const RunOptions options{.env = {{"TMPDIR", folder.path().string()}}};
+  EXPECT_EQ(run(command({}, "exit 0"), options).exit_code, 0);
+  EXPECT_EQ(folder.entries(), 0);
+  RunningProgram program(command({}, "echo ready; exec sleep 100"), options);
+  ASSERT_TRUE(program.wait_for("ready"));
+  program.send(SIGKILL);
+  program.wait();
+  EXPECT_TRUE(eventually([&] { return folder.entries() == 0; }));
+}
+
+TEST(FsdpLaunch, GivesWorkersNoDescriptorsOfItsOwn) {
+  testing::TemporaryFolder folder;
+  // The shell in between closes what this test process has open.
+  const ProgramResult result = run(
+      {"/bin/bash", "-c",
+       "for fd in /proc/self/fd/*; do n=${fd##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done 2>/dev/null; "
+       "exec " +
+           kLauncher + " --nproc-per-node 3 --tee 3 --log-dir " + folder.path().string() +
+           " ls -l /proc/self/fd"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  // 0, 1, 2, and the folder that ls reads.
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '>'), 3 * 4) << result.out;
+}
+
+TEST(FsdpLaunch, HandlesTheSignalsThatItIsTold) {
+  RunningProgram program(command({"--signals-to-handle", "SIGINT"}, "echo pid $$; exec sleep 100"));
+  ASSERT_TRUE(program.wait_for("pid"));
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait().exit_code, 143);
+  EXPECT_EQ(program.err(), "") << "SIGTERM ends the launcher itself";
+  const pid_t worker = printed_pids(program.out()).at(0);
+  EXPECT_TRUE(eventually([&] { return !process_runs(worker); }));
+}
+
+TEST(FsdpLaunch, DoesNotStartAgainWhenToldToStop) {
+  RunningProgram program(command({"--max-restarts", "3"}, "echo ready $RANK; exec sleep 100"));
+  ASSERT_TRUE(program.wait_for("ready 0"));
+  program.send(SIGTERM);
+  EXPECT_EQ(program.wait().exit_code, 143);
+  EXPECT_THAT(program.err(), Not(HasSubstr("restart")));
 }
 
 TEST(FsdpLaunch, EndsGrandchildrenOfAKilledWorker) {

@@ -28,31 +28,23 @@ std::string refusal(const LaunchOptions& options) {
   return "";
 }
 
-TEST(LaunchOptions, CountWorkersByNumberOrByCores) {
-  EXPECT_EQ(workers_from_text("3"), 3);
-  EXPECT_GE(available_cores(), 1);
-  EXPECT_EQ(workers_from_text("auto"), available_cores());
-  EXPECT_EQ(workers_from_text("cpu"), available_cores());
-}
-
-TEST(LaunchOptions, RefuseOtherCountsOfWorkers) {
-  for (const char* text : {"0", "-1", "", "2x", "many", "99999999999999999999", "1.5", " 2"}) {
-    EXPECT_THROW(workers_from_text(text), util::Error) << text;
-  }
-}
-
-TEST(LaunchOptions, TakeOneNodeOnly) {
-  EXPECT_EQ(nodes_from_text("1"), 1);
-  EXPECT_EQ(nodes_from_text("1:1"), 1);
-  EXPECT_THROW(nodes_from_text("2"), util::Error);
-  EXPECT_THROW(nodes_from_text("1:4"), util::Error);
-}
-
 TEST(LaunchOptions, NameTheOptionThatIsOutOfRange) {
   EXPECT_EQ(refusal(valid_options()), "");
   LaunchOptions options = valid_options();
-  options.nnodes = 2;
+  options.nnodes = {2, 1};
   EXPECT_THAT(refusal(options), HasSubstr("--nnodes"));
+  options = valid_options();
+  options.max_restarts = -1;
+  EXPECT_THAT(refusal(options), HasSubstr("--max-restarts"));
+  options = valid_options();
+  options.monitor_interval_seconds = 0;
+  EXPECT_THAT(refusal(options), HasSubstr("--monitor-interval"));
+  options = valid_options();
+  options.local_ranks_filter = {1};
+  EXPECT_THAT(refusal(options), HasSubstr("--local-ranks-filter"));
+  options = valid_options();
+  options.tee.of_local_rank = {{1, 3}};
+  EXPECT_THAT(refusal(options), HasSubstr("--tee"));
   options = valid_options();
   options.node_rank = 1;
   EXPECT_THAT(refusal(options), HasSubstr("--node-rank"));
@@ -70,6 +62,18 @@ TEST(LaunchOptions, NameTheOptionThatIsOutOfRange) {
   options = valid_options();
   options.program.clear();
   EXPECT_THAT(refusal(options), HasSubstr("program"));
+}
+
+TEST(LaunchOptions, NeedAMeetingPlaceForSeveralNodes) {
+  LaunchOptions options = valid_options();
+  options.nnodes = {1, 2};
+  EXPECT_THAT(refusal(options), HasSubstr("--rdzv-backend c10d"));
+  options.rendezvous.backend = RendezvousOptions::Backend::kC10d;
+  EXPECT_THAT(refusal(options), HasSubstr("--rdzv-endpoint"));
+  options.rendezvous.host = "host0";
+  EXPECT_THAT(refusal(options), HasSubstr("--rdzv-endpoint"));
+  options.rendezvous.port = 29400;
+  EXPECT_EQ(refusal(options), "");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 
+#include "launch/cpu_binding.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
@@ -131,9 +132,10 @@ TEST(Supervisor, EndsTheRunWithTheFirstFailure) {
       launch_captured(shells(3, "[ $RANK = 1 ] && { echo 'no such file' >&2; exit 7; }; exec sleep 100"));
   EXPECT_EQ(outcome.exit_code, 7);
   EXPECT_LT(outcome.seconds, 10);
-  EXPECT_THAT(outcome.err, HasSubstr("standard error:\n    no such file\n"));
-  EXPECT_THAT(last_line(outcome.err),
-              MatchesRegex("error: rank 1 \\(pid [0-9]+\\) failed first: it ended with exit code 7"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 wrote last:\n    no such file\n"));
+  EXPECT_THAT(
+      last_line(outcome.err),
+      MatchesRegex("error: rank 1 \\(pid [0-9]+ on [^ ]+\\) failed first: it ended with exit code 7"));
 }
 
 TEST(Supervisor, NamesTheSignalThatEndedAWorker) {
@@ -180,10 +182,85 @@ TEST(Supervisor, KillsWhatAWorkerLeavesBehind) {
   EXPECT_TRUE(testing::eventually([&] { return !testing::process_runs(grandchild); }));
 }
 
-TEST(Supervisor, DoesNotWaitForADaemonThatHoldsThePipe) {
-  const Outcome outcome = launch_captured(shells(1, "setsid sleep 3 & sleep 0.2; echo ready"));
-  EXPECT_EQ(outcome.out, "[rank0] ready\n");
-  EXPECT_LT(outcome.seconds, 2.5);
+TEST(Supervisor, EndsADaemonThatAWorkerStarted) {
+  const Outcome outcome = launch_captured(shells(1, "setsid sleep 100 & echo $!; sleep 0.2"));
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_LT(outcome.seconds, 10) << "the daemon holds the worker's stdout";
+  EXPECT_FALSE(testing::process_runs(std::stoi(outcome.out.substr(std::string("[rank0] ").size()))));
+}
+
+TEST(Supervisor, StartsAllWorkersAgainAfterAFailure) {
+  testing::TemporaryFolder folder;
+  LaunchOptions options =
+      shells(2,
+             "echo $RANK in $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
+             "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || { [ $RANK = 1 ] && exit 3; sleep 100; }");
+  options.max_restarts = 2;
+  const Outcome outcome = launch_captured(options);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("[rank0] 0 in 2 of 2\n"), HasSubstr("[rank1] 1 in 2 of 2\n")));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("restart 1 of 2"), HasSubstr("restart 2 of 2"),
+                                 HasSubstr("rank 1 (pid "), Not(HasSubstr("failed first"))));
+}
+
+TEST(Supervisor, GivesUpAfterTheLastRestart) {
+  LaunchOptions options = shells(1, "echo attempt; exit 3");
+  options.max_restarts = 2;
+  const Outcome outcome = launch_captured(options);
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_EQ(lines_of(outcome.out).count("[rank0] attempt"), 3u);
+  EXPECT_THAT(last_line(outcome.err), HasSubstr("exit code 3, after 2 restarts"));
+}
+
+TEST(Supervisor, DoesNotStartAgainWhatSavedAndStopped) {
+  LaunchOptions options = shells(1, "echo attempt; exit 75");
+  options.max_restarts = 2;
+  const Outcome outcome = launch_captured(options);
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_EQ(outcome.out, "[rank0] attempt\n");
+}
+
+TEST(Supervisor, ShowsWhatAWorkerWroteToItsErrorFile) {
+  const Outcome outcome = launch_captured(shells(
+      1, R"(echo '{"message": {"message": "ValueError: 7", "extraInfo": {}}}' > $TORCHELASTIC_ERROR_FILE;
+                   dirname $TORCHELASTIC_ERROR_FILE; exit 1)"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 0 says: ValueError: 7\n"));
+  const std::string folder = outcome.out.substr(std::string("[rank0] ").size());
+  EXPECT_FALSE(std::filesystem::exists(folder.substr(0, folder.find('\n'))));
+}
+
+TEST(Supervisor, KeepsStreamsInFilesAsTorchrunDoes) {
+  testing::TemporaryFolder folder;
+  LaunchOptions options = shells(2, "echo out $RANK; echo err $RANK >&2");
+  options.log_dir = folder.path() / "logs";
+  options.rendezvous.id = "run7";
+  options.redirects.of_local_rank = {{0, StreamChoice::kOut | StreamChoice::kErr}};
+  options.tee.of_local_rank = {{1, StreamChoice::kErr}};
+  const Outcome outcome = launch_captured(options);
+  EXPECT_EQ(outcome.out, "[rank1] out 1\n");
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("[rank1] err 1\n"), Not(HasSubstr("err 0"))));
+  const auto run = std::filesystem::directory_iterator(folder.path() / "logs")->path();
+  EXPECT_THAT(run.filename().string(), MatchesRegex("run7_......"));
+  EXPECT_EQ(util::read_file(run / "attempt_0" / "0" / "stdout.log"), "out 0\n");
+  EXPECT_EQ(util::read_file(run / "attempt_0" / "0" / "stderr.log"), "err 0\n");
+  EXPECT_EQ(util::read_file(run / "attempt_0" / "1" / "stderr.log"), "err 1\n");
+  EXPECT_FALSE(std::filesystem::exists(run / "attempt_0" / "1" / "stdout.log"));
+}
+
+TEST(Supervisor, ShowsChosenLocalRanksOnly) {
+  LaunchOptions options = shells(3, "echo out $RANK; echo err $RANK >&2");
+  options.local_ranks_filter = {1};
+  const Outcome outcome = launch_captured(options);
+  EXPECT_EQ(outcome.out, "[rank1] out 1\n");
+  EXPECT_EQ(outcome.err, "[rank1] err 1\n");
+}
+
+TEST(Supervisor, BindsWorkersToCores) {
+  LaunchOptions options = shells(1, "echo $(nproc) $OMP_NUM_THREADS");
+  options.numa_binding = NumaBinding::kCoreComplex;
+  const Outcome outcome = launch_captured(options);
+  const auto bound = bind_workers(NumaBinding::kCoreComplex, read_cpus(), {}, 1).at(0);
+  EXPECT_EQ(outcome.out, util::concat("[rank0] ", bound.size(), " ", bound.size(), "\n"));
 }
 
 TEST(Supervisor, StartsNothingWhenTheProgramIsMissing) {

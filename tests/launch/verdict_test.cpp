@@ -7,11 +7,19 @@ namespace fsdp::launch {
 namespace {
 
 WorkerEnd exited(int rank, int code, int round, std::set<int> sent = {}) {
-  return {rank, 1000 + rank, {.exit_code = code}, round, sent};
+  return {.rank = rank,
+          .pid = 1000 + rank,
+          .status = {.exit_code = code},
+          .round = round,
+          .stop_signals_sent = sent};
 }
 
 WorkerEnd killed(int rank, int signal, int round, std::set<int> sent = {}) {
-  return {rank, 1000 + rank, {.signal = signal}, round, sent};
+  return {.rank = rank,
+          .pid = 1000 + rank,
+          .status = {.signal = signal},
+          .round = round,
+          .stop_signals_sent = sent};
 }
 
 TEST(Verdict, IsZeroWhenAllFinished) {

@@ -73,11 +73,15 @@ class RunningProgram {
     if (pid_ > 0) ::kill(pid_, signal);
   }
 
-  /// Reads until stdout or stderr contains `text`; false when the program's output ends, or its time, first.
-  bool wait_for(const std::string& text) {
-    const auto found = [&] {
-      return result_.out.find(text) != std::string::npos || result_.err.find(text) != std::string::npos;
+  /// Reads until stdout or stderr contains `text` that many times; false when the program's output ends, or
+  /// its time, first.
+  bool wait_for(const std::string& text, int times = 1) {
+    const auto count_in = [&](const std::string& output) {
+      int count = 0;
+      for (size_t at = output.find(text); at != std::string::npos; at = output.find(text, at + 1)) ++count;
+      return count;
     };
+    const auto found = [&] { return std::max(count_in(result_.out), count_in(result_.err)) >= times; };
     while (!found()) {
       if (seconds_left() <= 0 || (out_ < 0 && err_ < 0)) return false;
       exchange(100);
@@ -230,7 +234,6 @@ class RunningProgram {
   ProgramResult result_;
 };
 
-/// Runs a program to its end.
 /// Whether a program can be given a terminal here; a bare container may have no pseudo-terminals.
 inline bool terminal_can_be_made() {
   int fd = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -240,6 +243,7 @@ inline bool terminal_can_be_made() {
   return usable;
 }
 
+/// Runs a program to its end.
 inline ProgramResult run(const std::vector<std::string>& argv, RunOptions options = {}) {
   return RunningProgram(argv, std::move(options)).wait();
 }

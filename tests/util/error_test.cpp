@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "support/temporary_folder.h"
 #include "util/log.h"
 
 namespace fsdp::util {
@@ -29,6 +30,18 @@ TEST_F(ErrorTest, ForeignExceptionsAreOneLineAndCodeOne) {
   EXPECT_EQ(logged_, "unexpected failure: first line\n");
   EXPECT_EQ(run_guarded([]() -> int { throw std::bad_alloc(); }), 1);
   EXPECT_EQ(run_guarded([]() -> int { throw 7; }), 1);
+}
+
+TEST_F(ErrorTest, TellsTheLauncherWhyInTorchrunsForm) {
+  testing::TemporaryFolder folder;
+  const std::string path = folder / "error.json";
+  ::setenv("TORCHELASTIC_ERROR_FILE", path.c_str(), 1);
+  run_guarded([]() -> int { fail(ErrorKind::kData, "token file \"x\\y\" is\nempty"); });
+  ::unsetenv("TORCHELASTIC_ERROR_FILE");
+  const std::string text = folder.read("error.json");
+  EXPECT_EQ(text.substr(0, text.find(", \"extraInfo\"")),
+            R"({"message": {"message": "token file \"x\\y\" is empty", "errorCode": 3)");
+  EXPECT_NE(text.find(R"("timestamp": ")"), std::string::npos);
 }
 
 TEST_F(ErrorTest, AssertionsNamePlaceAndCondition) {

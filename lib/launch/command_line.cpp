@@ -1,0 +1,165 @@
+#include "launch/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+
+#include "launch/option_text.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::launch {
+namespace {
+
+using util::ErrorKind;
+
+/// "--log-dir" -> "--log-dir,--log_dir": torchrun takes both spellings.
+std::string spellings(const std::string& name) {
+  std::string other = name;
+  std::replace(other.begin() + 2, other.end(), '-', '_');
+  return other == name ? name : name + "," + other;
+}
+
+/// "--log-dir" -> "PET_LOG_DIR".
+std::string variable_of(const std::string& name) {
+  std::string variable = "PET_" + name.substr(2);
+  std::replace(variable.begin(), variable.end(), '-', '_');
+  std::transform(variable.begin(), variable.end(), variable.begin(), ::toupper);
+  return variable;
+}
+
+/// What the arguments left over by CLI11 say: [--] PROGRAM ARGUMENTS.
+std::vector<std::string> program_of(std::vector<std::string> rest, const CLI::App& app) {
+  if (!rest.empty() && rest.front() == "--") {
+    rest.erase(rest.begin());
+  } else if (!rest.empty() && rest.front().starts_with("-")) {
+    std::vector<std::string> known;
+    for (const CLI::Option* option : app.get_options()) known.push_back("--" + option->get_lnames().front());
+    const std::string name = rest.front().substr(0, rest.front().find('='));
+    const std::string near = util::nearest(name, known);
+    util::fail(ErrorKind::kUsage, "unknown option ", name, near.empty() ? "" : "; did you mean " + near,
+               near.empty() ? "; --help lists the options" : "?");
+  }
+  return rest;
+}
+
+/// The options whose text needs more than CLI11.
+struct OptionTexts {
+  std::string nodes = "1", workers = "1", backend = "static", endpoint, conf, redirects = "0", tee = "0",
+              filter, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", binding;
+  bool standalone = false, no_python = false;
+};
+
+void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
+  const auto add = [&](const std::string& name, auto& value, const std::string& help) {
+    return app.add_option(spellings(name), value, help)->envname(variable_of(name))->capture_default_str();
+  };
+  add("--nproc-per-node", texts.workers, "processes to start here; cpu, gpu, auto: one for each core or GPU");
+  add("--nnodes", texts.nodes, "nodes of the run, or MIN:MAX of them");
+  add("--node-rank", options.node_rank, "this node's number, with --rdzv-backend static");
+  add("--master-addr", options.master_addr, "address of node 0, with --rdzv-backend static");
+  add("--master-port", options.master_port,
+      "one node: the port that rank 0 listens on (0: one that is free); several: where node 0 meets the "
+      "others "
+      "(0: 29500)");
+  add("--local-addr", options.local_addr, "address by which other nodes reach this one");
+  add("--rdzv-backend", texts.backend, "static: nodes have fixed ranks; c10d: ranks as nodes come and go");
+  add("--rdzv-endpoint", texts.endpoint, "HOST[:PORT] where the nodes meet, one of them");
+  add("--rdzv-id", options.rendezvous.id, "name of the run, the same on all nodes");
+  add("--rdzv-conf", texts.conf,
+      "KEY=VALUE,...: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
+      "keep_alive_max_attempt, "
+      "is_host, token_file");
+  app.add_flag("--standalone", texts.standalone, "one node, whatever the options of --rdzv and --master say")
+      ->envname("PET_STANDALONE");
+  add("--max-restarts", options.max_restarts, "how often all processes start again after a failure");
+  add("--monitor-interval", options.monitor_interval_seconds, "seconds between the heartbeats of nodes");
+  add("--shutdown-timeout", options.shutdown_timeout_seconds,
+      "seconds that workers have to end after SIGTERM before SIGKILL");
+  add("--signals-to-handle", texts.signals, "signals that are passed on to the workers");
+  add("--log-dir", options.log_dir, "folder for a file a rank, rank<R>.log, that keeps its output");
+  app.add_option("-r,--redirects", texts.redirects,
+                 "streams that go to a file only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:THAT,...")
+      ->envname("PET_REDIRECTS")
+      ->capture_default_str();
+  app.add_option("-t,--tee", texts.tee, "streams that go to a file and the console, as --redirects")
+      ->envname("PET_TEE")
+      ->capture_default_str();
+  add("--local-ranks-filter", texts.filter, "local ranks whose output the console shows, as 0,1; empty: all");
+  add("--numa-binding", texts.binding, "cores a worker may use: node, socket, exclusive, core-complex");
+  add("--role", options.role, "ROLE_NAME of the workers");
+  app.add_flag("--no-python,--no_python", texts.no_python,
+               "for torchrun's command lines: PROGRAM is always run as it is")
+      ->envname("PET_NO_PYTHON");
+}
+
+void read_texts(const OptionTexts& texts, LaunchOptions& options) {
+  options.nproc_per_node = workers_from_text(texts.workers);
+  options.nnodes = nodes_from_text(texts.nodes);
+  options.redirects = streams_from_text("--redirects", texts.redirects);
+  options.tee = streams_from_text("--tee", texts.tee);
+  options.local_ranks_filter = ranks_from_text("--local-ranks-filter", texts.filter);
+  options.signals = signals_from_text(texts.signals);
+  options.numa_binding = numa_binding_from_text(texts.binding);
+  RendezvousOptions& rendezvous = options.rendezvous;
+  if (texts.standalone) {
+    if (options.is_multi_node()) {
+      util::fail(ErrorKind::kUsage, "--standalone is a run of one node, found --nnodes ", texts.nodes);
+    }
+    options.master_addr = LaunchOptions().master_addr;
+    options.master_port = 0;
+    options.node_rank = 0;
+    rendezvous = {};
+    return;
+  }
+  rendezvous.backend = backend_from_text(texts.backend);
+  read_rendezvous_conf(texts.conf, rendezvous);
+  constexpr int kStaticPort = 29500, kC10dPort = 29400;  // torchrun's
+  if (rendezvous.backend == RendezvousOptions::Backend::kStatic) {
+    rendezvous.host = options.master_addr;
+    rendezvous.port = options.master_port ? options.master_port : kStaticPort;
+  }
+  read_endpoint(texts.endpoint, kC10dPort, rendezvous);
+}
+
+}  // namespace
+
+std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv) {
+  LaunchOptions options;
+  OptionTexts texts;
+  CLI::App app(
+      "Starts PROGRAM in several processes on this node, with the environment that torchrun sets, and\n"
+      "watches them: the first that fails ends the run, or starts all again (--max-restarts). Run it on "
+      "each\n"
+      "node of a run of several. Options come before PROGRAM; each can also be set by torchrun's "
+      "environment\n"
+      "variable for it.",
+      "fsdp-launch");
+  app.footer(
+      "Examples:\n"
+      "  fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml\n"
+      "  fsdp-launch --nnodes 2 --node-rank 0 --master-addr HOST0 --nproc-per-node 8 -- fsdp-train "
+      "config.toml\n"
+      "  fsdp-launch --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint HOST0 --rdzv-id run7 --max-restarts 3 "
+      "\\\n"
+      "      --nproc-per-node gpu -- fsdp-train config.toml\n"
+      "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a "
+      "file\n"
+      "that they share (--rdzv-conf token_file=PATH), keeps out those who do not know it.");
+  app.prefix_command();
+  add_options(app, options, texts);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {  // --help
+      app.exit(error);
+      return std::nullopt;
+    }
+    util::fail(ErrorKind::kUsage, error.what(), "; --help lists the options");
+  }
+  options.program = program_of(app.remaining(), app);
+  read_texts(texts, options);
+  return options;
+}
+
+}  // namespace fsdp::launch

@@ -1,0 +1,14 @@
+#pragma once
+
+// The command line of fsdp-launch: torchrun's options, with - or _, and its PET_ variables.
+
+#include <optional>
+
+#include "launch/options.h"
+
+namespace fsdp::launch {
+
+/// What the arguments ask for; nothing when they asked for help, which is printed then. Throws Error(kUsage).
+std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv);
+
+}  // namespace fsdp::launch

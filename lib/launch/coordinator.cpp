@@ -1,0 +1,277 @@
+#include "launch/coordinator.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "launch/rendezvous.h"
+#include "launch/signals.h"
+#include "util/error.h"
+#include "util/log.h"
+#include "util/text.h"
+
+namespace fsdp::launch {
+namespace {
+
+using util::concat;
+
+double seconds_between(Coordinator::Time from, Coordinator::Time to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+Coordinator::Time after(Coordinator::Time start, double seconds) {
+  return start +
+         std::chrono::duration_cast<Coordinator::Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+Coordinator::Coordinator(Settings settings, Time now)
+    : settings_(std::move(settings)), gathering_since_(now) {}
+
+std::string Coordinator::name_of_node(const Node& node) const {
+  const std::string who = concat(node.info.host, ", pid ", node.info.pid);
+  if (settings_.terms.is_static) return concat("node ", node.info.node_rank, " (", who, ")");
+  return concat("the node ", node.info.host, " (pid ", node.info.pid, ")");
+}
+
+std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
+  if (phase_ == Phase::kOver) return "the run is over";
+  for (const auto& [other_id, other] : nodes_) {
+    if (settings_.terms.is_static && other.info.node_rank == node.node_rank) {
+      return concat("node rank ", node.node_rank, " has been taken by ", other.info.host, " (pid ",
+                    other.info.pid, ") for ", util::fixed(seconds_between(other.joined_at, now), 1),
+                    " seconds; give each node a --node-rank of its own");
+    }
+  }
+  nodes_[id] = {.info = node, .joined_at = now};
+  const Node& joined = nodes_[id];
+  const auto most = static_cast<size_t>(settings_.terms.nodes.max);
+  if (!is_in_round()) {
+    gather(now);
+  } else if (is_elastic() && candidates().size() <= most && phase_ == Phase::kRunning) {
+    change_ = concat(name_of_node(joined), " has come");
+    stop_round(-1, change_ + ", so all start again with it");
+  } else {
+    settings_.send(
+        id, {{"type", "note"},
+             {"text", concat("the run has its ", most, " nodes; this one waits in case one is lost")}});
+  }
+  return "";
+}
+
+std::vector<int> Coordinator::candidates() const {
+  std::vector<int> ids;
+  for (const auto& [id, node] : nodes_) {
+    if (!node.leaving) ids.push_back(id);
+  }
+  const auto order = [&](int id) {
+    const Node& node = nodes_.at(id);
+    const int given = settings_.terms.is_static ? node.info.node_rank : 0;
+    return std::tuple(given, !node.info.is_host, node.place < 0, node.place, id);
+  };
+  std::sort(ids.begin(), ids.end(), [&](int a, int b) { return order(a) < order(b); });
+  return ids;
+}
+
+void Coordinator::gather(Time now) {
+  std::vector<int> ids = candidates();
+  const auto [least, most] = settings_.terms.nodes;
+  const int present = static_cast<int>(ids.size());
+  if (present >= most) {
+    ids.resize(static_cast<size_t>(most));
+    return start_round(ids);
+  }
+  if (present < least) {
+    last_call_.reset();
+  } else if (!last_call_) {
+    last_call_ = after(now, settings_.last_call_timeout_seconds);
+  }
+  if (last_call_ && now >= *last_call_) return start_round(ids);
+  constexpr double kQuietSeconds = 5;
+  if (present < least && !said_who_is_missing_ && now >= after(gathering_since_, kQuietSeconds)) {
+    said_who_is_missing_ = true;
+    util::log_info(missing(seconds_between(gathering_since_, now)));
+  }
+  if (present < least && now >= after(gathering_since_, settings_.join_timeout_seconds)) {
+    finish({.exit_code = static_cast<int>(util::ErrorKind::kTimeout),
+            .cause = missing(seconds_between(gathering_since_, now))});
+  }
+}
+
+std::string Coordinator::missing(double waited_seconds) const {
+  std::vector<std::string> here, absent;
+  std::set<int> ranks;
+  for (const auto& [id, node] : nodes_) {
+    here.push_back(name_of_node(node));
+    ranks.insert(node.info.node_rank);
+  }
+  for (int rank = 0; rank < settings_.terms.nodes.min && settings_.terms.is_static; ++rank) {
+    if (!ranks.contains(rank)) absent.push_back(concat("node ", rank));
+  }
+  return concat("waited ", util::fixed(waited_seconds, 1), " of ",
+                util::fixed(settings_.join_timeout_seconds, 1), " seconds (join_timeout of --rdzv-conf) for ",
+                settings_.terms.nodes.min, " nodes, and ", here.size(), " came: ", util::join(here, ", "),
+                absent.empty() ? "" : "; missing: ", util::join(absent, ", "));
+}
+
+void Coordinator::start_round(const std::vector<int>& ids) {
+  phase_ = Phase::kRunning;
+  last_call_.reset();
+  ends_.clear();
+  lost_cause_.clear();
+  change_.clear();
+  int world_size = 0, first_rank = 0;
+  for (auto& [id, node] : nodes_) node.in_round = false;
+  for (int id : ids) world_size += nodes_[id].info.workers;
+  NodePlacement placement{.nodes = static_cast<int>(ids.size()),
+                          .world_size = world_size,
+                          .master_addr = settings_.master_addr,
+                          .master_port = settings_.free_port(),
+                          .run_id = settings_.terms.run_id,
+                          .restarts = restarts_,
+                          .max_restarts = settings_.terms.max_restarts};
+  for (size_t place = 0; place < ids.size(); ++place) {
+    Node& node = nodes_[ids[place]];
+    node.in_round = true;
+    node.has_ended = false;
+    node.order_of_ends.clear();
+    placement.node_rank = node.place = static_cast<int>(place);
+    placement.workers_per_node = node.info.workers;
+    placement.first_rank = first_rank;
+    first_rank += node.info.workers;
+    settings_.send(ids[place], {{"type", "start"}, {"placement", to_message(placement)}});
+  }
+}
+
+void Coordinator::stop_round(int except, const std::string& why) {
+  if (phase_ != Phase::kRunning) return;
+  phase_ = Phase::kStopping;
+  for (const auto& [id, node] : nodes_) {
+    if (id != except && node.in_round && !node.has_ended)
+      settings_.send(id, {{"type", "stop"}, {"why", why}});
+  }
+}
+
+void Coordinator::worker_ended(int id, WorkerEnd end, Time) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end() || !node->second.in_round || !is_in_round()) return;
+  // Told apart by when the host heard of them: the clocks of the nodes differ.
+  node->second.order_of_ends.emplace(end.rank, ++events_);
+  if (kind_of(end) == EndKind::kFinished) return;
+  stop_round(id, concat(name_of(end), " ", ending(end.status)));
+}
+
+void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time now) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end() || !found->second.in_round || !is_in_round()) return;
+  Node& node = found->second;
+  node.has_ended = true;
+  for (WorkerEnd end : ends) {
+    const auto heard = node.order_of_ends.find(end.rank);
+    end.round = heard == node.order_of_ends.end() ? ++events_ : heard->second;
+    ends_.push_back(std::move(end));
+  }
+  conclude_if_ended(now);
+}
+
+void Coordinator::leave(int id, int signal, Time now) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end()) return;
+  if (node->second.in_round && is_in_round()) {
+    // Its workers decide what that means: they may save together with those of the other nodes, and finish.
+    node->second.leaving = signal;
+    if (node->second.has_ended) {
+      stop_round(id, concat(name_of_node(node->second), " was told to stop by ", signal_name(signal)));
+    }
+    return;
+  }
+  const Verdict stopped{.exit_code = 128 + signal,
+                        .cause = concat(name_of_node(node->second), " was told to stop by ",
+                                        signal_name(signal), " while the nodes gathered")};
+  const bool ends_all = settings_.terms.is_static || node->second.info.is_host;
+  if (ends_all && phase_ == Phase::kGathering) return finish(stopped);
+  nodes_.erase(node);
+  tick(now);
+}
+
+void Coordinator::lost(int id, const std::string& why, Time now) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end() || phase_ == Phase::kOver) return;
+  const bool matters = node->second.in_round && !node->second.has_ended && is_in_round();
+  const std::string cause = concat("lost ", name_of_node(node->second), ": ", why);
+  nodes_.erase(node);
+  if (matters) {
+    if (lost_cause_.empty()) lost_cause_ = cause;
+    stop_round(-1, cause);
+    conclude_if_ended(now);
+  } else {
+    util::log_warning(cause);
+    tick(now);
+  }
+}
+
+void Coordinator::conclude_if_ended(Time now) {
+  for (const auto& [id, node] : nodes_) {
+    if (node.in_round && !node.has_ended) return;
+  }
+  conclude(now);
+}
+
+void Coordinator::conclude(Time now) {
+  Verdict verdict = judge(ends_);
+  if (!lost_cause_.empty()) {
+    // What other workers did when their peers were gone is a consequence.
+    verdict = {.exit_code = static_cast<int>(util::ErrorKind::kPeerLost), .cause = lost_cause_};
+  }
+  bool host_leaves = false, any_leaves = false;
+  for (auto& [id, node] : nodes_) {
+    node.in_round = false;
+    any_leaves |= node.leaving != 0;
+    host_leaves |= node.leaving != 0 && node.info.is_host;
+  }
+  const bool finished = !verdict.culprit && verdict.cause.empty();
+  const bool stays =
+      is_elastic() && !host_leaves && static_cast<int>(candidates().size()) >= settings_.terms.nodes.min;
+  const bool membership = !verdict.is_failure() && (!change_.empty() || (any_leaves && stays));
+  const bool saved_for_change = finished && !change_.empty() && verdict.exit_code != 0;
+  if ((finished && !saved_for_change) || (any_leaves && !stays) ||
+      (!membership && !saved_for_change && restarts_ == settings_.terms.max_restarts)) {
+    return finish(verdict);
+  }
+  if (membership || saved_for_change) {
+    util::log_info(concat(change_.empty() ? "a node has left" : change_, ": all start again"));
+  } else {
+    log_restart(verdict, ++restarts_, settings_.terms.max_restarts);
+  }
+  for (auto node = nodes_.begin(); node != nodes_.end();) {
+    if (node->second.leaving) {
+      settings_.send(node->first, {{"type", "finish"}, {"verdict", to_message(verdict)}});
+      node = nodes_.erase(node);
+    } else {
+      ++node;
+    }
+  }
+  phase_ = Phase::kGathering;
+  gathering_since_ = now;
+  said_who_is_missing_ = false;
+  gather(now);
+}
+
+void Coordinator::finish(const Verdict& verdict) {
+  phase_ = Phase::kOver;
+  for (const auto& [id, node] : nodes_) {
+    settings_.send(id, {{"type", "finish"}, {"verdict", to_message(verdict)}});
+  }
+}
+
+void Coordinator::tick(Time now) {
+  if (phase_ == Phase::kGathering) gather(now);
+}
+
+std::optional<Coordinator::Time> Coordinator::next_due() const {
+  if (phase_ != Phase::kGathering) return std::nullopt;
+  if (last_call_) return last_call_;
+  return after(gathering_since_, settings_.join_timeout_seconds);
+}
+
+}  // namespace fsdp::launch

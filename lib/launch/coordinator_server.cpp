@@ -1,0 +1,190 @@
+#include "launch/coordinator_server.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "util/error.h"
+#include "util/log.h"
+#include "util/text.h"
+
+namespace fsdp::launch {
+namespace {
+
+using util::concat;
+
+constexpr std::chrono::seconds kTimeToJoin{5};
+constexpr std::chrono::seconds kTimeToFinish{5};
+constexpr size_t kMostStrangers = 256;
+constexpr size_t kLongestLineBytes = 16 << 20;
+
+/// Takes as long whatever the first difference is.
+bool same_token(const std::string& a, const std::string& b) {
+  unsigned different = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return different == 0;
+}
+
+std::chrono::steady_clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+CoordinatorServer::CoordinatorServer(Descriptor listener, Settings settings,
+                                     Coordinator::Settings coordinator)
+    : listener_(std::move(listener)),
+      settings_(std::move(settings)),
+      terms_(coordinator.terms),
+      next_heartbeat_(Clock::now()),
+      coordinator_(
+          [&] {
+            coordinator.send = [this](int id, const Message& order) {
+              const auto peer = peers_.find(id);
+              if (peer != peers_.end()) peer->second.socket.send(line_of(order));
+            };
+            return std::move(coordinator);
+          }(),
+          Clock::now()) {}
+
+double CoordinatorServer::seconds_of_silence_allowed() const {
+  return settings_.heartbeat_seconds * settings_.heartbeats_missed;
+}
+
+void CoordinatorServer::add_poll_entries(std::vector<pollfd>& entries) const {
+  if (peers_.size() < kMostStrangers + static_cast<size_t>(terms_.nodes.max)) {
+    entries.push_back({listener_.get(), POLLIN, 0});
+  }
+  for (const auto& [id, peer] : peers_) peer.socket.add_poll_entry(entries);
+}
+
+void CoordinatorServer::step() {
+  accept_all();
+  for (auto& [id, peer] : peers_) serve(id, peer);
+  for (auto& [id, peer] : peers_) drop_silent(id, peer);
+  send_heartbeats();
+  coordinator_.tick(Clock::now());
+  for (auto& [id, peer] : peers_) {
+    if (peer.socket.has_unsent()) peer.socket.exchange();
+    if (peer.closing && !peer.socket.has_unsent()) peer.socket.close("");
+  }
+  std::erase_if(peers_, [](const auto& entry) { return !entry.second.socket.is_open(); });
+}
+
+void CoordinatorServer::accept_all() {
+  std::string address;
+  while (peers_.size() < kMostStrangers + static_cast<size_t>(terms_.nodes.max)) {
+    std::optional<Descriptor> socket = accept_from(listener_, address);
+    if (!socket) return;
+    const auto now = Clock::now();
+    peers_.emplace(next_id_++, Peer{LineSocket(std::move(*socket)), address, now, now});
+  }
+}
+
+void CoordinatorServer::serve(int id, Peer& peer) {
+  if (!peer.socket.is_open()) return;
+  peer.socket.exchange();
+  while (auto line = peer.socket.take_line()) {
+    peer.heard_at = Clock::now();
+    if (!peer.closing) handle(id, peer, *line);
+  }
+  if (!peer.socket.is_open() && peer.has_joined) {
+    coordinator_.lost(id, peer.socket.failure(), Clock::now());
+    peer.has_joined = false;
+  }
+}
+
+void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
+  const std::optional<Message> message = parse_message(line);
+  try {
+    const std::string type = message ? message->at("type").get<std::string>() : "";
+    if (!peer.has_joined) {
+      if (type == "join") return join(id, peer, *message);
+    } else if (type == "beat") {
+      return;
+    } else if (type == "ended") {
+      return coordinator_.worker_ended(id, end_from(message->at("end")), Clock::now());
+    } else if (type == "round_ended") {
+      return coordinator_.round_ended(id, ends_from(message->at("ends")), Clock::now());
+    } else if (type == "leave") {
+      return coordinator_.leave(id, message->at("signal"), Clock::now());
+    }
+  } catch (const Message::exception&) {
+    // A known type with other contents: no better than an unknown one.
+  }
+  if (!peer.has_joined && !std::exchange(warned_of_strangers_, true)) {
+    util::log_warning(concat("something that is no fsdp-launch connected from ", peer.address,
+                             " to the port where the nodes meet; such connections are closed"));
+  }
+  peer.socket.close("it sent what is no message of fsdp-launch");
+}
+
+void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
+  std::string why;
+  const NodeInfo node = node_from(message.at("node"));
+  if (!same_token(message.at("token"), settings_.token)) {
+    why =
+        "its token is not the run's; give all nodes the same FSDP_LAUNCH_TOKEN or token_file of --rdzv-conf";
+  } else {
+    why = difference(terms_from(message.at("terms")), terms_);
+  }
+  if (why.empty() && (node.workers < 1 || node.node_rank < 0 || node.node_rank >= terms_.nodes.max)) {
+    why = "its number of workers or its node rank cannot be";
+  }
+  if (why.empty()) {
+    peer.socket.send(line_of({{"type", "welcome"}, {"silence_seconds", seconds_of_silence_allowed()}}));
+    why = coordinator_.join(id, node, Clock::now());
+  }
+  peer.has_joined = why.empty();
+  peer.closing = !why.empty();
+  if (peer.has_joined) {
+    peer.socket.set_longest_line(kLongestLineBytes);
+    return;
+  }
+  util::log_warning(
+      concat("refused a node at ", peer.address, " (", node.host, ", pid ", node.pid, "): ", why));
+  peer.socket.send(line_of({{"type", "refuse"}, {"why", why}}));
+}
+
+void CoordinatorServer::drop_silent(int id, Peer& peer) {
+  if (!peer.socket.is_open()) return;
+  const auto now = Clock::now();
+  if (!peer.has_joined) {
+    if (now - peer.connected_at > kTimeToJoin) peer.socket.close("");
+    return;
+  }
+  const double silence = std::chrono::duration<double>(now - peer.heard_at).count();
+  if (silence <= seconds_of_silence_allowed()) return;
+  const std::string why = concat("no heartbeat for ", util::fixed(silence, 1), " seconds");
+  peer.socket.close(why);
+  peer.has_joined = false;
+  coordinator_.lost(id, why, now);
+}
+
+void CoordinatorServer::send_heartbeats() {
+  const auto now = Clock::now();
+  if (now < next_heartbeat_) return;
+  next_heartbeat_ = now + duration_of(settings_.heartbeat_seconds);
+  for (auto& [id, peer] : peers_) {
+    if (peer.has_joined) peer.socket.send(line_of({{"type", "beat"}}));
+  }
+}
+
+int CoordinatorServer::milliseconds_to_wait() const {
+  Clock::time_point due = next_heartbeat_;
+  if (const auto next = coordinator_.next_due()) due = std::min(due, *next);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
+  return static_cast<int>(std::max<int64_t>(0, left));
+}
+
+bool CoordinatorServer::is_done() const {
+  if (!coordinator_.is_over()) return false;
+  const auto now = Clock::now();
+  if (over_since_ == Clock::time_point{}) over_since_ = now;
+  const bool all_gone =
+      std::none_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second.has_joined; });
+  return all_gone || now - over_since_ > kTimeToFinish;
+}
+
+}  // namespace fsdp::launch

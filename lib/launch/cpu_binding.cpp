@@ -1,0 +1,137 @@
+#include "launch/cpu_binding.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The first number of a file ("4" or a list of CPUs like "4-7,12"), or `otherwise`.
+int first_number(const fs::path& path, int otherwise) {
+  std::ifstream file(path);
+  int value = 0;
+  return file >> value ? value : otherwise;
+}
+
+int numa_node_of(const fs::path& cpu) {
+  std::error_code error;
+  for (fs::directory_iterator entry(cpu, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.starts_with("node") && name.find_first_not_of("0123456789", 4) == std::string::npos) {
+      return std::stoi(name.substr(4));
+    }
+  }
+  return 0;
+}
+
+std::vector<int> ids_of(const std::vector<LogicalCpu>& cpus,
+                        const std::function<bool(const LogicalCpu&)>& in) {
+  std::vector<int> ids;
+  for (const LogicalCpu& cpu : cpus) {
+    if (in(cpu)) ids.push_back(cpu.id);
+  }
+  return ids;
+}
+
+/// The NUMA node of each worker.
+std::vector<int> nodes_of_workers(const std::vector<LogicalCpu>& cpus, const std::vector<int>& gpu_numa_nodes,
+                                  int workers) {
+  std::set<int> present;
+  for (const LogicalCpu& cpu : cpus) present.insert(cpu.numa_node);
+  const std::vector<int> nodes(present.begin(), present.end());
+  std::vector<int> result;
+  for (int worker = 0; worker < workers; ++worker) {
+    const auto index = static_cast<size_t>(worker);
+    const int near_gpu = index < gpu_numa_nodes.size() ? gpu_numa_nodes[index] : -1;
+    result.push_back(present.contains(near_gpu) ? near_gpu
+                                                : nodes[index * nodes.size() / static_cast<size_t>(workers)]);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<LogicalCpu> read_cpus(const fs::path& system) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
+  std::vector<LogicalCpu> cpus;
+  for (int id = 0; id < CPU_SETSIZE; ++id) {
+    const fs::path folder = system / "devices/system/cpu" / util::concat("cpu", id);
+    std::error_code error;
+    if ((known && !CPU_ISSET(id, &allowed)) || !fs::exists(folder, error)) continue;
+    const int core = first_number(folder / "topology/thread_siblings_list", id);
+    const int socket = first_number(folder / "topology/physical_package_id", 0);
+    cpus.push_back({.id = id,
+                    .numa_node = numa_node_of(folder),
+                    .socket = socket,
+                    .core = core,
+                    .core_complex = first_number(folder / "cache/index3/shared_cpu_list", core)});
+  }
+  return cpus;
+}
+
+std::vector<std::vector<int>> bind_workers(NumaBinding binding, const std::vector<LogicalCpu>& cpus,
+                                           const std::vector<int>& gpu_numa_nodes, int workers) {
+  std::vector<std::vector<int>> result(static_cast<size_t>(workers));
+  if (binding == NumaBinding::kNone || cpus.empty()) return result;
+  const std::vector<int> nodes = nodes_of_workers(cpus, gpu_numa_nodes, workers);
+  std::map<int, size_t> seen;  // workers of a NUMA node so far
+  for (size_t worker = 0; worker < result.size(); ++worker) {
+    const int node = nodes[worker];
+    const size_t place = seen[node]++;
+    std::set<int> sockets, cores, complexes;
+    for (const LogicalCpu& cpu : cpus) {
+      if (cpu.numa_node != node) continue;
+      sockets.insert(cpu.socket);
+      cores.insert(cpu.core);
+      complexes.insert(cpu.core_complex);
+    }
+    switch (binding) {
+      case NumaBinding::kNone:
+        break;
+      case NumaBinding::kNode:
+        result[worker] = ids_of(cpus, [&](const LogicalCpu& cpu) { return cpu.numa_node == node; });
+        break;
+      case NumaBinding::kSocket:
+        result[worker] = ids_of(cpus, [&](const LogicalCpu& cpu) { return sockets.contains(cpu.socket); });
+        break;
+      case NumaBinding::kCoreComplex: {
+        const int complex = *std::next(complexes.begin(), static_cast<int>(place % complexes.size()));
+        result[worker] = ids_of(cpus, [&](const LogicalCpu& cpu) {
+          return cpu.numa_node == node && cpu.core_complex == complex;
+        });
+        break;
+      }
+      case NumaBinding::kExclusive: {
+        const auto sharers = static_cast<size_t>(std::count(nodes.begin(), nodes.end(), node));
+        if (cores.size() < sharers) {
+          util::fail(util::ErrorKind::kUsage,
+                     "--numa-binding exclusive gives every worker a core of its own: ", "NUMA node ", node,
+                     " has ", cores.size(), " for ", sharers,
+                     " workers; start fewer workers or use --numa-binding node");
+        }
+        const auto first = std::next(cores.begin(), static_cast<int>(place * cores.size() / sharers));
+        const auto last = std::next(cores.begin(), static_cast<int>((place + 1) * cores.size() / sharers));
+        const std::set<int> own(first, last);
+        result[worker] = ids_of(
+            cpus, [&](const LogicalCpu& cpu) { return cpu.numa_node == node && own.contains(cpu.core); });
+        break;
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace fsdp::launch

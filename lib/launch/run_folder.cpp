@@ -1,0 +1,62 @@
+#include "launch/run_folder.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::launch {
+
+RunFolder::RunFolder(const std::string& parent, const std::string& run_id, bool kept) : kept_(kept) {
+  std::error_code error;
+  const std::filesystem::path base =
+      parent.empty() ? std::filesystem::temp_directory_path(error) : std::filesystem::path(parent);
+  if (!parent.empty()) util::make_writable_folder(parent);
+  std::string name = run_id;
+  std::replace(name.begin(), name.end(), '/', '_');
+  std::string pattern = (base / (name + "_XXXXXX")).string();
+  if (::mkdtemp(pattern.data()) == nullptr) {
+    util::fail(
+        util::ErrorKind::kIo, "cannot make a folder in ", base.string(), ": ", util::errno_text(errno),
+        parent.empty() ? "; set TMPDIR to a folder for temporary files" : "; choose another --log-dir");
+  }
+  path_ = pattern;
+}
+
+RunFolder::~RunFolder() {
+  std::error_code ignored;
+  if (!kept_) std::filesystem::remove_all(path_, ignored);
+}
+
+std::filesystem::path RunFolder::of_worker(int restarts, int local_rank) const {
+  const std::filesystem::path folder =
+      path_ / util::concat("attempt_", restarts) / std::to_string(local_rank);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) util::fail(util::ErrorKind::kIo, "cannot make ", folder.string(), ": ", error.message());
+  return folder;
+}
+
+std::filesystem::path error_file_in(const std::filesystem::path& worker_folder) {
+  return worker_folder / "error.json";
+}
+
+std::string read_error_file(const std::filesystem::path& path) {
+  constexpr size_t kLongestBytes = 1 << 20;  // a traceback may be long, but whose file this is nobody knows
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kLongestBytes, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  const auto content = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!content.is_object() || !content.contains("message")) return "";
+  const nlohmann::json& outer = content["message"];
+  const nlohmann::json& message = outer.is_object() && outer.contains("message") ? outer["message"] : outer;
+  return message.is_string() ? message.get<std::string>() : "";
+}
+
+}  // namespace fsdp::launch

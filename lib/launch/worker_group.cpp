@@ -1,0 +1,143 @@
+#include "launch/worker_group.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "launch/accelerators.h"
+#include "launch/cpu_binding.h"
+#include "launch/process.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::launch {
+namespace {
+
+/// A worker's share of the cores: of all of them, or of those that it is bound to, among those who have the
+/// same.
+int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
+  const auto& own = cpus[index];
+  const auto sharers = static_cast<int>(std::count(cpus.begin(), cpus.end(), own));
+  return (own.empty() ? available_cores() : static_cast<int>(own.size())) / sharers;
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(const GroupSurroundings& surroundings, const NodePlacement& placement)
+    : surroundings_(surroundings),
+      placement_(placement),
+      host_(host_name()),
+      cpus_(bind_workers(surroundings.options.numa_binding, read_cpus(), gpu_numa_nodes(),
+                         placement.workers_per_node)),
+      pump_(surroundings.console, output_plans()) {}
+
+WorkerGroup::~WorkerGroup() {
+  send_to_all(SIGKILL);
+  for (Worker& worker : workers_) {
+    if (worker.is_running) wait_and_reap(worker.pid);
+  }
+}
+
+std::vector<OutputPlan> WorkerGroup::output_plans() const {
+  const LaunchOptions& options = surroundings_.options;
+  const bool by_stream = options.redirects.any() || options.tee.any();
+  if (!by_stream && !options.log_dir.empty()) util::make_writable_folder(options.log_dir);
+  std::vector<OutputPlan> plans;
+  for (int local_rank = 0; local_rank < placement_.workers_per_node; ++local_rank) {
+    OutputPlan plan{.rank = placement_.first_rank + local_rank};
+    const int tee = options.tee.of(local_rank), redirect = options.redirects.of(local_rank) & ~tee;
+    const bool shown = options.local_ranks_filter.empty() || options.local_ranks_filter.contains(local_rank);
+    for (const auto& [stream, target, name] : {std::tuple(StreamChoice::kOut, &plan.out, "stdout.log"),
+                                               std::tuple(StreamChoice::kErr, &plan.err, "stderr.log")}) {
+      target->on_console = shown && !(redirect & stream);
+      if ((tee | redirect) & stream) {
+        target->file = surroundings_.folder.of_worker(placement_.restarts, local_rank) / name;
+      } else if (!by_stream && !options.log_dir.empty()) {
+        target->file = std::filesystem::path(options.log_dir) / util::concat("rank", plan.rank, ".log");
+      }
+    }
+    plans.push_back(plan);
+  }
+  return plans;
+}
+
+void WorkerGroup::start() {
+  const std::vector<std::string> inherited = current_environment();
+  for (int local_rank = 0; local_rank < placement_.workers_per_node; ++local_rank) {
+    const auto index = static_cast<size_t>(local_rank);
+    const auto error_file = error_file_in(surroundings_.folder.of_worker(placement_.restarts, local_rank));
+    const WorkerPlace place{.local_rank = local_rank,
+                            .cores = share_of_cores(cpus_, index),
+                            .error_file = error_file,
+                            .launch_marks = surroundings_.guard.marks()};
+    Process process = spawn({.argv = surroundings_.options.program,
+                             .environment = worker_environment(placement_, place, inherited),
+                             // A terminal would stop a worker that reads it from its own process group.
+                             .inherit_stdin = placement_.first_rank + local_rank == 0 &&
+                                              placement_.restarts == 0 && !::isatty(STDIN_FILENO),
+                             .cpus = cpus_[index]});
+    workers_.push_back({.local_rank = local_rank, .pid = process.pid, .error_file = error_file});
+    ++running_;
+    pump_.attach(local_rank, std::move(process.out), std::move(process.err));
+  }
+}
+
+std::vector<WorkerEnd> WorkerGroup::reap(int round) {
+  std::vector<WorkerEnd> ended;
+  for (Worker& worker : workers_) {
+    if (!worker.is_running) continue;
+    const std::optional<ExitStatus> status = fsdp::launch::reap(worker.pid);
+    if (!status) continue;
+    worker.is_running = false;
+    --running_;
+    pump_.worker_ended(worker.local_rank);
+    worker.end = {.rank = placement_.first_rank + worker.local_rank,
+                  .pid = worker.pid,
+                  .status = *status,
+                  .round = round,
+                  .stop_signals_sent = worker.stop_signals_sent,
+                  .host = host_,
+                  .log_path = pump_.log_path(worker.local_rank)};
+    ended.push_back(worker.end);
+  }
+  return ended;
+}
+
+std::vector<WorkerEnd> WorkerGroup::ends() const {
+  std::vector<WorkerEnd> ends;
+  for (const Worker& worker : workers_) {
+    if (worker.is_running) continue;
+    WorkerEnd& end = ends.emplace_back(worker.end);
+    end.last_lines = pump_.last_lines(worker.local_rank);
+    end.message = read_error_file(worker.error_file);
+  }
+  return ends;
+}
+
+std::vector<std::string> WorkerGroup::names_of_running() const {
+  std::vector<std::string> names;
+  for (const Worker& worker : workers_) {
+    if (!worker.is_running) continue;
+    WorkerEnd end;
+    end.rank = placement_.first_rank + worker.local_rank;
+    end.pid = worker.pid;
+    names.push_back(name_of(end));
+  }
+  return names;
+}
+
+void WorkerGroup::send(Worker& worker, int signal) {
+  if (!worker.is_running) return;
+  // Ending by SIGUSR1 is a failure: that signal asks for something else.
+  if (signal != SIGUSR1 && signal != SIGUSR2) worker.stop_signals_sent.insert(signal);
+  signal_group(worker.pid, signal);
+  // A worker that is stopped (SIGSTOP) would not notice otherwise.
+  signal_group(worker.pid, SIGCONT);
+}
+
+void WorkerGroup::send_to_all(int signal) {
+  for (Worker& worker : workers_) send(worker, signal);
+}
+
+}  // namespace fsdp::launch

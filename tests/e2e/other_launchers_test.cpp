@@ -1,0 +1,97 @@
+// fsdp-train started by something else than fsdp-launch.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "e2e/programs.h"
+#include "support/free_port.h"
+
+namespace fsdp::e2e {
+namespace {
+
+using testing::ProgramResult;
+using testing::RunningProgram;
+
+class OtherLaunchers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::write_token_file(folder_ / "train.bin", 20 * 4 * 16 + 1, 17);
+    std::ofstream(folder_ / "config.toml") << kOddModel;
+  }
+
+  std::vector<std::string> training(const std::string& run) const {
+    return {program("fsdp-train"), (folder_ / "config.toml").string(),
+            "run.output_dir=" + (folder_ / run).string(),
+            "data.train=[\"" + (folder_ / "train.bin").string() + "\"]", "logging.interval_steps=20"};
+  }
+
+  /// The last loss of a run, as it stands in its metrics.
+  std::string last_loss(const std::string& run) const {
+    std::ifstream file(folder_ / run / "metrics.jsonl");
+    std::string line, last;
+    while (std::getline(file, line)) last = line;
+    const size_t start = last.find("\"loss\":");
+    return start == std::string::npos ? "" : last.substr(start, last.find(',', start) - start);
+  }
+
+  std::string loss_under_fsdp_launch() const {
+    std::vector<std::string> command{program("fsdp-launch"), "--nproc-per-node", "2", "--"};
+    for (const std::string& argument : training("launch")) command.push_back(argument);
+    const ProgramResult result = testing::run(command, {.env = {{"OMP_NUM_THREADS", "1"}}});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return last_loss("launch");
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(OtherLaunchers, MpirunTrainsTheSameModel) {
+  if (testing::run({"/bin/sh", "-c", "command -v mpirun"}).exit_code != 0) {
+    GTEST_SKIP() << "no mpirun here (Debian: openmpi-bin)";
+  }
+  const int port = testing::free_port();
+  std::vector<std::string> command{"mpirun",
+                                   "--allow-run-as-root",
+                                   "--oversubscribe",
+                                   "-n",
+                                   "2",
+                                   "-x",
+                                   "MASTER_PORT=" + std::to_string(port),
+                                   "-x",
+                                   "OMP_NUM_THREADS=1"};
+  for (const std::string& argument : training("mpirun")) command.push_back(argument);
+  const ProgramResult result = testing::run(command);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(last_loss("mpirun"), "");
+  EXPECT_EQ(last_loss("mpirun"), loss_under_fsdp_launch());
+}
+
+TEST_F(OtherLaunchers, SrunsVariablesAreEnough) {
+  std::vector<std::unique_ptr<RunningProgram>> ranks;
+  const std::string port = std::to_string(testing::free_port());
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string number = std::to_string(rank);
+    ranks.push_back(std::make_unique<RunningProgram>(
+        training("srun"), testing::RunOptions{.env = {{"SLURM_PROCID", number},
+                                                      {"SLURM_LOCALID", number},
+                                                      {"SLURM_NODEID", "0"},
+                                                      {"SLURM_STEP_NUM_TASKS", "2"},
+                                                      {"SLURM_STEP_TASKS_PER_NODE", "2"},
+                                                      {"SLURM_STEP_NODELIST", "node7"},
+                                                      {"SLURM_JOB_ID", "77"},
+                                                      {"MASTER_PORT", port},
+                                                      {"OMP_NUM_THREADS", "1"}}}));
+  }
+  for (auto& rank : ranks) {
+    const ProgramResult result = rank->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  EXPECT_NE(last_loss("srun"), "");
+  EXPECT_EQ(last_loss("srun"), loss_under_fsdp_launch());
+}
+
+}  // namespace
+}  // namespace fsdp::e2e

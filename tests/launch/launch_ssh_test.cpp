@@ -1,0 +1,79 @@
+// scripts/launch_ssh, with a command in place of ssh that runs everything on this machine.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "support/run_program.h"
+#include "support/temporary_folder.h"
+
+namespace fsdp::launch {
+namespace {
+
+using ::testing::AllOf;
+using testing::eventually;
+using ::testing::HasSubstr;
+using testing::process_runs;
+using testing::ProgramResult;
+using testing::RunningProgram;
+
+class LaunchSsh : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_.write("hosts", "127.0.0.1  # the first\n\n  localhost\n");
+    const auto ssh =
+        folder_.write("ssh", "#!/bin/sh\n[ $1 = unreachable ] && exit 255\nshift\nexec sh -c \"$*\"\n");
+    std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+  }
+
+  std::vector<std::string> command(const std::string& script) const {
+    return {
+        FSDP_SOURCE_DIR "/scripts/launch_ssh", (folder_ / "hosts").string(), "--", "/bin/sh", "-c", script};
+  }
+  testing::RunOptions options() const {
+    return {
+        .env = {{"FSDP_SSH", (folder_ / "ssh").string()}, {"FSDP_LAUNCH", FSDP_BINARY_DIR "/fsdp-launch"}}};
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(LaunchSsh, StartsEveryHostAndShowsItsOutput) {
+  const ProgramResult result = testing::run(command("echo \"$RANK of $WORLD_SIZE  '\""), options());
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] 0 of 2  '\n"), HasSubstr("[rank1] 1 of 2  '\n")));
+}
+
+TEST_F(LaunchSsh, EndsWithTheCodeOfTheRun) {
+  const ProgramResult result = testing::run(command("[ $RANK = 1 ] && exit 9; exec sleep 100"), options());
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_LT(result.seconds, 20);
+}
+
+TEST_F(LaunchSsh, StopsTheOthersWhenAHostCannotBeReached) {
+  folder_.write("hosts", "127.0.0.1\nunreachable\n");
+  const ProgramResult result = testing::run(command("true"), options());
+  EXPECT_EQ(result.exit_code, 255);
+  EXPECT_LT(result.seconds, 20);
+}
+
+TEST_F(LaunchSsh, StopsAllHostsWhenItIsStoppedOrKilled) {
+  for (int signal : {SIGTERM, SIGKILL}) {
+    RunningProgram program(command("echo pid $$; exec sleep 100"), options());
+    ASSERT_TRUE(program.wait_for("pid ", 2));
+    program.send(signal);
+    EXPECT_EQ(program.wait().exit_code, 128 + signal);
+    size_t at = 0;
+    for (int worker = 0; worker < 2; ++worker) {
+      at = program.out().find("pid ", at) + 4;
+      const pid_t pid = std::stoi(program.out().substr(at));
+      EXPECT_TRUE(eventually([&] { return !process_runs(pid); })) << pid;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::launch
