@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -39,15 +40,21 @@ void print(const train::RunSummary& summary) {
   std::cout << std::endl;
 }
 
+/// Where fsdp-launch looks for what a rank was doing.
+std::filesystem::path activity_file() {
+  const char* error_file = std::getenv("TORCHELASTIC_ERROR_FILE");
+  if (error_file == nullptr || *error_file == '\0') return {};
+  return std::filesystem::path(error_file).parent_path() / "activity.json";
+}
+
 /// Trains while a watchdog looks on; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment) {
   util::StopSignal stop_signal;
   auto activity = std::make_shared<comm::Activity>();
-  const char* report_file = std::getenv("TORCHELASTIC_ERROR_FILE");
   train::Watchdog watchdog(
       activity, {.rank = environment.rank,
                  .timeout_seconds = config.comm.timeout_seconds,
-                 .report_file = report_file == nullptr ? "" : report_file,
+                 .report_file = activity_file(),
                  .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); }});
   try {
     auto communicator = comm::make_communicator(environment, config.comm, activity);

@@ -13,9 +13,8 @@ constexpr size_t kMaxShown = 40;
 }  // namespace
 
 void Report::add(const Source& source, const std::optional<Region>& region, const std::string& message) {
-  std::string problem = source.where(region) + ": " + message;
-  if (region) problem += "\n" + source.excerpt(*region);
-  problems_.push_back(problem);
+  std::string excerpt = region ? util::concat("\n", source.excerpt(*region)) : "";
+  problems_.push_back(util::concat(source.where(region), ": ", message, excerpt));
 }
 
 void Report::throw_if_any() const {

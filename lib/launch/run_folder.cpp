@@ -46,13 +46,31 @@ std::filesystem::path error_file_in(const std::filesystem::path& worker_folder) 
   return worker_folder / "error.json";
 }
 
-std::string read_error_file(const std::filesystem::path& path) {
+std::filesystem::path activity_file_in(const std::filesystem::path& worker_folder) {
+  return worker_folder / "activity.json";
+}
+
+namespace {
+
+nlohmann::json read_json(const std::filesystem::path& path) {
   constexpr size_t kLongestBytes = 1 << 20;  // a traceback may be long, but whose file this is nobody knows
   std::ifstream file(path, std::ios::binary);
   std::string text(kLongestBytes, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
-  const auto content = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+}  // namespace
+
+std::string read_activity_file(const std::filesystem::path& path) {
+  const nlohmann::json content = read_json(path);
+  if (!content.is_object() || !content.contains("doing") || !content["doing"].is_string()) return "";
+  return content["doing"].get<std::string>();
+}
+
+std::string read_error_file(const std::filesystem::path& path) {
+  const nlohmann::json content = read_json(path);
   if (!content.is_object() || !content.contains("message")) return "";
   const nlohmann::json& outer = content["message"];
   const nlohmann::json& message = outer.is_object() && outer.contains("message") ? outer["message"] : outer;

@@ -30,8 +30,14 @@ class RunFolder {
 /// The file in which a worker may say why it failed (TORCHELASTIC_ERROR_FILE).
 std::filesystem::path error_file_in(const std::filesystem::path& worker_folder);
 
-/// What it says: "message" or "message.message" of a JSON object. "" when there is none, or none that can be
-/// read.
+/// The file beside it in which programs of this toolkit say where they stood when the run did not go on.
+std::filesystem::path activity_file_in(const std::filesystem::path& worker_folder);
+
+/// What it says: "doing" of a JSON object; "" as below.
+std::string read_activity_file(const std::filesystem::path& path);
+
+/// What an error file says: "message" or "message.message" of a JSON object. "" when there is none, or none
+/// that can be read.
 std::string read_error_file(const std::filesystem::path& path);
 
 }  // namespace fsdp::launch

@@ -23,6 +23,7 @@ struct WorkerEnd {
   std::string host{};
   std::vector<std::string> last_lines{};  ///< of its output
   std::string message{};                  ///< from its error file
+  std::string standing{};                 ///< from its activity file: what it was doing
   std::string log_path{};
 };
 

@@ -111,6 +111,8 @@ std::vector<WorkerEnd> WorkerGroup::ends() const {
     WorkerEnd& end = ends.emplace_back(worker.end);
     end.last_lines = pump_.last_lines(worker.local_rank);
     end.message = read_error_file(worker.error_file);
+    end.standing =
+        read_activity_file(activity_file_in(std::filesystem::path(worker.error_file).parent_path()));
   }
   return ends;
 }

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -75,22 +74,17 @@ void Watchdog::look() {
   }
 }
 
-/// The keys of "message" are those that torchelastic's launchers read; "fsdp" is for fsdp-launch.
 void Watchdog::write_report(const std::string& message) {
   if (options_.report_file.empty()) return;
   comm::Activity::Snapshot now = activity_->snapshot();
-  nlohmann::json report = {
-      {"message",
-       {{"message", util::printable(message)},
-        {"extraInfo", {{"py_callstack", ""}, {"timestamp", std::to_string(std::time(nullptr))}}}}},
-      {"fsdp",
-       {{"rank", options_.rank},
-        {"pid", ::getpid()},
-        {"step", now.step},
-        {"collective", now.collective},
-        {"last_collective", now.last},
-        {"seconds", now.seconds},
-        {"doing", describe(now)}}}};
+  nlohmann::json report = {{"message", util::printable(message)},
+                           {"rank", options_.rank},
+                           {"pid", ::getpid()},
+                           {"step", now.step},
+                           {"collective", now.collective},
+                           {"last_collective", now.last},
+                           {"seconds", now.seconds},
+                           {"doing", describe(now)}};
   try {
     util::write_file_atomically(options_.report_file, report.dump() + "\n");
   } catch (const util::Error& error) {

@@ -17,8 +17,8 @@ namespace fsdp::train {
 struct WatchdogOptions {
   int rank = 0;
   double timeout_seconds = 60;  ///< comm.timeout_seconds: how long the other ranks wait for this one
-  /// Where the report goes, in the form of torchelastic's error files with this rank's activity beside the
-  /// message; empty: nowhere. A launcher reads it (TORCHELASTIC_ERROR_FILE).
+  /// Where the report goes, a JSON object whose "doing" is a phrase; empty: nowhere. fsdp-launch reads
+  /// activity.json beside TORCHELASTIC_ERROR_FILE.
   std::filesystem::path report_file;
   /// Called when a collective did not end with its own time-out, as one that is stuck in the kernel does.
   std::function<void()> on_stuck_collective = nullptr;
