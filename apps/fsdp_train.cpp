@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -23,6 +22,7 @@
 namespace {
 
 struct Arguments {
+  std::string command;  ///< as a shell takes it
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
@@ -32,29 +32,26 @@ struct Arguments {
 
 using namespace fsdp;
 
-void print(const train::RunSummary& summary) {
+void print(const train::RunSummary& summary, const std::string& resume_command) {
   std::cout << (summary.stopped ? "stopped as told at step " : "finished at step ") << summary.step;
   if (summary.loss) std::cout << ", loss " << util::fixed(*summary.loss, 4);
   if (summary.validation_loss) std::cout << ", validation loss " << util::fixed(*summary.validation_loss, 4);
   if (!summary.last_checkpoint.empty()) std::cout << ", saved " << summary.last_checkpoint.string();
+  if (summary.stopped && !summary.last_checkpoint.empty()) {
+    std::cout << "; under the same launcher, this goes on from there: " << resume_command;
+  }
   std::cout << std::endl;
 }
 
-/// Where fsdp-launch looks for what a rank was doing.
-std::filesystem::path activity_file() {
-  const char* error_file = std::getenv("TORCHELASTIC_ERROR_FILE");
-  if (error_file == nullptr || *error_file == '\0') return {};
-  return std::filesystem::path(error_file).parent_path() / "activity.json";
-}
-
 /// Trains while a watchdog looks on; returns the exit code.
-int train(const config::Config& config, const comm::LaunchEnvironment& environment) {
+int train(const config::Config& config, const comm::LaunchEnvironment& environment,
+          const std::string& resume_command) {
   util::StopSignal stop_signal;
   auto activity = std::make_shared<comm::Activity>();
   train::Watchdog watchdog(
       activity, {.rank = environment.rank,
                  .timeout_seconds = config.comm.timeout_seconds,
-                 .report_file = activity_file(),
+                 .report_file = train::activity_file_of_launcher(),
                  .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); }});
   try {
     auto communicator = comm::make_communicator(environment, config.comm, activity);
@@ -63,13 +60,14 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
         config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{},
         {.stop_requested = [] { return util::StopSignal::received().has_value(); }, .activity = activity});
     train::RunSummary summary = trainer.run();
-    if (first) print(summary);
+    if (first) print(summary, resume_command);
     return summary.stopped ? util::kExitPreempted : 0;
   } catch (const std::exception& error) {
     watchdog.report_failure(error.what());
     throw;
   }
 }
+
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
   auto communicator = comm::make_communicator(environment, config.comm);
   std::cout << train::explain_step(config, communicator, {.all_units = all_units}) << std::flush;
@@ -96,7 +94,9 @@ int run(const Arguments& arguments) {
     if (arguments.explain_step) {
       explain(config, environment, arguments.all_units);
     } else {
-      return train(config, environment);
+      std::string resume_command = arguments.command;
+      if (config.checkpoint.resume != "auto") resume_command += " checkpoint.resume=auto";
+      return train(config, environment, resume_command);
     }
   } catch (const comm::AgreedError& error) {
     if (environment.rank == 0) throw;
@@ -126,5 +126,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(util::ErrorKind::kUsage);
   }
+  std::vector<std::string> words;
+  for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
+  arguments.command = util::join(words, " ");
   return util::run_guarded([&] { return run(arguments); });
 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -18,6 +19,12 @@ namespace {
 constexpr double kPeriod = 1, kPatienceAfterStop = 5, kGraceOfCollective = 10;  // seconds
 
 }  // namespace
+
+std::filesystem::path activity_file_of_launcher() {
+  const char* error_file = std::getenv("TORCHELASTIC_ERROR_FILE");
+  if (error_file == nullptr || *error_file == '\0') return {};
+  return std::filesystem::path(error_file).parent_path() / "activity.json";
+}
 
 Watchdog::Watchdog(std::shared_ptr<comm::Activity> activity, WatchdogOptions options)
     : activity_(std::move(activity)), options_(std::move(options)), thread_([this] { watch(); }) {}

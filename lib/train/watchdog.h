@@ -17,12 +17,14 @@ namespace fsdp::train {
 struct WatchdogOptions {
   int rank = 0;
   double timeout_seconds = 60;  ///< comm.timeout_seconds: how long the other ranks wait for this one
-  /// Where the report goes, a JSON object whose "doing" is a phrase; empty: nowhere. fsdp-launch reads
-  /// activity.json beside TORCHELASTIC_ERROR_FILE.
+  /// Where the report goes, a JSON object whose "doing" is a phrase; empty: nowhere.
   std::filesystem::path report_file;
   /// Called when a collective did not end with its own time-out, as one that is stuck in the kernel does.
   std::function<void()> on_stuck_collective = nullptr;
 };
+
+/// Where fsdp-launch looks for the report: beside TORCHELASTIC_ERROR_FILE; empty without such a launcher.
+std::filesystem::path activity_file_of_launcher();
 
 /// A thread that looks at the rank's activity every second.
 ///

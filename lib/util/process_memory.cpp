@@ -1,16 +1,22 @@
 #include "util/process_memory.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <limits>
+#include <string>
 
 namespace fsdp::util {
 
+// getrusage() would count the program that this process was before exec(), such as a launcher in Python.
 int64_t peak_resident_bytes() {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+  std::ifstream status("/proc/self/status");
+  for (std::string key; status >> key;) {
+    int64_t kibibytes = 0;
+    if (key == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
+    status.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return resident_bytes();
 }
 
 int64_t resident_bytes() {

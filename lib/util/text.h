@@ -23,6 +23,9 @@ std::string fixed(double value, int digits);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+/// The word as a shell takes it: in single quotes where it needs them.
+std::string shell_word(const std::string& word);
+
 /// `text` with all that could confuse a terminal as \xNN: control characters but line ends and tabs, and
 /// bytes that are not UTF-8.
 std::string printable(std::string_view text);

@@ -139,6 +139,7 @@ TEST_F(InjectedFault, ARunThatIsToldToStopSavesAndGoesOnLater) {
     ProgramResult stopped = program.wait();
     EXPECT_EQ(stopped.exit_code, 75) << stopped.err;
     EXPECT_THAT(stopped.out, HasSubstr("stopped as told at step 6"));
+    EXPECT_THAT(stopped.out, HasSubstr("goes on from there: " + e2e::program("fsdp-train")));
     EXPECT_EQ(losses().size(), 6u);
     ASSERT_EQ(run("").exit_code, 0);
     EXPECT_EQ(losses(), losses("undisturbed"));

@@ -24,6 +24,13 @@ TEST(Text, WritesDurationsInTheLargestTwoUnits) {
   EXPECT_EQ(human_duration(3 * 3600 + 7 * 60), "3h07m");
 }
 
+TEST(Text, QuotesWordsForAShellWhereTheyNeedIt) {
+  EXPECT_EQ(shell_word("run.output_dir=/tmp/a-b"), "run.output_dir=/tmp/a-b");
+  EXPECT_EQ(shell_word("data.train=[\"a b\"]"), "'data.train=[\"a b\"]'");
+  EXPECT_EQ(shell_word("it's"), "'it'\\''s'");
+  EXPECT_EQ(shell_word(""), "''");
+}
+
 TEST(Text, ShowsNothingThatConfusesATerminal) {
   EXPECT_EQ(printable("a line\n\tand naïve 😀"), "a line\n\tand naïve 😀");
   EXPECT_EQ(printable("\x1b[2J\x7f\r"), "\\x1b[2J\\x7f\\x0d");
