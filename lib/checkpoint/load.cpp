@@ -68,7 +68,7 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   for (const TensorSlice& slice : destinations) {
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
-    FSDP_CHECK(slice.begin >= 0 && slice.data.numel() == slice.end - slice.begin, slice.name);
+    FSDP_CHECK(slice.begin >= 0 && slice.data.numel() == slice.numel(), slice.name);
   }
   const std::set<std::string> absent = refuse_misfits(folder, manifest, destinations, options);
 
@@ -76,12 +76,16 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   std::vector<ShardRead> reads;
   for (const TensorSlice& slice : destinations) {
     if (slice.begin == slice.end || absent.contains(slice.name)) continue;
-    std::vector<ShardRead> more = shards.plan(slice.name, slice.begin, slice.end, slice.data.data_ptr());
+    const util::ColumnRange part{.numel = manifest.tensors.at(slice.name).numel,
+                                 .rows = slice.rows,
+                                 .begin = slice.begin,
+                                 .end = slice.end};
+    std::vector<ShardRead> more = shards.plan(slice.name, part, slice.data.data_ptr());
     reads.insert(reads.end(), more.begin(), more.end());
   }
   // File by file and ascending within each: every file is hashed, opened and walked through once.
   std::sort(reads.begin(), reads.end(), [](const ShardRead& a, const ShardRead& b) {
-    return std::tie(a.file, *a.name, a.offset) < std::tie(b.file, *b.name, b.offset);
+    return std::tie(a.file, *a.name, a.blocks.offset) < std::tie(b.file, *b.name, b.blocks.offset);
   });
   for (const ShardRead& read : reads) shards.read(read);
   return {absent.begin(), absent.end()};

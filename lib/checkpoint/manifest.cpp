@@ -77,6 +77,7 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
   for (const json& size : list_of(value, "shape", where)) {
     entry.shape.push_back(whole_number(size, where + ": a size in \"shape\""));
   }
+  if (value.contains("rows")) entry.rows = number_of(value, "rows", where);
   const std::string in_range = where + ": a range";
   for (const json& range : list_of(value, "ranges", where)) {
     std::string file = text_of(range, "file", in_range);
@@ -103,6 +104,16 @@ Contents contents_of(const std::string& text, const std::string& where) {
        " where \"state\" or \"weights\" is expected");
 }
 
+/// Whether that many rows are the product of the first dimensions, of none or more of them.
+bool are_rows_of(const std::vector<int64_t>& shape, int64_t rows) {
+  int64_t product = 1;
+  for (int64_t size : shape) {
+    if (product == rows) break;
+    if (__builtin_mul_overflow(product, size, &product)) return false;
+  }
+  return rows > 0 && product == rows;
+}
+
 /// Sorts one tensor's ranges and proves that they cover it exactly once.
 void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
                      const std::string& where) {
@@ -111,32 +122,38 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   };
   entry.numel = checked_numel(entry.shape, static_cast<int64_t>(c10::elementSize(entry.dtype)));
   if (entry.numel < 0) refuse("has an impossible shape ", shape_text(entry.shape));
+  if (!are_rows_of(entry.shape, entry.rows)) {
+    refuse("of shape ", shape_text(entry.shape), " cannot have ", entry.rows, " rows");
+  }
+  const int64_t columns = entry.numel / entry.rows;
+  const char* const unit = entry.rows == 1 ? "elements " : "columns ";
   std::sort(entry.ranges.begin(), entry.ranges.end(),
             [](const RangeEntry& a, const RangeEntry& b) { return a.begin < b.begin; });
   entry.numel_in_file.clear();
   int64_t covered = 0;
   for (RangeEntry& range : entry.ranges) {
     const std::string& file = manifest.files[range.file].name;
-    if (range.begin < 0 || range.end <= range.begin || range.end > entry.numel) {
-      refuse("has an impossible range [", range.begin, ", ", range.end, ") in ", file, " (it has ",
-             entry.numel, " elements)");
+    if (range.begin < 0 || range.end <= range.begin || range.end > columns) {
+      refuse("has an impossible range [", range.begin, ", ", range.end, ") in ", file, " (it has ", columns,
+             entry.rows == 1 ? " elements)" : " columns)");
     }
     if (range.begin < covered) {
-      refuse("is there twice: elements from ", range.begin, " in ", file, " overlap those before ", covered);
+      refuse("is there twice: ", unit, "from ", range.begin, " in ", file, " overlap those before ", covered);
     }
     if (range.begin > covered) {
-      refuse("lacks elements ", covered, " to ", range.begin, ", before those in ", file);
+      refuse("lacks ", unit, covered, " to ", range.begin, ", before those in ", file);
     }
     int64_t& offset = entry.numel_in_file[range.file];
     range.offset = offset;
-    offset += range.end - range.begin;
+    offset += entry.rows * (range.end - range.begin);
     covered = range.end;
   }
-  if (covered != entry.numel) refuse("lacks elements ", covered, " to ", entry.numel, " at its end");
+  if (covered != columns) refuse("lacks ", unit, covered, " to ", columns, " at its end");
 }
 
 json to_json(const Manifest& manifest) {
   json tensors = json::object();
+  int64_t version = 1;
   for (const auto& [name, entry] : manifest.tensors) {
     json ranges = json::array();
     for (const RangeEntry& range : entry.ranges) {
@@ -145,12 +162,15 @@ json to_json(const Manifest& manifest) {
     }
     tensors[name] = {
         {"shape", entry.shape}, {"dtype", util::dtype_name(entry.dtype)}, {"ranges", std::move(ranges)}};
+    if (entry.rows == 1) continue;
+    tensors[name]["rows"] = entry.rows;
+    version = 2;  // a reader that ignores the rows would misread the ranges
   }
   json files = json::array();
   for (const FileEntry& file : manifest.files) {
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
   }
-  return {{"format", kFormatName},         {"version", kFormatVersion},
+  return {{"format", kFormatName},         {"version", version},
           {"step", manifest.step},         {"world_size", manifest.world_size},
           {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
           {"tensors", std::move(tensors)}, {"files", std::move(files)},

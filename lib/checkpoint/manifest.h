@@ -19,7 +19,7 @@ namespace fsdp::checkpoint {
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kFullFileName = "full.h5";  ///< the one file of a full checkpoint
 inline constexpr const char* kFormatName = "fsdp-checkpoint";
-inline constexpr int64_t kFormatVersion = 1;
+inline constexpr int64_t kFormatVersion = 2;  ///< the newest that is read; see FORMAT.md
 
 /// What a checkpoint is good for: to resume from, or only to take weights from.
 enum class Contents { kState, kWeights };
@@ -34,7 +34,8 @@ struct FileEntry {
   std::string xxh3_64;  ///< as digest_file() writes it
 };
 
-/// Elements [begin, end) of a flattened tensor, which start at `offset` elements in the file's data set.
+/// Columns [begin, end) of a tensor seen as [rows, numel / rows], all rows of which start at `offset`
+/// elements in the file's data set. With one row: elements of the flattened tensor.
 struct RangeEntry {
   int64_t begin = 0;
   int64_t end = 0;
@@ -45,7 +46,8 @@ struct RangeEntry {
 struct TensorEntry {
   std::vector<int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::vector<RangeEntry> ranges{};  ///< sorted by begin; they cover the tensor without gap or overlap
+  std::vector<RangeEntry> ranges{};  ///< sorted by begin; they cover the columns without gap or overlap
+  int64_t rows = 1;                  ///< of a tensor that is cut on an inner dimension: those before it
 
   // Set by complete_manifest():
   int64_t numel = 0;

@@ -14,12 +14,14 @@ std::map<std::string, RankTensor> group_by_tensor(const std::vector<TensorSlice>
     FSDP_CHECK(is_tensor_name(slice.name), "\"", slice.name, "\"");
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
-    FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.end - slice.begin, slice.name);
+    FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.numel(), slice.name);
     int64_t numel = checked_numel(slice.shape, slice.data.element_size());
-    FSDP_CHECK(slice.begin >= 0 && slice.begin <= slice.end && slice.end <= numel, slice.name);
+    FSDP_CHECK(slice.rows > 0 && numel % slice.rows == 0, slice.name);
+    FSDP_CHECK(slice.begin >= 0 && slice.begin <= slice.end && slice.end <= numel / slice.rows, slice.name);
     RankTensor& tensor = tensors[slice.name];
     if (!tensor.any) tensor.any = &slice;
-    FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->data.scalar_type() == slice.data.scalar_type(),
+    FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->rows == slice.rows &&
+                   tensor.any->data.scalar_type() == slice.data.scalar_type(),
                slice.name);
     if (slice.begin < slice.end) tensor.slices.push_back(&slice);
   }
@@ -37,6 +39,7 @@ json describe(const std::map<std::string, RankTensor>& tensors) {
     for (const TensorSlice* slice : tensor.slices) ranges.push_back({slice->begin, slice->end});
     described[name] = {{"shape", tensor.any->shape},
                        {"dtype", util::dtype_name(tensor.any->data.scalar_type())},
+                       {"rows", tensor.any->rows},
                        {"ranges", std::move(ranges)}};
   }
   return described;
@@ -46,12 +49,15 @@ void add_described(Manifest& manifest, const json& described, size_t file, const
   for (const auto& [name, value] : described.items()) {
     auto shape = value["shape"].get<std::vector<int64_t>>();
     auto dtype = util::dtype_from_name(value["dtype"].get<std::string>());
-    auto [at, is_new] = manifest.tensors.try_emplace(name, TensorEntry{.shape = shape, .dtype = dtype});
+    auto rows = value["rows"].get<int64_t>();
+    auto [at, is_new] =
+        manifest.tensors.try_emplace(name, TensorEntry{.shape = shape, .dtype = dtype, .rows = rows});
     TensorEntry& entry = at->second;
-    if (!is_new && (entry.shape != shape || entry.dtype != dtype)) {
+    if (!is_new && (entry.shape != shape || entry.dtype != dtype || entry.rows != rows)) {
       util::fail(util::ErrorKind::kCheckpoint, "the ranks disagree about the tensor ", name, ": ", who,
-                 " has ", util::dtype_name(dtype), " ", shape_text(shape), ", others have ",
-                 util::dtype_name(entry.dtype), " ", shape_text(entry.shape));
+                 " has ", util::dtype_name(dtype), " ", shape_text(shape), " in ", rows,
+                 " rows, others have ", util::dtype_name(entry.dtype), " ", shape_text(entry.shape), " in ",
+                 entry.rows);
     }
     for (const json& range : value["ranges"]) {
       entry.ranges.push_back(

@@ -21,7 +21,7 @@ struct RankTensor {
 /// By name; the slices must live as long as the result. They must lie contiguous in CPU memory.
 std::map<std::string, RankTensor> group_by_tensor(const std::vector<TensorSlice>& slices);
 
-/// {name: {shape, dtype, ranges: [[begin, end], ...]}}, as the other ranks are told.
+/// {name: {shape, dtype, rows, ranges: [[begin, end], ...]}}, as the other ranks are told.
 nlohmann::json describe(const std::map<std::string, RankTensor>& tensors);
 
 /// Adds what describe() gave on one rank to the manifest, as ranges in its file number `file`. kCheckpoint

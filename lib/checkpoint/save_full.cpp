@@ -29,6 +29,7 @@ struct Piece {
   const std::string* name = nullptr;
   int64_t begin = 0;  ///< first element in the flattened tensor
   int64_t count = 0;
+  int64_t place = 0;    ///< of the first element among those of the tensor that the rank holds
   int64_t at_byte = 0;  ///< in the rank's share of the round
   int64_t bytes = 0;
 };
@@ -43,16 +44,19 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
     const auto itemsize = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (const RangeEntry& range : entry.ranges) {
       if (range.file != rank) continue;
-      for (int64_t begin = range.begin; begin < range.end;) {
-        int64_t count = std::min(range.end - begin, (share_bytes - filled) / itemsize);
+      const int64_t length = range.end - range.begin, columns = entry.numel / entry.rows;
+      for (int64_t done = 0; done < entry.rows * length;) {
+        const int64_t row = done / length, column = done % length;
+        int64_t count = std::min(length - column, (share_bytes - filled) / itemsize);
         if (count == 0) {
           rounds.emplace_back();
           filled = 0;
           continue;
         }
-        rounds.back().push_back({&name, begin, count, filled, count * itemsize});
+        rounds.back().push_back({&name, row * columns + range.begin + column, count, range.offset + done,
+                                 filled, count * itemsize});
         filled += count * itemsize;
-        begin += count;
+        done += count;
       }
     }
   }
@@ -86,12 +90,14 @@ std::vector<DatasetSpec> whole_datasets(const Manifest& held) {
 
 /// This rank's data of a piece.
 const char* data_of(const Piece& piece, const std::map<std::string, RankTensor>& tensors) {
-  const std::vector<const TensorSlice*>& slices = tensors.at(*piece.name).slices;
-  auto after = std::upper_bound(slices.begin(), slices.end(), piece.begin,
-                                [](int64_t value, const TensorSlice* slice) { return value < slice->begin; });
-  const TensorSlice& slice = **std::prev(after);
-  return static_cast<const char*>(slice.data.const_data_ptr()) +
-         (piece.begin - slice.begin) * slice.data.element_size();
+  int64_t place = piece.place;
+  for (const TensorSlice* slice : tensors.at(*piece.name).slices) {
+    if (place < slice->numel()) {
+      return static_cast<const char*>(slice->data.const_data_ptr()) + place * slice->data.element_size();
+    }
+    place -= slice->numel();
+  }
+  FSDP_CHECK(false, *piece.name, " has no element ", piece.place);
 }
 
 /// Brings all slices to rank 0, which passes them on to `file`.
@@ -156,6 +162,7 @@ Manifest whole_manifest(const SaveRequest& request, Manifest held, FileEntry fil
   held.files = {std::move(file)};
   for (auto& [name, entry] : held.tensors) {
     entry.ranges.clear();
+    entry.rows = 1;
     if (entry.numel > 0) entry.ranges.push_back({.begin = 0, .end = entry.numel, .file = 0});
   }
   return held;

@@ -213,18 +213,27 @@ void ShardFile::check(const DatasetSpec& spec) const {
   open_dataset(impl_->file.get(), impl_->size_bytes, spec, impl_->path);
 }
 
-void ShardFile::read(const DatasetSpec& spec, int64_t offset, int64_t count, void* out) const {
-  FSDP_CHECK(offset >= 0 && count > 0 && offset <= spec.numel - count);
+void ShardFile::read(const DatasetSpec& spec, const DatasetBlocks& blocks, void* out) const {
+  const int64_t steps = blocks.blocks - 1;
+  FSDP_CHECK(blocks.offset >= 0 && blocks.count > 0 && blocks.blocks > 0, spec.name);
+  FSDP_CHECK(steps == 0 || (blocks.stride >= blocks.count && blocks.out_stride >= blocks.count), spec.name);
+  FSDP_CHECK(blocks.offset + steps * blocks.stride <= spec.numel - blocks.count, spec.name);
   Hdf5Lock lock;
   const std::string what = concat("read the tensor ", spec.name, " from");
   auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kCheckpoint, what, impl_->path); };
   Hdf5Id set = open_dataset(impl_->file.get(), impl_->size_bytes, spec, impl_->path);
   Hdf5Id type = stored_type(spec.dtype);
-  auto start = static_cast<hsize_t>(offset);
-  auto elements = static_cast<hsize_t>(count);
+  auto select = [&](hid_t space, int64_t first, int64_t distance) {
+    auto start = static_cast<hsize_t>(first), number = static_cast<hsize_t>(blocks.blocks);
+    auto size = static_cast<hsize_t>(blocks.count);
+    auto stride = steps == 0 ? size : static_cast<hsize_t>(distance);
+    checked(H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, &stride, &number, &size));
+  };
   Hdf5Id space(checked(H5Dget_space(set.get())), H5Sclose);
-  checked(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &elements, nullptr));
-  Hdf5Id memory(checked(H5Screate_simple(1, &elements, nullptr)), H5Sclose);
+  select(space.get(), blocks.offset, blocks.stride);
+  auto extent = static_cast<hsize_t>(steps * blocks.out_stride + blocks.count);
+  Hdf5Id memory(checked(H5Screate_simple(1, &extent, nullptr)), H5Sclose);
+  select(memory.get(), 0, blocks.out_stride);
   checked(H5Dread(set.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out));
 }
 

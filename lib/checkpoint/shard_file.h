@@ -30,6 +30,15 @@ struct DatasetSpec {
   int64_t numel;
 };
 
+/// Blocks of equal size at equal distances, in a data set and in memory.
+struct DatasetBlocks {
+  int64_t offset = 0;  ///< first element of the first block in the data set
+  int64_t count = 0;   ///< elements of a block
+  int64_t blocks = 1;
+  int64_t stride = 0;      ///< of several: from block to block in the data set, at least `count`
+  int64_t out_stride = 0;  ///< of several: from block to block in memory, at least `count`
+};
+
 /// Writes a shard file piece by piece, in any order. Errors are as in write_shard_file().
 class ShardFileWriter {
  public:
@@ -61,8 +70,8 @@ class ShardFile {
   /// Throws unless the data set is there as specified and all its bytes lie in the file.
   void check(const DatasetSpec& spec) const;
 
-  /// Elements [offset, offset + count) of the data set.
-  void read(const DatasetSpec& spec, int64_t offset, int64_t count, void* out) const;
+  /// The first block comes to `out`.
+  void read(const DatasetSpec& spec, const DatasetBlocks& blocks, void* out) const;
 
  private:
   struct Impl;

@@ -50,31 +50,86 @@ void ShardSet::check(size_t file, const std::string& name, const TensorEntry& en
   open(file).check({name, entry.dtype, entry.numel_in_file.at(file)});
 }
 
-std::vector<ShardRead> ShardSet::plan(const std::string& name, int64_t begin, int64_t end, void* out) const {
+namespace {
+
+/// Appends an overlap to the reads of one range: as part of the last block, as one more block, or apart.
+class ReadJoiner {
+ public:
+  ReadJoiner(ShardRead pattern, int64_t itemsize_bytes, std::vector<ShardRead>& reads)
+      : pattern_(std::move(pattern)), itemsize_bytes_(itemsize_bytes), reads_(reads) {}
+
+  /// `in_out`: element of the destination; `in_file`: of the data set.
+  void add(int64_t in_out, int64_t in_file, int64_t count) {
+    if (open_ && extends(in_out, in_file, count)) return;
+    ShardRead read = pattern_;
+    read.blocks = {.offset = in_file, .count = count};
+    read.out = static_cast<char*>(pattern_.out) + in_out * itemsize_bytes_;
+    reads_.push_back(read);
+    first_out_ = in_out;
+    open_ = true;
+  }
+
+ private:
+  bool extends(int64_t in_out, int64_t in_file, int64_t count) {
+    DatasetBlocks& last = reads_.back().blocks;
+    if (last.blocks == 1 && in_file == last.offset + last.count && in_out == first_out_ + last.count) {
+      last.count += count;
+      return true;
+    }
+    if (count != last.count) return false;
+    if (last.blocks == 1) {
+      last.stride = in_file - last.offset;
+      last.out_stride = in_out - first_out_;
+      last.blocks = 2;
+      return true;
+    }
+    if (in_file != last.offset + last.blocks * last.stride ||
+        in_out != first_out_ + last.blocks * last.out_stride) {
+      return false;
+    }
+    ++last.blocks;
+    return true;
+  }
+
+  ShardRead pattern_;
+  int64_t itemsize_bytes_;
+  std::vector<ShardRead>& reads_;
+  int64_t first_out_ = 0;  ///< element of the destination of the last read
+  bool open_ = false;
+};
+
+}  // namespace
+
+std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::ColumnRange& part,
+                                      void* out) const {
   auto tensor = manifest_.tensors.find(name);
   FSDP_CHECK(tensor != manifest_.tensors.end(), name);
   const TensorEntry& entry = tensor->second;
-  FSDP_CHECK(begin >= 0 && begin <= end && end <= entry.numel, name);
-  const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  FSDP_CHECK(part.numel == entry.numel && part.begin >= 0 && part.begin <= part.end, name);
+  FSDP_CHECK(part.rows > 0 && part.end <= part.columns(), name);
   std::vector<ShardRead> reads;
-  // The ranges cover the tensor without gap or overlap, so the first one that ends after `begin` holds it.
-  auto range = std::upper_bound(entry.ranges.begin(), entry.ranges.end(), begin,
-                                [](int64_t value, const RangeEntry& r) { return value < r.end; });
-  for (; range != entry.ranges.end() && range->begin < end; ++range) {
-    int64_t from = std::max(begin, range->begin), to = std::min(end, range->end);
-    reads.push_back({.file = range->file,
-                     .name = &tensor->first,
-                     .entry = &entry,
-                     .offset = range->offset + (from - range->begin),
-                     .count = to - from,
-                     .out = static_cast<char*>(out) + (from - begin) * itemsize_bytes});
+  const bool alike = part.rows == entry.rows;
+  auto range = entry.ranges.begin();
+  if (alike) {
+    // They cover the columns without gap or overlap, so the first one that ends after `begin` holds it.
+    range = std::upper_bound(entry.ranges.begin(), entry.ranges.end(), part.begin,
+                             [](int64_t value, const RangeEntry& r) { return value < r.end; });
+  }
+  for (; range != entry.ranges.end() && !(alike && range->begin >= part.end); ++range) {
+    ReadJoiner joiner({.file = range->file, .name = &tensor->first, .entry = &entry, .out = out},
+                      static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
+    util::ColumnRange stored{
+        .numel = entry.numel, .rows = entry.rows, .begin = range->begin, .end = range->end};
+    util::for_each_overlap(part, stored, [&](const util::Overlap& overlap) {
+      joiner.add(overlap.in_a, range->offset + overlap.in_b, overlap.count);
+    });
   }
   return reads;
 }
 
 void ShardSet::read(const ShardRead& read) {
   DatasetSpec spec{*read.name, read.entry->dtype, read.entry->numel_in_file.at(read.file)};
-  open(read.file).read(spec, read.offset, read.count, read.out);
+  open(read.file).read(spec, read.blocks, read.out);
 }
 
 }  // namespace fsdp::checkpoint

@@ -12,16 +12,17 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_file.h"
+#include "util/column_range.h"
 
 namespace fsdp::checkpoint {
 
-/// A piece of a tensor in one shard file, and where its elements belong.
+/// A piece of a tensor in one shard file, and where its elements belong: one block of elements, or several of
+/// the same size at equal distances.
 struct ShardRead {
   size_t file = 0;                    ///< index into Manifest::files
   const std::string* name = nullptr;  ///< of the tensor; lives in the manifest
   const TensorEntry* entry = nullptr;
-  int64_t offset = 0;  ///< first element in the file's data set
-  int64_t count = 0;   ///< elements
+  DatasetBlocks blocks{};
   void* out = nullptr;
 };
 
@@ -38,8 +39,8 @@ class ShardSet {
   /// Proves that a file, once verified, holds what the manifest says of a tensor.
   void check(size_t file, const std::string& name, const TensorEntry& entry);
 
-  /// The reads that bring elements [begin, end) of a tensor to `out`, in order of their elements.
-  std::vector<ShardRead> plan(const std::string& name, int64_t begin, int64_t end, void* out) const;
+  /// The reads that bring a part of a tensor to `out`, contiguous as [rows, end - begin].
+  std::vector<ShardRead> plan(const std::string& name, const util::ColumnRange& part, void* out) const;
 
   /// Verifies and opens the file when that has not been done, and reads.
   void read(const ShardRead& read);

@@ -46,7 +46,7 @@ class Trace {
     double issue_us = 0;  ///< of a buffer: when it came or went
     std::optional<double> start_us{}, wait_us{}, done_us{};
     bool left_alone = false;
-    const char* buffer_kind = nullptr;  ///< "parameters" or "gradients"; null for a collective
+    const char* buffer_kind = nullptr;  ///< "parameters", "gradients", "communication"; null for a collective
 
     bool complete() const { return buffer_kind != nullptr || (done_us && (wait_us || left_alone)); }
   };

@@ -16,6 +16,11 @@ bool fits(int64_t capacity, int64_t nbytes) {
 
 }  // namespace
 
+const char* kind_name(BufferKind kind) {
+  if (kind == BufferKind::kParameters) return "parameters";
+  return kind == BufferKind::kGradients ? "gradients" : "communication";
+}
+
 /// What a DataPtr holds on to.
 struct BufferPool::Lease {
   std::shared_ptr<BufferPool> pool;
@@ -32,7 +37,7 @@ struct BufferPool::Lease {
 c10::DataPtr BufferPool::acquire(int64_t nbytes, BufferKind kind) {
   std::lock_guard lock(mutex_);
   at::Tensor block = take_block(nbytes);
-  (kind == BufferKind::kParameters ? account_.live_parameters : account_.live_gradients) += nbytes;
+  account_.live_of(kind) += nbytes;
   note_peaks();
   auto lease = std::make_unique<Lease>(Lease{shared_from_this(), std::move(block), nbytes, kind});
   void* data = lease->block.data_ptr();
@@ -72,8 +77,7 @@ at::Tensor BufferPool::take_block(int64_t nbytes) {
 
 void BufferPool::release(Lease& lease) {
   std::lock_guard lock(mutex_);
-  (lease.kind == BufferKind::kParameters ? account_.live_parameters : account_.live_gradients) -=
-      lease.nbytes;
+  account_.live_of(lease.kind) -= lease.nbytes;
   free_blocks_.push_back(std::move(lease.block));
 }
 
@@ -84,13 +88,14 @@ BufferAccount BufferPool::account() const {
 
 void BufferPool::reset_peaks() {
   std::lock_guard lock(mutex_);
-  account_.peak_parameters = account_.peak_gradients = account_.peak = 0;
+  account_.peak_parameters = account_.peak_gradients = account_.peak_communication = account_.peak = 0;
   note_peaks();
 }
 
 void BufferPool::note_peaks() {
   account_.peak_parameters = std::max(account_.peak_parameters, account_.live_parameters);
   account_.peak_gradients = std::max(account_.peak_gradients, account_.live_gradients);
+  account_.peak_communication = std::max(account_.peak_communication, account_.live_communication);
   account_.peak = std::max(account_.peak, account_.live());
 }
 

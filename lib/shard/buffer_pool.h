@@ -19,17 +19,27 @@
 
 namespace fsdp::shard {
 
-enum class BufferKind { kParameters, kGradients };
+enum class BufferKind { kParameters, kGradients, kCommunication };
+
+/// "parameters", "gradients" or "communication", as in a trace.
+const char* kind_name(BufferKind kind);
 
 /// Bytes that units have asked for, without what blocks have beyond that.
 struct BufferAccount {
   int64_t live_parameters = 0;  ///< gathered parameters that exist now
   int64_t live_gradients = 0;   ///< gradients that are accumulated or being reduced now
+  /// Outputs of all-gathers that are to be copied to the parameters; see UnitLayout::gathers_in_place().
+  int64_t live_communication = 0;
   int64_t peak_parameters = 0;
   int64_t peak_gradients = 0;
-  int64_t peak = 0;  ///< the most of both together at any time
+  int64_t peak_communication = 0;
+  int64_t peak = 0;  ///< the most of all together at any time
 
-  int64_t live() const { return live_parameters + live_gradients; }
+  int64_t live() const { return live_parameters + live_gradients + live_communication; }
+  int64_t& live_of(BufferKind kind) {
+    if (kind == BufferKind::kParameters) return live_parameters;
+    return kind == BufferKind::kGradients ? live_gradients : live_communication;
+  }
 };
 
 class BufferPool : public std::enable_shared_from_this<BufferPool> {

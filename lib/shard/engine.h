@@ -39,10 +39,15 @@ struct Segment {
   std::string name;            ///< of the parameter
   std::vector<int64_t> shape;  ///< of the whole parameter
   bool requires_grad = true;
-  size_t unit = 0;    ///< index into Engine::units()
-  int64_t begin = 0;  ///< elements [begin, end) of the flattened parameter; empty when equal
+  size_t unit = 0;  ///< index into Engine::units()
+  /// Columns [begin, end) of the parameter seen as [rows, numel / rows]; empty when equal. With one row:
+  /// elements of the flattened parameter.
+  int64_t rows = 1;
+  int64_t begin = 0;
   int64_t end = 0;
-  int64_t shard_offset = 0;  ///< of element `begin` in the unit's shard
+  int64_t shard_offset = 0;  ///< where they lie in the unit's shard, contiguous
+
+  int64_t numel() const { return rows * (end - begin); }
 };
 
 class Engine;

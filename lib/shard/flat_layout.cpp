@@ -4,13 +4,8 @@
 
 namespace fsdp::shard {
 
-FlatLayout::FlatLayout(const std::vector<Parameter>& parameters, int world_size) : world_size_(world_size) {
-  for (const Parameter& parameter : parameters) {
-    int64_t count = 1;
-    for (int64_t size : parameter.shape) count *= size;
-    parameters_.push_back({parameter.name, parameter.shape, count, numel_});
-    numel_ += count;
-  }
+FlatLayout::FlatLayout(const std::vector<Parameter>& parameters, int world_size)
+    : UnitLayout(parameters, world_size) {
   shard_numel_ = (numel_ + world_size - 1) / world_size;
 }
 
@@ -20,7 +15,13 @@ LocalRange FlatLayout::local_range(size_t parameter, int rank) const {
   int64_t begin = std::max(place.offset, shard_begin);
   int64_t end = std::min(place.offset + place.numel, shard_end);
   if (begin >= end) return {};
-  return {begin - place.offset, end - place.offset, begin - shard_begin};
+  return {.begin = begin - place.offset, .end = end - place.offset, .shard_offset = begin - shard_begin};
+}
+
+std::vector<UnitLayout::Piece> FlatLayout::pieces(size_t parameter, const at::Tensor& whole,
+                                                  const at::Tensor& gathered) const {
+  const ParameterPlace& place = parameters_.at(parameter);
+  return {{whole, gathered.narrow(0, place.offset, place.numel).view(whole.sizes())}};
 }
 
 }  // namespace fsdp::shard

@@ -76,11 +76,8 @@ void FullParameters::close() {
     }
   }
   for (const ShownUnit& shown : shown_) {
-    const UnitStorage& storage = shown.unit->storage();
-    if (options_.writeback && unfit.empty()) {
-      int64_t numel = storage.layout().shard_numel();
-      storage.shard().copy_(shown.whole.narrow(0, storage.place().rank * numel, numel));
-    }
+    UnitStorage& storage = shown.unit->storage();
+    if (options_.writeback && unfit.empty()) storage.take_shard_of(shown.whole);
     for (size_t i = 0; i < shown.at_rest.size(); ++i) {
       at::Tensor parameter = storage.parameters()[i].tensor;
       parameter.set_data(shown.at_rest[i]);

@@ -67,7 +67,7 @@ class FullParameters {
  private:
   struct ShownUnit {
     Unit* unit;
-    at::Tensor whole;                 ///< [padded_numel] fp32
+    at::Tensor whole;                 ///< [unsharded_numel] fp32
     std::vector<at::Tensor> at_rest;  ///< what the parameters are otherwise
   };
   static std::vector<std::string> take_in_replaced_data(const ShownUnit& shown);

@@ -72,6 +72,7 @@ UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool
     unit.storage.param_dtype = util::dtype_from_name(precision.param_dtype);
     unit.storage.reduce_dtype = util::dtype_from_name(precision.reduce_dtype);
   }
+  unit.storage.layout = options.layout;
   unit.storage.keep_low_precision_grads = precision.keep_low_precision_grads;
   unit.storage.cpu_offload = options.cpu_offload;
   unit.storage.move_grads_to_cpu = options.move_grads_to_cpu;
@@ -113,7 +114,7 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
     const ProcessGroups& groups = plan.replicated ? replicated : groups_;
     UnitOptions options = unit_options(options_, plan, root, groups_.world->world_size());
     Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, groups, options, pool_, trace));
-    const FlatLayout& layout = unit.storage().layout();
+    const UnitLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
       LocalRange range = layout.local_range(i, groups.shard->rank());
@@ -121,6 +122,7 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
                            .shape = place.shape,
                            .requires_grad = plan.parameters[i].tensor.requires_grad(),
                            .unit = index,
+                           .rows = range.rows,
                            .begin = range.begin,
                            .end = range.end,
                            .shard_offset = range.shard_offset});

@@ -33,6 +33,7 @@ class OptionChecks {
     check_numbers();
     check_wrapping();
     check_strategy();
+    check_layout();
     check_memory_and_prefetch();
     check_mixed_precision();
     return std::move(found_);
@@ -73,7 +74,8 @@ class OptionChecks {
     } else {
       check_choice("fsdp.strategy", options_.strategy, {"full_shard", "shard_grad_op", "no_shard"});
     }
-    check_choice("fsdp.layout", options_.layout, {"flat"});
+    check_choice("fsdp.layout", options_.layout, {"flat", "per_parameter"});
+    check_choice("fsdp.shard_dimension", options_.shard_dimension, {"largest", "first"});
     check_choice("fsdp.forward_prefetch", options_.forward_prefetch, {"none", "implicit", "explicit"});
     check_choice("fsdp.backward_prefetch", options_.backward_prefetch, {"none", "post", "pre"});
     const MixedPrecisionOptions& mixed = options_.mixed_precision;
@@ -158,6 +160,27 @@ class OptionChecks {
       refuse({"fsdp.replicated_parameters", "fsdp.strategy"},
              concat("fsdp.replicated_parameters: expected [], ", why, " already; found ",
                     shown(options_.replicated_parameters), "; leave it out or change fsdp.strategy"));
+    }
+  }
+
+  /// What only the per_parameter layout has a use for.
+  void check_layout() {
+    if (options_.layout != "flat") return;
+    const char* why =
+        ", because with fsdp.layout = flat a unit is cut as one, wherever the cuts fall in its parameters; "
+        "found ";
+    const char* remedy = "; leave it out or set fsdp.layout = per_parameter";
+    if (options_.shard_dimension == "first") {
+      refuse({"fsdp.shard_dimension", "fsdp.layout"},
+             concat("fsdp.shard_dimension: expected largest, the default", why, "\"first\"", remedy));
+    }
+    if (options_.shard_1d_parameters) {
+      refuse({"fsdp.shard_1d_parameters", "fsdp.layout"},
+             concat("fsdp.shard_1d_parameters: expected false", why, "true", remedy));
+    }
+    if (options_.dimension_policy) {
+      refuse({"dimension_policy", "fsdp.layout"},
+             concat("dimension_policy: expected none", why, "one", remedy));
     }
   }
 

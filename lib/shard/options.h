@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,24 @@ struct StageInfo {
 /// Whether a stage becomes a unit.
 using WrapPolicy = std::function<bool(const StageInfo& info)>;
 
+/// The dimension on which the per_parameter layout cuts a parameter; nothing: it stays whole on every rank.
+using DimensionPolicy =
+    std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
+
 struct ShardOptions {
   /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward) or
   /// "no_shard" (every rank holds everything; gradients are all-reduced, as DDP does).
   std::string strategy = "full_shard";
+  /// How a unit is cut into shards: "flat" (all its parameters as one, evenly) or "per_parameter" (each
+  /// parameter on one dimension); see shard/unit_layout.h.
   std::string layout = "flat";
+  /// per_parameter: "largest" (of equal ones the first) or "first".
+  std::string shard_dimension = "largest";
+  /// per_parameter: cut parameters of one dimension (biases, weights of norms) as well. Off: they stay whole
+  /// on every rank, and their gradients are all-reduced.
+  bool shard_1d_parameters = false;
+  /// Decides in place of these two. Library only.
+  DimensionPolicy dimension_policy;
 
   /// Auto-wrap threshold: a stage with at least this many parameters that no unit inside it holds becomes a
   /// unit.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "util/column_range.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -29,7 +30,7 @@ std::map<std::string, size_t> segments_by_name(const Engine& engine) {
 
 at::Tensor view_of(const Engine& engine, const Segment& segment) {
   const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
-  return shard.narrow(0, segment.shard_offset, segment.end - segment.begin);
+  return shard.narrow(0, segment.shard_offset, segment.numel());
 }
 
 /// What does not fit, all of it at once.
@@ -61,23 +62,34 @@ std::string fault_of(const at::Tensor& tensor, int64_t numel) {
   return "";
 }
 
-bool covers(std::vector<const ParameterRange*> ranges, const Segment& segment) {
-  std::sort(ranges.begin(), ranges.end(),
-            [](const ParameterRange* a, const ParameterRange* b) { return a->begin < b->begin; });
-  int64_t covered = segment.begin;
+/// Of a Segment or a ParameterRange.
+template <typename Part>
+util::ColumnRange columns_of(const Part& part) {
+  return {
+      .numel = c10::multiply_integers(part.shape), .rows = part.rows, .begin = part.begin, .end = part.end};
+}
+
+bool covers(const std::vector<const ParameterRange*>& ranges, const Segment& segment) {
+  std::vector<std::pair<int64_t, int64_t>> found;  // places in the segment
   for (const ParameterRange* range : ranges) {
-    if (range->begin <= covered) covered = std::max(covered, range->end);
+    util::for_each_overlap(columns_of(segment), columns_of(*range), [&found](const util::Overlap& overlap) {
+      found.emplace_back(overlap.in_a, overlap.in_a + overlap.count);
+    });
   }
-  return covered >= segment.end;
+  std::sort(found.begin(), found.end());
+  int64_t covered = 0;
+  for (const auto& [begin, end] : found) {
+    if (begin <= covered) covered = std::max(covered, end);
+  }
+  return covered >= segment.numel();
 }
 
 /// Copies the elements that both have.
 void copy_range(const Engine& engine, const Segment& segment, const ParameterRange& range) {
-  int64_t begin = std::max(segment.begin, range.begin), end = std::min(segment.end, range.end);
-  if (begin >= end) return;
-  view_of(engine, segment)
-      .narrow(0, begin - segment.begin, end - begin)
-      .copy_(range.data.reshape({-1}).narrow(0, begin - range.begin, end - begin));
+  at::Tensor to = view_of(engine, segment), from = range.data.reshape({-1});
+  util::for_each_overlap(columns_of(segment), columns_of(range), [&](const util::Overlap& overlap) {
+    to.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
+  });
 }
 
 struct LoadRequest {
@@ -100,7 +112,7 @@ void load_ranges(const Engine& engine, const std::vector<ParameterRange>& ranges
       continue;
     }
     const Segment& segment = engine.segments()[found->second];
-    std::string fault = fault_of(range.data, range.end - range.begin);
+    std::string fault = fault_of(range.data, range.rows * (range.end - range.begin));
     if (fault.empty() && range.shape != segment.shape) {
       fault = util::concat(at::IntArrayRef(range.shape), " in place of ", at::IntArrayRef(segment.shape));
     }
@@ -150,7 +162,8 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
 ShardedStateDict sharded_state_dict(const Engine& engine) {
   ShardedStateDict state;
   for (const Segment& segment : engine.segments()) {
-    state.push_back({segment.name, segment.shape, segment.begin, segment.end, view_of(engine, segment)});
+    state.push_back(
+        {segment.name, segment.shape, segment.begin, segment.end, view_of(engine, segment), segment.rows});
   }
   return state;
 }
@@ -165,7 +178,7 @@ void load_full_state_dict(Engine& engine, const FullStateDict& state, bool stric
   std::vector<ParameterRange> ranges;
   for (const auto& [name, tensor] : state) {
     auto shape = tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>{};
-    ranges.push_back({name, std::move(shape), 0, tensor.defined() ? tensor.numel() : 0, tensor});
+    ranges.push_back({name, std::move(shape), 0, tensor.defined() ? tensor.numel() : 0, tensor, 1});
   }
   load_ranges(engine, ranges, {"load_full_state_dict()", strict, /*whole=*/true});
 }

@@ -32,12 +32,14 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// Elements [begin, end) of the flattened parameter `name`, which has `shape` as a whole.
+/// A part of the parameter `name`, which has `shape` as a whole: columns [begin, end) of it seen as
+/// [rows, numel / rows]; with one row, elements of the flattened parameter.
 struct ParameterRange {
   std::string name;
   std::vector<int64_t> shape;
   int64_t begin = 0, end = 0;
-  at::Tensor data;  ///< [end - begin]
+  at::Tensor data;  ///< [rows * (end - begin)]
+  int64_t rows = 1;
 };
 
 using FullStateDict = std::vector<NamedTensor>;        ///< by parameter

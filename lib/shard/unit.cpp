@@ -31,13 +31,11 @@ Unit::~Unit() {
   reset();
 }
 
-void Unit::note_buffer(bool allocated, BufferKind kind) {
+void Unit::note_buffer(bool allocated, BufferKind kind, int64_t bytes) {
   if (!trace_) return;
-  bool parameters = kind == BufferKind::kParameters;
   // The gradient of a whole unit is the shard's own, not an unsharded buffer.
-  if (!parameters && groups_.shard->world_size() == 1) return;
-  trace_->buffer(allocated, name_, parameters ? "parameters" : "gradients",
-                 parameters ? storage_.unsharded_bytes() : storage_.gradient_bytes());
+  if (kind == BufferKind::kGradients && groups_.shard->world_size() == 1) return;
+  trace_->buffer(allocated, name_, kind_name(kind), bytes);
 }
 
 void Unit::start_gather(const char* pass) {
@@ -48,17 +46,25 @@ void Unit::start_gather(const char* pass) {
   }
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
-  gather_ = group.enqueue([this] {
-    storage_.allocate_unsharded();
-    note_buffer(true, BufferKind::kParameters);
+  const bool in_place = storage_.layout().gathers_in_place();
+  gather_ = group.enqueue([this, in_place] {
+    storage_.allocate_gathered();
+    note_buffer(true, in_place ? BufferKind::kParameters : BufferKind::kCommunication,
+                storage_.gathered_bytes());
     storage_.fill_gather_input();
   });
   if (!is_cut()) return;
   at::Tensor input = storage_.gather_input();
-  gather_ = group.all_gather(storage_.unsharded(), input, {.unit = name_, .pass = pass});
+  gather_ = group.all_gather(storage_.gathered(), input, {.unit = name_, .pass = pass});
   ++traffic_.all_gathers;
   traffic_.all_gather_bytes +=
       input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype));
+  if (in_place) return;
+  unpacking_ = group.enqueue([this] {
+    note_buffer(true, BufferKind::kParameters, storage_.unsharded_bytes());
+    storage_.unpack();
+    note_buffer(false, BufferKind::kCommunication, storage_.gathered_bytes());
+  });
 }
 
 void Unit::finish_gather(const char* pass) {
@@ -67,9 +73,11 @@ void Unit::finish_gather(const char* pass) {
 }
 
 void Unit::wait_for_gather() {
-  // Taken first: a wait() that throws must not be repeated.
-  auto work = std::move(gather_);
-  if (work) work->wait();
+  // Both are taken first: a wait() that throws must not be repeated.
+  auto gather = std::move(gather_);
+  auto unpacking = std::move(unpacking_);
+  if (gather) gather->wait();
+  if (unpacking) unpacking->wait();
   state_ = State::kUnsharded;
 }
 
@@ -78,7 +86,7 @@ void Unit::reshard() {
   if (state_ == State::kGathering) wait_for_gather();
   if (storage_.unsharded_is_allocated()) {
     storage_.free_unsharded();
-    note_buffer(false, BufferKind::kParameters);
+    note_buffer(false, BufferKind::kParameters, storage_.unsharded_bytes());
   }
   state_ = State::kSharded;
 }
@@ -87,13 +95,13 @@ void Unit::attach_gradients() {
   if (storage_.gradients_are_attached() || !storage_.has_trainable_parameters()) return;
   at::NoGradGuard no_grad;
   storage_.attach_gradients();
-  note_buffer(true, BufferKind::kGradients);
+  note_buffer(true, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
 void Unit::drop_gradients() {
   if (!storage_.gradients_are_attached()) return;
   storage_.detach_gradients();
-  note_buffer(false, BufferKind::kGradients);
+  note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
 void Unit::start_reduction() {
@@ -128,7 +136,7 @@ void Unit::start_reduction() {
   }
   reduction_ = group.enqueue([this, job, divisor = ranks / predivide] {
     job->input.reset();
-    note_buffer(false, BufferKind::kGradients);
+    note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
     if (divisor != 1) job->output.div_(divisor);
     storage_.add_to_shard_gradient(job->output);
     job->output.reset();
@@ -148,17 +156,16 @@ at::Tensor Unit::gather_master_weights() {
   at::NoGradGuard no_grad;
   const at::Tensor& shard = storage_.shard();
   if (groups_.shard->world_size() == 1 && shard.device() == storage_.unsharded().device()) return shard;
-  at::Tensor whole =
-      at::empty({storage_.layout().padded_numel()}, storage_.unsharded().options().dtype(at::kFloat));
-  if (whole.numel() == 0) return whole;
-  at::Tensor own =
-      whole.narrow(0, storage_.place().rank * storage_.layout().shard_numel(), shard.numel()).copy_(shard);
-  groups_.shard->all_gather(whole, own, {.unit = name_})->wait();
-  return whole;
+  at::Tensor gathered =
+      at::empty({storage_.layout().gathered_numel()}, storage_.unsharded().options().dtype(at::kFloat));
+  if (gathered.numel() == 0) return gathered;
+  at::Tensor own = gathered.narrow(0, storage_.place().rank * shard.numel(), shard.numel()).copy_(shard);
+  groups_.shard->all_gather(gathered, own, {.unit = name_})->wait();
+  return storage_.unpacked(gathered);
 }
 
 void Unit::reset() {
-  for (auto* work : {&gather_, &collective_, &reduction_}) {
+  for (auto* work : {&gather_, &unpacking_, &collective_, &reduction_}) {
     auto taken = std::move(*work);
     if (!taken) continue;
     try {
@@ -168,9 +175,13 @@ void Unit::reset() {
     }
   }
   drop_gradients();
+  if (storage_.gathered_is_allocated()) {
+    storage_.free_gathered();
+    note_buffer(false, BufferKind::kCommunication, storage_.gathered_bytes());
+  }
   if (storage_.unsharded_is_allocated()) {
     storage_.free_unsharded();
-    note_buffer(false, BufferKind::kParameters);
+    note_buffer(false, BufferKind::kParameters, storage_.unsharded_bytes());
   }
   state_ = State::kSharded;
 }

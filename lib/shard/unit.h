@@ -10,7 +10,8 @@
 //
 // Memory follows the order of the communication stream, not of the calls: the buffer of a gather that was
 // issued ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given
-// back as soon as it has been sent. So the buffer of one reduction serves the gather behind it.
+// back as soon as it has been sent. So the buffer of one reduction serves the gather behind it. Where a
+// layout does not gather in place, the copy to the unsharded buffer is a task of that stream too.
 
 #include <memory>
 #include <string>
@@ -77,8 +78,8 @@ class Unit {
   /// Waits until the mean over ranks has been added to the shard's gradient.
   void finish_reduction();
 
-  /// The master weights of all ranks: [padded_numel] fp32 on the device of the parameters; the shard itself
-  /// in a group of one. Collective, while the unit is sharded.
+  /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; the shard
+  /// itself in a group of one. Collective, while the unit is sharded.
   at::Tensor gather_master_weights();
 
   const Traffic& traffic() const { return traffic_; }
@@ -90,7 +91,7 @@ class Unit {
 
  private:
   void wait_for_gather();
-  void note_buffer(bool allocated, BufferKind kind);
+  void note_buffer(bool allocated, BufferKind kind, int64_t bytes);
 
   std::string name_;
   ProcessGroups groups_;
@@ -98,7 +99,7 @@ class Unit {
   std::shared_ptr<comm::Trace> trace_;
   UnitStorage storage_;
   State state_ = State::kSharded;
-  std::unique_ptr<comm::Work> gather_;
+  std::unique_ptr<comm::Work> gather_, unpacking_;
   std::unique_ptr<comm::Work> collective_, reduction_;  ///< of gradients: the collective; what follows it
   Traffic traffic_;
 };

@@ -11,17 +11,18 @@
 namespace fsdp::shard {
 namespace {
 
-FlatLayout layout_of(const std::vector<NamedParameter>& parameters, int world_size) {
-  std::vector<FlatLayout::Parameter> shapes;
+std::unique_ptr<UnitLayout> layout_of(const std::string& layout,
+                                      const std::vector<NamedParameter>& parameters, int world_size) {
+  std::vector<UnitLayout::Parameter> shapes;
   for (const NamedParameter& parameter : parameters) {
     if (parameter.tensor.scalar_type() != at::kFloat) {
       util::fail(util::ErrorKind::kUsage, "parameter ", parameter.name,
                  ": expected float32 master weights; found ", c10::toString(parameter.tensor.scalar_type()),
                  "; convert the model before fully_shard()");
     }
-    shapes.push_back({parameter.name, parameter.tensor.sizes().vec()});
+    shapes.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.shard_dimension});
   }
-  return FlatLayout(shapes, world_size);
+  return make_layout(layout, shapes, world_size);
 }
 
 /// fp32 memory where shards and their gradients live: pinned when the host keeps them for another device.
@@ -38,44 +39,72 @@ at::TensorOptions home(at::Device device, bool on_host) {
 UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place,
                          const StorageOptions& options, std::shared_ptr<BufferPool> pool)
     : parameters_(parameters),
-      layout_(layout_of(parameters, place.world_size)),
+      layout_(layout_of(options.layout, parameters, place.world_size)),
       place_(place),
       options_(options),
       pool_(std::move(pool)) {
   at::NoGradGuard no_grad;
   at::Device device = parameters_.empty() ? at::Device(at::kCPU) : parameters_.front().tensor.device();
-  shard_ = at::zeros({layout_.shard_numel()}, home(device, options_.cpu_offload));
+  shard_ = at::zeros({layout_->shard_numel()}, home(device, options_.cpu_offload));
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    LocalRange range = layout_.local_range(i, place_.rank);
-    int64_t length = range.end - range.begin;
-    if (length == 0) continue;
-    shard_.narrow(0, range.shard_offset, length)
-        .copy_(parameters_[i].tensor.detach().contiguous().flatten().narrow(0, range.begin, length));
+    auto local = layout_->local_piece(i, place_.rank, parameters_[i].tensor.detach().contiguous(), shard_);
+    local.gathered.copy_(local.whole);
   }
   shard_is_unsharded_ = place_.world_size == 1 && options_.param_dtype == at::kFloat && !options_.cpu_offload;
-  if (shard_is_unsharded_) {
-    unsharded_ = shard_;
-  } else {
-    unsharded_ =
-        at::empty({layout_.padded_numel()}, at::TensorOptions().dtype(options_.param_dtype).device(device));
-  }
-  own_part_ = unsharded_.narrow(0, place_.rank * layout_.shard_numel(), layout_.shard_numel());
+  at::TensorOptions gathered = at::TensorOptions().dtype(options_.param_dtype).device(device);
+  unsharded_ = shard_is_unsharded_ ? shard_ : at::empty({layout_->unsharded_numel()}, gathered);
+  gathered_ = layout_->gathers_in_place() ? unsharded_ : at::empty({layout_->gathered_numel()}, gathered);
+  own_part_ = gathered_.narrow(0, place_.rank * layout_->shard_numel(), layout_->shard_numel());
   show_parameters_in_unsharded();
   if (!shard_is_unsharded_) util::free_storage(unsharded_);
-  gradients_ = std::make_unique<GradientBuffer>(parameters_, layout_, options_.reduce_dtype);
+  if (!layout_->gathers_in_place()) util::free_storage(gathered_);
+  gradients_ = std::make_unique<GradientBuffer>(parameters_, *layout_, options_.reduce_dtype);
 }
 
 void UnitStorage::show_parameters_in(const at::Tensor& flat) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterPlace& place = layout_.parameters()[i];
+    const ParameterPlace& place = layout_->parameters()[i];
     parameters_[i].tensor.set_data(flat.narrow(0, place.offset, place.numel).view(place.shape));
   }
 }
 
-void UnitStorage::allocate_unsharded() {
+void UnitStorage::allocate_gathered() {
   FSDP_CHECK(!shard_is_unsharded_);
+  auto kind = layout_->gathers_in_place() ? BufferKind::kParameters : BufferKind::kCommunication;
+  util::restore_storage(gathered_, pool_->acquire(gathered_bytes(), kind), gathered_bytes());
+}
+
+void UnitStorage::unpack() {
+  if (layout_->gathers_in_place()) return;
+  at::NoGradGuard no_grad;
   int64_t nbytes = unsharded_bytes();
   util::restore_storage(unsharded_, pool_->acquire(nbytes, BufferKind::kParameters), nbytes);
+  copy_unpacked(unsharded_, gathered_);
+  free_gathered();
+}
+
+void UnitStorage::copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterPlace& place = layout_->parameters()[i];
+    for (auto& piece : layout_->pieces(i, to.narrow(0, place.offset, place.numel), gathered)) {
+      piece.whole.copy_(piece.gathered);
+    }
+  }
+}
+
+at::Tensor UnitStorage::unpacked(const at::Tensor& gathered) const {
+  if (layout_->gathers_in_place()) return gathered;
+  at::Tensor whole = at::empty({layout_->unsharded_numel()}, gathered.options());
+  copy_unpacked(whole, gathered);
+  return whole;
+}
+
+void UnitStorage::take_shard_of(const at::Tensor& whole) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterPlace& place = layout_->parameters()[i];
+    auto local = layout_->local_piece(i, place_.rank, whole.narrow(0, place.offset, place.numel), shard_);
+    local.gathered.copy_(local.whole);
+  }
 }
 
 void UnitStorage::free_unsharded() {
@@ -83,8 +112,17 @@ void UnitStorage::free_unsharded() {
   util::free_storage(unsharded_);
 }
 
+void UnitStorage::free_gathered() {
+  FSDP_CHECK(!layout_->gathers_in_place());
+  util::free_storage(gathered_);
+}
+
 bool UnitStorage::unsharded_is_allocated() const {
   return !shard_is_unsharded_ && !util::storage_is_free(unsharded_);
+}
+
+bool UnitStorage::gathered_is_allocated() const {
+  return !layout_->gathers_in_place() && !util::storage_is_free(gathered_);
 }
 
 at::Tensor UnitStorage::gather_input() const {
@@ -122,7 +160,11 @@ bool UnitStorage::has_trainable_parameters() const {
 }
 
 int64_t UnitStorage::unsharded_bytes() const {
-  return layout_.padded_numel() * static_cast<int64_t>(c10::elementSize(options_.param_dtype));
+  return layout_->unsharded_numel() * static_cast<int64_t>(c10::elementSize(options_.param_dtype));
+}
+
+int64_t UnitStorage::gathered_bytes() const {
+  return layout_->gathered_numel() * static_cast<int64_t>(c10::elementSize(options_.param_dtype));
 }
 
 }  // namespace fsdp::shard

@@ -9,22 +9,26 @@
 // reduce-scatter.
 //
 // With a param_dtype other than fp32, or shards in host memory, this rank's part is cast or copied straight
-// to its place in the unsharded buffer, from where it is gathered: there is no second, low-precision shard.
+// to its place in the output of the all-gather, from where it is gathered: there is no second, low-precision
+// shard. The output is the unsharded buffer where the layout gathers in place; else a communication buffer
+// that exists until it has been copied there.
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "shard/buffer_pool.h"
-#include "shard/flat_layout.h"
 #include "shard/gradient_buffer.h"
+#include "shard/unit_layout.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 
 /// In what a unit is kept, computed and reduced, and where.
 struct StorageOptions {
+  std::string layout = "flat";  ///< see make_layout()
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   bool keep_low_precision_grads = false;
@@ -45,7 +49,7 @@ class UnitStorage {
   UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place, const StorageOptions& options,
               std::shared_ptr<BufferPool> pool);
 
-  const FlatLayout& layout() const { return layout_; }
+  const UnitLayout& layout() const { return *layout_; }
   const ShardPlace& place() const { return place_; }
   const StorageOptions& options() const { return options_; }
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
@@ -63,19 +67,34 @@ class UnitStorage {
   /// Whether the parameters are views of the shard itself: a group of one in fp32 on the shard's device.
   bool shard_is_unsharded() const { return shard_is_unsharded_; }
 
-  /// [padded_numel] the gathered parameters; valid between allocate_unsharded() and free_unsharded(), and
-  /// always when shard_is_unsharded(): then neither may be called.
-  const at::Tensor& unsharded() const { return unsharded_; }
-  void allocate_unsharded();
-  void free_unsharded();
-  bool unsharded_is_allocated() const;
+  // The way of the parameters into the unsharded buffer; none of it where shard_is_unsharded(), where the
+  // buffer is there always.
 
-  /// This rank's part of an all-gather into unsharded(): the shard, or its place in the output.
+  /// [gathered_numel] the output of the all-gather; has memory from allocate_gathered() to unpack().
+  const at::Tensor& gathered() const { return gathered_; }
+  void allocate_gathered();
+  /// This rank's part of the all-gather: the shard, or its place in the output.
   at::Tensor gather_input() const;
   /// Casts and copies the shard to where gather_input() is; nothing to do when it is the shard.
   void fill_gather_input();
+  /// Copies what was gathered to the unsharded buffer and frees the communication buffer; nothing to do where
+  /// the layout gathers in place.
+  void unpack();
+  bool gathered_is_allocated() const;
 
-  /// Points the parameters at `flat` [padded_numel] of any floating type, and back at unsharded().
+  /// [unsharded_numel] the parameters; has memory from unpack() to free_unsharded().
+  const at::Tensor& unsharded() const { return unsharded_; }
+  bool unsharded_is_allocated() const;
+  void free_unsharded();
+  /// After a failure: frees the communication buffer as well.
+  void free_gathered();
+
+  /// Copies this rank's ranges of `whole` [unsharded_numel] to the shard.
+  void take_shard_of(const at::Tensor& whole);
+  /// `gathered` [gathered_numel] as [unsharded_numel]: itself, or a copy in the order of the parameters.
+  at::Tensor unpacked(const at::Tensor& gathered) const;
+
+  /// Points the parameters at `flat` [unsharded_numel] of any floating type, and back at unsharded().
   void show_parameters_in(const at::Tensor& flat);
   void show_parameters_in_unsharded() { show_parameters_in(unsharded_); }
 
@@ -86,19 +105,23 @@ class UnitStorage {
   bool gradients_are_attached() const { return gradients_->is_attached(); }
 
   int64_t unsharded_bytes() const;  ///< of the unsharded buffer when it is allocated
+  int64_t gathered_bytes() const;   ///< of the output of the all-gather
   int64_t gradient_bytes() const { return gradients_->nbytes(); }
 
  private:
+  void copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const;
+
   std::vector<NamedParameter> parameters_;
-  FlatLayout layout_;
+  std::unique_ptr<const UnitLayout> layout_;
   ShardPlace place_;
   StorageOptions options_;
   std::shared_ptr<BufferPool> pool_;
   bool shard_is_unsharded_ = false;
   at::Tensor shard_, shard_gradient_;
   at::Tensor unsharded_;
+  at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place
   at::Tensor
-      own_part_;  ///< of unsharded_; made while that has memory, which views of tensors without may need
+      own_part_;  ///< of gathered_; made while that has memory, which views of tensors without may need
   std::unique_ptr<GradientBuffer> gradients_;
 };
 

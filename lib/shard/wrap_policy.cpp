@@ -6,6 +6,7 @@
 
 #include "shard/model_tree.h"
 #include "shard/name_checks.h"
+#include "shard/per_parameter_layout.h"
 #include "util/error.h"
 #include "util/name_patterns.h"
 #include "util/text.h"
@@ -31,6 +32,7 @@ class Planner {
         is_unit_(tree_.nodes.size(), false),
         replicated_(tree_.parameters.size(), false),
         keep_float32_(tree_.parameters.size(), false),
+        shard_dimension_(tree_.parameters.size(), 0),
         holder_(tree_.parameters.size(), kNobody) {}
 
   std::vector<UnitPlan> plan() {
@@ -63,6 +65,30 @@ class Planner {
     bool is_mixed = mixed.param_dtype != "float32" || mixed.reduce_dtype != "float32";
     mark({"fsdp.replicated_parameters", options_.replicated_parameters}, replicated_);
     if (is_mixed) mark({"mixed_precision.keep_float32", mixed.keep_float32}, keep_float32_);
+    if (options_.layout == "per_parameter") choose_dimensions();
+  }
+
+  void choose_dimensions() {
+    DimensionPolicy policy = options_.dimension_policy ? options_.dimension_policy
+                                                       : shard_dimension_policy(options_.shard_dimension,
+                                                                                options_.shard_1d_parameters);
+    for (size_t i = 0; i < tree_.parameters.size(); ++i) {
+      const std::string& name = tree_.parameters[i].names.front();
+      auto shape = tree_.parameters[i].tensor.sizes().vec();
+      std::optional<int64_t> dimension = policy(name, shape);
+      if (!dimension) {
+        // Under no_shard everything is whole already.
+        if (options_.strategy != "no_shard") replicated_[i] = true;
+        continue;
+      }
+      int64_t dimensions = std::max<int64_t>(1, static_cast<int64_t>(shape.size()));
+      if (*dimension < 0 || *dimension >= dimensions) {
+        fail(ErrorKind::kUsage, "dimension_policy: expected a dimension in [0, ", dimensions, ") of ", name,
+             ", which has the shape ", at::IntArrayRef(shape), "; found ", *dimension,
+             "; return one of them, or nothing for a parameter that stays whole");
+      }
+      shard_dimension_[i] = *dimension;
+    }
   }
 
   void mark(const GivenNames& patterns, std::vector<bool>& marks) const {
@@ -212,7 +238,7 @@ class Planner {
     for (size_t i = 0; i < tree_.parameters.size(); ++i) {
       const std::vector<std::string>& names = tree_.parameters[i].names;
       NamedParameter parameter = {
-          names.front(), tree_.parameters[i].tensor, {names.begin() + 1, names.end()}};
+          names.front(), tree_.parameters[i].tensor, {names.begin() + 1, names.end()}, shard_dimension_[i]};
       if (is_taken_out(i)) {
         size_t extra = !keep_float32_[i] ? 0 : (!replicated_[i] ? 1 : 2);
         extras[extra].parameters.push_back(std::move(parameter));
@@ -245,6 +271,7 @@ class Planner {
   ModelTree tree_;
   std::vector<bool> is_unit_;                    ///< by node
   std::vector<bool> replicated_, keep_float32_;  ///< by parameter
+  std::vector<int64_t> shard_dimension_;         ///< by parameter
   std::vector<size_t> holder_;                   ///< node of the unit, by parameter; not of those taken out
 };
 
@@ -270,6 +297,15 @@ WrapPolicy any_of(std::vector<WrapPolicy> policies) {
   return [policies = std::move(policies)](const StageInfo& info) {
     return std::any_of(policies.begin(), policies.end(),
                        [&info](const WrapPolicy& policy) { return policy(info); });
+  };
+}
+
+DimensionPolicy shard_dimension_policy(const std::string& choice, bool shard_1d_parameters) {
+  bool largest = choice == "largest";
+  return [largest, shard_1d_parameters](const std::string&,
+                                        const std::vector<int64_t>& shape) -> std::optional<int64_t> {
+    if (shape.size() < 2 && !shard_1d_parameters) return std::nullopt;
+    return largest ? largest_dimension(shape) : 0;
   };
 }
 

@@ -29,11 +29,15 @@ WrapPolicy stage_type_policy(std::vector<std::string> types);
 /// order until one does. Throws Error(kUsage) for a policy that is empty.
 WrapPolicy any_of(std::vector<WrapPolicy> policies);
 
+/// What ShardOptions::shard_dimension ("largest" or "first") and shard_1d_parameters say.
+DimensionPolicy shard_dimension_policy(const std::string& choice, bool shard_1d_parameters);
+
 /// A parameter under the first of its names; tied names share one tensor and appear once.
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;
   std::vector<std::string> other_names{};  ///< of a tied parameter, in the order of the modules
+  int64_t shard_dimension = 0;             ///< on which the per_parameter layout cuts it
 };
 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
@@ -53,7 +57,8 @@ struct UnitPlan {
 ///   "root.replicated"          options.replicated_parameters names,
 ///   "root.float32"             options.mixed_precision.keep_float32 names,
 ///   "root.replicated.float32"  both name;
-/// these parameters count for no other unit. keep_float32 has no effect when param_dtype and reduce_dtype are
+/// these parameters count for no other unit. With fsdp.layout = "per_parameter", those that its dimension
+/// policy leaves whole are replicated too. keep_float32 has no effect when param_dtype and reduce_dtype are
 /// float32. Then come the other units in the order of the modules, none of them empty.
 ///
 /// Automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py): children first; each stage

@@ -11,7 +11,7 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
   for (const shard::Segment& segment : engine.segments()) {
     if (!segment.requires_grad || segment.begin == segment.end) continue;
     bool decay = !util::matches_any(segment.name, no_decay);
-    int64_t begin = segment.shard_offset, end = begin + segment.end - segment.begin;
+    int64_t begin = segment.shard_offset, end = begin + segment.numel();
     auto& ranges = parameters[segment.unit].ranges;
     // Neighbours that are treated alike are one pass for the optimizer.
     if (!ranges.empty() && ranges.back().end == begin && ranges.back().decay == decay) {
@@ -33,7 +33,8 @@ std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
                       .shape = segment.shape,
                       .begin = segment.begin,
                       .end = end,
-                      .data = flat.narrow(0, segment.shard_offset, end - segment.begin)});
+                      .data = flat.narrow(0, segment.shard_offset, segment.rows * (end - segment.begin)),
+                      .rows = segment.rows});
   };
   for (const shard::Segment& segment : engine.segments()) {
     add("model/", segment, engine.units()[segment.unit]->storage().shard());

@@ -10,6 +10,7 @@
 #include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
+#include "checkpoint/shard_set.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::checkpoint {
@@ -69,6 +70,70 @@ TEST(SaveLoad, HandlesManyRangesOfATensorOnARank) {
   EXPECT_TRUE(same_bits(whole, rows));
   for (int rank : {0, 1}) load_slices(folder, manifest, columns(by_column, rank));
   EXPECT_TRUE(same_bits(whole, by_column));
+}
+
+/// Rank `rank` of `world`: its chunk of the tensor cut after `rows`, or of the flattened tensor with one row.
+std::vector<TensorSlice> cut(const at::Tensor& tensor, int64_t rows, int rank, int world) {
+  int64_t columns = tensor.numel() / rows, chunk = (columns + world - 1) / world;
+  int64_t begin = std::min(rank * chunk, columns), end = std::min(begin + chunk, columns);
+  at::Tensor part = tensor.view({rows, columns}).narrow(1, begin, end - begin);
+  return {{"model/w", tensor.sizes().vec(), begin, end, part.contiguous().view({-1}), rows}};
+}
+
+TEST(SaveLoad, AnyCutGivesAnyOther) {
+  at::Tensor whole = at::arange(7 * 5 * 6, at::kFloat).view({7, 5, 6});
+  for (int64_t from_rows : {1, 7, 35}) {
+    for (int from : {1, 2, 4}) {
+      TemporaryFolder root;
+      comm::run_ranks_as_threads(from, [&](comm::Communicator& communicator) {
+        save_sharded({.root = root.path(), .step = 7, .layout = "per_parameter", .training = {}, .model = {}},
+                     cut(whole, from_rows, communicator.rank(), from), communicator);
+      });
+      fs::path folder = root.path() / "step-00000007";
+      Manifest manifest = read_manifest(folder);
+      EXPECT_EQ(manifest.tensors.at("model/w").rows, from_rows);
+      EXPECT_EQ(manifest.tensors.at("model/w").ranges.size(), static_cast<size_t>(from));
+      for (int64_t to_rows : {1, 7, 35}) {
+        for (int to : {1, 3, 8}) {
+          for (int rank = 0; rank < to; ++rank) {
+            auto expected = cut(whole, to_rows, rank, to);
+            auto loaded = cut(at::zeros_like(whole), to_rows, rank, to);
+            load_slices(folder, manifest, loaded);
+            EXPECT_TRUE(same_bits(loaded[0].data, expected[0].data))
+                << from << " ranks, " << from_rows << " rows to rank " << rank << " of " << to << ", "
+                << to_rows << " rows";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SaveLoad, ATensorCutInColumnsIsOneReadFromAFileForAnotherNumberOfRanks) {
+  TemporaryFolder root;
+  at::Tensor whole = at::arange(600, at::kFloat).view({100, 6});
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    save_sharded({.root = root.path(), .step = 7, .layout = "per_parameter", .training = {}, .model = {}},
+                 cut(whole, 100, communicator.rank(), 2), communicator);
+  });
+  fs::path folder = root.path() / "step-00000007";
+  Manifest manifest = read_manifest(folder);
+  ShardSet shards(folder, manifest);
+  EXPECT_EQ(shards.plan("model/w", {.numel = 600, .rows = 100, .begin = 2, .end = 4}, nullptr).size(), 2u);
+  EXPECT_EQ(shards.plan("model/w", {.numel = 600, .rows = 1, .begin = 0, .end = 600}, nullptr).size(), 2u);
+}
+
+TEST(SaveLoad, RefusesRowsThatAreNotDimensions) {
+  TemporaryFolder root;
+  at::Tensor whole = at::arange(24, at::kFloat).view({4, 6});
+  auto [kind, text] = error_of([&] {
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      save_sharded({.root = root.path(), .step = 7, .layout = "per_parameter", .training = {}, .model = {}},
+                   cut(whole, 3, communicator.rank(), 2), communicator);
+    });
+  });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr("[4, 6] cannot have 3 rows"));
 }
 
 TEST(Save, NeverOverwritesACompleteCheckpoint) {

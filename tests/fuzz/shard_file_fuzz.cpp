@@ -18,7 +18,7 @@ int shard_file(const uint8_t* data, size_t size) {
     for (const checkpoint::DatasetSpec& spec : specs) {
       shard.check(spec);
       std::vector<char> bytes(static_cast<size_t>(spec.numel) * c10::elementSize(spec.dtype));
-      shard.read(spec, 0, spec.numel, bytes.data());
+      shard.read(spec, {.count = spec.numel}, bytes.data());
     }
   });
   return 0;

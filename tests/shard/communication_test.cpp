@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/chain_run.h"
+#include "support/layout_under_test.h"
 #include "support/nested_models.h"
 #include "util/error.h"
 
@@ -102,7 +103,7 @@ TEST(Communication, RecomputationGathersInnerUnitsOnceInBackward) {
       auto model = testing::group({pair(), pair()}, "root", 4);
       ShardOptions options = every_matrix("implicit", "pre");
       options.reshard_after_forward = reshard;
-      auto engine = fully_shard(*model, options, testing::borrowed(calls));
+      auto engine = testing::shard_under_test(*model, options, testing::borrowed(calls));
       if (recompute) nn::checkpoint_activations(*model, {"pair"});
       for (int i = 0; i < 2; ++i) {
         calls.clear();
@@ -160,7 +161,7 @@ TEST(Communication, FrozenUnitsAreGatheredButNotReduced) {
     testing::CountingCommunicator calls(inner);
     testing::ChainStage chain(4, 4);
     chain.layer(1).weight().requires_grad_(false);
-    auto engine = fully_shard(chain, every_matrix("implicit", "pre"), testing::borrowed(calls));
+    auto engine = testing::shard_under_test(chain, every_matrix("implicit", "pre"), testing::borrowed(calls));
     for (int step = 0; step < 2; ++step) {
       calls.clear();
       chain.forward(at::ones({2, 4})).sum().backward();
@@ -179,7 +180,7 @@ TEST(Communication, ReplicatedParametersAreAllReducedAndNeverGathered) {
     testing::ChainStage chain(4, 4);
     ShardOptions options = every_matrix("implicit", "pre");
     options.replicated_parameters = {"bias"};
-    auto engine = fully_shard(chain, options, testing::borrowed(calls));
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(calls));
     chain.forward(at::ones({2, 4})).sum().backward();
     EXPECT_EQ(counts_of(calls), counts(4, 3, 4, 1));
   });

@@ -8,7 +8,7 @@ namespace {
 TEST(FlatLayout, PadsToAMultipleOfTheRanks) {
   FlatLayout layout({{"a", {3, 3}}, {"b", {2}}}, 4);
   EXPECT_EQ(layout.numel(), 11);
-  EXPECT_EQ(layout.padded_numel(), 12);
+  EXPECT_EQ(layout.gathered_numel(), 12);
   EXPECT_EQ(layout.shard_numel(), 3);
   EXPECT_EQ(layout.parameters()[1].offset, 9);
 }

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "support/counting_communicator.h"
+#include "support/layout_under_test.h"
 #include "support/shard_setups.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
@@ -76,7 +77,7 @@ void expect_shards(const Engine& engine, const std::vector<at::Tensor>& expected
 TEST(FullParameters, ShowsTheWholeMasterWeights) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     ChainStage plain(kLayers, kSize), chain(kLayers, kSize);
-    auto engine = fully_shard(chain, options, borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
     FullParameters full(*engine);
     auto expected = plain.named_parameters();
     EXPECT_EQ(chain.named_parameters().size(), expected.size());
@@ -91,7 +92,7 @@ TEST(FullParameters, WritebackChangesTheNextForward) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     ChainStage plain(kLayers, kSize), chain(kLayers, kSize);
     scale_parameters(plain);
-    auto engine = fully_shard(chain, options, borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
     evaluate(chain);
     {
       FullParameters full(*engine, {.writeback = true});
@@ -109,7 +110,7 @@ TEST(FullParameters, WritebackChangesTheNextForward) {
 TEST(FullParameters, WithoutWritebackNothingStays) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     ChainStage chain(kLayers, kSize);
-    auto engine = fully_shard(chain, options, borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
     at::Tensor before = evaluate(chain);
     auto shards = shards_of(*engine);
     {
@@ -124,7 +125,7 @@ TEST(FullParameters, WithoutWritebackNothingStays) {
 TEST(FullParameters, EachRankWritesItsOwnRange) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(4, 1);
-    auto engine = fully_shard(stage, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(stage, nested(), borrowed(communicator));
     {
       FullParameters full(*engine, {.writeback = true});
       at::NoGradGuard no_grad;
@@ -140,7 +141,7 @@ TEST(FullParameters, TrainingGoesOnAsIfNothingHadBeen) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     auto train = [&](bool look) {
       ChainStage chain(kLayers, kSize);
-      auto engine = fully_shard(chain, options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
       for (int step = 0; step < 3; ++step) {
         engine->zero_gradients();
         if (look) FullParameters(*engine, {.writeback = step == 1});
@@ -159,7 +160,7 @@ TEST(FullParameters, LeavesGradientsAloneReducedOrNot) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     auto gradients = [&](bool look) {
       ChainStage chain(kLayers, kSize);
-      auto engine = fully_shard(chain, options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
       for (int micro = 0; micro < 3; ++micro) {
         engine->set_requires_gradient_sync(micro != 1);
         chain.forward(input() * (micro + 1.0)).to(at::kFloat).sum().backward();
@@ -183,7 +184,7 @@ TEST(FullParameters, GradientsMayBeForgottenWhileItIsOpen) {
       options.mixed_precision.param_dtype = "bfloat16";
       options.mixed_precision.reduce_dtype = reduce_dtype;
       ChainStage chain(kLayers, kSize);
-      auto engine = fully_shard(chain, options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
       {
         NoSync no_sync(*engine);
         chain.forward(input()).sum().backward();
@@ -200,7 +201,7 @@ TEST(FullParameters, GradientsMayBeForgottenWhileItIsOpen) {
 TEST(FullParameters, GivesItsMemoryBackAndTakesNoneOfThePool) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     ChainStage chain(kLayers, kSize);
-    auto engine = fully_shard(chain, options, borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
     chain.forward(input()).sum().backward();
     int64_t held = engine->buffer_pool().held_bytes();
     FullParameters full(*engine, {.writeback = true});
@@ -226,7 +227,7 @@ TEST(FullParameters, OnRank0OnlyTheOthersKeepNothing) {
       ShardOptions options = nested();
       options.strategy = strategy;
       ChainStage plain(kLayers, kSize), chain(kLayers, kSize);
-      auto engine = fully_shard(chain, options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
       at::Tensor before = evaluate(chain);
       {
         FullParameters full(*engine, {.rank0_only = true, .to_host = true});
@@ -251,7 +252,7 @@ TEST(FullParameters, ShowsTheUnitsThatThePatternsMatch) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
     CountingCommunicator communicator(inner);
     ChainStage plain(kLayers, kSize), chain(kLayers, kSize);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     {
       FullParameters full(*engine, {.units = {"layers.1"}});
       EXPECT_EQ(communicator.count("all_gather"), 1);
@@ -270,7 +271,7 @@ TEST(FullParameters, IsRefusedWhileTheEngineIsInUse) {
       ShardOptions options = nested();
       options.reshard_root_after_forward = options.reshard_last_after_forward = frees_all;
       ChainStage chain(kLayers, kSize);
-      auto engine = fully_shard(chain, options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
       auto open = [&engine] { FullParameters full(*engine); };
       std::string in_backward;
       at::Tensor output = chain.forward(input());
@@ -303,7 +304,7 @@ TEST(FullParameters, IsRefusedWhileTheEngineIsInUse) {
 TEST(FullParameters, RefusesASecondOneAndForwardAndBackwardWhileItIsOpen) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage chain(kLayers, kSize);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     at::Tensor before = evaluate(chain);
     at::Tensor loss = chain.forward(input()).sum();
     loss.backward({}, /*retain_graph=*/true);
@@ -322,7 +323,7 @@ TEST(FullParameters, RefusesASecondOneAndForwardAndBackwardWhileItIsOpen) {
 TEST(FullParameters, AnExceptionRestoresEverythingAndWritesNothing) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     ChainStage chain(kLayers, kSize);
-    auto engine = fully_shard(chain, options, borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
     at::Tensor before = evaluate(chain);
     try {
       FullParameters full(*engine, {.writeback = true});
@@ -338,7 +339,7 @@ TEST(FullParameters, ClosesOnce) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage plain(kLayers, kSize), chain(kLayers, kSize);
     scale_parameters(plain);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     {
       FullParameters full(*engine, {.writeback = true});
       scale_parameters(chain);
@@ -354,7 +355,7 @@ TEST(FullParameters, ClosesOnce) {
 TEST(FullParameters, WritesBackWhatReplacedAParameter) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     ChainStage chain(kLayers, kSize);
-    auto engine = fully_shard(chain, options, borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, borrowed(communicator));
     at::Tensor value = at::arange(9, at::kDouble).view({3, 3});
     {
       FullParameters full(*engine, {.writeback = true});

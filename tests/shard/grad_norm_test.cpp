@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "support/counting_communicator.h"
+#include "support/layout_under_test.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 
@@ -31,7 +32,7 @@ void with_gradients(int world, const std::function<void(Engine&, testing::Counti
     testing::ChainStage chain(2, 3);
     ShardOptions options;
     options.min_num_params = 1;
-    auto engine = fully_shard(chain, options, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
     chain.forward(at::full({1, 3}, 0.1f * communicator.rank())).sum().backward();
     communicator.clear();
     body(*engine, communicator);
@@ -112,7 +113,7 @@ TEST(GradNorm, TakesTheLossScaleOutOfNormAndGradients) {
 TEST(GradNorm, RefusesGradientsThatAreNotReduced) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::ChainStage chain(2, 3);
-    auto engine = fully_shard(chain, {}, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, {}, testing::borrowed(communicator));
     NoSync no_sync(*engine);
     chain.forward(at::ones({1, 3})).sum().backward();
     try {

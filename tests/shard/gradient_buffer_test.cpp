@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/single_communicator.h"
+#include "shard/flat_layout.h"
 
 namespace fsdp::shard {
 namespace {

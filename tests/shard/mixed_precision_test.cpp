@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/chain_run.h"
+#include "support/layout_under_test.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 
@@ -82,7 +83,7 @@ TEST(MixedPrecision, KeepFloat32LeavesChosenParametersAsTheyAre) {
     ShardOptions options = every_matrix("implicit", "pre");
     options.mixed_precision.param_dtype = options.mixed_precision.reduce_dtype = "bfloat16";
     options.mixed_precision.keep_float32 = {"*norm*"};
-    auto engine = fully_shard(*model, options, testing::borrowed(calls));
+    auto engine = testing::shard_under_test(*model, options, testing::borrowed(calls));
     int norms = 0;
     for (const auto& parameter : model->named_parameters()) {
       bool is_norm = parameter.key().find("norm") != std::string::npos;
@@ -151,7 +152,7 @@ TEST(MixedPrecision, BuffersOfTheModelTakeTheirOwnType) {
       ShardOptions options;
       options.mixed_precision.param_dtype = "bfloat16";
       options.mixed_precision.buffer_dtype = dtype;
-      auto engine = fully_shard(*model, options, testing::borrowed(communicator));
+      auto engine = testing::shard_under_test(*model, options, testing::borrowed(communicator));
       auto buffers = model->named_buffers();
       ASSERT_FALSE(buffers.is_empty());
       for (const auto& buffer : buffers) {
@@ -181,7 +182,7 @@ double mean_gradient(int world, const ShardOptions& options, int micro_batches,
   double mean = 0;
   comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
     ScaleStage stage(16);
-    auto engine = fully_shard(stage, options, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(stage, options, testing::borrowed(communicator));
     for (int micro = 0; micro < micro_batches; ++micro) {
       stage.forward(at::full({16}, of_rank(communicator.rank(), micro))).sum().backward();
     }
@@ -277,7 +278,7 @@ TEST(MixedPrecision, MoreRanksThanElementsTrainAlike) {
       testing::ChainStage chain(2, 3);
       ShardOptions options = every_matrix("implicit", "pre");
       options.mixed_precision.param_dtype = dtype;
-      auto engine = fully_shard(chain, options, testing::borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
       RunPlan plan;
       plan.optimizer = optim::OptimizerOptions{};
       auto optimizer = optimizer_over(*engine, plan);

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "shard/wrap_policy.h"
+
 namespace fsdp::shard {
 namespace {
 
@@ -39,9 +41,9 @@ const std::vector<Case>& single_conflicts() {
        {"fsdp.strategy"},
        {"\"hybrid_shard\"", "needs replicas, which this version has not"}},
       {"Layout",
-       [](ShardOptions& o) { o.layout = "per_parameter"; },
+       [](ShardOptions& o) { o.layout = "per_block"; },
        {"fsdp.layout"},
-       {"\"per_parameter\"", "expected flat"}},
+       {"\"per_block\"", "flat, per_parameter"}},
       {"ForwardPrefetch",
        [](ShardOptions& o) { o.forward_prefetch = "pre"; },
        {"fsdp.forward_prefetch"},
@@ -201,6 +203,25 @@ const std::vector<Case>& single_conflicts() {
        },  // excluded unless told otherwise
        {"fsdp.wrap_stages", "fsdp.exclude_stages"},
        {"fsdp.exclude_stages = [\"attention\"]", "\"attention\" in both"}},
+      {"DimensionOfAFlatUnit",
+       [](ShardOptions& o) { o.shard_dimension = "first"; },
+       {"fsdp.shard_dimension", "fsdp.layout"},
+       {"\"first\"", "per_parameter"}},
+      {"UnknownDimension",
+       [](ShardOptions& o) {
+         o.layout = "per_parameter";
+         o.shard_dimension = "smallest";
+       },
+       {"fsdp.shard_dimension"},
+       {"largest, first", "\"smallest\""}},
+      {"OneDimensionOfAFlatUnit",
+       [](ShardOptions& o) { o.shard_1d_parameters = true; },
+       {"fsdp.shard_1d_parameters", "fsdp.layout"},
+       {"true", "per_parameter"}},
+      {"DimensionPolicyOfAFlatUnit",
+       [](ShardOptions& o) { o.dimension_policy = shard_dimension_policy("first", true); },
+       {"dimension_policy", "fsdp.layout"},
+       {"found one", "per_parameter"}},
   };
   return cases;
 }
@@ -331,7 +352,7 @@ TEST(OptionConflicts, AreThrownTogetherAsOneUsageError) {
     FAIL() << "expected an error";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_THAT(error.what(), HasSubstr("fsdp.layout: expected flat; found \"round\""));
+    EXPECT_THAT(error.what(), HasSubstr("fsdp.layout: expected one of flat, per_parameter; found \"round\""));
     EXPECT_THAT(error.what(), HasSubstr("\nfsdp.move_grads_to_cpu"));
   }
 }

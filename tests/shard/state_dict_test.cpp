@@ -12,6 +12,7 @@
 #include "shard/full_parameters.h"
 #include "support/counting_allocator.h"
 #include "support/counting_communicator.h"
+#include "support/layout_under_test.h"
 #include "support/shard_setups.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
@@ -80,7 +81,7 @@ TEST(StateDict, FullHasTheNamesAndValuesOfTheUnshardedModel) {
       for (int world : {1, 2, 3, 4}) {
         comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
           auto model = testing::make_initialized(tied_options(tied));
-          auto engine = fully_shard(*model, for_decoder(setup.options), borrowed(communicator));
+          auto engine = testing::shard_under_test(*model, for_decoder(setup.options), borrowed(communicator));
           auto state = by_name(full_state_dict(*engine));
           expect_equal(state, expected, util::concat(setup.name, ", ", world, " ranks"));
           if (tied) {
@@ -105,7 +106,7 @@ TEST(StateDict, AdaptedModulesKeepTheirNames) {
       }
     }
     auto adapted = std::make_shared<nn::StageAdaptor<torch::nn::SequentialImpl>>(plain.ptr());
-    auto engine = fully_shard(*adapted, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(*adapted, nested(), borrowed(communicator));
     expect_equal(by_name(full_state_dict(*engine)), expected, "adapted");
     for (const auto& range : sharded_state_dict(*engine)) EXPECT_EQ(expected.count(range.name), 1u);
   });
@@ -115,7 +116,7 @@ TEST(StateDict, FullIsMemoryOfItsOwn) {
   for (const auto& setup : shard_setups()) {
     comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
       ChainStage chain(2, 3);
-      auto engine = fully_shard(chain, setup.options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, setup.options, borrowed(communicator));
       auto before = by_name(full_state_dict(*engine));
       for (auto& [name, tensor] : by_name(full_state_dict(*engine))) at::Tensor(tensor).zero_();
       expect_equal(by_name(full_state_dict(*engine)), before, setup.name);
@@ -127,7 +128,7 @@ TEST(StateDict, FullOnRank0OnlyGathersOnceAUnitAndLeavesTheOthersEmpty) {
   comm::run_ranks_as_threads(3, [](comm::Communicator& inner) {
     CountingCommunicator communicator(inner);
     ChainStage chain(3, 3);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     FullStateDict state = full_state_dict(*engine, {.rank0_only = true, .to_host = true});
     EXPECT_EQ(state.size(), communicator.rank() == 0 ? 4u : 0u);
     EXPECT_EQ(communicator.calls().size(), 4u);
@@ -140,7 +141,7 @@ TEST(StateDict, FullTakesAtMostOneUnitMoreThanTheResult) {
   for (bool rank0_only : {false, true}) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
       ChainStage chain(kLayers, kSize);
-      auto engine = fully_shard(chain, nested(), borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
       communicator.barrier({.unit = "test"});
       std::optional<testing::CountingAllocator::Scope> scope;
       if (communicator.rank() == 0) scope.emplace();
@@ -159,7 +160,7 @@ TEST(StateDict, FullTakesAtMostOneUnitMoreThanTheResult) {
 TEST(StateDict, IsRefusedWhileTheEngineIsInUse) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage chain(2, 3);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     FullStateDict state = full_state_dict(*engine);
     ShardedStateDict ranges = sharded_state_dict(*engine);
     LocalStateDict shards = local_state_dict(*engine);
@@ -186,7 +187,7 @@ TEST(StateDict, ShardedAndLocalAreViewsOfTheShardsWithoutCommunication) {
     CountingCommunicator communicator(inner);
     ChainStage plain(2, 3), chain(2, 3);
     auto expected = parameters_of(plain);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     auto is_view = [&engine](const at::Tensor& tensor) {
       for (const auto& unit : engine->units()) {
         if (tensor.is_alias_of(unit->storage().shard())) return true;
@@ -221,14 +222,15 @@ TEST(StateDict, FullMovesToAnotherWorldSizeAndWrapping) {
     FullStateDict saved;
     comm::run_ranks_as_threads(static_cast<int>(i % 4) + 1, [&](comm::Communicator& communicator) {
       auto model = testing::make_initialized(tied_options(false), /*seed=*/11);
-      auto engine = fully_shard(*model, for_decoder(setups[i].options), borrowed(communicator));
+      auto engine = testing::shard_under_test(*model, for_decoder(setups[i].options), borrowed(communicator));
       FullStateDict state = full_state_dict(*engine, {.rank0_only = true});
       if (communicator.rank() == 0) saved = std::move(state);
     });
     for (size_t j = 0; j < setups.size(); ++j) {
       comm::run_ranks_as_threads(static_cast<int>(j % 4) + 1, [&](comm::Communicator& communicator) {
         auto model = testing::make_initialized(tied_options(false));
-        auto engine = fully_shard(*model, for_decoder(setups[j].options), borrowed(communicator));
+        auto engine =
+            testing::shard_under_test(*model, for_decoder(setups[j].options), borrowed(communicator));
         load_full_state_dict(*engine, saved);
         expect_equal(by_name(full_state_dict(*engine)), original, setups[i].name + " to " + setups[j].name);
       });
@@ -243,7 +245,7 @@ TEST(StateDict, RangesOfAllRanksMoveToAnotherWorldSizeAndWrapping) {
     ShardedStateDict saved;
     comm::run_ranks_as_threads(from, [&](comm::Communicator& communicator) {
       auto model = testing::make_initialized(tied_options(true), /*seed=*/11);
-      auto engine = fully_shard(*model, nested(), borrowed(communicator));
+      auto engine = testing::shard_under_test(*model, nested(), borrowed(communicator));
       std::lock_guard lock(mutex);
       for (ParameterRange& range : sharded_state_dict(*engine)) {
         range.data = range.data.clone();
@@ -253,7 +255,7 @@ TEST(StateDict, RangesOfAllRanksMoveToAnotherWorldSizeAndWrapping) {
     for (const auto& setup : shard_setups()) {
       comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
         auto model = testing::make_initialized(tied_options(true));
-        auto engine = fully_shard(*model, for_decoder(setup.options), borrowed(communicator));
+        auto engine = testing::shard_under_test(*model, for_decoder(setup.options), borrowed(communicator));
         load_sharded_state_dict(*engine, saved);
         expect_equal(by_name(full_state_dict(*engine)), original, setup.name);
       });
@@ -266,7 +268,7 @@ TEST(StateDict, LocalAndShardedGoBackToWhereTheyCameFrom) {
     for (int world : {1, 2, 4}) {
       comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
         ChainStage plain(2, 3), chain(2, 3);
-        auto engine = fully_shard(chain, setup.options, borrowed(communicator));
+        auto engine = testing::shard_under_test(chain, setup.options, borrowed(communicator));
         LocalStateDict local = local_state_dict(*engine);
         ShardedStateDict ranges = sharded_state_dict(*engine);
         for (NamedTensor& shard : local) shard.tensor = shard.tensor.clone();
@@ -290,7 +292,7 @@ TEST(StateDict, TheNextForwardUsesWhatWasLoaded) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
       at::NoGradGuard no_grad;
       ChainStage chain(1, 3);
-      auto engine = fully_shard(chain, setup.options, borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, setup.options, borrowed(communicator));
       chain.forward(at::ones({3}));
       // Other types and strides than the model's.
       at::Tensor weight =
@@ -306,7 +308,7 @@ TEST(StateDict, TheNextForwardUsesWhatWasLoaded) {
 TEST(StateDict, OneNameOfATiedParameterIsEnough) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     auto model = testing::make_initialized(tied_options(true));
-    auto engine = fully_shard(*model, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(*model, nested(), borrowed(communicator));
     for (const char* left_out : {"lm_head.weight", "model.embed_tokens.weight"}) {
       FullStateDict state = full_state_dict(*engine);
       std::erase_if(state, [&](const NamedTensor& entry) { return entry.name == left_out; });
@@ -321,7 +323,7 @@ TEST(StateDict, OneNameOfATiedParameterIsEnough) {
 TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage plain(3, 3), chain(3, 3);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
     FullStateDict state = {{"layers.0.weight", at::zeros({3, 3})},
                            {"layers.1.weight", at::zeros({9})},
                            {"layers.3.weight", at::zeros({3, 3})},
@@ -351,7 +353,7 @@ TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
 TEST(StateDict, RangesMustCoverWhatTheRankHas) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(5, 1);  // 3 and 2 elements
-    auto engine = fully_shard(stage, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(stage, nested(), borrowed(communicator));
     auto range = [](int64_t begin, int64_t end) {
       return ParameterRange{"weight", {1, 5}, begin, end, at::arange(begin, end, at::kFloat)};
     };
@@ -374,9 +376,11 @@ TEST(StateDict, RangesMustCoverWhatTheRankHas) {
 TEST(StateDict, LocalErrorsNameTheUnit) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage plain(2, 3), chain(2, 3);
-    auto engine = fully_shard(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+    // A shard of a 3x3 matrix is half of its elements, or two of its rows.
+    int64_t numel = testing::flat_is_under_test() ? 5 : 6;
     const LocalStateDict good = {
-        {"root", at::zeros({2})}, {"layers.0", at::zeros({5})}, {"layers.1", at::zeros({5})}};
+        {"root", at::zeros({2})}, {"layers.0", at::zeros({numel})}, {"layers.1", at::zeros({numel})}};
     auto refused = [&](LocalStateDict state, const std::string& expected) {
       std::string message = refusal([&] { load_local_state_dict(*engine, state); });
       EXPECT_NE(message.find(expected), std::string::npos) << message;
@@ -384,12 +388,13 @@ TEST(StateDict, LocalErrorsNameTheUnit) {
     };
     LocalStateDict bad = good;
     bad[1].tensor = at::zeros({9});
-    refused(bad, "expected a shard of 5 elements of unit layers.0; found 9 elements in place of 5");
+    refused(bad, util::concat("expected a shard of ", numel,
+                              " elements of unit layers.0; found 9 elements in place of ", numel));
     bad = good;
     bad.pop_back();
-    refused(bad, "expected a shard of 5 elements of unit layers.1; found none");
+    refused(bad, util::concat("expected a shard of ", numel, " elements of unit layers.1; found none"));
     bad = good;
-    bad.push_back({"layers.2", at::zeros({5})});
+    bad.push_back({"layers.2", at::zeros({numel})});
     refused(bad, "units that the model has; found unit layers.2");
     bad = good;
     bad.push_back(good[0]);

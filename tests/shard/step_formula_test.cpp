@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/layout_under_test.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::shard {
@@ -57,7 +58,7 @@ int64_t largest_unit(const Engine& engine) {
 void expect_formula_holds(const Setting& setting, const ShardOptions& options) {
   comm::run_ranks_as_threads(setting.world, [&](comm::Communicator& communicator) {
     auto model = make_model(setting.model);
-    auto engine = fully_shard(*model, options, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(*model, options, testing::borrowed(communicator));
     for (int step = 0; step < 3; ++step) {  // prefetch knows the order from the second on
       engine->reset_counters();
       run_step(*model, *engine, setting);
@@ -158,7 +159,7 @@ TEST(StepFormula, GivesTheBuffersOfTheCommonEstimate) {
     testing::ChainStage chain(3, 8);  // units of 64 elements
     ShardOptions options;
     options.min_num_params = 1;
-    auto engine = fully_shard(chain, options, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
     const int64_t unit = 64 * 4;
     EXPECT_EQ(step_formula(*engine).separate_buffers_bytes, 2 * unit + 2 * unit / 4 + 2 * unit);
   });
@@ -169,7 +170,7 @@ TEST(StepFormula, IsKnownBeforeTheFirstStep) {
     testing::ChainStage chain(3, 8);
     ShardOptions options;
     options.min_num_params = 1;
-    auto engine = fully_shard(chain, options, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
     StepFormula before = step_formula(*engine);
     EXPECT_EQ(before.forward_all_gathers, 4);
     EXPECT_EQ(before.backward_all_gathers, 2);  // neither the root nor the last unit

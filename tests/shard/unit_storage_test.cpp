@@ -56,7 +56,7 @@ TEST(UnitStorage, ParametersComeBackWhenTheBufferIsFilledAgain) {
     TestStorage test(stage, communicator);
     UnitStorage& storage = test.storage;
     for (int round = 0; round < 3; ++round) {
-      storage.allocate_unsharded();
+      storage.allocate_gathered();
       communicator.all_gather(storage.unsharded(), storage.shard(), {.unit = "test"})->wait();
       EXPECT_TRUE(at::equal(stage.weight(), before));
       EXPECT_EQ(test.live_bytes(), 6 * 4);

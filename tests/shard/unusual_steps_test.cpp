@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/chain_run.h"
+#include "support/layout_under_test.h"
 #include "support/nested_models.h"
 #include "util/error.h"
 
@@ -213,7 +214,7 @@ TEST(NestedUnits, AreGatheredInsideEachOtherAndTrainAlike) {
         ShardOptions options = every_matrix("implicit", "pre");
         // The pair holds its first matrix, the root the last.
         if (manual) options.units = {pair, inner};
-        auto engine = fully_shard(*model, options, testing::borrowed(communicator));
+        auto engine = testing::shard_under_test(*model, options, testing::borrowed(communicator));
         EXPECT_EQ(engine->units().size(), manual ? 3u : 4u);
         if (*recompute) nn::checkpoint_activations(*model, {recompute});
         for (int step = 0; step < 2; ++step) {

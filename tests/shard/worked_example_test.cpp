@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "shard/step_formula.h"
+#include "support/layout_under_test.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::shard {
@@ -76,7 +77,7 @@ Outcome train_blocks(const ShardOptions& change) {
     Blocks model;
     ShardOptions options = change;
     options.min_num_params = kUnitBytes / 4;
-    auto engine = fully_shard(model, options, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(model, options, testing::borrowed(communicator));
     bool first = communicator.rank() == 0;
     for (int step = 0; step < 4; ++step) {
       engine->zero_gradients();

@@ -12,6 +12,7 @@
 #include "nn/recompute.h"
 #include "shard/engine.h"
 #include "support/counting_communicator.h"
+#include "support/layout_under_test.h"
 #include "support/tiny_models.h"
 
 namespace fsdp::testing {
@@ -31,7 +32,7 @@ struct ChainRun {
   ChainRun(comm::Communicator& communicator, const shard::ShardOptions& options, int64_t layers = 4,
            const std::vector<std::string>& recompute = {})
       : calls(communicator), chain(layers, 4) {
-    engine = shard::fully_shard(chain, options, borrowed(calls));
+    engine = shard_under_test(chain, options, borrowed(calls));
     if (!recompute.empty()) nn::checkpoint_activations(chain, recompute);
   }
 

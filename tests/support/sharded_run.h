@@ -23,6 +23,7 @@
 #include "shard/grad_norm.h"
 #include "shard/state_dict.h"
 #include "support/forwarding_communicator.h"
+#include "support/layout_under_test.h"
 #include "support/tiny_models.h"
 #include "util/name_patterns.h"
 
@@ -76,7 +77,7 @@ inline std::unique_ptr<optim::Optimizer> optimizer_over(const shard::Engine& eng
   for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
   for (const shard::Segment& segment : engine.segments()) {
     if (!segment.requires_grad || segment.begin == segment.end) continue;
-    int64_t end = segment.shard_offset + segment.end - segment.begin;
+    int64_t end = segment.shard_offset + segment.numel();
     bool decay = !util::matches_any(segment.name, plan.optimizer->no_decay);
     parameters[segment.unit].ranges.push_back({segment.shard_offset, end, decay});
   }
@@ -106,8 +107,8 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
     at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
     auto model = make_model(plan);
-    auto engine = shard::fully_shard(*model, plan.shard,
-                                     plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
+    auto engine = shard_under_test(*model, plan.shard,
+                                   plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
     if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
     auto optimizer = optimizer_over(*engine, plan);
     for (int64_t step = 0; step < plan.steps; ++step) {

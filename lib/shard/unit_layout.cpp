@@ -1,0 +1,34 @@
+#include "shard/unit_layout.h"
+
+#include "shard/flat_layout.h"
+#include "shard/per_parameter_layout.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+
+UnitLayout::UnitLayout(const std::vector<Parameter>& parameters, int world_size) : world_size_(world_size) {
+  for (const Parameter& parameter : parameters) {
+    int64_t count = 1;
+    for (int64_t size : parameter.shape) count *= size;
+    parameters_.push_back({parameter.name, parameter.shape, count, numel_});
+    numel_ += count;
+  }
+}
+
+UnitLayout::Piece UnitLayout::local_piece(size_t parameter, int rank, const at::Tensor& whole,
+                                          const at::Tensor& shard) const {
+  LocalRange range = local_range(parameter, rank);
+  int64_t length = range.end - range.begin;
+  return {whole.view({range.rows, parameters_[parameter].numel / range.rows}).narrow(1, range.begin, length),
+          shard.narrow(0, range.shard_offset, range.numel()).view({range.rows, length})};
+}
+
+std::unique_ptr<UnitLayout> make_layout(const std::string& layout,
+                                        const std::vector<UnitLayout::Parameter>& parameters,
+                                        int world_size) {
+  if (layout == "per_parameter") return std::make_unique<PerParameterLayout>(parameters, world_size);
+  FSDP_CHECK(layout == "flat", layout);
+  return std::make_unique<FlatLayout>(parameters, world_size);
+}
+
+}  // namespace fsdp::shard

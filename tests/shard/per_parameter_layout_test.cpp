@@ -1,0 +1,101 @@
+#include "shard/per_parameter_layout.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include "shard/flat_layout.h"
+
+namespace fsdp::shard {
+namespace {
+
+using Parameters = std::vector<UnitLayout::Parameter>;
+
+const Parameters& odd_parameters() {
+  static const Parameters parameters = {{"square", {3, 3}, 0},  {"wide", {2, 7}, 1}, {"cube", {3, 5, 2}, 1},
+                                        {"last", {2, 3, 4}, 2}, {"tiny", {1}, 0},    {"number", {}, 0},
+                                        {"none", {0, 3}, 1}};
+  return parameters;
+}
+
+/// Values that tell parameter and element.
+at::Tensor values_of(const UnitLayout& layout, size_t parameter) {
+  const ParameterPlace& place = layout.parameters()[parameter];
+  return (at::arange(place.numel, at::kFloat) + 1000.0 * static_cast<double>(parameter + 1))
+      .view(place.shape);
+}
+
+at::Tensor shard_of(const UnitLayout& layout, int rank) {
+  at::Tensor shard = at::zeros({layout.shard_numel()});
+  for (size_t i = 0; i < layout.parameters().size(); ++i) {
+    auto local = layout.local_piece(i, rank, values_of(layout, i), shard);
+    local.gathered.copy_(local.whole);
+  }
+  return shard;
+}
+
+TEST(PerParameterLayout, CutsOnTheDimensionAsTorchChunkDoes) {
+  PerParameterLayout layout({{"a", {10, 4}, 0}, {"b", {4, 10}, 1}}, 4);
+  EXPECT_EQ(layout.shard_numel(), 3 * 4 + 4 * 3);
+  LocalRange last = layout.local_range(0, 3);
+  EXPECT_EQ(last.rows, 1);
+  EXPECT_EQ(last.begin, 36);
+  EXPECT_EQ(last.end, 40);  // one row in place of three
+  LocalRange columns = layout.local_range(1, 1);
+  EXPECT_EQ(columns.rows, 4);
+  EXPECT_EQ(columns.begin, 3);
+  EXPECT_EQ(columns.end, 6);
+  EXPECT_EQ(columns.shard_offset, 12);
+  EXPECT_EQ(columns.numel(), 12);
+}
+
+TEST(PerParameterLayout, RanksBeyondTheDimensionHaveNothing) {
+  PerParameterLayout layout({{"a", {3, 2}, 0}}, 8);
+  EXPECT_EQ(layout.shard_numel(), 2);
+  for (int rank = 3; rank < 8; ++rank) EXPECT_EQ(layout.local_range(0, rank).numel(), 0);
+}
+
+TEST(PerParameterLayout, ShardsOneAfterAnotherAreTheParameters) {
+  for (int world = 1; world <= 9; ++world) {
+    PerParameterLayout layout(odd_parameters(), world);
+    std::vector<at::Tensor> shards;
+    for (int rank = 0; rank < world; ++rank) shards.push_back(shard_of(layout, rank));
+    at::Tensor gathered = at::cat(shards);
+    ASSERT_EQ(gathered.numel(), layout.gathered_numel());
+    for (size_t i = 0; i < layout.parameters().size(); ++i) {
+      const ParameterPlace& place = layout.parameters()[i];
+      at::Tensor whole = at::full(place.shape, -1.0f);
+      auto pieces = layout.pieces(i, whole, gathered);
+      EXPECT_LE(pieces.size(), 2u);
+      for (auto& piece : pieces) piece.whole.copy_(piece.gathered);
+      EXPECT_TRUE(at::equal(whole, values_of(layout, i))) << place.name << ", world " << world;
+    }
+  }
+}
+
+TEST(PerParameterLayout, EveryElementIsInExactlyOneShard) {
+  for (int world = 1; world <= 9; ++world) {
+    PerParameterLayout layout(odd_parameters(), world);
+    for (size_t i = 0; i < layout.parameters().size(); ++i) {
+      int64_t numel = 0;
+      for (int rank = 0; rank < world; ++rank) numel += layout.local_range(i, rank).numel();
+      EXPECT_EQ(numel, layout.parameters()[i].numel) << "world " << world;
+    }
+  }
+}
+
+TEST(PerParameterLayout, IsTheFlatOneInAWorldOfOne) {
+  PerParameterLayout layout(odd_parameters(), 1);
+  FlatLayout flat(odd_parameters(), 1);
+  EXPECT_TRUE(layout.gathers_in_place());
+  EXPECT_EQ(layout.shard_numel(), flat.shard_numel());
+  EXPECT_TRUE(at::equal(shard_of(layout, 0), shard_of(flat, 0)));
+}
+
+TEST(PerParameterLayout, TakesTheFirstOfTheLargestDimensions) {
+  EXPECT_EQ(largest_dimension({4, 4}), 0);
+  EXPECT_EQ(largest_dimension({4, 8, 8}), 1);
+  EXPECT_EQ(largest_dimension({}), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::shard
