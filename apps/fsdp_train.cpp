@@ -46,7 +46,8 @@ void print(const train::RunSummary& summary, const std::string& resume_command) 
 /// Trains while a watchdog looks on; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment,
           const std::string& resume_command) {
-  util::StopSignal stop_signal;
+  using Repeated = util::StopSignal::Repeated;
+  util::StopSignal stop_signal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
   auto activity = std::make_shared<comm::Activity>();
   train::Watchdog watchdog(
       activity, {.rank = environment.rank,

@@ -131,6 +131,7 @@ LaunchEnvironment read_launch_environment() {
   } else {
     return environment;
   }
+  environment.has_launcher = true;
   environment.master_addr = variable("MASTER_ADDR").value_or(environment.master_addr);
   environment.master_port = integer_variable("MASTER_PORT", 1, 65535).value_or(environment.master_port);
   if (environment.rank >= environment.world_size || environment.local_rank >= environment.local_world_size ||

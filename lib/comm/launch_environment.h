@@ -18,6 +18,8 @@ struct LaunchEnvironment {
   bool launcher_keeps_store = false;
   /// How often the launcher has started all processes again: a store that it keeps remembers the last time.
   int restarts = 0;
+  /// Somebody started this process as one of a run, passes signals on to it and kills it if it does not end.
+  bool has_launcher = false;
 
   bool single_node() const { return local_world_size == world_size; }
 };

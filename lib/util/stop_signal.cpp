@@ -15,12 +15,14 @@ constexpr std::array kSignals = {SIGTERM, SIGINT, SIGUSR1};
 
 std::atomic<int> first_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
+std::atomic<bool> repeated_ends = true;
+static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
 std::atomic<bool> alive = false;
 std::array<struct sigaction, kSignals.size()> previous;
 
 void remember(int signal) {
   int none = 0;
-  if (first_signal.compare_exchange_strong(none, signal) || signal == SIGUSR1) return;
+  if (first_signal.compare_exchange_strong(none, signal) || signal == SIGUSR1 || !repeated_ends) return;
   struct sigaction fallback {};
   fallback.sa_handler = SIG_DFL;
   sigaction(signal, &fallback, nullptr);
@@ -29,9 +31,10 @@ void remember(int signal) {
 
 }  // namespace
 
-StopSignal::StopSignal() {
+StopSignal::StopSignal(Repeated repeated) {
   FSDP_CHECK(!alive.exchange(true), "a StopSignal lives already");
   first_signal = 0;
+  repeated_ends = repeated == Repeated::kEndsTheProcess;
   struct sigaction action {};
   action.sa_handler = remember;
   action.sa_flags = SA_RESTART;

@@ -55,6 +55,7 @@ TEST(LaunchEnvironment, IsAWorldOfOneWithoutVariables) {
   LaunchEnvironment environment = read_with({});
   EXPECT_EQ(environment.world_size, 1);
   EXPECT_EQ(environment.rank, 0);
+  EXPECT_FALSE(environment.has_launcher);
 }
 
 TEST(LaunchEnvironment, ReadsWhatTorchrunSets) {
@@ -69,6 +70,7 @@ TEST(LaunchEnvironment, ReadsWhatTorchrunSets) {
   EXPECT_EQ(environment.master_addr, "10.0.0.1");
   EXPECT_EQ(environment.master_port, 1234);
   EXPECT_FALSE(environment.single_node());
+  EXPECT_TRUE(environment.has_launcher);
 }
 
 TEST(LaunchEnvironment, KnowsAStoreThatTorchrunKeeps) {
@@ -95,6 +97,7 @@ TEST(LaunchEnvironment, ReadsWhatSrunSets) {
   EXPECT_EQ(environment.local_world_size, 1);
   EXPECT_EQ(environment.master_addr, "gpu007");
   EXPECT_EQ(environment.master_port, 20007);
+  EXPECT_TRUE(environment.has_launcher);
   auto chosen = variables;
   chosen.insert(chosen.end(), {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "1234"}});
   EXPECT_EQ(read_with(chosen).master_addr, "10.0.0.1");
@@ -113,6 +116,7 @@ TEST(LaunchEnvironment, ReadsWhatMpirunSets) {
   EXPECT_EQ(environment.rank, 1);
   EXPECT_EQ(environment.local_rank, 1);
   EXPECT_TRUE(environment.single_node());
+  EXPECT_TRUE(environment.has_launcher);
   expect_refused({{"OMPI_COMM_WORLD_RANK", "1"},
                   {"OMPI_COMM_WORLD_SIZE", "2"},
                   {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},

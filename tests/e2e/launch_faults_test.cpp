@@ -7,6 +7,8 @@
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -112,6 +114,31 @@ TEST_F(LaunchFaults, ToldToStopEndsAllRanks) {
   program.send(SIGTERM);
   const ProgramResult result = program.wait();
   EXPECT_EQ(result.exit_code, 75) << result.err;
+  expect_none_left(program);
+}
+
+TEST_F(LaunchFaults, ToldToStopTogetherWithItsRanksSaves) {
+  testing::RunOptions options = kOptions;
+  options.env["FSDP_INJECT_FAULT"] =
+      "rank=0,step=6,at=step,do=sleep:2";  // so that the signals come within one
+  RunningProgram program(endless_run(), options);
+  ASSERT_TRUE(trains(program));
+  ASSERT_TRUE(eventually([&] {
+    std::ifstream file(folder_ / "run" / "metrics.jsonl");
+    return std::count(std::istreambuf_iterator<char>(file), {}, '\n') == 5;
+  }));
+  // What SLURM does: every process of the job gets the signal, and from the launcher they get it again.
+  program.send(SIGTERM);
+  ASSERT_TRUE(program.wait_for("passed it on to 2 workers"));
+  // Many times, since a signal that comes while another waits to be handled is lost.
+  int times = 0;
+  eventually([&] {
+    for (int rank : {0, 1}) ::kill(pid_of_rank(program, rank), SIGTERM);
+    return ++times == 50;
+  });
+  const ProgramResult result = program.wait();
+  EXPECT_EQ(result.exit_code, 75) << result.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "step-00000006" / "manifest.json"));
   expect_none_left(program);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,30 @@ class LaunchSsh : public ::testing::Test {
 TEST_F(LaunchSsh, StartsEveryHostAndShowsItsOutput) {
   const ProgramResult result = testing::run(command("echo \"$RANK of $WORLD_SIZE  '\""), options());
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] 0 of 2  '\n"), HasSubstr("[rank1] 1 of 2  '\n")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[127.0.0.1] [rank0] 0 of 2  '\n"),
+                                HasSubstr("[localhost] [rank1] 1 of 2  '\n")));
+}
+
+TEST_F(LaunchSsh, BringsArgumentsToTheHostsAsTheyAre) {
+  const std::string argument = "two\nlines, 'quotes', \"more\", $HOME `x` \\ \xc3\xbc";
+  std::vector<std::string> words = command("printf '%s' \"$0\" | od -An -tx1 -v | tr -d ' \\n'; echo");
+  words.push_back(argument);
+  const ProgramResult result = testing::run(words, options());
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::string bytes;
+  for (const unsigned char byte : argument) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", byte);
+    bytes += digits;
+  }
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[rank0] " + bytes + "\n"), HasSubstr("[rank1] " + bytes + "\n")));
+}
+
+TEST_F(LaunchSsh, TakesAUserNameWithAHost) {
+  folder_.write("hosts", "somebody@localhost\nsomebody@127.0.0.1\n");
+  const ProgramResult result = testing::run(command("echo master $MASTER_ADDR"), options());
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[somebody@localhost] [rank0] master localhost\n"));
 }
 
 TEST_F(LaunchSsh, EndsWithTheCodeOfTheRun) {
@@ -53,10 +77,11 @@ TEST_F(LaunchSsh, EndsWithTheCodeOfTheRun) {
   EXPECT_LT(result.seconds, 20);
 }
 
-TEST_F(LaunchSsh, StopsTheOthersWhenAHostCannotBeReached) {
+TEST_F(LaunchSsh, NamesAHostThatCannotBeReachedAndStopsTheOthers) {
   folder_.write("hosts", "127.0.0.1\nunreachable\n");
   const ProgramResult result = testing::run(command("true"), options());
   EXPECT_EQ(result.exit_code, 255);
+  EXPECT_THAT(result.err, HasSubstr("== unreachable: cannot be reached"));
   EXPECT_LT(result.seconds, 20);
 }
 

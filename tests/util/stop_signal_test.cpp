@@ -34,6 +34,14 @@ TEST(StopSignal, StartsAfreshEachTime) {
   EXPECT_FALSE(StopSignal::received().has_value());
 }
 
+TEST(StopSignal, OutlivesASecondSignalWhereThatIsIgnored) {
+  StopSignal stop(StopSignal::Repeated::kIsIgnored);
+  raise(SIGTERM);
+  raise(SIGTERM);
+  raise(SIGINT);
+  EXPECT_EQ(StopSignal::received(), SIGTERM);
+}
+
 using StopSignalDeathTest = ::testing::Test;
 
 TEST(StopSignalDeathTest, ASecondTermEndsTheProcess) {
