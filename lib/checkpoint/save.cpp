@@ -25,7 +25,8 @@ std::string shard_file_name(int rank) {
 }
 
 /// Writes this rank's file and returns what rank 0 needs to know of it.
-json write_rank(const fs::path& folder, int rank, const std::vector<TensorSlice>& slices) {
+json write_rank(const SaveRequest& request, const fs::path& folder, int rank,
+                const std::vector<TensorSlice>& slices) {
   std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
   std::vector<ShardDataset> datasets;
   for (const auto& [name, tensor] : tensors) {
@@ -33,8 +34,10 @@ json write_rank(const fs::path& folder, int rank, const std::vector<TensorSlice>
     for (const TensorSlice* slice : tensor.slices) dataset.parts.push_back(slice->data);
     if (!dataset.parts.empty()) datasets.push_back(std::move(dataset));
   }
-  FileEntry file = write_named(folder / shard_file_name(rank),
-                               [&](const fs::path& path) { write_shard_file(path, datasets); });
+  FileEntry file = write_named(folder / shard_file_name(rank), [&](const fs::path& path) {
+    write_shard_file(path, datasets);
+    if (request.in_the_middle) request.in_the_middle();
+  });
   return {
       {"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}, {"tensors", describe(tensors)}};
 }
@@ -93,7 +96,7 @@ void SaveUnderWay::begin_next() {
     task_->join();
     if (part_ == Part::kFolder) {
       begin(Part::kFiles,
-            [this, rank = communicator_.rank()] { report_ = write_rank(folder_, rank, slices_); });
+            [this, rank = communicator_.rank()] { report_ = write_rank(request_, folder_, rank, slices_); });
     } else if (part_ == Part::kFiles) {
       auto reports = comm::all_gather_text(communicator_, report_.dump(), {.unit = kPurpose});
       begin(Part::kManifest, [this, rank = communicator_.rank(), reports = std::move(reports)] {

@@ -191,7 +191,11 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<TensorSl
     Transfer(held, tensors, communicator).run(file.get());
     FileEntry entry;
     agree_in_background(communicator, kPurpose, [&] {
-      if (first) entry = write_named(folder / kFullFileName, [&](const fs::path&) { file->finish(); });
+      if (first)
+        entry = write_named(folder / kFullFileName, [&](const fs::path&) {
+          file->finish();
+          if (request.in_the_middle) request.in_the_middle();
+        });
     });
     agree_in_background(communicator, kPurpose, [&] {
       if (first) saved = commit(request, whole_manifest(request, std::move(held), std::move(entry)), folder);

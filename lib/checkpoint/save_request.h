@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -19,6 +20,9 @@ struct SaveRequest {
   nlohmann::json training;     ///< the trainer's own: sample position, seed, ...; rank 0's counts
   nlohmann::json model;        ///< the model's config with Hugging Face's keys; rank 0's counts
   Retention retention{};       ///< which older checkpoints stay in `root` once this one is complete
+  /// Called by a rank that writes a file, in the thread that does, when its data is there under a temporary
+  /// name and nothing is synced yet. May be empty.
+  std::function<void()> in_the_middle{};
 };
 
 /// A complete checkpoint. What became of the older ones is known on rank 0 only.

@@ -118,6 +118,7 @@ void Coordinator::start_round(const std::vector<int>& ids) {
   phase_ = Phase::kRunning;
   last_call_.reset();
   ends_.clear();
+  silent_.clear();
   lost_cause_.clear();
   change_.clear();
   int world_size = 0, first_rank = 0;
@@ -137,7 +138,7 @@ void Coordinator::start_round(const std::vector<int>& ids) {
     node.order_of_ends.clear();
     placement.node_rank = node.place = static_cast<int>(place);
     placement.workers_per_node = node.info.workers;
-    placement.first_rank = first_rank;
+    placement.first_rank = node.first_rank = first_rank;
     first_rank += node.info.workers;
     settings_.send(ids[place], {{"type", "start"}, {"placement", to_message(placement)}});
   }
@@ -165,8 +166,11 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || !found->second.in_round || !is_in_round()) return;
   Node& node = found->second;
-  node.has_ended = true;
+  if (std::exchange(node.has_ended, true)) return;
+  std::set<int> ranks;
   for (WorkerEnd end : ends) {
+    const int index = end.rank - node.first_rank;
+    if (index < 0 || index >= node.info.workers || !ranks.insert(end.rank).second) continue;
     const auto heard = node.order_of_ends.find(end.rank);
     end.round = heard == node.order_of_ends.end() ? ++events_ : heard->second;
     ends_.push_back(std::move(end));
@@ -199,6 +203,10 @@ void Coordinator::lost(int id, const std::string& why, Time now) {
   if (node == nodes_.end() || phase_ == Phase::kOver) return;
   const bool matters = node->second.in_round && !node->second.has_ended && is_in_round();
   const std::string cause = concat("lost ", name_of_node(node->second), ": ", why);
+  if (matters) {
+    const Node& silent = node->second;
+    silent_.push_back({silent.place, silent.info.host, silent.first_rank, silent.info.workers});
+  }
   nodes_.erase(node);
   if (matters) {
     if (lost_cause_.empty()) lost_cause_ = cause;
@@ -217,12 +225,41 @@ void Coordinator::conclude_if_ended(Time now) {
   conclude(now);
 }
 
+void Coordinator::send_table() {
+  const std::string table = wait_table(ends_, silent_);
+  for (const auto& [id, node] : nodes_) {
+    if (node.in_round && !table.empty()) settings_.send(id, {{"type", "table"}, {"text", table}});
+  }
+}
+
+std::optional<WorkerEnd> Coordinator::ended_by_a_node_that_leaves() const {
+  std::vector<WorkerEnd> stopped;
+  for (const auto& [id, node] : nodes_) {
+    for (const WorkerEnd& end : ends_) {
+      const int index = end.rank - node.first_rank;
+      const bool is_its = node.in_round && index >= 0 && index < node.info.workers;
+      if (is_its && end.stop_signals_sent.contains(node.leaving) && kind_of(end) == EndKind::kStopped) {
+        stopped.push_back(end);
+      }
+    }
+  }
+  return judge(stopped).culprit;
+}
+
 void Coordinator::conclude(Time now) {
   Verdict verdict = judge(ends_);
+  if (verdict.culprit && kind_of(*verdict.culprit) == EndKind::kPeerLost) {
+    // A node passed on the signal that it was told to stop by, and its workers ended by that: the others'
+    // loss of their peers is a consequence.
+    if (auto stopped = ended_by_a_node_that_leaves()) {
+      verdict = {.exit_code = stopped->status.code(), .culprit = std::move(stopped)};
+    }
+  }
   if (!lost_cause_.empty()) {
     // What other workers did when their peers were gone is a consequence.
     verdict = {.exit_code = static_cast<int>(util::ErrorKind::kPeerLost), .cause = lost_cause_};
   }
+  if (verdict.is_failure()) send_table();
   bool host_leaves = false, any_leaves = false;
   for (auto& [id, node] : nodes_) {
     node.in_round = false;

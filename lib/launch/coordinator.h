@@ -21,6 +21,7 @@
 
 #include "launch/message.h"
 #include "launch/verdict.h"
+#include "launch/wait_table.h"
 
 namespace fsdp::launch {
 
@@ -35,7 +36,7 @@ class Coordinator {
     double last_call_timeout_seconds = 30;
     std::string master_addr;         ///< the host's, for rank 0's store
     std::function<int()> free_port;  ///< on the host, for each round
-    /// Carries an order (start, stop, finish, note) to the node that joined as `id`.
+    /// Carries an order (start, stop, table, finish, note) to the node that joined as `id`.
     std::function<void(int id, const Message& order)> send;
   };
 
@@ -44,7 +45,7 @@ class Coordinator {
   /// A node wants to take part; a sentence why not, or "".
   std::string join(int id, const NodeInfo& node, Time now);
   void worker_ended(int id, WorkerEnd end, Time now);
-  /// All workers of the node have ended.
+  /// All workers of the node have ended. Ends of other ranks than the node's are left out.
   void round_ended(int id, const std::vector<WorkerEnd>& ends, Time now);
   /// The node was told to stop by this signal.
   void leave(int id, int signal, Time now);
@@ -64,7 +65,8 @@ class Coordinator {
   struct Node {
     NodeInfo info;
     Time joined_at;
-    int place = -1;  ///< node rank in the present or last round
+    int place = -1;      ///< node rank in the present or last round
+    int first_rank = 0;  ///< of its workers in it
     bool in_round = false;
     bool has_ended = false;              ///< its part of the round
     int leaving = 0;                     ///< told to stop by this signal
@@ -76,6 +78,8 @@ class Coordinator {
   void stop_round(int except, const std::string& why);
   void conclude_if_ended(Time now);
   void conclude(Time now);
+  void send_table();
+  std::optional<WorkerEnd> ended_by_a_node_that_leaves() const;
   void finish(const Verdict& verdict);
   std::vector<int> candidates() const;
   std::string missing(double waited_seconds) const;
@@ -90,10 +94,11 @@ class Coordinator {
   std::optional<Time> last_call_;
   bool said_who_is_missing_ = false;
   int restarts_ = 0;
-  int events_ = 0;               ///< ends of workers heard of
-  std::vector<WorkerEnd> ends_;  ///< of the present round
-  std::string lost_cause_;       ///< the first node lost in it
-  std::string change_;           ///< why it stops, if that is no failure
+  int events_ = 0;                  ///< ends of workers heard of
+  std::vector<WorkerEnd> ends_;     ///< of the present round
+  std::vector<SilentNode> silent_;  ///< lost in it before they told their ends
+  std::string lost_cause_;          ///< the first node lost in it
+  std::string change_;              ///< why it stops, if that is no failure
 };
 
 }  // namespace fsdp::launch

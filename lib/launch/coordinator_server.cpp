@@ -1,5 +1,7 @@
 #include "launch/coordinator_server.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -17,6 +19,7 @@ constexpr std::chrono::seconds kTimeToJoin{5};
 constexpr std::chrono::seconds kTimeToFinish{5};
 constexpr size_t kMostStrangers = 256;
 constexpr size_t kLongestLineBytes = 16 << 20;
+constexpr int kMostWorkersOfANode = 1 << 16;
 
 /// Takes as long whatever the first difference is.
 bool same_token(const std::string& a, const std::string& b) {
@@ -66,8 +69,9 @@ void CoordinatorServer::step() {
   send_heartbeats();
   coordinator_.tick(Clock::now());
   for (auto& [id, peer] : peers_) {
-    if (peer.socket.has_unsent()) peer.socket.exchange();
+    peer.socket.flush();
     if (peer.closing && !peer.socket.has_unsent()) peer.socket.close("");
+    tell_if_lost(id, peer);
   }
   std::erase_if(peers_, [](const auto& entry) { return !entry.second.socket.is_open(); });
 }
@@ -89,10 +93,12 @@ void CoordinatorServer::serve(int id, Peer& peer) {
     peer.heard_at = Clock::now();
     if (!peer.closing) handle(id, peer, *line);
   }
-  if (!peer.socket.is_open() && peer.has_joined) {
-    coordinator_.lost(id, peer.socket.failure(), Clock::now());
-    peer.has_joined = false;
-  }
+  tell_if_lost(id, peer);
+}
+
+void CoordinatorServer::tell_if_lost(int id, Peer& peer) {
+  if (peer.socket.is_open() || !std::exchange(peer.has_joined, false)) return;
+  coordinator_.lost(id, peer.socket.failure(), Clock::now());
 }
 
 void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
@@ -108,7 +114,8 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
     } else if (type == "round_ended") {
       return coordinator_.round_ended(id, ends_from(message->at("ends")), Clock::now());
     } else if (type == "leave") {
-      return coordinator_.leave(id, message->at("signal"), Clock::now());
+      const auto signal = message->at("signal").get_ref<const Message::number_integer_t&>();
+      if (signal > 0 && signal < NSIG) return coordinator_.leave(id, static_cast<int>(signal), Clock::now());
     }
   } catch (const Message::exception&) {
     // A known type with other contents: no better than an unknown one.
@@ -129,7 +136,8 @@ void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
   } else {
     why = difference(terms_from(message.at("terms")), terms_);
   }
-  if (why.empty() && (node.workers < 1 || node.node_rank < 0 || node.node_rank >= terms_.nodes.max)) {
+  if (why.empty() && (node.workers < 1 || node.workers > kMostWorkersOfANode || node.node_rank < 0 ||
+                      node.node_rank >= terms_.nodes.max)) {
     why = "its number of workers or its node rank cannot be";
   }
   if (why.empty()) {
@@ -156,10 +164,8 @@ void CoordinatorServer::drop_silent(int id, Peer& peer) {
   }
   const double silence = std::chrono::duration<double>(now - peer.heard_at).count();
   if (silence <= seconds_of_silence_allowed()) return;
-  const std::string why = concat("no heartbeat for ", util::fixed(silence, 1), " seconds");
-  peer.socket.close(why);
-  peer.has_joined = false;
-  coordinator_.lost(id, why, now);
+  peer.socket.close(concat("no heartbeat for ", util::fixed(silence, 1), " seconds"));
+  tell_if_lost(id, peer);
 }
 
 void CoordinatorServer::send_heartbeats() {

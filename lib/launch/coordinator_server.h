@@ -53,6 +53,7 @@ class CoordinatorServer {
   void join(int id, Peer& peer, const Message& message);
   void send_heartbeats();
   void drop_silent(int id, Peer& peer);
+  void tell_if_lost(int id, Peer& peer);
   double seconds_of_silence_allowed() const;
 
   Descriptor listener_;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "util/error.h"
 
@@ -128,8 +129,12 @@ void LineSocket::send(std::string_view line) {
   unsent_ += '\n';
 }
 
-void LineSocket::exchange() {
+void LineSocket::flush() {
   if (is_open() && has_unsent()) send_some();
+}
+
+void LineSocket::exchange() {
+  flush();
   if (is_open()) receive_some();
 }
 
@@ -144,26 +149,27 @@ void LineSocket::send_some() {
 }
 
 void LineSocket::receive_some() {
+  received_.erase(0, std::exchange(taken_, 0));
   char buffer[1 << 14];
-  for (;;) {
+  while (received_.size() <= longest_line_bytes_) {
     const ssize_t count = ::recv(socket_.get(), buffer, sizeof(buffer), 0);
     if (count > 0) {
       connected_ = true;
       received_.append(buffer, static_cast<size_t>(count));
-      if (received_.size() <= longest_line_bytes_ || received_.find('\n') <= longest_line_bytes_) continue;
-      return close("a line of more bytes than any has");
+      continue;
     }
     if (count == 0) return close("the connection was closed");
     if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) close(util::errno_text(errno));
     return;
   }
+  if (received_.find('\n') > longest_line_bytes_) close("a line of more bytes than any has");
 }
 
 std::optional<std::string> LineSocket::take_line() {
-  const size_t end = received_.find('\n');
+  const size_t end = received_.find('\n', taken_);
   if (end == std::string::npos) return std::nullopt;
-  std::string line = received_.substr(0, end);
-  received_.erase(0, end + 1);
+  std::string line = received_.substr(taken_, end - taken_);
+  taken_ = end + 1;
   return line;
 }
 

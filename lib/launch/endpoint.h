@@ -36,8 +36,11 @@ class LineSocket {
   void add_poll_entry(std::vector<pollfd>& entries) const;
   /// Appends the line and a newline to what is to be sent.
   void send(std::string_view line);
-  /// Sends and receives what goes without waiting.
+  /// Sends and receives what goes without waiting, until there is more than the longest line to take: whoever
+  /// sends faster than its lines are taken fills no memory here.
   void exchange();
+  /// Only sends.
+  void flush();
   /// A line that has come, without its newline.
   std::optional<std::string> take_line();
 
@@ -58,6 +61,7 @@ class LineSocket {
   bool connected_ = false;
   size_t longest_line_bytes_ = 16 << 10;
   std::string unsent_, received_, failure_;
+  size_t taken_ = 0;  ///< bytes of received_ that take_line() has given out
 };
 
 }  // namespace fsdp::launch

@@ -1,8 +1,37 @@
 #include "launch/message.h"
 
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::launch {
+namespace {
+
+constexpr size_t kLongestNameBytes = 255, kLongestMessageBytes = 4096, kLongestPathBytes = 4096;
+constexpr size_t kMostLastLines = 8, kLongestLastLineBytes = 512;  // see OutputPump::last_lines()
+
+/// Throws for what is no integer: a number with a fraction may not fit any.
+int integer_at(const Message& message, const char* name) {
+  return static_cast<int>(message.at(name).get_ref<const Message::number_integer_t&>());
+}
+
+std::string text_or_none(const Message& message, const char* name, size_t most_bytes) {
+  const auto found = message.find(name);
+  if (found == message.end()) return "";
+  return util::printable(std::string_view(found->get_ref<const std::string&>()).substr(0, most_bytes));
+}
+
+std::vector<std::string> lines_or_none(const Message& message, const char* name) {
+  std::vector<std::string> lines;
+  const auto found = message.find(name);
+  if (found == message.end()) return lines;
+  for (const Message& line : *found) {
+    if (lines.size() == kMostLastLines) break;
+    lines.push_back(one_line(line.get_ref<const std::string&>(), kLongestLastLineBytes));
+  }
+  return lines;
+}
+
+}  // namespace
 
 RunTerms terms_of(const LaunchOptions& options) {
   return {.run_id = options.rendezvous.id,
@@ -40,10 +69,10 @@ Message to_message(const NodeInfo& node) {
 }
 
 NodeInfo node_from(const Message& message) {
-  return {.host = message.at("host"),
-          .pid = message.at("pid"),
-          .node_rank = message.at("node_rank"),
-          .workers = message.at("workers"),
+  return {.host = one_line(message.at("host").get_ref<const std::string&>(), kLongestNameBytes),
+          .pid = integer_at(message, "pid"),
+          .node_rank = integer_at(message, "node_rank"),
+          .workers = integer_at(message, "workers"),
           .is_host = message.at("is_host")};
 }
 
@@ -70,24 +99,31 @@ Message to_message(const WorkerEnd& end) {
                      {"host", end.host}};
   // Only a failure's words are ever shown.
   if (kind_of(end) != EndKind::kFinished) {
-    constexpr size_t kLongestMessageBytes = 4096;
     message["last_lines"] = end.last_lines;
     message["message"] = end.message.substr(0, kLongestMessageBytes);
     message["log_path"] = end.log_path;
+    if (end.standing.is_said()) message["standing"] = to_json(end.standing);
   }
   return message;
 }
 
 WorkerEnd end_from(const Message& message) {
-  return {.rank = message.at("rank"),
-          .pid = message.at("pid"),
-          .status = {.exit_code = message.at("exit_code"), .signal = message.at("signal")},
-          .round = message.at("round"),
-          .stop_signals_sent = message.at("stop_signals_sent"),
-          .host = message.at("host"),
-          .last_lines = message.value("last_lines", std::vector<std::string>()),
-          .message = message.value("message", ""),
-          .log_path = message.value("log_path", "")};
+  std::set<int> stop_signals;
+  for (const Message& signal : message.at("stop_signals_sent")) {
+    stop_signals.insert(static_cast<int>(signal.get_ref<const Message::number_integer_t&>()));
+  }
+  const ExitStatus status{.exit_code = integer_at(message, "exit_code") & 0xff,
+                          .signal = integer_at(message, "signal") & 0x7f};
+  return {.rank = integer_at(message, "rank"),
+          .pid = integer_at(message, "pid"),
+          .status = status,
+          .round = integer_at(message, "round"),
+          .stop_signals_sent = std::move(stop_signals),
+          .host = one_line(message.at("host").get_ref<const std::string&>(), kLongestNameBytes),
+          .last_lines = lines_or_none(message, "last_lines"),
+          .message = text_or_none(message, "message", kLongestMessageBytes),
+          .standing = standing_from(message.value("standing", Message::object())),
+          .log_path = text_or_none(message, "log_path", kLongestPathBytes)};
 }
 
 Message to_message(const std::vector<WorkerEnd>& ends) {

@@ -3,8 +3,9 @@
 // What the nodes of a run tell each other: one JSON object a line, told apart by "type".
 //
 //   node to coordinator   join (NodeInfo, RunTerms, token), beat, ended (a worker), round_ended (all of
-//   them), leave coordinator to node   welcome, refuse (why), note (text), beat, start (NodePlacement), stop
-//   (why), finish (Verdict)
+//   them), leave
+//   coordinator to node   welcome, refuse (why), note (text), beat, start (NodePlacement), stop (why), table
+//   (text; who waited for whom when the round failed), finish (Verdict)
 //
 // Why not the wire format of c10d's TCPStore, over which torchrun's agents meet: a store can only be asked,
 // so every agent has to poll it, and a dead one shows late; and torchrun's agents keep pickled Python objects
@@ -55,7 +56,9 @@ Message to_message(const std::vector<WorkerEnd>& ends);
 Message to_message(const NodePlacement& placement);
 Message to_message(const Verdict& verdict);
 
-/// The reverse. Throw nlohmann::json::exception for what has not that form.
+/// The reverse. Throw nlohmann::json::exception for what has not that form. Texts of a NodeInfo and a
+/// WorkerEnd are cut to the length that they have where they are made, and hold nothing that a terminal
+/// obeys.
 NodeInfo node_from(const Message& message);
 RunTerms terms_from(const Message& message);
 WorkerEnd end_from(const Message& message);

@@ -136,6 +136,7 @@ void NodeRendezvous::connection_failed() {
   if (socket_) last_failure_ = socket_->failure();
   socket_.reset();
   if (welcome_) {
+    show_own_table();
     return end({.exit_code = static_cast<int>(ErrorKind::kPeerLost),
                 .cause = concat("lost the node where all meet (", endpoint_, "): ", last_failure_)});
   }
@@ -165,7 +166,13 @@ void NodeRendezvous::handle(const Message& message) {
              concat("the run at ", endpoint_, " refused this node: ", message.at("why").get<std::string>())});
   } else if (type == "note") {
     util::log_info(message.at("text").get<std::string>());
+  } else if (type == "table") {
+    constexpr size_t kLongestTableBytes = 128 << 10;
+    untold_.clear();
+    util::log_error(concat("where the workers of all nodes stood:",
+                           message.at("text").get<std::string>().substr(0, kLongestTableBytes)));
   } else if (type == "start") {
+    untold_.clear();
     start_ = placement_from(message.at("placement"));
     start_->role = options_.role;
     stop_reason_.reset();
@@ -204,7 +211,17 @@ void NodeRendezvous::worker_ended(const WorkerEnd& end) {
 void NodeRendezvous::round_ended(const std::vector<WorkerEnd>& ends) {
   in_round_ = false;
   stop_reason_.reset();
+  untold_ = ends;
+  if (!socket_) return show_own_table();
   send({{"type", "round_ended"}, {"ends", to_message(ends)}});
+}
+
+void NodeRendezvous::show_own_table() {
+  const std::string table = wait_table(std::exchange(untold_, {}), {});
+  if (!table.empty()) {
+    util::log_error(
+        concat("where the workers of this node stood, with nothing heard of the other nodes:", table));
+  }
 }
 
 void NodeRendezvous::leave(int signal) {

@@ -39,6 +39,7 @@ class NodeRendezvous : public Rendezvous {
   void handle(const Message& message);
   void connection_failed();
   void end(Verdict verdict);
+  void show_own_table();
   void send(const Message& message);
 
   const LaunchOptions options_;
@@ -55,6 +56,7 @@ class NodeRendezvous : public Rendezvous {
   bool said_what_is_awaited_ = false;
   int leaving_ = 0;
   bool in_round_ = false;
+  std::vector<WorkerEnd> untold_;  ///< this node's of the last round, as long as no table of all has come
   std::optional<NodePlacement> start_;
   std::optional<std::string> stop_reason_;
   std::optional<Verdict> outcome_;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "launch/wait_table.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -37,6 +38,8 @@ std::optional<NodePlacement> LocalRendezvous::take_start() {
 
 void LocalRendezvous::round_ended(const std::vector<WorkerEnd>& ends) {
   Verdict verdict = judge(ends);
+  const std::string table = verdict.is_failure() ? wait_table(ends, {}) : "";
+  if (!table.empty()) util::log_error("where the workers of this node stood:" + table);
   if (!verdict.is_failure() || leaving_ || restarts_ == options_.max_restarts) {
     outcome_ = std::move(verdict);
     return;

@@ -34,7 +34,8 @@ class Rendezvous {
 
   /// A worker of this node has ended (its output may not be complete yet).
   virtual void worker_ended(const WorkerEnd&) {}
-  /// All workers of this node have ended, and these are their ends in full.
+  /// All workers of this node have ended, and these are their ends in full. After a failure it puts the table
+  /// of who waited for whom on the log, at once or when it knows of the other nodes' workers.
   virtual void round_ended(const std::vector<WorkerEnd>& ends) = 0;
   /// This node was told to stop: there is no restart for it.
   virtual void leave(int signal) = 0;

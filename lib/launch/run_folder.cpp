@@ -63,11 +63,7 @@ nlohmann::json read_json(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::string read_activity_file(const std::filesystem::path& path) {
-  const nlohmann::json content = read_json(path);
-  if (!content.is_object() || !content.contains("doing") || !content["doing"].is_string()) return "";
-  return content["doing"].get<std::string>();
-}
+Standing read_activity_file(const std::filesystem::path& path) { return standing_from(read_json(path)); }
 
 std::string read_error_file(const std::filesystem::path& path) {
   const nlohmann::json content = read_json(path);

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <string>
 
+#include "launch/standing.h"
+
 namespace fsdp::launch {
 
 class RunFolder {
@@ -33,8 +35,8 @@ std::filesystem::path error_file_in(const std::filesystem::path& worker_folder);
 /// The file beside it in which programs of this toolkit say where they stood when the run did not go on.
 std::filesystem::path activity_file_in(const std::filesystem::path& worker_folder);
 
-/// What it says: "doing" of a JSON object; "" as below.
-std::string read_activity_file(const std::filesystem::path& path);
+/// What it says; nothing said when there is none, or none that can be read.
+Standing read_activity_file(const std::filesystem::path& path);
 
 /// What an error file says: "message" or "message.message" of a JSON object. "" when there is none, or none
 /// that can be read.

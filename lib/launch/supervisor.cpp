@@ -59,17 +59,6 @@ std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
 /// The smaller of two waits, where -1 is none.
 int sooner(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
-/// Who waited for whom, where the workers have written it down.
-void report_standing(const std::vector<WorkerEnd>& ends) {
-  bool any = false;
-  std::string table;
-  for (const WorkerEnd& end : ends) {
-    any = any || !end.standing.empty();
-    table += concat("\n    ", name_of(end), ": ", end.standing.empty() ? "did not say" : end.standing);
-  }
-  if (any) util::log_error("where the workers of this node stood:" + table);
-}
-
 }  // namespace
 
 int launch(const LaunchOptions& options, ConsoleDescriptors console) {
@@ -119,7 +108,6 @@ void Supervisor::run_round(NodePlacement placement) {
   console_.settle();
   kill_at_.reset();
   const std::vector<WorkerEnd> ends = group_->ends();
-  if (judge(ends).is_failure()) report_standing(ends);
   group_.reset();
   // What a worker left behind may hold a port or a GPU that the next round needs.
   guard_.end_marked();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "launch/process.h"
+#include "launch/standing.h"
 
 namespace fsdp::launch {
 
@@ -19,11 +20,11 @@ struct WorkerEnd {
   pid_t pid = -1;
   ExitStatus status;
   int round = 0;  ///< ends seen at the same time have the same round; later ones a higher one
-  std::set<int> stop_signals_sent;  ///< what the launcher had sent it by then to end it
+  std::set<int> stop_signals_sent{};  ///< what the launcher had sent it by then to end it
   std::string host{};
   std::vector<std::string> last_lines{};  ///< of its output
   std::string message{};                  ///< from its error file
-  std::string standing{};                 ///< from its activity file: what it was doing
+  Standing standing{};                    ///< from its activity file: what it was doing
   std::string log_path{};
 };
 

@@ -33,11 +33,8 @@ bool is_weight(const std::string& name, const std::vector<std::string>& patterns
 }  // namespace
 
 Checkpointer::Checkpointer(const config::Config& config, const TrainingState& state,
-                           comm::Communicator& communicator, std::function<void()> before_speaking)
-    : config_(config),
-      state_(state),
-      communicator_(communicator),
-      before_speaking_(std::move(before_speaking)) {}
+                           comm::Communicator& communicator, Hooks hooks)
+    : config_(config), state_(state), communicator_(communicator), hooks_(std::move(hooks)) {}
 
 RunPosition Checkpointer::restore() {
   Choice choice = choose();
@@ -129,7 +126,10 @@ void Checkpointer::save(const RunPosition& position) {
         .layout = config_.fsdp.layout,
         .training = training_record(config_, state_, position),
         .model = checkpoint::hugging_face_config(config_.model),
-        .retention = {.keep_last = options.keep_last, .keep_every = options.keep_every}};
+        .retention = {.keep_last = options.keep_last, .keep_every = options.keep_every},
+        .in_the_middle = [this, step = position.step] {
+          if (hooks_.in_the_middle) hooks_.in_the_middle(step);
+        }};
     std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave);
     if (options.asynchronous) {
       under_way_ =
@@ -192,7 +192,7 @@ void Checkpointer::require_last_save() const {
 
 void Checkpointer::say(const std::string& message, bool warning) const {
   if (!is_first_rank() || message.empty()) return;
-  before_speaking_();
+  if (hooks_.before_speaking) hooks_.before_speaking();
   warning ? util::log_warning(message) : util::log_info(message);
 }
 

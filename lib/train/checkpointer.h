@@ -25,10 +25,18 @@ namespace fsdp::train {
 /// loss of a peer is thrown out of a save.
 class Checkpointer {
  public:
-  /// `before_speaking` is called on rank 0 before a message that a save brings, so that it does not land in
-  /// the middle of a progress bar. Config and communicator must outlive the object. Not collective.
+  /// What others do while it works; each may be empty.
+  struct Hooks {
+    /// On rank 0 before a message that a save brings, so that it does not land in the middle of a progress
+    /// bar.
+    std::function<void()> before_speaking;
+    /// SaveRequest::in_the_middle of a save of this step.
+    std::function<void(int64_t step)> in_the_middle;
+  };
+
+  /// Config and communicator must outlive the object. Not collective.
   Checkpointer(const config::Config& config, const TrainingState& state, comm::Communicator& communicator,
-               std::function<void()> before_speaking);
+               Hooks hooks);
 
   /// Takes the output folder for this run, resumes as the config says, or starts from another run's weights,
   /// and removes what killed runs left there. kUsage when another run has the folder.
@@ -76,7 +84,7 @@ class Checkpointer {
   const config::Config& config_;
   TrainingState state_;
   comm::Communicator& communicator_;
-  std::function<void()> before_speaking_;
+  Hooks hooks_;
   std::optional<checkpoint::RunLock> lock_;  ///< rank 0's
   RunPosition restored_;
   std::filesystem::path resumed_from_, last_saved_;

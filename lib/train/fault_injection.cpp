@@ -15,7 +15,7 @@ namespace fsdp::train {
 namespace {
 
 constexpr const char* kForm =
-    "FSDP_INJECT_FAULT: expected rank=R,step=S,at=step|forward|collective|save,"
+    "FSDP_INJECT_FAULT: expected rank=R,step=S,at=step|forward|collective|save|write,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// Inside the forward of the root stage this rank computes and others wait for it.
@@ -65,7 +65,8 @@ FaultInjection FaultInjection::from_environment(int rank) {
   const std::map<std::string, FaultPlace> places = {{"step", FaultPlace::kStep},
                                                     {"forward", FaultPlace::kForward},
                                                     {"collective", FaultPlace::kCollective},
-                                                    {"save", FaultPlace::kSave}};
+                                                    {"save", FaultPlace::kSave},
+                                                    {"write", FaultPlace::kWrite}};
   if (parts.size() != 4 || !parts.contains("rank") || !parts.contains("step") || !parts.contains("do") ||
       !places.contains(parts["at"])) {
     refuse(text);

@@ -6,6 +6,7 @@
 //
 //   rank  whom it hits                 step  the step in which it happens
 //   at    step (before it begins), forward, collective (the communication stream, beside forward), save
+//         (before it begins), write (of the checkpoint: the file is half written)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
 // It happens once: not again after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
@@ -19,7 +20,7 @@
 
 namespace fsdp::train {
 
-enum class FaultPlace { kStep, kForward, kCollective, kSave };
+enum class FaultPlace { kStep, kForward, kCollective, kSave, kWrite };
 
 class FaultInjection {
  public:

@@ -39,7 +39,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   });
   checkpointer_ = std::make_unique<Checkpointer>(
       config_, TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr},
-      *communicator_, [this] { progress_.finish_line(); });
+      *communicator_,
+      Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
+                          .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
   position_ = checkpointer_->restore();
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
   if (trace_) {

@@ -90,6 +90,7 @@ void Watchdog::write_report(const std::string& message) {
                            {"step", now.step},
                            {"collective", now.collective},
                            {"last_collective", now.last},
+                           {"collectives", now.collectives},
                            {"seconds", now.seconds},
                            {"doing", describe(now)}};
   try {

@@ -134,7 +134,7 @@ void stall(const fs::path& folder, bool asynchronous) {
     data::TrainLoader loader = train::open_training_data(config, communicator);
     train::RunParts parts = train::build_run_parts(config, testing::borrowed(communicator), nullptr);
     train::TrainStep step = train::make_train_step(config, parts, loader);
-    train::Checkpointer checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, [] {});
+    train::Checkpointer checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {});
     train::RunPosition position = checkpointer.restore();
     bool under_way = false;
     for (int64_t i = 1; i <= 60; ++i) {

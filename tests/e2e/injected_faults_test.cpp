@@ -55,7 +55,7 @@ class InjectedFault : public ::testing::Test {
 };
 
 TEST_F(InjectedFault, AKilledRankIsTheCauseWhereverItWas) {
-  for (const char* place : {"forward", "collective", "save"}) {
+  for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
     std::string out = util::concat("killed-", place);
     ProgramResult result = run(util::concat("rank=1,step=8,at=", place, ",do=kill"), out);
@@ -70,7 +70,7 @@ TEST_F(InjectedFault, AKilledRankIsTheCauseWhereverItWas) {
 }
 
 TEST_F(InjectedFault, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
-  for (const char* place : {"forward", "collective", "save"}) {
+  for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
     ProgramResult result =
         run(util::concat("rank=1,step=8,at=", place, ",do=stop"), util::concat("stopped-", place));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <map>
 #include <memory>
@@ -9,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folders.h"
 #include "e2e/programs.h"
+#include "support/free_port.h"
 #include "support/network_hosts.h"
 
 namespace fsdp::e2e {
@@ -130,6 +133,64 @@ TEST_F(MultiNodeTraining, EndsWithTheLossesOfAnUndisturbedRunAfterCrashes) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("restart 2 of 2"), HasSubstr("resuming from")));
   expect_same(losses_in(folder_ / "crashed"), expected);
+}
+
+TEST_F(MultiNodeTraining, ASignalToOneLauncherSavesAndEndsAllWith75) {
+  for (const bool elastic : {false, true}) {
+    SCOPED_TRACE(elastic ? "elastic" : "static");
+    const std::string run = elastic ? "elastic" : "static", port = std::to_string(testing::free_port());
+    std::vector<std::unique_ptr<RunningProgram>> nodes;
+    for (const char* node : {"0", "1"}) {
+      std::vector<std::string> command{program("fsdp-launch"), "--nproc-per-node", "2"};
+      const std::vector<std::string> place =
+          elastic ? std::vector<std::string>{"--nnodes",        "1:2",
+                                             "--rdzv-backend",  "c10d",
+                                             "--rdzv-endpoint", "localhost:" + port,
+                                             "--rdzv-id",       "run7"}
+                  : std::vector<std::string>{"--nnodes", "2", "--node-rank", node, "--master-port", port};
+      command.insert(command.end(), place.begin(), place.end());
+      command.push_back("--");
+      for (const std::string& argument : training(run, 4, 1'000'000)) command.push_back(argument);
+      nodes.push_back(std::make_unique<RunningProgram>(command, kOptions));
+    }
+    ASSERT_TRUE(testing::eventually([&] { return losses_in(folder_ / run).size() > 2; }, 60));
+    nodes[0]->send(SIGTERM);
+    for (auto& node : nodes) EXPECT_EQ(node->wait().exit_code, 75) << node->err();
+    const auto saved = checkpoint::find_checkpoints(folder_ / run).complete;
+    ASSERT_FALSE(saved.empty());
+    EXPECT_EQ(saved.back().step, losses_in(folder_ / run).rbegin()->first);
+  }
+}
+
+TEST_F(MultiNodeTraining, AllNodesShowWhoWaitsForARankThatSleeps) {
+  const std::string port = std::to_string(testing::free_port());
+  RunOptions options = kOptions;
+  options.env["FSDP_INJECT_FAULT"] = "rank=2,step=3,at=forward,do=sleep:60";
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (const char* node : {"0", "1"}) {
+    std::vector<std::string> command{program("fsdp-launch"),
+                                     "--nproc-per-node",
+                                     "2",
+                                     "--nnodes",
+                                     "2",
+                                     "--node-rank",
+                                     node,
+                                     "--master-port",
+                                     port,
+                                     "--shutdown-timeout",
+                                     "2",
+                                     "--"};
+    for (const std::string& argument : training("sleeps", 4, 20)) command.push_back(argument);
+    command.push_back("comm.timeout_seconds=3");
+    nodes.push_back(std::make_unique<RunningProgram>(command, options));
+  }
+  for (auto& node : nodes) {
+    const ProgramResult result = node->wait();
+    EXPECT_THAT(result.exit_code, ::testing::AnyOf(5, 6)) << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("where the workers of all nodes stood:\n    rank 0 (pid "),
+                                  HasSubstr("ranks 0, 1 and 3 wait in "),
+                                  HasSubstr("for rank 2, which is computing, step 3, ")));
+  }
 }
 
 }  // namespace

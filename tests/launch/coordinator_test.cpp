@@ -243,6 +243,56 @@ TEST_F(CoordinatorTest, GoesOnWithoutANodeThatLeaves) {
   EXPECT_EQ(placement(0).nodes, 1);
 }
 
+TEST_F(CoordinatorTest, GoesOnWithoutANodeThatLeavesThoughItsPeersFailed) {
+  make({1, 2}, false, 0);
+  join(0, 0, 1, true);
+  join(1, 0, 1);
+  coordinator_->leave(1, SIGTERM, now_);
+  ends(0, 0, 5);
+  round_ended(0);
+  ends(1, 1, 143, {SIGTERM});
+  round_ended(1);
+  EXPECT_EQ(verdict(1).exit_code, 143);
+  pass(5);
+  EXPECT_EQ(placement(0).nodes, 1);
+}
+
+TEST_F(CoordinatorTest, TakesEndsOfTheNodesOwnRanksOnce) {
+  make({2, 2}, true);
+  join(0, 0, 1);
+  join(1, 1, 1);
+  ends(1, 0, 3);
+  ends(1, -7, 3);
+  ends(1, 2, 3);
+  ends(1, 1, 4);
+  ends(1, 1, 5);
+  round_ended(1);
+  ends(1, 1, 9);
+  round_ended(1);
+  ends(0, 0, 0);
+  round_ended(0);
+  EXPECT_EQ(verdict(0).culprit->rank, 1);
+  EXPECT_EQ(verdict(0).exit_code, 4);
+}
+
+TEST_F(CoordinatorTest, SendsTheTableToAllBeforeTheEnd) {
+  make({3, 3}, true);
+  for (int id : {0, 1, 2}) join(id, id, 1);
+  WorkerEnd waits{.status = {.exit_code = 6}};
+  waits.standing = {.doing = "in barrier of start", .collective = "barrier of start"};
+  coordinator_->round_ended(0, {waits}, now_);
+  coordinator_->lost(1, "gone", now_);
+  ends(2, 2, 5);
+  round_ended(2);
+  for (int id : {0, 2}) {
+    const Message& table = orders_[id][orders_[id].size() - 2];
+    EXPECT_EQ(table.at("type"), "table");
+    EXPECT_THAT(table.at("text").get<std::string>(), AllOf(HasSubstr("rank 0 waits in barrier of start"),
+                                                           HasSubstr("node 1 (h1): nothing heard")));
+    EXPECT_EQ(last(id), "finish");
+  }
+}
+
 TEST_F(CoordinatorTest, EndsForAllWhenANodeIsToldToStopWhileTheyGather) {
   make({3, 3}, true);
   join(0, 0);

@@ -37,7 +37,7 @@ struct Rank {
         loader(open_training_data(config, communicator)),
         parts(build_run_parts(config, borrowed(communicator), nullptr)),
         step(make_train_step(config, parts, loader)),
-        checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, [] {}) {}
+        checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {}) {}
 
   /// The loss of the last step.
   double train(int64_t steps) {

@@ -1,0 +1,242 @@
+#include "launch/wait_table.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::launch {
+namespace {
+
+using util::concat;
+using Ends = std::vector<const WorkerEnd*>;
+
+constexpr size_t kMostSingleRows = 16;  // workers that have a row each; more of them share rows
+constexpr size_t kMostRows = 48, kMostRanges = 12, kMostHosts = 3, kMostSentences = 3, kMostWaitedFor = 6;
+constexpr const char* kRow = "\n    ";
+
+/// "a", "a and b", "a, b and 7 more".
+std::string listed(std::vector<std::string> parts, size_t most) {
+  if (parts.size() > most) {
+    const size_t left_out = parts.size() - most;
+    parts.resize(most);
+    parts.push_back(concat(left_out, " more"));
+  }
+  if (parts.size() == 1) return parts[0];
+  const std::string last = parts.back();
+  parts.pop_back();
+  return concat(util::join(parts, ", "), " and ", last);
+}
+
+/// "rank 2", "ranks 0-3, 5 and 7"; the ranks rise.
+std::string names_of_ranks(const std::vector<int>& ranks) {
+  std::vector<std::string> ranges;
+  for (size_t i = 0, next = 0; i < ranks.size(); i = next) {
+    for (next = i + 1; next < ranks.size() && ranks[next] - ranks[next - 1] <= 1;) ++next;
+    const bool is_range = next - i > 2;
+    ranges.push_back(is_range ? concat(ranks[i], "-", ranks[next - 1]) : std::to_string(ranks[i]));
+    if (!is_range) next = i + 1;
+  }
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", listed(std::move(ranges), kMostRanges));
+}
+
+std::string names_of_ranks(const Ends& ends) {
+  std::vector<int> ranks;
+  for (const WorkerEnd* end : ends) ranks.push_back(end->rank);
+  return names_of_ranks(ranks);
+}
+
+std::string names_of_hosts(const Ends& ends) {
+  std::vector<std::string> hosts;
+  for (const WorkerEnd* end : ends) {
+    if (std::find(hosts.begin(), hosts.end(), end->host) == hosts.end()) hosts.push_back(end->host);
+  }
+  return listed(std::move(hosts), kMostHosts);
+}
+
+std::string place_of_collective(const Standing& standing) {
+  return concat(standing.collective, ", ",
+                standing.step > 0 ? concat("step ", standing.step) : "before the first step");
+}
+
+/// What the worker was doing, without the seconds: the same for all that were in the same place.
+std::string place_of(const WorkerEnd& end) {
+  const Standing& standing = end.standing;
+  if (!standing.is_said()) return "did not say";
+  if (standing.is_in_collective()) return concat("in ", place_of_collective(standing));
+  if (standing.last_collective.empty()) return standing.doing;
+  return concat("computing, step ", standing.step, ", after ", standing.last_collective);
+}
+
+/// How it ended, where that tells more than that the worker waited too long or was stopped; else "".
+std::string ending_worth_telling(const WorkerEnd& end) {
+  const bool timed_out = end.status.code() == static_cast<int>(util::ErrorKind::kTimeout);
+  const bool is_cause = kind_of(end) == EndKind::kFailed && !timed_out;
+  return is_cause || !end.standing.is_said() ? ending(end.status) : "";
+}
+
+/// What workers that have all of it in common share a line by.
+std::string story_of(const WorkerEnd& end) {
+  const std::string how = ending_worth_telling(end);
+  return concat(place_of(end), how.empty() ? "" : "; ", how);
+}
+
+std::string seconds_of(const Ends& ends) {
+  const auto [least, most] = std::minmax_element(ends.begin(), ends.end(), [](const auto* a, const auto* b) {
+    return a->standing.seconds < b->standing.seconds;
+  });
+  const std::string from = util::fixed((*least)->standing.seconds, 1),
+                    to = util::fixed((*most)->standing.seconds, 1);
+  return concat(", for ", from == to ? "" : concat(from, " to "), to, " s");
+}
+
+/// Workers by what `key` says of them, in the order of their lowest ranks.
+template <typename Key>
+std::vector<Ends> grouped(const Ends& ends, const Key& key) {
+  std::map<std::string, size_t> index;
+  std::vector<Ends> groups;
+  for (const WorkerEnd* end : ends) {
+    const auto [found, is_new] = index.emplace(key(*end), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[found->second].push_back(end);
+  }
+  return groups;
+}
+
+std::string rows(const Ends& ends, const std::vector<SilentNode>& silent) {
+  std::vector<std::string> rows;
+  if (ends.size() <= kMostSingleRows) {
+    for (const WorkerEnd* end : ends) {
+      const Standing& standing = end->standing;
+      const std::string how = ending_worth_telling(*end);
+      rows.push_back(concat(name_of(*end), ": ", standing.is_said() ? standing.doing : place_of(*end),
+                            how.empty() ? "" : "; ", how));
+    }
+  } else {
+    for (const Ends& group : grouped(ends, story_of)) {
+      const bool waits = group[0]->standing.is_in_collective();
+      rows.push_back(concat(names_of_ranks(group), " (", names_of_hosts(group), "): ", story_of(*group[0]),
+                            waits ? seconds_of(group) : ""));
+    }
+  }
+  for (const SilentNode& node : silent) {
+    rows.push_back(concat("node ", node.node_rank, " (", node.host, "): nothing heard"));
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(rows.size(), kMostRows); ++i) text += concat(kRow, rows[i]);
+  if (rows.size() > kMostRows) text += concat(kRow, "and ", rows.size() - kMostRows, " more places");
+  return text;
+}
+
+/// The sentences below the rows.
+class Waits {
+ public:
+  Waits(const Ends& ends, const std::vector<SilentNode>& silent) : ends_(ends), silent_(silent) {
+    for (const WorkerEnd* end : ends) {
+      if (end->standing.is_said()) are_numbered_ = are_numbered_ && end->standing.collectives >= 0;
+    }
+  }
+
+  std::string sentences() const {
+    Ends waiting;
+    std::copy_if(ends_.begin(), ends_.end(), std::back_inserter(waiting),
+                 [](const WorkerEnd* end) { return end->standing.is_in_collective(); });
+    std::vector<Ends> groups =
+        grouped(waiting, [this](const WorkerEnd& end) { return concat(number_of(end), " ", place_of(end)); });
+    std::stable_sort(groups.begin(), groups.end(), [this](const Ends& a, const Ends& b) {
+      return std::tuple(number_of(*a[0]), a.size()) > std::tuple(number_of(*b[0]), b.size());
+    });
+    // Steps alone do not order the collectives of one step.
+    groups.resize(std::min(groups.size(), are_numbered_ ? kMostSentences : 1));
+    std::string text;
+    for (const Ends& group : groups) text += sentence(group);
+    return text;
+  }
+
+ private:
+  /// How far the worker is: collectives that it has ended, or its step.
+  int64_t number_of(const WorkerEnd& end) const {
+    return are_numbered_ ? end.standing.collectives : end.standing.step;
+  }
+
+  /// Whether those in `waiting`'s collective wait for `end`, which is not among them.
+  bool is_behind(const WorkerEnd& end, const WorkerEnd& waiting) const {
+    if (!end.standing.is_said()) return true;
+    if (number_of(end) != number_of(waiting)) return number_of(end) < number_of(waiting);
+    return are_numbered_ || end.standing.is_in_collective() ||
+           end.standing.last_collective != waiting.standing.collective;
+  }
+
+  std::string sentence(const Ends& group) const {
+    const WorkerEnd& first = *group[0];
+    const std::string place = place_of_collective(first.standing);
+    Ends behind;
+    for (const WorkerEnd* end : ends_) {
+      const bool is_member = std::binary_search(group.begin(), group.end(), end);
+      if (!is_member && is_behind(*end, first)) behind.push_back(end);
+    }
+    if (behind.empty() && silent_.empty())
+      return group.size() == ends_.size() ? all_are_in(group, place) : "";
+    return concat(kRow, names_of_ranks(group), group.size() == 1 ? " waits in " : " wait in ", place,
+                  ", for ", waited_for(behind));
+  }
+
+  static std::string one_waited_for(const Ends& group) {
+    const WorkerEnd& first = *group[0];
+    const bool is_one = group.size() == 1;
+    std::string doing = is_one ? ", which is " : ", which are ", how = ending_worth_telling(first);
+    doing += is_one ? first.standing.doing : place_of(first);
+    if (!first.standing.is_said()) doing = ", which did not say where";
+    if (!is_one && how.starts_with("was ")) how.replace(0, 3, "were");
+    return concat(names_of_ranks(group), doing, how.empty() ? "" : " and ", how);
+  }
+
+  std::string waited_for(const Ends& behind) const {
+    std::vector<std::string> parts;
+    for (const Ends& group : grouped(behind, story_of)) parts.push_back(one_waited_for(group));
+    for (const SilentNode& node : silent_) {
+      parts.push_back(concat(node.workers == 1 ? "rank " : "ranks ", node.first_rank,
+                             node.workers == 1 ? "" : concat("-", node.first_rank + node.workers - 1),
+                             " of node ", node.node_rank, " (", node.host, "), of which nothing was heard"));
+    }
+    if (parts.size() > kMostWaitedFor) {
+      const size_t left_out = parts.size() - kMostWaitedFor;
+      parts.resize(kMostWaitedFor);
+      parts.push_back(concat(left_out, " more"));
+    }
+    return util::join(parts, "; for ");
+  }
+
+  /// Nobody is missing: one that came late, or a network that does not carry it.
+  static std::string all_are_in(const Ends& group, const std::string& place) {
+    if (group.size() == 1) return "";
+    const auto order = [](const auto* a, const auto* b) { return a->standing.seconds < b->standing.seconds; };
+    const auto [last, first] = std::minmax_element(group.begin(), group.end(), order);
+    const double seconds = (*last)->standing.seconds, most = (*first)->standing.seconds;
+    constexpr double kNotable = 1;
+    return concat(kRow, "all ", group.size(), " ranks are in ", place,
+                  most - seconds < kNotable
+                      ? ""
+                      : concat("; rank ", (*last)->rank, " for ", util::fixed(seconds, 1), " s only, rank ",
+                               (*first)->rank, " for ", util::fixed(most, 1), " s"));
+  }
+
+  const Ends& ends_;
+  const std::vector<SilentNode>& silent_;
+  bool are_numbered_ = true;
+};
+
+}  // namespace
+
+std::string wait_table(std::vector<WorkerEnd> ends, const std::vector<SilentNode>& silent) {
+  if (std::none_of(ends.begin(), ends.end(), [](const auto& end) { return end.standing.is_said(); }))
+    return "";
+  std::sort(ends.begin(), ends.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  Ends sorted;
+  for (const WorkerEnd& end : ends) sorted.push_back(&end);
+  return rows(sorted, silent) + Waits(sorted, silent).sentences();
+}
+
+}  // namespace fsdp::launch
