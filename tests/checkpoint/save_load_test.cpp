@@ -92,7 +92,7 @@ TEST(SaveLoad, AnyCutGivesAnyOther) {
       fs::path folder = root.path() / "step-00000007";
       Manifest manifest = read_manifest(folder);
       EXPECT_EQ(manifest.tensors.at("model/w").rows, from_rows);
-      EXPECT_EQ(manifest.tensors.at("model/w").ranges.size(), static_cast<size_t>(from));
+      EXPECT_LE(manifest.tensors.at("model/w").ranges.size(), static_cast<size_t>(from));
       for (int64_t to_rows : {1, 7, 35}) {
         for (int to : {1, 3, 8}) {
           for (int rank = 0; rank < to; ++rank) {

@@ -111,6 +111,7 @@ struct Way {
   const char *strategy, *kind;
   int64_t min_num_params;
   bool asynchronous = false;
+  const char* layout = "flat";
 };
 
 /// Saved one way and loaded another, for every pair of world sizes.
@@ -122,12 +123,15 @@ TEST_P(EveryPairOfRuns, HoldsTheSameBitsWhereverItIsLoaded) {
                            {"no_shard", "full", 1176},
                            {"full_shard", "sharded", 100'000, true},
                            {"shard_grad_op", "full", 1},
-                           {"no_shard", "sharded", 1, true}};
+                           {"full_shard", "sharded", 1176, false, "per_parameter"},
+                           {"no_shard", "sharded", 1, true},
+                           {"shard_grad_op", "full", 1, false, "per_parameter"}};
   auto [saved_at, loaded_at] = GetParam();
   auto config_of = [&](const Way& way, const std::string& name) {
     config::Config config = config_;
     config.run.output_dir = folder_ / name;
     config.fsdp.strategy = way.strategy;
+    config.fsdp.layout = way.layout;
     config.fsdp.min_num_params = way.min_num_params;
     config.checkpoint.kind = way.kind;
     config.checkpoint.asynchronous = way.asynchronous;
