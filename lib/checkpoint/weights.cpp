@@ -81,6 +81,13 @@ int64_t Weights::numel(const std::string& name) const {
   return checked_numel(found.shape, static_cast<int64_t>(c10::elementSize(found.dtype)));
 }
 
+void Weights::require_convertible(const std::string& name, at::ScalarType dtype) const {
+  const Place& place = place_of(name);
+  if (c10::isFloatingType(place.info.dtype) == c10::isFloatingType(dtype)) return;
+  fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place.source->path().string(), " has the type ",
+       util::dtype_name(place.info.dtype), " where ", util::dtype_name(dtype), " is expected");
+}
+
 void Weights::read_into(const std::string& name, const at::Tensor& tensor) const {
   const std::vector<int64_t>& found = shape(name);
   if (!std::equal(found.begin(), found.end(), tensor.sizes().begin(), tensor.sizes().end())) {
@@ -101,16 +108,36 @@ void Weights::read_range_into(const std::string& name, int64_t begin, const at::
     place.source->read(place.info.name, begin, end, tensor.data_ptr());
     return;
   }
-  if (c10::isFloatingType(place.info.dtype) != c10::isFloatingType(tensor.scalar_type())) {
-    fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place.source->path().string(), " has the type ",
-         util::dtype_name(place.info.dtype), " where ", util::dtype_name(tensor.scalar_type()),
-         " is expected");
-  }
+  require_convertible(name, tensor.scalar_type());
   int64_t at = 0;
   stream(name, begin, end, place.info.dtype, [&](const at::Tensor& slice) {
     tensor.detach().narrow(0, at, slice.numel()).copy_(slice);
     at += slice.numel();
   });
+}
+
+void Weights::read_columns_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const {
+  FSDP_CHECK(tensor.device().is_cpu() && tensor.dim() == 2 && tensor.is_contiguous(), name);
+  const Place& place = place_of(name);
+  const int64_t rows = tensor.size(0), columns = tensor.size(1), numel = this->numel(name);
+  if (tensor.numel() == 0) return;
+  FSDP_CHECK(numel % rows == 0 && begin >= 0 && begin + columns <= numel / rows, name);
+  require_convertible(name, tensor.scalar_type());
+  const int64_t row_numel = numel / rows;
+  const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(place.info.dtype));
+  if (rows == 1 || columns == row_numel) return read_range_into(name, begin, tensor.detach().view({-1}));
+  if (columns * itemsize_bytes >= kSmallestPieceBytes || row_numel * itemsize_bytes > kSliceBytes) {
+    for (int64_t row = 0; row < rows; ++row)
+      read_range_into(name, row * row_numel + begin, tensor.detach()[row]);
+    return;
+  }
+  const int64_t step = kSliceBytes / (row_numel * itemsize_bytes);
+  for (int64_t row = 0; row < rows; row += step) {
+    const int64_t count = std::min(step, rows - row);
+    at::Tensor block = stored_.elements(count * row_numel, place.info.dtype);
+    place.source->read(place.info.name, row * row_numel, (row + count) * row_numel, block.data_ptr());
+    tensor.detach().narrow(0, row, count).copy_(block.view({count, row_numel}).narrow(1, begin, columns));
+  }
 }
 
 void Weights::stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,

@@ -44,6 +44,14 @@ class Weights {
   /// The same for elements [begin, begin + tensor.numel()) of the flattened tensor; `tensor` is 1-D.
   void read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
 
+  /// The same for columns [begin, begin + tensor.size(1)) of the tensor seen as [rows, numel / rows] with
+  /// rows = tensor.size(0); `tensor` is 2-D. Reads nothing else, but whole rows where the pieces of rows are
+  /// smaller than kSmallestPieceBytes.
+  void read_columns_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
+
+  /// Less is not worth a read of its own: a file system reads no less.
+  static constexpr int64_t kSmallestPieceBytes = 4096;
+
   /// Passes elements [begin, end) of the flattened tensor to `sink` in order, as 1-D tensors of type `dtype`
   /// of at most kSliceBytes as they are stored. The memory is used again after the sink has returned.
   void stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,
@@ -71,6 +79,7 @@ class Weights {
     at::Tensor memory_;
   };
   const Place& place_of(const std::string& name) const;
+  void require_convertible(const std::string& name, at::ScalarType dtype) const;
   void add_files_of_index(const std::filesystem::path& folder);
 
   std::filesystem::path path_;

@@ -55,6 +55,10 @@ std::vector<Key> make_keys() {
        "a .safetensors file, a folder of them, or a checkpoint; empty: random weights",
        {},
        {}},
+      {KEY(model, init_broadcast),
+       "process 0 alone reads (or makes) the first weights and sends them on: for slow shared file systems",
+       {},
+       {}},
 
       {KEY(data, train), "token files, read as if joined", non_empty(), {}},
       {KEY(data, validation), "token files; none: no validation", {}, {}},

@@ -22,6 +22,8 @@ struct ModelOptions {
   double initializer_range = 0.02;   ///< standard deviation of the initial weights
   bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
   std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
+  bool init_broadcast =
+      false;  ///< rank 0 alone reads or makes the first weights and sends them to the others
 };
 
 /// Which activations backward computes again in place of keeping them.

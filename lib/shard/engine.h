@@ -55,9 +55,14 @@ class Engine;
 /// Shards `root` in place, attaching to its stages; parameters keep their names. The weights must be equal on
 /// all ranks. The root stage's forward must be what runs the model. The returned engine also lives as long as
 /// the stages do. Throws Error(kUsage) for options that contradict each other or name what the model has not.
+///
+/// Parameters may lie on the meta device if `materialize` has a source: then each unit's parameters get their
+/// values, shard by shard, when the unit is made, and a rank never holds more of the model than its shards.
+/// Buffers must be real. What the source throws leaves the model unusable.
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
-                                    std::shared_ptr<comm::Trace> trace = nullptr);
+                                    std::shared_ptr<comm::Trace> trace = nullptr,
+                                    const Materialize& materialize = {});
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
@@ -122,9 +127,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   friend class FullParameters;
   friend std::shared_ptr<Engine> fully_shard(nn::Stage&, const ShardOptions&,
                                              std::shared_ptr<comm::Communicator>,
-                                             std::shared_ptr<comm::Trace>);
+                                             std::shared_ptr<comm::Trace>, const Materialize&);
 
-  void attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace);
+  void attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace,
+              const Materialize& materialize);
   void before_forward(size_t index);
   void after_forward(size_t index, bool backward_will_follow);
   void before_backward(size_t index);

@@ -83,6 +83,15 @@ UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool
   return unit;
 }
 
+void require_real_buffers(nn::Stage& root) {
+  for (const auto& buffer : root.named_buffers()) {
+    if (!buffer.value().is_meta()) continue;
+    util::fail(util::ErrorKind::kUsage, "buffer ", buffer.key(),
+               ": expected values; found a tensor on the meta device, which has none; make buffers on a real "
+               "device, on which only parameters may be missing");
+  }
+}
+
 void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   for (const auto& buffer : root.named_buffers()) {
@@ -95,16 +104,18 @@ void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
 
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
-                                    std::shared_ptr<comm::Trace> trace) {
+                                    std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
   require_no_option_conflicts(options);
+  require_real_buffers(root);
   std::vector<UnitPlan> plans = plan_units(root, options);
   auto engine = std::make_shared<Engine>(options, groups_for(options.strategy, std::move(communicator)));
-  engine->attach(plans, trace);
+  engine->attach(plans, trace, materialize);
   cast_buffers(root, util::dtype_from_name(options.mixed_precision.buffer_dtype));
   return engine;
 }
 
-void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace) {
+void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace,
+                    const Materialize& materialize) {
   const ProcessGroups replicated = groups_for("no_shard", groups_.world);
   root_units_ = static_cast<size_t>(std::count_if(
       plans.begin(), plans.end(), [&](const UnitPlan& plan) { return is_root_plan(plan, plans.front()); }));
@@ -113,7 +124,8 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
     bool root = is_root_plan(plan, plans.front());
     const ProcessGroups& groups = plan.replicated ? replicated : groups_;
     UnitOptions options = unit_options(options_, plan, root, groups_.world->world_size());
-    Unit& unit = *units_.emplace_back(std::make_unique<Unit>(plan, groups, options, pool_, trace));
+    Unit& unit = *units_.emplace_back(
+        std::make_unique<Unit>(plan, groups, options, UnitParts{pool_, trace, materialize}));
     const UnitLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];

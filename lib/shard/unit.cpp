@@ -18,13 +18,13 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 }
 
 Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
-           std::shared_ptr<BufferPool> pool, std::shared_ptr<comm::Trace> trace)
+           const UnitParts& parts)
     : name_(plan.name),
       groups_(groups),
       options_(options),
-      trace_(std::move(trace)),
+      trace_(parts.trace),
       storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options.storage,
-               std::move(pool)) {}
+               parts.pool, parts.materialize) {}
 
 Unit::~Unit() {
   // The communication stream may still refer to the storage.

@@ -40,13 +40,19 @@ struct UnitOptions {
   double gradient_predivide_factor = 1;  ///< the rest of the number of ranks divides after the sum
 };
 
+/// What a unit is made with beside its plan.
+struct UnitParts {
+  std::shared_ptr<BufferPool> pool;
+  std::shared_ptr<comm::Trace> trace = nullptr;  ///< hears of the unsharded buffers, if there is one
+  Materialize materialize = {};
+};
+
 class Unit {
  public:
   enum class State { kSharded, kGathering, kUnsharded };
 
-  /// `trace`, if any, hears of the unsharded buffers.
-  Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
-       std::shared_ptr<BufferPool> pool, std::shared_ptr<comm::Trace> trace = nullptr);
+  /// Errors, and when it is collective, as for UnitStorage.
+  Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options, const UnitParts& parts);
   ~Unit();
 
   const std::string& name() const { return name_; }

@@ -11,6 +11,13 @@
 namespace fsdp::shard {
 namespace {
 
+/// Where the parameters are used.
+at::Device device_of(const std::vector<NamedParameter>& parameters, const Materialize& materialize) {
+  if (parameters.empty()) return materialize.device;
+  at::Device device = parameters.front().tensor.device();
+  return device.is_meta() ? materialize.device : device;
+}
+
 std::unique_ptr<UnitLayout> layout_of(const std::string& layout,
                                       const std::vector<NamedParameter>& parameters, int world_size) {
   std::vector<UnitLayout::Parameter> shapes;
@@ -37,23 +44,23 @@ at::TensorOptions home(at::Device device, bool on_host) {
 }  // namespace
 
 UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place,
-                         const StorageOptions& options, std::shared_ptr<BufferPool> pool)
+                         const StorageOptions& options, std::shared_ptr<BufferPool> pool,
+                         const Materialize& materialize)
     : parameters_(parameters),
       layout_(layout_of(options.layout, parameters, place.world_size)),
       place_(place),
       options_(options),
       pool_(std::move(pool)) {
   at::NoGradGuard no_grad;
-  at::Device device = parameters_.empty() ? at::Device(at::kCPU) : parameters_.front().tensor.device();
+  at::Device device = device_of(parameters_, materialize);
   shard_ = at::zeros({layout_->shard_numel()}, home(device, options_.cpu_offload));
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    auto local = layout_->local_piece(i, place_.rank, parameters_[i].tensor.detach().contiguous(), shard_);
-    local.gathered.copy_(local.whole);
-  }
+  fill_shard(materialize);
   shard_is_unsharded_ = place_.world_size == 1 && options_.param_dtype == at::kFloat && !options_.cpu_offload;
   at::TensorOptions gathered = at::TensorOptions().dtype(options_.param_dtype).device(device);
-  unsharded_ = shard_is_unsharded_ ? shard_ : at::empty({layout_->unsharded_numel()}, gathered);
-  gathered_ = layout_->gathers_in_place() ? unsharded_ : at::empty({layout_->gathered_numel()}, gathered);
+  unsharded_ =
+      shard_is_unsharded_ ? shard_ : util::empty_without_memory(layout_->unsharded_numel(), gathered);
+  gathered_ = layout_->gathers_in_place() ? unsharded_
+                                          : util::empty_without_memory(layout_->gathered_numel(), gathered);
   own_part_ = gathered_.narrow(0, place_.rank * layout_->shard_numel(), layout_->shard_numel());
   show_parameters_in_unsharded();
   if (!shard_is_unsharded_) util::free_storage(unsharded_);
@@ -61,10 +68,31 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   gradients_ = std::make_unique<GradientBuffer>(parameters_, *layout_, options_.reduce_dtype);
 }
 
+void UnitStorage::fill_shard(const Materialize& materialize) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    if (!parameter.is_meta()) {
+      auto local = layout_->local_piece(i, place_.rank, parameter.detach().contiguous(), shard_);
+      local.gathered.copy_(local.whole);
+      continue;
+    }
+    if (materialize.source == nullptr) {
+      util::fail(util::ErrorKind::kUsage, "parameter ", parameters_[i].name,
+                 ": expected values; found a tensor on the meta device, which has none; build the model on a "
+                 "real device or give fully_shard() a ParameterSource");
+    }
+    LocalRange range = layout_->local_range(i, place_.rank);
+    at::Tensor own = shard_.narrow(0, range.shard_offset, range.numel());
+    at::Tensor read = own.is_cpu() ? own : at::empty_like(own, at::TensorOptions().device(at::kCPU));
+    materialize.source->read(parameters_[i], range, read);
+    if (!own.is_cpu()) own.copy_(read);
+  }
+}
+
 void UnitStorage::show_parameters_in(const at::Tensor& flat) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterPlace& place = layout_->parameters()[i];
-    parameters_[i].tensor.set_data(flat.narrow(0, place.offset, place.numel).view(place.shape));
+    util::point_at(parameters_[i].tensor, flat.narrow(0, place.offset, place.numel).view(place.shape));
   }
 }
 

@@ -21,6 +21,7 @@
 
 #include "shard/buffer_pool.h"
 #include "shard/gradient_buffer.h"
+#include "shard/parameter_source.h"
 #include "shard/unit_layout.h"
 #include "shard/wrap_policy.h"
 
@@ -44,10 +45,11 @@ struct ShardPlace {
 
 class UnitStorage {
  public:
-  /// Takes this rank's shard from the parameters' values and points the parameters at the (freed) unsharded
-  /// buffer. Throws Error(kUsage) for parameters that are not fp32.
+  /// Takes this rank's shard from the parameters' values, or from materialize.source for those on the meta
+  /// device, and points the parameters at the (freed) unsharded buffer. Throws Error(kUsage) for parameters
+  /// that are not fp32 and for those on the meta device when there is no source. Collective if the source is.
   UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place, const StorageOptions& options,
-              std::shared_ptr<BufferPool> pool);
+              std::shared_ptr<BufferPool> pool, const Materialize& materialize = {});
 
   const UnitLayout& layout() const { return *layout_; }
   const ShardPlace& place() const { return place_; }
@@ -109,6 +111,7 @@ class UnitStorage {
   int64_t gradient_bytes() const { return gradients_->nbytes(); }
 
  private:
+  void fill_shard(const Materialize& materialize);
   void copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const;
 
   std::vector<NamedParameter> parameters_;

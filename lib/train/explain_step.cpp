@@ -138,12 +138,11 @@ std::string explain_step(const config::Config& config, std::shared_ptr<comm::Com
     communicator = comm::make_tracing_communicator(std::move(communicator), trace);
   }
   std::optional<data::TrainLoader> loader;
-  RunParts parts;
   comm::agree(*communicator, "set-up", [&] {
     config::check_world(config, communicator->world_size());
     loader.emplace(open_training_data(config, *communicator));
-    parts = build_run_parts(config, communicator, trace);
   });
+  RunParts parts = build_run_parts(config, communicator, trace);
   ComputeRecorder recorder(*parts.model, *parts.engine, trace);
   TrainStep train_step = make_train_step(config, parts, *loader);
 

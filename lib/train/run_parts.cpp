@@ -1,7 +1,8 @@
 #include "train/run_parts.h"
 
+#include "nn/decoder.h"
 #include "nn/recompute.h"
-#include "train/build_model.h"
+#include "train/initial_weights.h"
 #include "train/state_slices.h"
 
 namespace fsdp::train {
@@ -20,13 +21,17 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
 RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                          std::shared_ptr<comm::Trace> trace) {
   RunParts parts;
-  parts.model = build_model(config.model, static_cast<uint64_t>(config.run.seed));
-  parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), std::move(communicator),
-                                    std::move(trace));
-  // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
-  nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
-  parts.optimizer =
-      optim::make_optimizer(config.optimizer, flat_parameters(*parts.engine, config.optimizer.no_decay));
+  comm::agree(*communicator, "model", [&] { parts.model = nn::make_decoder(config.model, at::kMeta); });
+  auto source =
+      initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
+  comm::agree(*communicator, "sharding the model", [&] {
+    parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), communicator,
+                                      std::move(trace), {source.get(), at::kCPU});
+    // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
+    nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
+    parts.optimizer =
+        optim::make_optimizer(config.optimizer, flat_parameters(*parts.engine, config.optimizer.no_decay));
+  });
   const auto& precision = config.mixed_precision;
   bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
   if (optim::uses_grad_scaler(config.loss_scaler, float16_in_use)) parts.scaler.emplace(config.loss_scaler);

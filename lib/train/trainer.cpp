@@ -34,9 +34,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     open_data();
-    parts_ = build_run_parts(config_, communicator_, trace_);
-    faults_.attach_to(*parts_.model, *communicator_, position_.step);
   });
+  parts_ = build_run_parts(config_, communicator_, trace_);
+  faults_.attach_to(*parts_.model, *communicator_, position_.step);
   checkpointer_ = std::make_unique<Checkpointer>(
       config_, TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr},
       *communicator_,

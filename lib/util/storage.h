@@ -1,7 +1,8 @@
 #pragma once
 
-// Give a tensor's memory back and restore it without changing the tensor's identity: views of it, autograd's
-// saved tensors among them, become valid again when the memory returns (with new contents).
+// Give a tensor's memory back, restore it and point the tensor at other memory without changing its identity:
+// views of it, autograd's saved tensors among them, become valid again when the memory returns (with new
+// contents).
 
 #include <ATen/core/Tensor.h>
 
@@ -18,6 +19,14 @@ void restore_storage(const at::Tensor& tensor, int64_t nbytes);
 /// storage is freed. The storage must be free.
 void restore_storage(const at::Tensor& tensor, c10::DataPtr memory, int64_t nbytes);
 
+/// A 1-D tensor whose memory is still to come, by restore_storage() after free_storage(). Views of it can be
+/// made in between, other than of one that is free: those lie outside of its storage.
+at::Tensor empty_without_memory(int64_t numel, const at::TensorOptions& options);
+
 bool storage_is_free(const at::Tensor& tensor);
+
+/// tensor.set_data(data), also for a tensor on the meta device, which set_data() refuses to move to another.
+/// It keeps its identity, so modules that hold it see the data.
+void point_at(const at::Tensor& tensor, const at::Tensor& data);
 
 }  // namespace fsdp::util

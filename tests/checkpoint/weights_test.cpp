@@ -106,5 +106,51 @@ TEST_F(WeightsTest, RefuseAnIndexThatPointsElsewhereOrAtNothing) {
   expect_refused("weight_map");
 }
 
+/// Counts the bytes that are read from a file.
+class CountingSource final : public TensorSource {
+ public:
+  explicit CountingSource(const fs::path& path) : inner_(path) {}
+  const fs::path& path() const override { return inner_.path(); }
+  std::vector<TensorInfo> infos() const override { return inner_.infos(); }
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
+    bytes += (end - begin) * static_cast<int64_t>(c10::elementSize(inner_.entry(name).dtype));
+    inner_.read(name, begin, end, out);
+  }
+  mutable int64_t bytes = 0;
+
+ private:
+  SafetensorsReader inner_;
+};
+
+TEST_F(WeightsTest, AreReadByColumnsOfAnyViewAsRows) {
+  at::Tensor small = at::randn({12, 10}), wide = at::randn({6, 5000}).to(at::kBFloat16);
+  write_safetensors(folder_.path() / "w.safetensors", {{"small", small}, {"wide", wide}});
+  auto source = std::make_shared<CountingSource>(folder_.path() / "w.safetensors");
+  Weights weights;
+  weights.add(source);
+  struct Part {
+    at::Tensor whole;
+    int64_t rows, begin, end, bytes;
+  };
+  const std::vector<Part> parts = {
+      {small, 1, 7, 93, (93 - 7) * 4},        // a range
+      {small, 12, 3, 7, 12 * 10 * 4},         // pieces too small to be read apart
+      {small, 3, 0, 40, 12 * 10 * 4},         // all of it
+      {small, 12, 4, 4, 0},                   // nothing
+      {wide, 6, 100, 2300, 6 * 2200 * 2},     // a piece of each row
+      {wide, 6, 4999, 5000, 6 * 5000 * 2},    // a column
+      {wide, 2, 12000, 15000, 2 * 3000 * 2},  // rows that are not the tensor's own
+  };
+  for (const Part& part : parts) {
+    const std::string name = part.whole.is_same(small) ? "small" : "wide";
+    at::Tensor read = at::zeros({part.rows, part.end - part.begin});
+    source->bytes = 0;
+    weights.read_columns_into(name, part.begin, read);
+    at::Tensor expected = part.whole.reshape({part.rows, -1}).narrow(1, part.begin, part.end - part.begin);
+    EXPECT_TRUE(at::equal(read, expected.to(at::kFloat))) << name << ", " << part.rows << " rows";
+    EXPECT_EQ(source->bytes, part.bytes) << name << ", " << part.rows << " rows from " << part.begin;
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "support/counting_allocator.h"
 #include "support/tiny_models.h"
 #include "util/error.h"
 
@@ -89,6 +90,47 @@ TEST(Decoder, TiedEmbeddingsShareOneParameter) {
         options.architecture == "llama" ? "model.embed_tokens.weight" : "transformer.wte.weight";
     EXPECT_TRUE(model->named_parameters()[embedding].is_same(model->named_parameters()["lm_head.weight"]));
   }
+}
+
+TEST(Decoder, OnTheMetaDeviceHasTheSameParametersWithoutMemory) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    for (bool tied : {false, true}) {
+      auto options = tiny_options(architecture);
+      options.tie_word_embeddings = tied;
+      auto real = make_decoder(options), meta = make_decoder(options, at::kMeta);
+      ASSERT_EQ(meta->named_parameters().size(), real->named_parameters().size());
+      for (const auto& parameter : real->named_parameters()) {
+        const at::Tensor& other = meta->named_parameters()[parameter.key()];
+        EXPECT_TRUE(other.is_meta()) << parameter.key();
+        EXPECT_TRUE(other.requires_grad()) << parameter.key();
+        EXPECT_EQ(other.sizes(), parameter.value().sizes()) << parameter.key();
+      }
+      EXPECT_EQ(count_parameters(*meta), count_parameters(*real));
+      for (const auto& buffer : meta->named_buffers()) EXPECT_FALSE(buffer.value().is_meta()) << buffer.key();
+    }
+  }
+}
+
+TEST(Decoder, OfATrillionParametersFitsOnTheMetaDevice) {
+  ModelOptions options;
+  options.vocab_size = 50'000;
+  options.hidden_size = 25'600;
+  options.intermediate_size = 102'400;
+  options.num_hidden_layers = 96;
+  options.num_attention_heads = options.num_key_value_heads = 160;
+  testing::CountingAllocator::Scope tensors;
+  auto model = make_decoder(options, at::kMeta);
+  EXPECT_GT(count_parameters(*model), 1'000'000'000'000);
+  EXPECT_LT(tensors.peak_bytes(), 1'000'000);
+}
+
+TEST(Decoder, AfterOneOnTheMetaDeviceTheNextLiesOnTheCpu) {
+  make_decoder(tiny_options(), at::kMeta);
+  EXPECT_TRUE(make_decoder(tiny_options())->parameters().front().is_cpu());
+  auto unknown = tiny_options();
+  unknown.architecture = "mamba";
+  EXPECT_THROW(make_decoder(unknown, at::kMeta), util::Error);
+  EXPECT_TRUE(make_decoder(tiny_options())->parameters().front().is_cpu());
 }
 
 TEST(Decoder, RefusesShapesThatNoModelHas) {

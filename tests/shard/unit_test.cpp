@@ -20,7 +20,7 @@ UnitPlan plan_of(testing::MatrixStage& stage) { return {"stage", &stage, {{"weig
 struct TestUnit {
   TestUnit(testing::MatrixStage& stage, comm::Communicator& communicator, const UnitOptions& options = {})
       : pool(std::make_shared<BufferPool>(testing::borrowed(communicator))),
-        unit(plan_of(stage), groups_of(communicator), options, pool) {}
+        unit(plan_of(stage), groups_of(communicator), options, {pool}) {}
   int64_t live_bytes() const { return pool->account().live(); }
 
   std::shared_ptr<BufferPool> pool;

@@ -30,5 +30,18 @@ TEST(Storage, TensorsSavedByAutogradAreValidAgainAfterRestoring) {
   EXPECT_TRUE(at::equal(x.grad(), at::full({1, 2}, 6.0f)));
 }
 
+TEST(Storage, ATensorOfTheMetaDeviceIsPointedAtMemory) {
+  at::Tensor weight = at::empty({2, 2}, at::TensorOptions().device(at::kMeta)).requires_grad_();
+  at::Tensor same = weight;
+  // A graph that still holds what autograd keeps of the tensor.
+  at::Tensor earlier = at::linear(at::ones({1, 2}, weight.options()), weight);
+  point_at(weight, at::full({4}, 3.0f).view({2, 2}));
+  EXPECT_TRUE(same.is_cpu() && same.is_leaf() && same.requires_grad());
+  at::linear(at::ones({1, 2}), same).sum().backward();
+  EXPECT_TRUE(at::equal(same.grad(), at::ones({2, 2})));
+  point_at(same, at::full({2, 2}, 4.0f));
+  EXPECT_EQ(weight.sum().item<float>(), 16);
+}
+
 }  // namespace
 }  // namespace fsdp::util

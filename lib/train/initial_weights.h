@@ -1,0 +1,41 @@
+#pragma once
+
+// The values that a run's parameters start with, given out part by part to a model on the meta device: no
+// process holds more than its shards and one parameter, whatever the size of the model.
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "checkpoint/weights.h"
+#include "comm/communicator.h"
+#include "nn/options.h"
+#include "shard/parameter_source.h"
+
+namespace fsdp::train {
+
+/// Random values of (seed, name) as nn/initialize.h defines them, whatever the number of ranks. A parameter
+/// of which a rank wants a part is made whole for a moment.
+std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& options, uint64_t seed);
+
+/// Stored weights, of which only what is asked for is read. A tied parameter is read under the first of its
+/// names, or under whichever of them is there. Throws Error(kCheckpoint) that lists every parameter of the
+/// model (on any device) that is missing or has another shape or kind of type, before anything is read.
+std::unique_ptr<shard::ParameterSource> stored_weights(const torch::nn::Module& model,
+                                                       checkpoint::Weights weights);
+
+/// Rank 0 takes each parameter whole from `source`, which may be null on other ranks, and sends it to them:
+/// for file systems on which many readers are slower than the network. Each rank holds one whole parameter at
+/// a time. Collective; an error of `source` is thrown on every rank as comm::AgreedError.
+std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard::ParameterSource> source,
+                                                          std::shared_ptr<comm::Communicator> communicator);
+
+/// What the options ask for: random weights or those of options.init_from, by broadcast or not. Collective,
+/// with the same options on all ranks; throws comm::AgreedError of kind kCheckpoint for weights that do not
+/// fit the model or cannot be opened.
+std::unique_ptr<shard::ParameterSource> initial_weights(const torch::nn::Module& model,
+                                                        const nn::ModelOptions& options, uint64_t seed,
+                                                        std::shared_ptr<comm::Communicator> communicator);
+
+}  // namespace fsdp::train
