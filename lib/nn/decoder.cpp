@@ -4,6 +4,7 @@
 
 #include "nn/gpt2.h"
 #include "nn/llama.h"
+#include "nn/parameter.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
@@ -35,8 +36,9 @@ void check_shapes(const ModelOptions& options) {
 
 }  // namespace
 
-std::shared_ptr<Stage> make_decoder(const ModelOptions& options) {
+std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device device) {
   check_shapes(options);
+  ParameterDevice parameters_on(device);
   if (options.architecture == "llama") return std::make_shared<Llama>(options);
   if (options.architecture == "gpt2") return std::make_shared<Gpt2>(options);
   util::fail(util::ErrorKind::kUsage, "unknown model architecture \"", options.architecture,

@@ -1,13 +1,14 @@
 #include "nn/embedding.h"
 
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+
+#include "nn/parameter.h"
 
 namespace fsdp::nn {
 
 Embedding::Embedding(int64_t count, int64_t size) {
-  weight_ = register_parameter("weight", at::empty({count, size}));
+  weight_ = register_parameter("weight", empty_parameter({count, size}));
 }
 
 at::Tensor Embedding::compute(const at::Tensor& ids, const StageContext&) {
@@ -15,7 +16,7 @@ at::Tensor Embedding::compute(const at::Tensor& ids, const StageContext&) {
 }
 
 Head::Head(int64_t hidden_size, int64_t vocab_size) {
-  weight_ = register_parameter("weight", at::empty({vocab_size, hidden_size}));
+  weight_ = register_parameter("weight", empty_parameter({vocab_size, hidden_size}));
 }
 
 Head::Head(const at::Tensor& embedding_weight) { weight_ = register_parameter("weight", embedding_weight); }

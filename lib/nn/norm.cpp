@@ -1,13 +1,14 @@
 #include "nn/norm.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
+
+#include "nn/parameter.h"
 
 namespace fsdp::nn {
 
 RmsNorm::RmsNorm(int64_t size, double epsilon) : epsilon_(epsilon) {
-  weight_ = register_parameter("weight", at::empty({size}));
+  weight_ = register_parameter("weight", empty_parameter({size}));
 }
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) const {
@@ -16,8 +17,8 @@ at::Tensor RmsNorm::forward(const at::Tensor& x) const {
 }
 
 LayerNorm::LayerNorm(int64_t size, double epsilon) : epsilon_(epsilon) {
-  weight_ = register_parameter("weight", at::empty({size}));
-  bias_ = register_parameter("bias", at::empty({size}));
+  weight_ = register_parameter("weight", empty_parameter({size}));
+  bias_ = register_parameter("bias", empty_parameter({size}));
 }
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {

@@ -1,0 +1,28 @@
+#pragma once
+
+// Where the layers of this room get their parameters from.
+//
+// A model that is larger than the memory of its process is built on the meta device: its parameters have
+// shapes and no memory until something else, such as shard/engine.h with a ParameterSource, gives them
+// values. Buffers are not parameters: layers make them where they are used, with their values.
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::nn {
+
+/// While it lives, layers that this thread builds put their parameters on `device`; without one, on the CPU.
+class ParameterDevice {
+ public:
+  explicit ParameterDevice(at::Device device);
+  ~ParameterDevice();
+  ParameterDevice(const ParameterDevice&) = delete;
+  ParameterDevice& operator=(const ParameterDevice&) = delete;
+
+ private:
+  at::Device before_;
+};
+
+/// An uninitialised fp32 tensor for register_parameter(), on the device of the innermost ParameterDevice.
+at::Tensor empty_parameter(at::IntArrayRef shape);
+
+}  // namespace fsdp::nn
