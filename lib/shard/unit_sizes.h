@@ -21,6 +21,7 @@ namespace fsdp::shard {
 struct GroupSizes {
   int shard = 1;
   int replicas = 1;
+  bool operator==(const GroupSizes&) const = default;
 };
 
 /// full_shard and shard_grad_op cut units over dcn and data together; hybrid_shard and hybrid_shard_zero2
@@ -56,6 +57,8 @@ struct UnitSizes {
   /// This rank's payload of an all-gather and of a reduction of its shard.
   int64_t gather_payload_bytes() const { return shard_numel * param_element(); }
   int64_t reduce_payload_bytes() const { return shard_numel * reduce_element(); }
+
+  bool operator==(const UnitSizes&) const = default;
 
   int64_t param_element() const { return static_cast<int64_t>(c10::elementSize(param_dtype)); }
   int64_t reduce_element() const { return static_cast<int64_t>(c10::elementSize(reduce_dtype)); }

@@ -358,7 +358,10 @@ class Pass {
     events_.backward_begins(path);
     tape_.take(shape_.element * table);
     tape_.give(x());
-    if (model().tie_word_embeddings) tape_.give(shape_.element * table);
+    if (model().tie_word_embeddings) {
+      tape_.take(shape_.element * table);  // the sum of both gradients
+      tape_.give(2 * shape_.element * table);
+    }
     accumulate(table);
     events_.backward_ends(path);
     if (llama()) return;
