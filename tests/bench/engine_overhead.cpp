@@ -1,80 +1,85 @@
 // engine_overhead [steps]: what the engine's own bookkeeping costs a step in a world of 8 and in one of 1024.
-// A model of many units of a few thousand parameters, so that compute is next to nothing, is trained as rank
-// 0 of both worlds in turns, over a communicator that moves nothing. Not a test: times of a machine vary, so
-// they are printed, and the ratio of the medians beside them.
+//
+// A chain of 256 units of one 32 x 32 matrix each is trained as rank 0 of both worlds over a communicator
+// that moves nothing, in turns with the same chain without an engine; what a step takes more than without is
+// the engine's. Times are CPU time of the one thread that does it all, so that a busy machine disturbs them
+// little. Not a test: figures of a machine vary, so they are printed and not judged.
 
 #include <ATen/Functions.h>
+#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
 #include "comm/idle_communicator.h"
-#include "nn/decoder.h"
-#include "nn/initialize.h"
-#include "nn/loss.h"
 #include "shard/engine.h"
+#include "support/tiny_models.h"
 
 namespace fsdp {
 namespace {
 
-constexpr int64_t kLayers = 48;
+constexpr int64_t kUnits = 256;
+constexpr int64_t kWidth = 32;
 
-struct Run {
-  explicit Run(int world) : world_size(world) {
-    nn::ModelOptions options;
-    options.vocab_size = 32;
-    options.hidden_size = 16;
-    options.intermediate_size = 32;
-    options.num_hidden_layers = kLayers;
-    options.num_attention_heads = options.num_key_value_heads = 2;
-    model = nn::make_decoder(options);
-    nn::initialize_parameters(*model, options, 1);
-    shard::ShardOptions shard;
-    shard.wrap_stages = {"block"};
-    engine = fully_shard(*model, shard, std::make_shared<comm::IdleCommunicator>(world));
-    tokens = at::zeros({1, 4}, at::kLong);
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+class Run {
+ public:
+  /// 0: without an engine.
+  explicit Run(int world_size) : model_(std::make_shared<testing::ChainStage>(kUnits, kWidth)) {
+    if (world_size == 0) return;
+    shard::ShardOptions options;
+    options.min_num_params = 1;
+    engine_ = fully_shard(*model_, options, std::make_shared<comm::IdleCommunicator>(world_size));
   }
 
-  double step_seconds() {
-    auto begin = std::chrono::steady_clock::now();
-    engine->zero_gradients();
-    nn::next_token_loss(model->forward(tokens), tokens).backward();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    return seconds.back();
+  void step() {
+    double begin = cpu_seconds();
+    if (engine_) engine_->zero_gradients();
+    model_->forward(input_).sum().backward();
+    seconds_.push_back(cpu_seconds() - begin);
+    if (!engine_) model_->zero_grad();
   }
 
-  double median() const {
-    std::vector<double> sorted = seconds;
+  void forget() { seconds_.clear(); }
+
+  double median_us() const {
+    std::vector<double> sorted = seconds_;
     std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
+    return 1e6 * sorted[sorted.size() / 2];
   }
 
-  int world_size;
-  std::shared_ptr<nn::Stage> model;
-  std::shared_ptr<shard::Engine> engine;
-  at::Tensor tokens;
-  std::vector<double> seconds;
+ private:
+  std::shared_ptr<testing::ChainStage> model_;
+  std::shared_ptr<shard::Engine> engine_;
+  at::Tensor input_ = at::ones({1, kWidth});
+  std::vector<double> seconds_;
 };
 
 }  // namespace
 }  // namespace fsdp
 
 int main(int argc, char** argv) {
-  const int steps = argc > 1 ? std::atoi(argv[1]) : 200;
-  fsdp::Run small(8), large(1024);
-  for (fsdp::Run* run : {&small, &large}) run->step_seconds();  // the order of units, and the pool
-  small.seconds.clear();
-  large.seconds.clear();
-  for (int i = 0; i < steps; ++i) {
-    small.step_seconds();
-    large.step_seconds();
+  const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 200;
+  fsdp::Run plain(0), small(8), large(1024);
+  for (int i = 0; i < steps + 3; ++i) {
+    for (fsdp::Run* run : {&plain, &small, &large}) {
+      if (i == 3) run->forget();  // the order of units is known, and the pool has its buffers
+      run->step();
+    }
   }
-  for (const fsdp::Run* run : {&small, &large}) {
-    std::printf("%5d ranks  %7.3f ms a step of %zu units\n", run->world_size, 1e3 * run->median(),
-                run->engine->units().size());
-  }
-  std::printf("ratio        %7.3f\n", large.median() / small.median());
+  const double without = plain.median_us(), of_8 = small.median_us(), of_1024 = large.median_us();
+  const double units = static_cast<double>(fsdp::kUnits + 1);
+  std::printf("without an engine  %9.1f us a step of %ld units\n", without,
+              static_cast<long>(fsdp::kUnits + 1));
+  std::printf("    8 ranks        %9.1f us, the engine %6.2f us a unit\n", of_8, (of_8 - without) / units);
+  std::printf(" 1024 ranks        %9.1f us, the engine %6.2f us a unit\n", of_1024,
+              (of_1024 - without) / units);
+  std::printf("engine's ratio     %9.3f\n", (of_1024 - without) / (of_8 - without));
   return 0;
 }
