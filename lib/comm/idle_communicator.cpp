@@ -52,9 +52,11 @@ IdleCommunicator::IdleCommunicator(int world_size, IdleTiming timing)
 }
 
 void IdleCommunicator::set_timing(IdleTiming timing) {
-  queue_->run_all();
+  progress();
   timing_ = timing;
 }
+
+void IdleCommunicator::progress() { queue_->run_all(); }
 
 std::unique_ptr<Work> IdleCommunicator::issue(std::function<void()> task) {
   int64_t number = queue_->push(std::move(task));
@@ -95,7 +97,7 @@ std::unique_ptr<Work> IdleCommunicator::broadcast(const at::Tensor&, int root, c
   return issue([] {});
 }
 
-void IdleCommunicator::barrier(const CallSite&) { queue_->run_all(); }
+void IdleCommunicator::barrier(const CallSite&) { progress(); }
 
 std::unique_ptr<Work> IdleCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
 

@@ -15,7 +15,8 @@
 
 namespace fsdp::comm {
 
-/// When a collective or an enqueued task is done: the two ends of what a network may do.
+/// When a collective or an enqueued task is done: the two ends of what a network may do. With progress()
+/// called from within compute, kWhenWaitedFor is also what lies between.
 enum class IdleTiming {
   kAtOnce,         ///< at the call
   kWhenWaitedFor,  ///< with all that was issued before it, when somebody waits for it or for a later one
@@ -27,6 +28,8 @@ class IdleCommunicator final : public Communicator {
 
   /// From the next call on; what waits to be done is done first.
   void set_timing(IdleTiming timing);
+  /// Does what waits to be done.
+  void progress();
 
   int rank() const override { return 0; }
   int world_size() const override { return world_size_; }

@@ -38,9 +38,7 @@ inline const char* name_of(MeshAxis axis) {
 struct MeshCoordinate {
   int dcn = 0, data = 0, model = 0;
 
-  int& on(MeshAxis axis) {
-    return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model;
-  }
+  int& on(MeshAxis axis) { return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model; }
   int on(MeshAxis axis) const { return MeshCoordinate(*this).on(axis); }
   bool operator==(const MeshCoordinate&) const = default;
 };

@@ -36,9 +36,7 @@ class Schedule {
       Item item;
       item.unit = &unit;
       item.parameters = unit.unsharded_bytes();
-      if (unit.is_cut() && !unit.gathers_in_place()) {
-        item.communication = unit.gathered_numel * unit.param_element();
-      }
+      item.communication = unit.communication_bytes();
       if (unit.is_cut()) item.gradients = unit.gradient_bytes();
       item.stays = !unit.reshard_after_forward;
       (unit.is_root ? roots_ : items_).push_back(item);
@@ -191,14 +189,15 @@ class Schedule {
                                                            : prefetched(order[place + 1]);
       behind = next.unit->is_cut();
     }
-    // Gradients come when the unit has been gathered.
-    if (!item.stays) live += std::max<int64_t>(0, item.communication - (pass.gradients ? item.gradients : 0));
-    if (!pass.gradients) return live + gather;
+    // While a unit that is not gathered ahead is being gathered, its gradient is not there yet.
+    const int64_t own_gradient = pass.gradients ? item.gradients : 0;
+    const int64_t before = item.stays ? 0 : live - own_gradient + item.communication;
+    if (!pass.gradients) return std::max(before, live + gather);
     // What had to be gathered behind the reduction is there only when that has given its memory back.
     bool waited = !item.stays && item.unit->is_cut() &&
                   (options_.backward_prefetch == "none" || (post && pass.reduced_is_previous));
     int64_t reducing = waited ? 0 : pass.reducing;
-    return live + (behind ? std::max(reducing, gather) : reducing + gather);
+    return std::max(before + reducing, live + (behind ? std::max(reducing, gather) : reducing + gather));
   }
 
   const ShardOptions& options_;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "shard/flat_layout.h"
 #include "shard/option_conflicts.h"
+#include "shard/unit_layout.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
@@ -15,10 +15,12 @@ void take_options(const UnitOptions& options, UnitSizes& sizes) {
   sizes.reshard_after_forward = options.reshard_after_forward;
 }
 
-void take_layout(const FlatLayout& layout, UnitSizes& sizes) {
+void take_layout(const UnitLayout& layout, UnitSizes& sizes) {
   sizes.numel = layout.numel();
   sizes.shard_numel = layout.shard_numel();
-  sizes.gathered_numel = sizes.unsharded_numel = layout.padded_numel();
+  sizes.gathered_numel = layout.gathered_numel();
+  sizes.unsharded_numel = layout.unsharded_numel();
+  sizes.gathers_in_place = layout.gathers_in_place();
 }
 
 }  // namespace
@@ -58,11 +60,11 @@ std::vector<UnitSizes> unit_sizes(nn::Stage& model, const ShardOptions& options,
     sizes.groups = group_sizes(plan.replicated ? "no_shard" : options.strategy, mesh);
     UnitOptions unit = unit_options(options, plan, sizes.is_root, mesh.world_size());
     take_options(unit, sizes);
-    std::vector<FlatLayout::Parameter> shapes;
+    std::vector<UnitLayout::Parameter> shapes;
     for (const NamedParameter& parameter : plan.parameters) {
-      shapes.push_back({parameter.name, parameter.tensor.sizes().vec()});
+      shapes.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.shard_dimension});
     }
-    take_layout(FlatLayout(shapes, sizes.groups.shard), sizes);
+    take_layout(*make_layout(unit.storage.layout, shapes, sizes.groups.shard), sizes);
     sizes.has_trainable_parameters =
         std::any_of(plan.parameters.begin(), plan.parameters.end(),
                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });

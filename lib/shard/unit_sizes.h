@@ -39,6 +39,7 @@ struct UnitSizes {
   at::ScalarType reduce_dtype = at::kFloat;
   GroupSizes groups;
 
+  bool gathers_in_place = true;       ///< what is gathered is the unsharded buffer, see UnitLayout
   bool is_root = false;               ///< lives as the root does, see Engine::is_root()
   bool reshard_after_forward = true;  ///< see UnitOptions
   bool has_trainable_parameters = true;
@@ -47,11 +48,14 @@ struct UnitSizes {
 
   /// Whether gathering it communicates.
   bool is_cut() const { return groups.shard > 1 && numel > 0; }
-  bool gathers_in_place() const { return gathered_numel == unsharded_numel; }
 
   int64_t shard_bytes() const { return shard_numel * 4; }  ///< master weights
   /// Of the unsharded buffer; 0 where the shard is the whole unit.
   int64_t unsharded_bytes() const { return shard_is_unsharded ? 0 : unsharded_numel * param_element(); }
+  /// Of what exists beside that from the begin of a gather until it has been copied out.
+  int64_t communication_bytes() const {
+    return gathers_in_place || !is_cut() ? 0 : gathered_numel * param_element();
+  }
   /// Of the buffer in which gradients are accumulated and from which they are reduced.
   int64_t gradient_bytes() const { return has_trainable_parameters ? gathered_numel * reduce_element() : 0; }
   /// This rank's payload of an all-gather and of a reduction of its shard.

@@ -1,5 +1,6 @@
 #include "train/dry_run.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/randint.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/idle_communicator.h"
+#include "shard/autograd_hooks.h"
 #include "train/plan_text.h"
 #include "train/run_parts.h"
 #include "util/error.h"
@@ -43,6 +45,43 @@ class RandomBatches final : public data::BatchSource {
  private:
   const config::Config& config_;
 };
+
+/// Lets communication go on where a unit has computed, forward and backward, while all that it uses is there.
+class ProgressInCompute final : public nn::Surround {
+ public:
+  /// `on`: whether it does.
+  ProgressInCompute(std::shared_ptr<comm::IdleCommunicator> communicator, std::shared_ptr<bool> on)
+      : communicator_(std::move(communicator)), on_(std::move(on)) {}
+
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    at::Tensor inner = input;
+    if (at::GradMode::is_enabled() && input.requires_grad()) {
+      inner = shard::when_backward_ends(input, [communicator = communicator_, on = on_] {
+        if (*on) communicator->progress();
+      });
+    }
+    at::Tensor output = next(inner);
+    if (*on_) communicator_->progress();
+    return output;
+  }
+
+ private:
+  std::shared_ptr<comm::IdleCommunicator> communicator_;
+  std::shared_ptr<bool> on_;
+};
+
+/// On the stages that are units, inside whatever surrounds them.
+void attach_progress(RunParts& parts, const std::shared_ptr<comm::IdleCommunicator>& communicator,
+                     const std::shared_ptr<bool>& on) {
+  auto surround = std::make_shared<ProgressInCompute>(communicator, on);
+  auto modules = parts.model->named_modules();
+  for (const auto& unit : parts.engine->units()) {
+    if (parts.engine->is_root(*unit)) continue;
+    auto* stage = dynamic_cast<nn::Stage*>(modules[unit->name()].get());
+    FSDP_CHECK(stage != nullptr, unit->name(), " is no stage");
+    stage->attach(surround);
+  }
+}
 
 int64_t optimizer_bytes(const optim::Optimizer& optimizer) {
   int64_t bytes = 0;
@@ -99,13 +138,18 @@ DryRun dry_run(const config::Config& config, int world_size) {
   {
     auto communicator = std::make_shared<comm::IdleCommunicator>(world_size);
     RunParts parts = build_run_parts(config, communicator, nullptr);
+    auto progress = std::make_shared<bool>(false);
+    attach_progress(parts, communicator, progress);
     const RandomBatches batches(config);
     TrainStep train_step = make_train_step(config, parts, batches);
     const int64_t samples =
         config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
     int64_t step = 0;
-    auto run_step = [&](comm::IdleTiming timing) {
-      communicator->set_timing(timing);
+    enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
+    auto run_step = [&](Timing timing) {
+      communicator->set_timing(timing == Timing::kAtOnce ? comm::IdleTiming::kAtOnce
+                                                         : comm::IdleTiming::kWhenWaitedFor);
+      *progress = timing == Timing::kBesideCompute;
       parts.engine->reset_counters();
       memory.reset_peak();
       auto begin = std::chrono::steady_clock::now();
@@ -113,11 +157,9 @@ DryRun dry_run(const config::Config& config, int world_size) {
       train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
       result.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    // Prefetching knows the order of units from the second step on, and the pool has its buffers after one
-    // step of each kind.
-    run_step(comm::IdleTiming::kAtOnce);
-    run_step(comm::IdleTiming::kWhenWaitedFor);
-    for (comm::IdleTiming timing : {comm::IdleTiming::kWhenWaitedFor, comm::IdleTiming::kAtOnce}) {
+    // Prefetching knows the order of units from the second step on.
+    run_step(Timing::kAtOnce);
+    for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
       run_step(timing);
       result.buffers = std::max(result.buffers, parts.engine->unsharded_memory().peak);
       result.peak = std::max(result.peak, memory.peak_bytes());

@@ -23,10 +23,11 @@ struct DryRun {
 };
 
 /// Trains some steps on random tokens over a communicator that moves nothing (comm/idle_communicator.h), with
-/// the real model, engine and optimizer, and counts. Every collective is done at once in one of the measured
-/// steps and as late as can be in the other: what a network of any speed makes of the engine's memory lies
-/// between, and the most of the two is reported. Reads no data and no checkpoint, and writes nothing; needs
-/// the memory of one rank. Counts tensor memory while it runs (util::TensorMemory).
+/// the real model, engine and optimizer, and counts. Collectives are done at once in one of the measured
+/// steps, at the end of each unit's compute in another, and as late as can be in the third, which are the
+/// moments that matter of what a network of any speed may do; the most of them is reported. Reads no data and
+/// no checkpoint, and writes nothing; needs the memory of one rank. Counts tensor memory while it runs
+/// (util::TensorMemory).
 DryRun dry_run(const config::Config& config, int world_size);
 
 /// Plan and measurement side by side.

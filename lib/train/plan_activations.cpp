@@ -392,7 +392,8 @@ ActivationShape activation_shape(const config::Config& config) {
   shape.tokens = config.data.sequence_length;
   shape.element = element_of(precision.param_dtype);
   shape.buffer_element = element_of(precision.buffer_dtype);
-  shape.converts_gradients = precision.param_dtype != precision.reduce_dtype;
+  shape.converts_gradients = precision.param_dtype != precision.reduce_dtype && config.training.no_sync &&
+                             config.training.gradient_accumulation_steps > 1;
   if (config.activation_checkpointing.mode != "none") {
     shape.recomputed = config.activation_checkpointing.stage_types;
   }

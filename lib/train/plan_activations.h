@@ -41,7 +41,8 @@ struct ActivationShape {
   int64_t tokens = 1;          ///< of a row
   int64_t element = 4;         ///< bytes of the type of compute
   int64_t buffer_element = 4;  ///< of the rotary tables
-  /// Gradients are accumulated in another type than that of compute, one converted copy at a time.
+  /// Gradients are added to those of earlier micro-batches in another type than that of compute, one
+  /// converted copy at a time.
   bool converts_gradients = false;
   std::vector<std::string> recomputed;  ///< stage types; empty: nothing is recomputed
   int64_t threads = 1;                  ///< that compute; kernels have scratch memory for each

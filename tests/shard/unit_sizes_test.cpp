@@ -56,6 +56,11 @@ INSTANTIATE_TEST_SUITE_P(
                              o.replicated_parameters = {"*0*"};
                            }},
                       Case{"offload", [](ShardOptions& o) { o.cpu_offload = true; }},
+                      Case{"per_parameter",
+                           [](ShardOptions& o) {
+                             o.layout = "per_parameter";
+                             o.mixed_precision.reduce_dtype = "bfloat16";
+                           }},
                       Case{"units_that_stay", [](ShardOptions& o) { o.keep_after_forward = {"*1*"}; }}),
     [](const auto& info) { return info.param.name; });
 
@@ -109,6 +114,7 @@ TEST(StepFormulaOfSizes, HoldsWhatIsGatheredBesideTheUnitUntilItIsCopiedOut) {
   for (UnitSizes& unit : units) {
     unit.shard_numel = 26;
     unit.gathered_numel = 104;
+    unit.gathers_in_place = false;
   }
   // Gradients are as long as what is gathered. The gather of the next unit holds both.
   EXPECT_EQ(step_formula(units, {}).unsharded_bytes, 400 + 416 + 400 + 416 + (400 + 416));
