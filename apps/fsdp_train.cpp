@@ -12,7 +12,9 @@
 #include "comm/make_communicator.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "train/dry_run.h"
 #include "train/explain_step.h"
+#include "train/plan_text.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 #include "util/error.h"
@@ -28,6 +30,10 @@ struct Arguments {
   bool print_config = false;
   bool explain_step = false;
   bool all_units = false;
+  bool plan = false;
+  bool dry_run = false;
+  bool json = false;  ///< of these two
+  fsdp::train::PlanOptions machines;
 };
 
 using namespace fsdp;
@@ -74,6 +80,17 @@ void explain(const config::Config& config, const comm::LaunchEnvironment& enviro
   std::cout << train::explain_step(config, communicator, {.all_units = all_units}) << std::flush;
 }
 
+/// No process of the plan's world is needed; under a launcher the first one speaks.
+void plan(const config::Config& config, const Arguments& arguments) {
+  train::Plan plan = train::make_plan(config, arguments.machines);
+  if (!arguments.dry_run) {
+    std::cout << (arguments.json ? plan_json(plan) : plan_text(plan)) << std::flush;
+    return;
+  }
+  train::DryRun measured = train::dry_run(config, plan.mesh.world_size());
+  std::cout << (arguments.json ? dry_run_json(plan, measured) : dry_run_text(plan, measured)) << std::flush;
+}
+
 /// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
 /// soon as the first ends, and that must not be before it has been said.
 void let_the_first_speak() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
@@ -89,6 +106,10 @@ int run(const Arguments& arguments) {
   }
   if (arguments.print_config) {
     if (environment.rank == 0) std::cout << config::to_toml(config);
+    return 0;
+  }
+  if (arguments.plan || arguments.dry_run) {
+    if (environment.rank == 0) plan(config, arguments);
     return 0;
   }
   try {
@@ -107,6 +128,43 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
+void add_plan_options(CLI::App& app, Arguments& arguments) {
+  CLI::Option* plan = app.add_flag(
+      "--plan", arguments.plan,
+      "print what a rank of the run would need, computed from the config alone: memory, communication, time, "
+      "the largest micro batch that fits, and what to change when none does. Needs no data, no other process "
+      "and next to no memory");
+  CLI::Option* dry_run = app.add_flag(
+      "--dry-run", arguments.dry_run,
+      "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the plan "
+      "beside what was measured. Needs the memory of one rank, reads no data and writes no file");
+  plan->excludes(dry_run);
+  train::PlanOptions& machines = arguments.machines;
+  const std::string either = "with --plan or --dry-run: ";
+  app.add_option("--world-size", machines.world_size,
+                 either + "ranks; may be left out where [mesh] gives every axis a size");
+  app.add_option("--gpu-memory-gib", machines.memory_gib, either + "memory of a rank's device")
+      ->capture_default_str();
+  app.add_option("--bandwidth-gbps", machines.bandwidth_gbps, either + "Gbit/s that a rank receives")
+      ->capture_default_str();
+  app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps, either + "the same between replicas")
+      ->capture_default_str();
+  app.add_option("--flops-tflops", machines.flops_tflops, either + "TFLOP/s that a rank sustains")
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, either + "one JSON object in place of text");
+}
+
+/// The options of a plan do nothing without one.
+void check_plan_options(const CLI::App& app, const Arguments& arguments) {
+  if (arguments.plan || arguments.dry_run) return;
+  for (const char* name : {"--world-size", "--gpu-memory-gib", "--bandwidth-gbps", "--dcn-bandwidth-gbps",
+                           "--flops-tflops", "--json"}) {
+    if (app.count(name) == 0) continue;
+    util::fail(util::ErrorKind::kUsage, name,
+               ": expected --plan or --dry-run beside it; found neither; add one");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -121,6 +179,7 @@ int main(int argc, char** argv) {
       "and communication and memory against their formula. Reads no checkpoint and writes no file");
   app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
       ->needs(explain);
+  add_plan_options(app, arguments);
   app.footer("Keys of the config:\n\n" + config::key_reference());
   try {
     app.parse(argc, argv);
@@ -130,5 +189,8 @@ int main(int argc, char** argv) {
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
-  return util::run_guarded([&] { return run(arguments); });
+  return util::run_guarded([&] {
+    check_plan_options(app, arguments);
+    return run(arguments);
+  });
 }

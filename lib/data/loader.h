@@ -32,17 +32,24 @@ struct Placement {
   int64_t gradient_accumulation_steps = 1;  ///< A: micro-steps a step (training only)
 };
 
-class TrainLoader {
+/// Where a training step gets its batches from.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  /// This rank's rows of a micro-step; first_global_sample is the global position at the start of the step.
+  virtual Batch batch(int64_t first_global_sample, int64_t micro_step) const = 0;
+};
+
+class TrainLoader final : public BatchSource {
  public:
   /// Opens options.train. Throws Error(kData) for a file that cannot be used (see TokenFiles), for fewer
   /// samples than one step of all ranks consumes, and for token ids outside the vocabulary as far as they are
   /// looked for here: everywhere when the files total at most 1 GiB.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
 
-  /// This rank's rows of a micro-step. first_global_sample is the global position at the start of the step;
-  /// row b is the sample at first_global_sample + (micro_step * W + rank) * B + b of the order. Throws
+  /// Row b is the sample at first_global_sample + (micro_step * W + rank) * B + b of the order. Throws
   /// Error(kData) for a token id outside the vocabulary.
-  Batch batch(int64_t first_global_sample, int64_t micro_step) const;
+  Batch batch(int64_t first_global_sample, int64_t micro_step) const override;
 
   /// By how much a step moves the global position: A * W * B.
   int64_t samples_per_step() const { return samples_per_step_; }

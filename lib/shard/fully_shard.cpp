@@ -65,6 +65,8 @@ double predivide_factor(const ShardOptions& options, at::ScalarType reduce_dtype
   return std::exp2(std::round(std::log2(ranks) / 2));
 }
 
+}  // namespace
+
 UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool root, int ranks) {
   const MixedPrecisionOptions& precision = options.mixed_precision;
   UnitOptions unit;
@@ -82,6 +84,8 @@ UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool
                                (!root || options.reshard_root_after_forward);
   return unit;
 }
+
+namespace {
 
 void require_real_buffers(nn::Stage& root) {
   for (const auto& buffer : root.named_buffers()) {

@@ -10,8 +10,9 @@ namespace {
 
 /// A unit as the formula sees it.
 struct Item {
-  const Unit* unit = nullptr;
-  int64_t parameters = 0;      ///< bytes of the gathered buffer; 0 where the shard is the whole unit
+  const UnitSizes* unit = nullptr;
+  int64_t parameters = 0;      ///< bytes of the unsharded buffer; 0 where the shard is the whole unit
+  int64_t communication = 0;   ///< bytes that exist beside it while it is gathered
   int64_t gradients = 0;       ///< bytes of the gradient buffer; 0 where it is not one of the pool's
   bool stays = false;          ///< gathered from its forward to its backward
   bool held = false;           ///< with its gradient, to the end of backward
@@ -20,7 +21,9 @@ struct Item {
   int64_t both() const { return parameters + gradients; }
 };
 
-bool lies_in(const Unit& inner, const Unit& outer) { return inner.name().starts_with(outer.name() + "."); }
+bool lies_in(const UnitSizes& inner, const UnitSizes& outer) {
+  return inner.name.starts_with(outer.name + ".");
+}
 
 bool has(const std::vector<size_t>& list, size_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -28,18 +31,18 @@ bool has(const std::vector<size_t>& list, size_t value) {
 
 class Schedule {
  public:
-  explicit Schedule(const Engine& engine) : options_(engine.options()) {
-    for (const auto& unit : engine.units()) {
+  Schedule(const std::vector<UnitSizes>& units, const ShardOptions& options) : options_(options) {
+    for (const UnitSizes& unit : units) {
       Item item;
-      item.unit = unit.get();
-      const UnitStorage& storage = unit->storage();
-      if (!storage.shard_is_unsharded()) item.parameters = storage.unsharded_bytes();
-      if (unit->is_cut() && storage.has_trainable_parameters()) item.gradients = storage.gradient_bytes();
-      item.stays = !unit->options().reshard_after_forward;
-      (engine.is_root(*unit) ? roots_ : items_).push_back(item);
+      item.unit = &unit;
+      item.parameters = unit.unsharded_bytes();
+      item.communication = unit.communication_bytes();
+      if (unit.is_cut()) item.gradients = unit.gradient_bytes();
+      item.stays = !unit.reshard_after_forward;
+      (unit.is_root ? roots_ : items_).push_back(item);
     }
     for (size_t i = 0; i < items_.size(); ++i) {
-      items_[i].held = !engine.input_is_differentiable(*items_[i].unit);
+      items_[i].held = !items_[i].unit->input_is_differentiable;
       if (i == 0) continue;
       for (size_t outer : items_[i - 1].around) {
         if (lies_in(*items_[i].unit, *items_[outer].unit)) items_[i].around.push_back(outer);
@@ -64,15 +67,18 @@ class Schedule {
   /// The most that is live in forward.
   int64_t forward_peak() const {
     int64_t roots = 0, most = 0;
-    for (const Item& root : roots_) roots += root.parameters;
+    for (const Item& root : roots_) {
+      roots += root.parameters;
+      most = std::max(most, root.communication);
+    }
     for (size_t i = 0; i < items_.size(); ++i) {
       size_t ahead = options_.forward_prefetch == "none" ? 0 : options_.limit_all_gathers ? 1 : items_.size();
-      int64_t live = 0;
+      int64_t live = items_[i].parameters, coming = 0;
       for (size_t j = 0; j < items_.size(); ++j) {
-        bool stayed = j < i && (items_[j].stays || has(items_[i].around, j));
-        if (stayed || (j >= i && j - i <= ahead)) live += items_[j].parameters;
+        if (j < i && (items_[j].stays || has(items_[i].around, j))) live += items_[j].parameters;
+        if (j > i && j - i <= ahead) coming += items_[j].parameters + items_[j].communication;
       }
-      most = std::max(most, live);
+      most = std::max(most, live + std::max(items_[i].communication, coming));
     }
     return roots + most;
   }
@@ -145,7 +151,7 @@ class Schedule {
   /// Bytes of the next unit that may be gathered while the one before it is in use.
   int64_t prefetched(size_t next) const {
     bool ahead = options_.backward_prefetch == "pre";
-    return ahead && !items_[next].stays ? items_[next].parameters : 0;
+    return ahead && !items_[next].stays ? items_[next].parameters + items_[next].communication : 0;
   }
 
   /// `previous` and what is around it, but not around `next`, have ended.
@@ -179,15 +185,19 @@ class Schedule {
     bool behind = true;
     if (place + 1 < order.size()) {
       const Item& next = items_[order[place + 1]];
-      gather = post && !item.around.empty() && !next.stays ? next.parameters : prefetched(order[place + 1]);
+      gather = post && !item.around.empty() && !next.stays ? next.parameters + next.communication
+                                                           : prefetched(order[place + 1]);
       behind = next.unit->is_cut();
     }
-    if (!pass.gradients) return live + gather;
+    // While a unit that is not gathered ahead is being gathered, its gradient is not there yet.
+    const int64_t own_gradient = pass.gradients ? item.gradients : 0;
+    const int64_t before = item.stays ? 0 : live - own_gradient + item.communication;
+    if (!pass.gradients) return std::max(before, live + gather);
     // What had to be gathered behind the reduction is there only when that has given its memory back.
     bool waited = !item.stays && item.unit->is_cut() &&
                   (options_.backward_prefetch == "none" || (post && pass.reduced_is_previous));
     int64_t reducing = waited ? 0 : pass.reducing;
-    return live + (behind ? std::max(reducing, gather) : reducing + gather);
+    return std::max(before + reducing, live + (behind ? std::max(reducing, gather) : reducing + gather));
   }
 
   const ShardOptions& options_;
@@ -198,8 +208,7 @@ class Schedule {
 void add_gathers(const std::vector<Item>& items, int64_t times, StepFormula& formula) {
   for (const Item& item : items) {
     if (!item.unit->is_cut()) continue;
-    const UnitStorage& storage = item.unit->storage();
-    int64_t bytes = storage.unsharded_bytes() / storage.place().world_size;
+    int64_t bytes = item.unit->gather_payload_bytes();
     formula.forward_all_gathers += times;
     formula.forward_all_gather_bytes += times * bytes;
     if (item.stays) continue;
@@ -208,44 +217,43 @@ void add_gathers(const std::vector<Item>& items, int64_t times, StepFormula& for
   }
 }
 
-void add_reductions(const Unit& unit, int64_t times, Traffic& traffic) {
-  const UnitStorage& storage = unit.storage();
-  if (!storage.has_trainable_parameters()) return;
-  if (unit.is_cut()) {
-    traffic.reduce_scatters += times;
-    traffic.reduce_scatter_bytes += times * storage.gradient_bytes() / storage.place().world_size;
-  } else if (unit.groups().replicas() > 1) {
-    traffic.all_reduces += times;
-    traffic.all_reduce_bytes += times * storage.gradient_bytes();
-  }
+void add_reductions(const UnitSizes& unit, int64_t times, Traffic& traffic) {
+  if (!unit.has_trainable_parameters) return;
+  const int64_t bytes = unit.reduce_payload_bytes();
+  if (unit.is_cut()) traffic += {.reduce_scatters = times, .reduce_scatter_bytes = times * bytes};
+  if (unit.groups.replicas > 1) traffic += {.all_reduces = times, .all_reduce_bytes = times * bytes};
 }
 
 }  // namespace
 
-StepFormula step_formula(const Engine& engine, const StepFormulaOptions& options) {
-  FSDP_CHECK(options.micro_batches >= 1);
-  Schedule schedule(engine);
+StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions& options,
+                         const StepFormulaOptions& step) {
+  FSDP_CHECK(step.micro_batches >= 1);
+  Schedule schedule(units, options);
   StepFormula formula;
-  add_gathers(schedule.roots(), options.micro_batches, formula);
-  add_gathers(schedule.items(), options.micro_batches, formula);
+  add_gathers(schedule.roots(), step.micro_batches, formula);
+  add_gathers(schedule.items(), step.micro_batches, formula);
   formula.traffic.all_gathers = formula.forward_all_gathers + formula.backward_all_gathers;
   formula.traffic.all_gather_bytes = formula.forward_all_gather_bytes + formula.backward_all_gather_bytes;
   int64_t parameters = 0, shard = 0, gradients = 0;
-  for (const auto& unit : engine.units()) {
-    add_reductions(*unit, options.no_sync ? 1 : options.micro_batches, formula.traffic);
-    const UnitStorage& storage = unit->storage();
-    parameters = std::max(parameters, storage.unsharded_bytes());
-    shard = std::max(shard, storage.unsharded_bytes() / storage.place().world_size);
-    gradients = std::max(gradients, storage.gradient_bytes());
+  for (const UnitSizes& unit : units) {
+    add_reductions(unit, step.no_sync ? 1 : step.micro_batches, formula.traffic);
+    parameters = std::max(parameters, unit.unsharded_numel * unit.param_element());
+    shard = std::max(shard, unit.gather_payload_bytes());
+    gradients = std::max(gradients, unit.gradient_bytes());
+    formula.shard_bytes += unit.shard_bytes();
   }
   formula.separate_buffers_bytes = 2 * (parameters + shard + gradients);
-  formula.shard_bytes = engine.shard_bytes();
 
-  bool accumulates_whole = options.no_sync && options.micro_batches > 1;
+  bool accumulates_whole = step.no_sync && step.micro_batches > 1;
   formula.unsharded_bytes =
       std::max(schedule.forward_peak(), schedule.backward_peak(/*with_gradients=*/!accumulates_whole));
   if (accumulates_whole) formula.unsharded_bytes += schedule.all_gradients();
   return formula;
+}
+
+StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step) {
+  return step_formula(unit_sizes(engine), engine.options(), step);
 }
 
 }  // namespace fsdp::shard

@@ -12,14 +12,16 @@
 //                             (unless reshard_last_after_forward), units that keep_after_forward names, and
 //                             all units under shard_grad_op or without reshard_after_forward
 //   reduce-scatters           every cut unit with trainable parameters once; payload s of reduce_dtype
-//   all-reduces               the same of units that are whole on every rank (no_shard, replicated
-//                             parameters); payload n of reduce_dtype
+//   all-reduces               of units that several ranks hold alike: whole units (no_shard, replicated
+//                             parameters), payload n of reduce_dtype; and each shard after its reduce-scatter
+//                             where shards have replicas (hybrid_shard), payload s of reduce_dtype
 //
 // A world of one communicates nothing. With gradient accumulation everything is multiplied by the number of
 // micro-batches; under no_sync the reductions are not. Prefetching changes when, never how much.
 //
-// Memory. P(i) is the gathered unit i, G(i) its gradient, i the place in forward. The bound on what is live
-// at once is the largest of
+// Memory. P(i) is the gathered unit i, G(i) its gradient, i the place in forward. Where a unit is not
+// gathered in place, its gather holds the gathered shards beside P(i) until they are copied out. The bound on
+// what is live at once is the largest of
 //
 //   forward    P(i) + P(i+1): unit i-1 is freed before the gather of i+1, issued beside the compute of i, is
 //              enqueued. Without prefetch P(i) alone; without limit_all_gathers all units from i on.
@@ -49,8 +51,9 @@
 // inputs are taken to be differentiable; afterwards it is known which are.
 
 #include <cstdint>
+#include <vector>
 
-#include "shard/engine.h"
+#include "shard/unit_sizes.h"
 
 namespace fsdp::shard {
 
@@ -76,7 +79,9 @@ struct StepFormula {
   int64_t separate_buffers_bytes = 0;
 };
 
-/// Not collective.
-StepFormula step_formula(const Engine& engine, const StepFormulaOptions& options = {});
+/// Of units as unit_sizes() gives them, with or without an engine. Not collective.
+StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions& options,
+                         const StepFormulaOptions& step = {});
+StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step = {});
 
 }  // namespace fsdp::shard

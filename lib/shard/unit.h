@@ -40,6 +40,10 @@ struct UnitOptions {
   double gradient_predivide_factor = 1;  ///< the rest of the number of ranks divides after the sum
 };
 
+/// What the options say about a planned unit in a world of so many ranks (defined in fully_shard.cpp).
+/// `root`: it lives as the root does.
+UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool root, int ranks);
+
 /// What a unit is made with beside its plan.
 struct UnitParts {
   std::shared_ptr<BufferPool> pool;

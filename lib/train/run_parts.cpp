@@ -38,9 +38,9 @@ RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Com
   return parts;
 }
 
-TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::TrainLoader& loader,
+TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested) {
-  return TrainStep({*parts.model, *parts.engine, *parts.optimizer, loader,
+  return TrainStep({*parts.model, *parts.engine, *parts.optimizer, batches,
                     parts.scaler ? &*parts.scaler : nullptr, std::move(stop_requested)},
                    {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
                     .max_grad_norm = config.training.max_grad_norm,

@@ -37,8 +37,8 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
 RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                          std::shared_ptr<comm::Trace> trace);
 
-/// The parts and `loader` must outlive what is returned. `stop_requested` as in TrainStep::Parts.
-TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::TrainLoader& loader,
+/// The parts and `batches` must outlive what is returned. `stop_requested` as in TrainStep::Parts.
+TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested = nullptr);
 
 }  // namespace fsdp::train

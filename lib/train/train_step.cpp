@@ -34,7 +34,7 @@ StepResult TrainStep::run(const StepPosition& position) {
 }
 
 double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step) {
-  data::Batch batch = parts_.loader.batch(position.first_global_sample, micro_step);
+  data::Batch batch = parts_.batches.batch(position.first_global_sample, micro_step);
   at::Tensor logits = parts_.model.forward(batch.inputs);
   at::Tensor loss =
       nn::next_token_loss(logits, batch.targets) / static_cast<double>(options_.gradient_accumulation_steps);

@@ -42,7 +42,7 @@ class TrainStep {
     nn::Stage& model;
     shard::Engine& engine;
     optim::Optimizer& optimizer;
-    const data::TrainLoader& loader;
+    const data::BatchSource& batches;
     optim::GradScaler* scaler = nullptr;             ///< none: the loss is not scaled
     std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked once a step
   };

@@ -1,0 +1,108 @@
+#include "comm/idle_communicator.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstdint>
+#include <deque>
+#include <utility>
+
+#include "util/error.h"
+
+namespace fsdp::comm {
+
+/// Tasks that were issued and are not done, in order.
+class IdleCommunicator::Queue {
+ public:
+  /// The number of the task, from 1.
+  int64_t push(std::function<void()> task) {
+    tasks_.push_back(std::move(task));
+    return done_ + static_cast<int64_t>(tasks_.size());
+  }
+
+  void run_up_to(int64_t number) {
+    while (done_ < number && !tasks_.empty()) {
+      std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      ++done_;
+      task();
+    }
+  }
+
+  void run_all() { run_up_to(done_ + static_cast<int64_t>(tasks_.size())); }
+
+ private:
+  std::deque<std::function<void()>> tasks_;
+  int64_t done_ = 0;
+};
+
+class IdleCommunicator::QueuedWork final : public Work {
+ public:
+  QueuedWork(std::shared_ptr<Queue> queue, int64_t number) : queue_(std::move(queue)), number_(number) {}
+  void wait() override { queue_->run_up_to(number_); }
+
+ private:
+  std::shared_ptr<Queue> queue_;
+  int64_t number_;
+};
+
+IdleCommunicator::IdleCommunicator(int world_size, IdleTiming timing)
+    : world_size_(world_size), timing_(timing), queue_(std::make_shared<Queue>()) {
+  FSDP_CHECK(world_size >= 1, "a world of ", world_size, " ranks");
+}
+
+void IdleCommunicator::set_timing(IdleTiming timing) {
+  progress();
+  timing_ = timing;
+}
+
+void IdleCommunicator::progress() { queue_->run_all(); }
+
+std::unique_ptr<Work> IdleCommunicator::issue(std::function<void()> task) {
+  int64_t number = queue_->push(std::move(task));
+  if (timing_ == IdleTiming::kAtOnce) queue_->run_all();
+  return std::make_unique<QueuedWork>(queue_, number);
+}
+
+std::unique_ptr<Work> IdleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                                   const CallSite&) {
+  int64_t part = input.numel();
+  FSDP_CHECK(output.numel() == world_size_ * part, output.numel(), " elements out, ", part, " in, ",
+             world_size_, " ranks");
+  return issue([output, input, part] {
+    at::NoGradGuard no_grad;
+    at::Tensor own = output.narrow(0, 0, part);
+    if (own.data_ptr() != input.data_ptr()) own.copy_(input);
+    output.narrow(0, part, output.numel() - part).zero_();
+  });
+}
+
+std::unique_ptr<Work> IdleCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                                       const CallSite&) {
+  int64_t part = output.numel();
+  FSDP_CHECK(input.numel() == world_size_ * part, input.numel(), " elements in, ", part, " out, ",
+             world_size_, " ranks");
+  return issue([output, input, part] {
+    at::NoGradGuard no_grad;
+    output.copy_(input.narrow(0, 0, part));
+  });
+}
+
+std::unique_ptr<Work> IdleCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
+  return issue([] {});
+}
+
+std::unique_ptr<Work> IdleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
+  FSDP_CHECK(root == 0, "rank ", root, " has nothing to send");
+  return issue([] {});
+}
+
+void IdleCommunicator::barrier(const CallSite&) { progress(); }
+
+std::unique_ptr<Work> IdleCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
+
+at::Tensor IdleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
+  return at::zeros({numel}, at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace fsdp::comm

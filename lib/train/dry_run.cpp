@@ -1,0 +1,207 @@
+#include "train/dry_run.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randint.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "comm/idle_communicator.h"
+#include "shard/autograd_hooks.h"
+#include "train/plan_text.h"
+#include "train/run_parts.h"
+#include "util/error.h"
+#include "util/seeded_random.h"
+#include "util/tensor_memory.h"
+#include "util/text.h"
+
+namespace fsdp::train {
+namespace {
+
+using util::concat;
+using util::with_commas;
+
+/// Rows of tokens that depend on the seed and the place in the run only.
+class RandomBatches final : public data::BatchSource {
+ public:
+  explicit RandomBatches(const config::Config& config) : config_(config) {}
+
+  data::Batch batch(int64_t first_global_sample, int64_t micro_step) const override {
+    auto tokens = [&](const char* what) {
+      at::Generator generator = util::named_generator(
+          static_cast<uint64_t>(config_.run.seed), concat(what, " ", first_global_sample, " ", micro_step));
+      return at::randint(config_.model.vocab_size,
+                         {config_.data.micro_batch_size, config_.data.sequence_length}, generator,
+                         at::TensorOptions().dtype(at::kLong));
+    };
+    return {.inputs = tokens("inputs"),
+            .targets = tokens("targets"),
+            .valid_rows = config_.data.micro_batch_size};
+  }
+
+ private:
+  const config::Config& config_;
+};
+
+/// Lets communication go on where a unit has computed, forward and backward, while all that it uses is there.
+class ProgressInCompute final : public nn::Surround {
+ public:
+  /// `on`: whether it does.
+  ProgressInCompute(std::shared_ptr<comm::IdleCommunicator> communicator, std::shared_ptr<bool> on)
+      : communicator_(std::move(communicator)), on_(std::move(on)) {}
+
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    at::Tensor inner = input;
+    if (at::GradMode::is_enabled() && input.requires_grad()) {
+      inner = shard::when_backward_ends(input, [communicator = communicator_, on = on_] {
+        if (*on) communicator->progress();
+      });
+    }
+    at::Tensor output = next(inner);
+    if (*on_) communicator_->progress();
+    return output;
+  }
+
+ private:
+  std::shared_ptr<comm::IdleCommunicator> communicator_;
+  std::shared_ptr<bool> on_;
+};
+
+/// On the stages that are units, inside whatever surrounds them.
+void attach_progress(RunParts& parts, const std::shared_ptr<comm::IdleCommunicator>& communicator,
+                     const std::shared_ptr<bool>& on) {
+  auto surround = std::make_shared<ProgressInCompute>(communicator, on);
+  auto modules = parts.model->named_modules();
+  for (const auto& unit : parts.engine->units()) {
+    if (parts.engine->is_root(*unit)) continue;
+    auto* stage = dynamic_cast<nn::Stage*>(modules[unit->name()].get());
+    FSDP_CHECK(stage != nullptr, unit->name(), " is no stage");
+    stage->attach(surround);
+  }
+}
+
+int64_t optimizer_bytes(const optim::Optimizer& optimizer) {
+  int64_t bytes = 0;
+  for (const std::string& name : optimizer.state_names()) {
+    for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+      bytes += static_cast<int64_t>(optimizer.state(name, i).nbytes());
+    }
+  }
+  return bytes;
+}
+
+int64_t gradient_bytes(const shard::Engine& engine) {
+  int64_t bytes = 0;
+  for (const auto& unit : engine.units()) {
+    const at::Tensor& gradient = unit->storage().shard_gradient();
+    if (gradient.defined()) bytes += static_cast<int64_t>(gradient.nbytes());
+  }
+  return bytes;
+}
+
+struct Row {
+  std::string name;
+  int64_t planned, measured;
+};
+
+std::vector<Row> rows_of(const Plan& plan, const DryRun& measured) {
+  const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
+  return {{"shards, bytes", plan.memory.shards, measured.shards},
+          {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
+          {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
+          {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
+          {"all-gathers", p.all_gathers, m.all_gathers},
+          {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
+          {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
+          {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
+          {"all-reduces", p.all_reduces, m.all_reduces},
+          {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
+          {"peak of tensor memory, bytes", plan.memory.peak, measured.peak}};
+}
+
+std::string difference(const Row& row) {
+  if (row.planned == row.measured) return "equal";
+  double percent = 100.0 * static_cast<double>(row.measured - row.planned) / static_cast<double>(row.planned);
+  std::string sign = row.measured > row.planned ? "+" : "";
+  if (!std::isfinite(percent)) return concat(sign, with_commas(row.measured - row.planned));
+  return concat(sign, util::fixed(percent, 2), " %");
+}
+
+}  // namespace
+
+DryRun dry_run(const config::Config& config, int world_size) {
+  util::TensorMemory memory;
+  DryRun result;
+  {
+    auto communicator = std::make_shared<comm::IdleCommunicator>(world_size);
+    RunParts parts = build_run_parts(config, communicator, nullptr);
+    auto progress = std::make_shared<bool>(false);
+    attach_progress(parts, communicator, progress);
+    const RandomBatches batches(config);
+    TrainStep train_step = make_train_step(config, parts, batches);
+    const int64_t samples =
+        config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
+    int64_t step = 0;
+    enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
+    auto run_step = [&](Timing timing) {
+      communicator->set_timing(timing == Timing::kAtOnce ? comm::IdleTiming::kAtOnce
+                                                         : comm::IdleTiming::kWhenWaitedFor);
+      *progress = timing == Timing::kBesideCompute;
+      parts.engine->reset_counters();
+      memory.reset_peak();
+      auto begin = std::chrono::steady_clock::now();
+      ++step;
+      train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
+      result.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    // Prefetching knows the order of units from the second step on.
+    run_step(Timing::kAtOnce);
+    for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
+      run_step(timing);
+      result.buffers = std::max(result.buffers, parts.engine->unsharded_memory().peak);
+      result.peak = std::max(result.peak, memory.peak_bytes());
+    }
+    result.traffic = parts.engine->traffic();
+    result.shards = parts.engine->shard_bytes();
+    result.gradients = gradient_bytes(*parts.engine);
+    result.optimizer = optimizer_bytes(*parts.optimizer);
+  }
+  return result;
+}
+
+std::string dry_run_text(const Plan& plan, const DryRun& measured) {
+  char line[256];
+  std::snprintf(line, sizeof line, "%-34s %22s %22s\n", "rank 0 in a step", "planned", "measured");
+  std::string text = concat(plan_heading(plan), "\n", line);
+  for (const Row& row : rows_of(plan, measured)) {
+    std::snprintf(line, sizeof line, "%-34s %22s %22s  %s\n", row.name.c_str(),
+                  with_commas(row.planned).c_str(), with_commas(row.measured).c_str(),
+                  difference(row).c_str());
+    text += line;
+  }
+  return concat(text, "a step took ", util::fixed(1e3 * measured.step_seconds, 1),
+                " ms of compute on this machine\n");
+}
+
+std::string dry_run_json(const Plan& plan, const DryRun& measured) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(plan_json(plan));
+  const shard::Traffic& traffic = measured.traffic;
+  json["measured"] = {{"shard_bytes", measured.shards},
+                      {"optimizer_bytes", measured.optimizer},
+                      {"gradient_bytes", measured.gradients},
+                      {"unsharded_bytes", measured.buffers},
+                      {"peak_bytes", measured.peak},
+                      {"all_gathers", traffic.all_gathers},
+                      {"all_gather_bytes", traffic.all_gather_bytes},
+                      {"reduce_scatters", traffic.reduce_scatters},
+                      {"reduce_scatter_bytes", traffic.reduce_scatter_bytes},
+                      {"all_reduces", traffic.all_reduces},
+                      {"all_reduce_bytes", traffic.all_reduce_bytes},
+                      {"step_seconds", measured.step_seconds}};
+  return json.dump(2) + "\n";
+}
+
+}  // namespace fsdp::train

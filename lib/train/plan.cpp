@@ -1,0 +1,190 @@
+#include "train/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "nn/decoder.h"
+#include "shard/wrap_policy.h"
+#include "util/error.h"
+
+namespace fsdp::train {
+namespace {
+
+using util::concat;
+
+constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
+constexpr int64_t kMostRanks = 65536;
+constexpr int64_t kMostRows = 100'000;  ///< that data.micro_batch_size may be
+
+void check_machines(const PlanOptions& options) {
+  const std::pair<const char*, double> numbers[] = {{"--gpu-memory-gib", options.memory_gib},
+                                                    {"--bandwidth-gbps", options.bandwidth_gbps},
+                                                    {"--dcn-bandwidth-gbps", options.dcn_bandwidth_gbps},
+                                                    {"--flops-tflops", options.flops_tflops}};
+  for (const auto& [name, value] : numbers) {
+    if (value > 0 && std::isfinite(value)) continue;
+    util::fail(util::ErrorKind::kUsage, name, ": expected a number above 0; found ", value,
+               "; leave it out for the default");
+  }
+  if (options.world_size < 0 || options.world_size > std::numeric_limits<int>::max()) {
+    util::fail(util::ErrorKind::kUsage, "--world-size: expected a number of ranks; found ",
+               options.world_size, "; leave it out where [mesh] gives every axis a size");
+  }
+}
+
+/// The device peak of the config in a world.
+int64_t device_peak(const config::Config& config, const std::vector<shard::UnitSizes>& units) {
+  return plan_memory(config, units).device_peak;
+}
+
+int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units,
+                            int64_t limit) {
+  auto fits = [&](int64_t rows) {
+    config.data.micro_batch_size = rows;
+    return device_peak(config, units) <= limit;
+  };
+  if (!fits(1)) return 0;
+  int64_t low = 1, high = 2;  // low fits
+  while (high <= kMostRows && fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  high = std::min(high, kMostRows + 1);
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+/// Tries what makes a run smaller, one after another, what costs least first.
+class Adviser {
+ public:
+  Adviser(const config::Config& config, const comm::MeshShape& mesh, int64_t limit)
+      : config_(config), mesh_(mesh), limit_(limit) {}
+
+  std::vector<Advice> run() {
+    if (config_.activation_checkpointing.mode == "none") {
+      config_.activation_checkpointing.mode = "full";
+      if (try_it("activation_checkpointing.mode = full")) return advice_;
+    }
+    if (config_.fsdp.strategy != "full_shard") {
+      config_.fsdp.strategy = "full_shard";
+      if (try_it("fsdp.strategy = full_shard")) return advice_;
+    }
+    if (smaller_micro_batch()) return advice_;
+    if (config_.training.no_sync) {
+      config_.training.no_sync = false;
+      if (try_it("training.no_sync = false")) return advice_;
+    }
+    if (config_.mixed_precision.param_dtype == "float32") {
+      config_.mixed_precision.param_dtype = config_.mixed_precision.reduce_dtype = "bfloat16";
+      if (try_it("mixed_precision.param_dtype = mixed_precision.reduce_dtype = bfloat16")) return advice_;
+    }
+    if (more_ranks()) return advice_;
+    if (!config_.fsdp.cpu_offload) {
+      config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
+      if (try_it("fsdp.cpu_offload = fsdp.move_grads_to_cpu = true")) return advice_;
+    }
+    if (config_.fsdp.min_num_params > 1) {
+      // What is left beside activations are the buffers of the largest units.
+      config_.fsdp.min_num_params = 1;
+      config_.fsdp.exclude_stages.clear();
+      if (try_it("fsdp.min_num_params = 1, fsdp.exclude_stages = []")) return advice_;
+    }
+    while (config_.data.sequence_length >= 256) {
+      config_.data.sequence_length /= 2;
+      if (try_it(concat("data.sequence_length = ", config_.data.sequence_length))) return advice_;
+    }
+    return advice_;
+  }
+
+ private:
+  bool try_it(const std::string& change) {
+    int64_t peak = device_peak(config_, planned_units(config_, mesh_));
+    advice_.push_back({.change = change, .device_peak = peak, .fits = peak <= limit_});
+    return peak <= limit_;
+  }
+
+  bool smaller_micro_batch() {
+    if (config_.data.micro_batch_size == 1) return false;
+    int64_t fits = largest_micro_batch(config_, planned_units(config_, mesh_), limit_);
+    config_.data.micro_batch_size = std::max<int64_t>(1, std::min(fits, config_.data.micro_batch_size));
+    return try_it(concat("data.micro_batch_size = ", config_.data.micro_batch_size));
+  }
+
+  /// The fewest ranks that are enough, as a multiple by a power of two.
+  bool more_ranks() {
+    const comm::MeshShape before = mesh_;
+    while (mesh_.world_size() <= kMostRanks / 2) {
+      mesh_.data *= 2;
+      if (device_peak(config_, planned_units(config_, mesh_)) > limit_) continue;
+      return try_it(concat(mesh_.world_size(), " ranks"));
+    }
+    mesh_ = before;  // as many as there may be are not enough
+    return false;
+  }
+
+  config::Config config_;
+  comm::MeshShape mesh_;
+  int64_t limit_;
+  std::vector<Advice> advice_;
+};
+
+}  // namespace
+
+int64_t Plan::memory_limit() const { return static_cast<int64_t>(machines.memory_gib * kBytesOfGib); }
+
+int planned_world_size(const config::Config& config, const PlanOptions& options) {
+  check_machines(options);
+  if (options.world_size > 0) return static_cast<int>(options.world_size);
+  const comm::MeshOptions& mesh = config.mesh;
+  if (mesh.dcn < 1 || mesh.data < 1 || mesh.model < 1) return 1;
+  int64_t product = 0;
+  bool counts = !__builtin_mul_overflow(mesh.dcn, mesh.data, &product) &&
+                !__builtin_mul_overflow(product, mesh.model, &product);
+  if (!counts || product > std::numeric_limits<int>::max()) {
+    util::fail(util::ErrorKind::kUsage, "[mesh]: expected at most ", std::numeric_limits<int>::max(),
+               " ranks; found ", mesh.dcn, " * ", mesh.data, " * ", mesh.model, "; make an axis smaller");
+  }
+  return static_cast<int>(product);
+}
+
+std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
+  auto model = nn::make_decoder(config.model, at::kMeta);
+  std::vector<shard::UnitSizes> units = unit_sizes(*model, config::shard_options(config), mesh);
+  // Tokens need no gradient, so nothing tells when the backward of an embedding ends.
+  for (const auto& module : model->named_modules()) {
+    auto* stage = dynamic_cast<nn::Stage*>(module.value().get());
+    if (stage == nullptr || stage->type_name() != "embedding") continue;
+    for (shard::UnitSizes& unit : units) {
+      if (unit.name == module.key()) unit.input_is_differentiable = false;
+    }
+  }
+  return units;
+}
+
+Plan make_plan(const config::Config& config, const PlanOptions& options) {
+  Plan plan;
+  plan.config = config;
+  plan.machines = options;
+  plan.machines.world_size = planned_world_size(config, options);
+  plan.mesh = comm::resolve_mesh(config.mesh, static_cast<int>(plan.machines.world_size));
+  plan.units = planned_units(config, plan.mesh);
+  for (const shard::UnitSizes& unit : plan.units) plan.parameters += unit.numel;
+  plan.step = shard::step_formula(
+      plan.units, config::shard_options(config),
+      {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  plan.memory = plan_memory(config, plan.units);
+  plan.time = plan_time(config, plan.units,
+                        {.flops_per_second = options.flops_tflops * 1e12,
+                         .bytes_per_second = options.bandwidth_gbps * 1e9 / 8,
+                         .replica_bytes_per_second = options.dcn_bandwidth_gbps * 1e9 / 8});
+  plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
+  if (!plan.fits()) plan.advice = Adviser(config, plan.mesh, plan.memory_limit()).run();
+  return plan;
+}
+
+}  // namespace fsdp::train

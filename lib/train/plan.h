@@ -1,0 +1,64 @@
+#pragma once
+
+// fsdp-train --plan: what a run needs, on machines that need not be there. From the config alone: the model
+// is built on the meta device, its units are planned as fully_shard() plans them, and everything else is
+// arithmetic. No processes, no data, no memory to speak of.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/mesh_shape.h"
+#include "config/config.h"
+#include "shard/step_formula.h"
+#include "shard/unit_sizes.h"
+#include "train/plan_memory.h"
+#include "train/plan_time.h"
+
+namespace fsdp::train {
+
+/// The machines that a plan is for.
+struct PlanOptions {
+  int64_t world_size = 0;           ///< 0: the product of [mesh] where every axis has a size, else 1
+  double memory_gib = 80;           ///< of a rank's device
+  double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives
+  double dcn_bandwidth_gbps = 100;  ///< the same between replicas
+  double flops_tflops = 150;        ///< TFLOP/s that a rank sustains
+};
+
+/// A change of the config, and what is needed with it and with those before it.
+struct Advice {
+  std::string change;  ///< "activation_checkpointing.mode = full"
+  int64_t device_peak = 0;
+  bool fits = false;
+};
+
+struct Plan {
+  config::Config config;
+  PlanOptions machines;  ///< world_size resolved
+  comm::MeshShape mesh;
+  int64_t parameters = 0;
+  std::vector<shard::UnitSizes> units;
+  shard::StepFormula step;
+  MemoryPlan memory;
+  TimePlan time;
+  /// Largest data.micro_batch_size whose device peak is within memory_gib; 0: not even 1 is.
+  int64_t largest_micro_batch = 0;
+  std::vector<Advice>
+      advice;  ///< where the config does not fit; each on top of those before, to the first that does
+
+  int64_t memory_limit() const;
+  bool fits() const { return memory.device_peak <= memory_limit(); }
+};
+
+/// The world size that the options or the config give.
+int planned_world_size(const config::Config& config, const PlanOptions& options);
+
+/// Throws Error(kUsage) for a mesh that the world does not fill and for numbers that no machine has.
+Plan make_plan(const config::Config& config, const PlanOptions& options);
+
+/// The units of the config's model in such a world, as the engine would have them in its second step.
+std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh);
+
+}  // namespace fsdp::train

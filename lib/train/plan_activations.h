@@ -1,0 +1,68 @@
+#pragma once
+
+// The tensor memory of one micro-batch of a llama or gpt2 (lib/nn) beside parameters and their gradients:
+// what autograd saves, gradients of activations, temporaries. Computed from shapes, tensor by tensor, in the
+// order in which libtorch's CPU kernels take them and autograd gives them back. Measured against the real
+// thing in tests/train/plan_test.cpp.
+//
+// With N = micro_batch_size * sequence_length tokens, width D, inner width I, K the width of all key heads, H
+// heads, vocabulary V, and e bytes an element of the compute type, this is saved from forward to backward:
+//
+//   a block                         fp32                    bf16, fp16
+//     llama   two RMSNorms          2 * (12 ND + 4 N)       2 * (8 ND + 2 ND + 4 N)
+//             attention             e N (2 D + 2 K) + 4 N H
+//             SwiGLU                4 e N I
+//     gpt2    two LayerNorms        2 * (8 ND + 8 N)        2 * (4 ND + 2 ND + 8 N + 8 D)
+//             attention             4 e N D + 4 N H
+//             feed-forward          2 e N I
+//   a recomputed block              e N D, its input
+//   loss                            4 N V, the log-probabilities
+//
+// Beyond that the largest moments are three tensors of 4 N V at the begin of backward, and within the
+// backward of a block the feed-forward's, with some e N I and the gradient of one weight. A recomputed block
+// has all of its own memory then. Attention saves no N * T scores (libtorch's flash kernel).
+//
+// Not in it: scratch memory of oneDNN's products in low precision, which depends on the CPU.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "train/memory_tape.h"
+
+namespace fsdp::train {
+
+/// What activations depend on.
+struct ActivationShape {
+  nn::ModelOptions model;
+  int64_t rows = 1;            ///< micro_batch_size
+  int64_t tokens = 1;          ///< of a row
+  int64_t element = 4;         ///< bytes of the type of compute
+  int64_t buffer_element = 4;  ///< of the rotary tables
+  /// Gradients are added to those of earlier micro-batches in another type than that of compute, one
+  /// converted copy at a time.
+  bool converts_gradients = false;
+  std::vector<std::string> recomputed;  ///< stage types; empty: nothing is recomputed
+  int64_t threads = 1;                  ///< that compute; kernels have scratch memory for each
+
+  int64_t count() const { return rows * tokens; }
+};
+
+ActivationShape activation_shape(const config::Config& config);
+
+/// Tells where in the pass a stage, named by its path, stands.
+struct StageEvents {
+  std::function<void(const std::string& path)> backward_begins = [](const std::string&) {};
+  std::function<void(const std::string& path)> backward_ends = [](const std::string&) {};
+};
+
+/// One forward and backward of the model and its loss. The tape is where it was before when it ends. The
+/// outermost stage has the empty path.
+void run_micro_batch(const ActivationShape& shape, MemoryTape& tape, const StageEvents& events = {});
+
+/// What backward finds saved when it begins.
+int64_t saved_activation_bytes(const ActivationShape& shape);
+
+}  // namespace fsdp::train

@@ -1,0 +1,43 @@
+#pragma once
+
+// The memory of one rank in a step, from sizes alone.
+//
+//   shards       master weights, 4 bytes an element, padding included
+//   optimizer    adamw: two such; sgd: one with momentum, else none
+//   gradients    of the shards: 4 bytes an element, or reduce_dtype's with keep_low_precision_grads; there
+//                from the end of a unit's backward to the begin of the next step
+//   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h. The pool
+//                keeps them from step to step
+//   activations  what autograd saves and what kernels take on the way (train/plan_activations.h)
+//
+// The peak is where these are largest together. Gradients of shards grow while activations go, so it is less
+// than the sum of their maxima; the walk through backward is train/plan_activations.h's, with each unit's
+// gradient at the end of its backward. The optimizer's own moment is a candidate too: libtorch's CPU kernel
+// takes the norm of a shard's gradient over a copy in double precision.
+
+#include <cstdint>
+#include <vector>
+
+#include "config/config.h"
+#include "shard/unit_sizes.h"
+
+namespace fsdp::train {
+
+/// Bytes of one rank.
+struct MemoryPlan {
+  int64_t shards = 0;
+  int64_t optimizer = 0;
+  int64_t gradients = 0;
+  int64_t buffers = 0;
+  int64_t saved_activations = 0;  ///< when backward begins
+  int64_t peak = 0;               ///< of all of it together
+  int64_t device_peak = 0;        ///< without what cpu_offload keeps in host memory
+};
+
+/// `units` are those of the config's model.
+MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units);
+
+/// What fsdp::optim keeps between steps.
+int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, int64_t shard_bytes);
+
+}  // namespace fsdp::train

@@ -1,0 +1,47 @@
+#pragma once
+
+// How long a step would take on machines of a given speed, and how much of its communication nothing hides.
+//
+// The model of it, on purpose a simple one:
+//   - A stage takes 2 FLOP a weight of its matrices and token forward, 4 backward, and attention 4 * T * D a
+//     token forward (T tokens in a row, D wide, the half that causality hides counted) and twice that
+//     backward; a recomputed stage runs forward twice. Nothing else takes time: no norms, no optimizer.
+//   - A rank computes `flops_per_second` of these, without interruption.
+//   - A rank receives at `bytes_per_second`: the other W - 1 shards of a unit in an all-gather, and as much
+//   in
+//     a reduce-scatter. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
+//     `replica_bytes_per_second`. No latency.
+//   - Compute and communication each are one stream, in the order and with the waits of the engine: a gather
+//   is
+//     issued with the compute of the unit before it (with forward_prefetch and backward_prefetch "pre"), and
+//     is hidden as far as that computes; a reduction goes beside the backward of the next unit, and at most
+//     one is under way. All-reduces of shards follow their reduce-scatter in a stream of their own.
+// What compute waits for is the exposed communication.
+
+#include <vector>
+
+#include "config/config.h"
+#include "shard/unit_sizes.h"
+
+namespace fsdp::train {
+
+struct MachineSpeed {
+  double flops_per_second = 150e12;
+  double bytes_per_second = 50e9;
+  double replica_bytes_per_second = 50e9;
+};
+
+/// Seconds of one optimizer step.
+struct TimePlan {
+  double compute = 0;
+  double communication = 0;  ///< of all collectives, one after another
+  double exposed = 0;
+  double flops = 0;  ///< of this rank, recomputation included
+
+  double step() const { return compute + exposed; }
+};
+
+TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                   const MachineSpeed& speed);
+
+}  // namespace fsdp::train

@@ -1,0 +1,271 @@
+// Plans against what the engine measures, and the plans of configs/plan.
+
+#include "train/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "config/load.h"
+#include "train/dry_run.h"
+#include "train/plan_text.h"
+#include "util/error.h"
+#include "util/process_memory.h"
+#include "util/tensor_memory.h"
+
+namespace fsdp::train {
+namespace {
+
+/// Some MiB a rank: activations, weights and buffers all count.
+config::Config small_config(const std::string& architecture = "llama") {
+  config::Config config;
+  config.model.architecture = architecture;
+  config.model.vocab_size = 512;
+  config.model.hidden_size = 128;
+  config.model.intermediate_size = architecture == "llama" ? 352 : 512;
+  config.model.num_attention_heads = config.model.num_key_value_heads = 4;
+  config.model.num_hidden_layers = 3;
+  config.model.max_position_embeddings = 128;
+  config.data.train = {"none.bin"};
+  config.data.sequence_length = 64;
+  config.data.micro_batch_size = 2;
+  config.fsdp.min_num_params = 100'000;
+  return config;
+}
+
+config::Config plan_config(const std::string& name) {
+  return config::load_config(std::string(FSDP_SOURCE_DIR) + "/configs/plan/" + name + ".toml");
+}
+
+struct Case {
+  std::string name;
+  int world_size;
+  std::string architecture;
+  std::function<void(config::Config&)> change;
+};
+
+void PrintTo(const Case& setting, std::ostream* out) { *out << setting.name; }
+
+class PlanOf : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
+  config::Config config = small_config(GetParam().architecture);
+  GetParam().change(config);
+  const Plan plan = make_plan(config, {.world_size = GetParam().world_size});
+  const DryRun measured = dry_run(config, GetParam().world_size);
+  EXPECT_EQ(measured.shards, plan.memory.shards);
+  EXPECT_EQ(measured.optimizer, plan.memory.optimizer);
+  EXPECT_EQ(measured.gradients, plan.memory.gradients);
+  EXPECT_EQ(measured.buffers, plan.memory.buffers);
+  EXPECT_EQ(measured.traffic, plan.step.traffic);
+  const double peak = static_cast<double>(plan.memory.peak);
+  EXPECT_NEAR(static_cast<double>(measured.peak), peak, 0.05 * peak);
+  EXPECT_GT(measured.peak, 4 << 20) << "too small for a difference to mean anything";
+}
+
+void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
+void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
+
+INSTANTIATE_TEST_SUITE_P(
+    Configs, PlanOf,
+    ::testing::Values(
+        Case{"fp32", 4, "llama", [](auto&) {}}, Case{"bf16_reduced_in_fp32", 4, "llama", bf16},
+        Case{"bf16", 4, "llama",
+             [](auto& c) { c.mixed_precision.param_dtype = c.mixed_precision.reduce_dtype = "bfloat16"; }},
+        Case{"low_precision_gradients", 4, "llama",
+             [](auto& c) {
+               c.mixed_precision.param_dtype = c.mixed_precision.reduce_dtype = "bfloat16";
+               c.mixed_precision.keep_low_precision_grads = true;
+             }},
+        Case{"recomputed", 4, "llama", recompute},
+        Case{"recomputed_feed_forward", 4, "llama",
+             [](auto& c) {
+               recompute(c);
+               c.activation_checkpointing.stage_types = {"feed_forward"};
+             }},
+        Case{"grouped_queries_offloaded", 3, "llama",
+             [](auto& c) {
+               c.model.num_key_value_heads = 2;
+               c.fsdp.cpu_offload = c.fsdp.move_grads_to_cpu = true;
+             }},
+        Case{"no_shard", 4, "llama", [](auto& c) { c.fsdp.strategy = "no_shard"; }},
+        Case{"no_shard_bf16", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.strategy = "no_shard";
+             }},
+        Case{"shard_grad_op_tied", 4, "llama",
+             [](auto& c) {
+               c.fsdp.strategy = "shard_grad_op";
+               c.model.tie_word_embeddings = true;
+             }},
+        Case{"one_rank", 1, "llama", [](auto&) {}},
+        Case{"large_tied_vocabulary", 8, "llama",
+             [](auto& c) {
+               c.model.vocab_size = 8000;
+               c.model.tie_word_embeddings = true;
+               c.data.sequence_length = 16;
+             }},
+        Case{"accumulation", 4, "llama", [](auto& c) { c.training.gradient_accumulation_steps = 3; }},
+        Case{"accumulation_without_sync", 4, "llama",
+             [](auto& c) {
+               c.training.gradient_accumulation_steps = 3;
+               c.training.no_sync = true;
+             }},
+        Case{"mostly_weights", 2, "llama",
+             [](auto& c) {
+               c.model.hidden_size = 256;
+               c.model.intermediate_size = 704;
+               c.data.micro_batch_size = 1;
+               c.data.sequence_length = 8;
+             }},
+        Case{"composed_optimizer", 2, "llama",
+             [](auto& c) {
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
+        Case{"everything_resharded", 4, "llama",
+             [](auto& c) { c.fsdp.reshard_root_after_forward = c.fsdp.reshard_last_after_forward = true; }},
+        Case{"no_prefetch", 4, "llama",
+             [](auto& c) { c.fsdp.forward_prefetch = c.fsdp.backward_prefetch = "none"; }},
+        Case{"nested_units", 4, "llama", [](auto& c) { c.fsdp.min_num_params = 65'000; }},
+        Case{"gpt2", 4, "gpt2", [](auto&) {}}, Case{"gpt2_bf16", 4, "gpt2", bf16},
+        Case{"gpt2_recomputed_tied", 4, "gpt2",
+             [](auto& c) {
+               recompute(c);
+               bf16(c);
+               c.model.tie_word_embeddings = true;
+             }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Plan, OfTheTenBlocksGivesThePayloadsOfTheNotes) {
+  const Plan plan = make_plan(plan_config("ten_blocks"), {});
+  EXPECT_EQ(plan.mesh.world_size(), 8);
+  // The root, which is the embedding and the head, adds a gather and a reduction of its own.
+  EXPECT_EQ(plan.step.traffic.all_gathers + plan.step.traffic.reduce_scatters, 30 + 2);
+  const shard::UnitSizes& block = plan.units.at(1);
+  EXPECT_NEAR(static_cast<double>(block.numel), 1.6e9, 1e5);
+  EXPECT_NEAR(static_cast<double>(block.gather_payload_bytes()), 0.8e9, 1e5);
+  const std::string text = plan_text(plan);
+  EXPECT_NE(
+      text.find(
+          "model.layers.0 ... model.layers.9              30    1,600,032,000      0.80 GB     24.00 GB"),
+      std::string::npos)
+      << text;
+}
+
+TEST(Plan, OfATrillionParametersTakesNeitherTimeNorMemory) {
+  const config::Config config = plan_config("1t");
+  const int64_t resident = util::resident_bytes();
+  util::TensorMemory memory;
+  auto begin = std::chrono::steady_clock::now();
+  const Plan plan = make_plan(config, {});
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  EXPECT_GT(plan.parameters, 1'000'000'000'000);
+  EXPECT_EQ(plan.mesh.world_size(), 256);
+  EXPECT_LT(seconds, 1);
+  EXPECT_LT(memory.peak_bytes(), 1 << 20);
+  EXPECT_LT(util::resident_bytes() - resident, 50 << 20);
+  EXPECT_TRUE(plan.fits());
+}
+
+TEST(Plan, OfTheOtherConfigsHoldsWhatTheySay) {
+  auto expect = [](const char* name, double parameters, int world, double memory_gib) {
+    const Plan plan = make_plan(plan_config(name), {.memory_gib = memory_gib});
+    EXPECT_NEAR(static_cast<double>(plan.parameters), parameters, 0.02 * parameters) << name;
+    EXPECT_EQ(plan.mesh.world_size(), world) << name;
+    EXPECT_TRUE(plan.fits()) << plan_text(plan);
+  };
+  expect("13b", 12.85e9, 8, 40);
+  expect("175b", 174.6e9, 128, 40);
+  expect("llama3_8b", 8.03e9, 8, 80);
+  expect("llama3_70b", 70.6e9, 64, 80);
+  expect("llama3_405b", 405.9e9, 512, 80);
+  expect("llama2_2b", 1.74e9, 4, 32);
+}
+
+TEST(Plan, FindsTheLargestMicroBatchThatFits) {
+  config::Config config = small_config();
+  const PlanOptions machines = {.world_size = 4, .memory_gib = 0.1};
+  const int64_t largest = make_plan(config, machines).largest_micro_batch;
+  ASSERT_GT(largest, 2);
+  config.data.micro_batch_size = largest;
+  EXPECT_TRUE(make_plan(config, machines).fits());
+  config.data.micro_batch_size = largest + 1;
+  EXPECT_FALSE(make_plan(config, machines).fits());
+}
+
+TEST(Plan, SaysWhatToChangeUntilItFits) {
+  config::Config config = small_config();
+  config.data.micro_batch_size = 16;
+  const PlanOptions machines = {.world_size = 2, .memory_gib = 0.0085};
+  const Plan plan = make_plan(config, machines);
+  EXPECT_FALSE(plan.fits());
+  ASSERT_GE(plan.advice.size(), 2);
+  EXPECT_EQ(plan.advice[0].change, "activation_checkpointing.mode = full");
+  EXPECT_EQ(plan.advice[1].change.substr(0, 23), "data.micro_batch_size =");
+  for (size_t i = 0; i < plan.advice.size(); ++i)
+    EXPECT_EQ(plan.advice[i].fits, i + 1 == plan.advice.size()) << i;
+  EXPECT_NE(plan_text(plan).find("IT DOES NOT FIT"), std::string::npos);
+}
+
+TEST(Plan, AdvisesNothingToARunThatFits) {
+  EXPECT_TRUE(make_plan(small_config(), {.world_size = 2}).advice.empty());
+}
+
+TEST(Plan, TakesTheWorldFromTheOptionOrTheMesh) {
+  config::Config config = small_config();
+  EXPECT_EQ(make_plan(config, {}).mesh.world_size(), 1);
+  EXPECT_EQ(make_plan(config, {.world_size = 12}).mesh.data, 12);
+  config.mesh.data = 6;
+  EXPECT_EQ(make_plan(config, {}).mesh.data, 6);
+  EXPECT_THROW(make_plan(config, {.world_size = 4}), util::Error);
+}
+
+TEST(Plan, RefusesMachinesThatCannotBe) {
+  for (const PlanOptions& machines :
+       {PlanOptions{.memory_gib = 0}, PlanOptions{.bandwidth_gbps = -1}, PlanOptions{.flops_tflops = NAN},
+        PlanOptions{.world_size = -2}, PlanOptions{.world_size = int64_t{1} << 40}}) {
+    EXPECT_THROW(make_plan(small_config(), machines), util::Error);
+  }
+}
+
+TEST(Plan, IsTheSameAsJson) {
+  const Plan plan = make_plan(small_config(), {.world_size = 4});
+  auto json = nlohmann::json::parse(plan_json(plan));
+  EXPECT_EQ(json["parameters"], plan.parameters);
+  EXPECT_EQ(json["memory"]["peak_bytes"], plan.memory.peak);
+  EXPECT_EQ(json["communication"]["reduce_scatters"], plan.step.traffic.reduce_scatters);
+  int64_t payload = 0, units = 0;
+  for (const auto& group : json["units"]) {
+    payload += group["communication"]["payload_bytes"].get<int64_t>();
+    units += group["units"].get<int64_t>();
+  }
+  EXPECT_EQ(payload, json["communication"]["payload_bytes"]);
+  EXPECT_EQ(units, static_cast<int64_t>(plan.units.size()));
+}
+
+TEST(DryRun, PrintsPlanAndMeasurementSideBySide) {
+  const config::Config config = small_config();
+  const Plan plan = make_plan(config, {.world_size = 64});
+  const DryRun measured = dry_run(config, 64);
+  const std::string text = dry_run_text(plan, measured);
+  int equal = 0;
+  for (size_t at = text.find("  equal\n"); at != std::string::npos; at = text.find("  equal\n", at + 1))
+    ++equal;
+  EXPECT_EQ(equal, 10) << text;
+  auto json = nlohmann::json::parse(dry_run_json(plan, measured));
+  EXPECT_EQ(json["measured"]["shard_bytes"], json["memory"]["shard_bytes"]);
+}
+
+TEST(DecimalBytes, SpeakOfCommunicationAsTheNotesDo) {
+  EXPECT_EQ(decimal_bytes(96), "96 B");
+  EXPECT_EQ(decimal_bytes(8'208), "8.21 kB");
+  EXPECT_EQ(decimal_bytes(800'016'000), "0.80 GB");
+  EXPECT_EQ(decimal_bytes(24'000'480'000), "24.00 GB");
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,92 @@
+#include "train/plan_time.h"
+
+#include <gtest/gtest.h>
+
+#include "train/plan.h"
+
+namespace fsdp::train {
+namespace {
+
+/// Two blocks as units of 1000 elements each over 4 ranks, and a root.
+std::vector<shard::UnitSizes> units_of(const shard::GroupSizes& groups) {
+  std::vector<shard::UnitSizes> units;
+  for (const char* name : {"root", "model.layers.0", "model.layers.1"}) {
+    shard::UnitSizes& unit = units.emplace_back();
+    unit.name = name;
+    unit.shard_numel = 250;
+    unit.numel = unit.gathered_numel = unit.unsharded_numel = 250 * groups.shard;
+    unit.groups = groups;
+  }
+  units.front().is_root = true;
+  units.front().reshard_after_forward = false;
+  return units;
+}
+
+config::Config two_blocks() {
+  config::Config config;
+  config.model.num_hidden_layers = 2;
+  return config;
+}
+
+constexpr double kNever = 1e-3;  ///< FLOP/s so few that all communication is hidden
+/// Seconds of one collective of a unit at 3000 bytes a second: three others' 1000 bytes.
+const MachineSpeed kSlow = {
+    .flops_per_second = 1e30, .bytes_per_second = 3000, .replica_bytes_per_second = 1000};
+
+TEST(PlanTime, ExposesAllThatNoComputeHides) {
+  TimePlan time = plan_time(two_blocks(), units_of({.shard = 4}), kSlow);
+  // Gathers: three forward, one backward (root and last unit are there); three reductions.
+  EXPECT_NEAR(time.communication, 7, 1e-9);
+  EXPECT_NEAR(time.exposed, 7, 1e-9);
+}
+
+TEST(PlanTime, HidesWhatGoesBesideCompute) {
+  MachineSpeed speed = kSlow;
+  speed.flops_per_second = kNever;
+  TimePlan time = plan_time(two_blocks(), units_of({.shard = 4}), speed);
+  EXPECT_NEAR(time.communication, 7, 1e-9);
+  // Left are the first unit that forward needs, the root, and the first block, which nothing computes before,
+  // and at the end the reductions of the first block and of the root.
+  EXPECT_NEAR(time.exposed, 4, 1e-2 * time.compute);
+  EXPECT_GT(time.compute, 100);
+}
+
+TEST(PlanTime, ReducesOverReplicasBesideTheShards) {
+  TimePlan time = plan_time(two_blocks(), units_of({.shard = 4, .replicas = 2}), kSlow);
+  EXPECT_NEAR(time.communication, 7 + 3, 1e-9);  // each 2 * 1/2 * 1000 bytes
+  EXPECT_NEAR(time.exposed, 7 + 1, 1e-9);        // all but the last go beside the next reduce-scatter
+}
+
+TEST(PlanTime, OfAWorldOfOneIsCompute) {
+  TimePlan time = plan_time(two_blocks(), units_of({}), kSlow);
+  EXPECT_EQ(time.communication, 0);
+  EXPECT_EQ(time.exposed, 0);
+}
+
+TEST(PlanTime, CountsTheFlopsOfTheModel) {
+  config::Config config = two_blocks();
+  config.model.hidden_size = 8;
+  config.model.intermediate_size = 12;
+  config.model.num_attention_heads = config.model.num_key_value_heads = 2;
+  config.model.vocab_size = 10;
+  config.data.micro_batch_size = 3;
+  config.data.sequence_length = 5;
+  const double tokens = 15, attention = 8 * 8 * 8 + 4 * 5 * 8, feed_forward = 6 * 8 * 12, head = 2 * 8 * 10;
+  const double blocks = 2 * tokens * (attention + feed_forward);
+  EXPECT_DOUBLE_EQ(plan_time(config, units_of({}), {}).flops, 3 * (blocks + tokens * head));
+  config.activation_checkpointing.mode = "full";
+  EXPECT_DOUBLE_EQ(plan_time(config, units_of({}), {}).flops, 4 * blocks + 3 * tokens * head);
+}
+
+TEST(PlanTime, AddsUpMicroBatches) {
+  config::Config config = two_blocks();
+  TimePlan one = plan_time(config, units_of({.shard = 4}), kSlow);
+  config.training.gradient_accumulation_steps = 5;
+  EXPECT_NEAR(plan_time(config, units_of({.shard = 4}), kSlow).communication, 5 * one.communication, 1e-9);
+  config.training.no_sync = true;
+  EXPECT_NEAR(plan_time(config, units_of({.shard = 4}), kSlow).communication, 5 * one.communication - 4 * 3,
+              1e-9);
+}
+
+}  // namespace
+}  // namespace fsdp::train
