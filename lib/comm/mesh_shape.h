@@ -1,0 +1,163 @@
+#pragma once
+
+// The arithmetic of a mesh: the ranks of a run on the named axes dcn, data and model. It needs no
+// communicator and no libtorch, so that a configuration can be checked, and any world planned, without
+// processes.
+//
+// Ranks are numbered row by row, with data and model, which communicate most, innermost:
+//
+//   rank = (dcn * DATA + data) * MODEL + model
+//
+//   dcn 2 x data 3 x model 1       data 0   1   2
+//                          dcn 0        0   1   2
+//                          dcn 1        3   4   5
+//
+// The names are those of the SPMD notes of PyTorch/XLA, where dcn is the data-center network between slices.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/options.h"
+#include "util/error.h"
+
+namespace fsdp::comm {
+
+enum class MeshAxis { kDcn, kData, kModel };
+
+inline constexpr std::array<MeshAxis, 3> kMeshAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kModel};
+
+/// "dcn", "data" or "model".
+inline const char* name_of(MeshAxis axis) {
+  constexpr std::array<const char*, 3> kNames = {"dcn", "data", "model"};
+  return kNames[static_cast<size_t>(axis)];
+}
+
+/// A rank's place on each axis.
+struct MeshCoordinate {
+  int dcn = 0, data = 0, model = 0;
+
+  int& on(MeshAxis axis) { return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model; }
+  int on(MeshAxis axis) const { return MeshCoordinate(*this).on(axis); }
+  bool operator==(const MeshCoordinate&) const = default;
+};
+
+/// How many ranks lie along each axis; all at least 1.
+struct MeshShape {
+  int dcn = 1, data = 1, model = 1;
+
+  int along(MeshAxis axis) const {
+    return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model;
+  }
+  /// Ranks of a group over these axes.
+  int along(const std::vector<MeshAxis>& axes) const {
+    int ranks = 1;
+    for (MeshAxis axis : axes) ranks *= along(axis);
+    return ranks;
+  }
+  /// Ranks of the whole mesh.
+  int world_size() const { return dcn * data * model; }
+
+  MeshCoordinate coordinate_of(int rank) const {
+    FSDP_CHECK(rank >= 0 && rank < world_size(), "rank ", rank, " in a mesh of ", world_size());
+    return {.dcn = rank / (data * model), .data = rank / model % data, .model = rank % model};
+  }
+
+  int rank_of(const MeshCoordinate& place) const {
+    for (MeshAxis axis : kMeshAxes) {
+      FSDP_CHECK(place.on(axis) >= 0 && place.on(axis) < along(axis), name_of(axis), " ", place.on(axis),
+                 " of ", along(axis));
+    }
+    return (place.dcn * data + place.data) * model + place.model;
+  }
+
+  /// The ranks that differ from `rank` on these axes at most, itself included, ascending.
+  std::vector<int> group_of(int rank, const std::vector<MeshAxis>& axes) const {
+    MeshCoordinate own = coordinate_of(rank);
+    std::vector<int> ranks;
+    for (int other = 0; other < world_size(); ++other) {
+      MeshCoordinate place = coordinate_of(other);
+      for (MeshAxis axis : axes) place.on(axis) = own.on(axis);
+      if (place == own) ranks.push_back(other);
+    }
+    return ranks;
+  }
+
+  bool operator==(const MeshShape&) const = default;
+};
+
+/// "dcn 2 x data 3 x model 1".
+inline std::string to_string(const MeshShape& shape) {
+  std::string text;
+  for (MeshAxis axis : kMeshAxes) {
+    text += util::concat(text.empty() ? "" : " x ", name_of(axis), " ", shape.along(axis));
+  }
+  return text;
+}
+
+namespace detail {
+
+inline constexpr int64_t kRest = -1;
+
+/// "mesh.dcn 2 x mesh.data the rest (-1) x mesh.model 1", with "= 2" where every axis has a size.
+inline std::string shown(const std::array<int64_t, 3>& sizes) {
+  std::string text;
+  bool sized = true;
+  int64_t product = 1;
+  for (MeshAxis axis : kMeshAxes) {
+    int64_t size = sizes[static_cast<size_t>(axis)];
+    sized = sized && size >= 1 && !__builtin_mul_overflow(product, size, &product);
+    text += util::concat(text.empty() ? "" : " x ", "mesh.", name_of(axis), " ",
+                         size == kRest ? std::string("the rest (-1)") : std::to_string(size));
+  }
+  return sized ? util::concat(text, " = ", product) : text;
+}
+
+inline std::string processes(int64_t count) {
+  return util::concat(count, count == 1 ? " process" : " processes");
+}
+
+}  // namespace detail
+
+/// The shape that the options give to a world of this size: their product is the world size, and -1, at most
+/// once, stands for what the other axes leave. Throws Error(kUsage) with the arithmetic.
+inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
+  FSDP_CHECK(world_size >= 1, "a world of ", world_size, " processes");
+  std::array<int64_t, 3> sizes = {options.dcn, options.data, options.model};
+  const std::string found = detail::shown(sizes);
+  const std::string world = detail::processes(world_size);
+  const auto refuse = [](const auto&... parts) { util::fail(util::ErrorKind::kUsage, parts...); };
+
+  int64_t* rest = nullptr;
+  int64_t product = 1;  // of the axes that have a size
+  for (int64_t& size : sizes) {
+    if (size == detail::kRest) {
+      if (rest != nullptr) {
+        refuse("[mesh]: expected -1 (the rest) at most once; found ", found,
+               "; give all axes but one a size");
+      }
+      rest = &size;
+    } else if (size < 1) {
+      refuse("[mesh]: expected sizes of at least 1, or -1 (the rest) once; found ", found,
+             "; set mesh.data = -1 and the others to 1 for the default");
+    } else if (__builtin_mul_overflow(product, size, &product)) {
+      refuse("[mesh]: expected a mesh of ", world, "; found ", found,
+             ", which is more than can be counted; set one axis to -1 (the rest)");
+    }
+  }
+  if (rest != nullptr) {
+    if (world_size % product != 0) {
+      refuse("[mesh]: expected a multiple of ", product, " processes for ", found, "; found ", world, ": ",
+             world_size, " = ", world_size / product, " x ", product, " + ", world_size % product,
+             "; start a multiple of ", product, " processes or change an axis");
+    }
+    *rest = world_size / product;
+  } else if (product != world_size) {
+    refuse("[mesh]: expected as many processes as the axes multiply to, ", found, "; found ", world,
+           "; set one axis to -1 (the rest) or start ", detail::processes(product));
+  }
+  return {static_cast<int>(sizes[0]), static_cast<int>(sizes[1]), static_cast<int>(sizes[2])};
+}
+
+}  // namespace fsdp::comm
