@@ -13,7 +13,7 @@ double seconds_since(std::chrono::steady_clock::time_point moment) {
 
 class NotingCommunicator final : public Communicator {
  public:
-  NotingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
+  NotingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
       : inner_(std::move(inner)), activity_(std::move(activity)) {}
 
   int rank() const override { return inner_->rank(); }
@@ -41,17 +41,21 @@ class NotingCommunicator final : public Communicator {
     return inner_->enqueue(std::move(task));
   }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    return make_noting_communicator(inner_->subgroup(name, ranks), activity_);
+  }
 
  private:
   template <typename Collective>
   std::unique_ptr<Work> noted(const char* op, const CallSite& site, const Collective& collective) {
-    activity_->begin_collective(op, site);
+    int64_t number = activity_->begin_collective(op, site);
     collective();
-    activity_->end_collective();
+    activity_->end_collective(number);
     return done_work();
   }
 
-  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<Communicator> inner_;
   std::shared_ptr<Activity> activity_;
 };
 
@@ -63,23 +67,27 @@ void Activity::begin_step(int64_t step) {
   step_began_ = Clock::now();
 }
 
-void Activity::begin_collective(const char* op, const CallSite& site) {
+int64_t Activity::begin_collective(const char* op, const CallSite& site) {
   std::lock_guard lock(mutex_);
-  state_.collective = util::concat(op, " of ", site.unit, " (", site.pass, ")");
-  changed_ = Clock::now();
+  in_progress_[next_number_] = {util::concat(op, " of ", site.unit, " (", site.pass, ")"), Clock::now()};
+  return next_number_++;
 }
 
-void Activity::end_collective() {
+void Activity::end_collective(int64_t number) {
   std::lock_guard lock(mutex_);
-  state_.last = std::exchange(state_.collective, {});
+  auto ended = in_progress_.extract(number);
+  state_.last = std::move(ended.mapped().text);
   ++state_.collectives;
-  changed_ = Clock::now();
+  last_ended_ = Clock::now();
 }
 
 Activity::Snapshot Activity::snapshot() const {
   std::lock_guard lock(mutex_);
   Snapshot now = state_;
-  now.seconds = seconds_since(changed_);
+  std::vector<std::string> texts;
+  for (const auto& [number, collective] : in_progress_) texts.push_back(collective.text);
+  now.collective = util::join(texts, " and ");
+  now.seconds = seconds_since(in_progress_.empty() ? last_ended_ : in_progress_.begin()->second.began);
   now.step_seconds = seconds_since(step_began_);
   return now;
 }
@@ -94,9 +102,9 @@ std::string describe(const Activity::Snapshot& snapshot) {
   return util::concat("computing, ", step, ", ", seconds, " after ", snapshot.last);
 }
 
-std::unique_ptr<Communicator> make_noting_communicator(std::unique_ptr<Communicator> inner,
+std::shared_ptr<Communicator> make_noting_communicator(std::shared_ptr<Communicator> inner,
                                                        std::shared_ptr<Activity> activity) {
-  return std::make_unique<NotingCommunicator>(std::move(inner), std::move(activity));
+  return std::make_shared<NotingCommunicator>(std::move(inner), std::move(activity));
 }
 
 }  // namespace fsdp::comm

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,38 +13,48 @@
 
 namespace fsdp::comm {
 
-/// Written by the communication stream and by the training loop, read by whoever reports. Thread-safe.
+/// Written by the communication streams and by the training loop, read by whoever reports. Thread-safe.
 class Activity {
  public:
   struct Snapshot {
-    int64_t step = 0;         ///< in progress; 0: before the first
-    std::string collective;   ///< in progress: "all_gather of model.layers.3 (backward)"; empty: none
+    int64_t step = 0;  ///< in progress; 0: before the first
+    /// In progress: "all_gather of model.layers.3 (backward)", joined by "and" where groups of ranks have
+    /// one each, the oldest first; empty: none.
+    std::string collective;
     std::string last;         ///< the collective that ended last; empty: none has
-    double seconds = 0;       ///< since the collective began, or since the last one ended
+    double seconds = 0;       ///< since the oldest collective in progress began, or since the last one ended
     double step_seconds = 0;  ///< since the step began
     int64_t collectives = 0;  ///< ended so far
   };
 
   void begin_step(int64_t step);
-  void begin_collective(const char* op, const CallSite& site);
-  void end_collective();
+  /// Returns the number of the collective, for end_collective().
+  int64_t begin_collective(const char* op, const CallSite& site);
+  void end_collective(int64_t number);
   Snapshot snapshot() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  struct Collective {
+    std::string text;
+    Clock::time_point began;
+  };
+
   mutable std::mutex mutex_;
   Snapshot state_;
-  Clock::time_point changed_ = Clock::now(), step_began_ = Clock::now();
+  std::map<int64_t, Collective> in_progress_;  ///< by number, so the oldest first
+  int64_t next_number_ = 0;
+  Clock::time_point last_ended_ = Clock::now(), step_began_ = Clock::now();
 };
 
 /// "in all_gather of model.layers.3 (backward) of step 7 for 60.0 s" or "computing in step 7, 12.5 s after
 /// all_gather of ...".
 std::string describe(const Activity::Snapshot& snapshot);
 
-/// Notes every collective of `inner` in `activity` while it runs. A collective that fails stays the one in
-/// progress.
-std::unique_ptr<Communicator> make_noting_communicator(std::unique_ptr<Communicator> inner,
+/// Notes every collective of `inner` and of its subgroups in `activity` while it runs. A collective that
+/// fails stays in progress.
+std::shared_ptr<Communicator> make_noting_communicator(std::shared_ptr<Communicator> inner,
                                                        std::shared_ptr<Activity> activity);
 
 }  // namespace fsdp::comm

@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "comm/single_communicator.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -23,6 +25,18 @@ std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
 std::unique_ptr<Work> Communicator::enqueue(std::function<void()> task) {
   task();
   return done_work();
+}
+
+std::shared_ptr<Communicator> Communicator::existing_subgroup(const std::string& name,
+                                                              const std::vector<int>& ranks) {
+  bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+  FSDP_CHECK(ascending && std::binary_search(ranks.begin(), ranks.end(), rank()) && ranks.front() >= 0 &&
+                 ranks.back() < world_size(),
+             "group ", name, ": expected ascending ranks below ", world_size(), " with ", rank(),
+             " among them");
+  if (static_cast<int>(ranks.size()) == world_size()) return shared_from_this();
+  if (ranks.size() == 1) return std::make_shared<SingleCommunicator>();
+  return nullptr;
 }
 
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,

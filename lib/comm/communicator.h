@@ -42,7 +42,7 @@ class Work {
 /// The Work of what was done at the call.
 std::unique_ptr<Work> done_work();
 
-class Communicator {
+class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
 
@@ -76,6 +76,19 @@ class Communicator {
 
   /// A buffer for collectives, uninitialised, 1-D. The communicator decides where its memory lies.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
+
+  /// The communicator of `ranks`, ranks of this group in ascending order with this one among them; there they
+  /// are numbered from 0. Called by exactly these ranks, who wait for each other; whoever makes several
+  /// groups makes them in one order on all ranks. `name` says in messages what the group is ("data"), and
+  /// messages number ranks as the whole run does.
+  ///
+  /// Its collectives have an order of their own: they do not wait for those of this group. A group of one is
+  /// a SingleCommunicator, and a group of all is this communicator itself.
+  virtual std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) = 0;
+
+ protected:
+  /// For subgroup(): checks `ranks`, and answers for the groups that need not be made; null for others.
+  std::shared_ptr<Communicator> existing_subgroup(const std::string& name, const std::vector<int>& ranks);
 };
 
 /// An error that every rank of the group throws alike, so that one of them can speak for all.

@@ -12,6 +12,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <future>
+#include <map>
+#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -32,6 +34,12 @@ bool contains(const std::string& text, const char* part) { return text.find(part
 
 bool says_timeout(const std::string& text) {
   return contains(text, "imed out") || contains(text, "imeout") || contains(text, "TIMEDOUT");
+}
+
+std::vector<std::string> as_text(const std::vector<int>& numbers) {
+  std::vector<std::string> texts;
+  for (int number : numbers) texts.push_back(std::to_string(number));
+  return texts;
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -97,19 +105,20 @@ Store join_store(const LaunchEnvironment& environment, milliseconds timeout) {
   }
 }
 
-/// After a failure each living rank leaves a sign in the store; who left none within two seconds is named.
-/// Runs in a thread of its own, because a store whose host is stopped may never answer.
-std::string silent_ranks(const Store& store, int rank, int world_size) {
+/// After a failure each living rank of the group leaves a sign in the store; who left none within two seconds
+/// is named. `ranks` and `rank` are numbers in the whole run. Runs in a thread of its own, because a store
+/// whose host is stopped may never answer.
+std::string silent_ranks(const Store& store, int rank, const std::vector<int>& ranks) {
   auto promise = std::make_shared<std::promise<std::string>>();
   auto answer = promise->get_future();
-  std::thread([store, rank, world_size, promise] {
+  std::thread([store, rank, ranks, promise] {
     try {
       store->set("alive/" + std::to_string(rank), "1");
       std::vector<std::string> silent;
       auto deadline = std::chrono::steady_clock::now() + milliseconds(2000);
       do {
         silent.clear();
-        for (int other = 0; other < world_size; ++other) {
+        for (int other : ranks) {
           if (!store->check({"alive/" + std::to_string(other)})) silent.push_back(std::to_string(other));
         }
         if (silent.empty()) break;
@@ -124,13 +133,17 @@ std::string silent_ranks(const Store& store, int rank, int world_size) {
   return "no answer from rank 0, which hosts the store";
 }
 
-/// One run's connections, and what is needed to explain a failure.
+/// The connections of one group of ranks, and what is needed to explain a failure.
 struct Group {
-  Store store;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
-  int rank = 0;
-  int world_size = 1;
+  Store store;          ///< of the whole run
+  std::string address;  ///< of this host, where the ranks are connected
   milliseconds timeout{};
+  std::string prefix;      ///< in the store, the members' alone
+  std::string name;        ///< of a subgroup; empty: the whole run
+  std::vector<int> ranks;  ///< numbers in the whole run
+  int rank = 0;            ///< in the group
+  int run_size = 1;        ///< ranks of the whole run
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
   bool failed = false;
 
   ~Group() {
@@ -138,12 +151,32 @@ struct Group {
     if (failed) (void)process_group.release();
   }
 
+  int global_rank() const { return ranks[static_cast<size_t>(rank)]; }
+
+  /// Empty for the whole run, " (group data: ranks 0, 1)" for a subgroup.
+  std::string shown() const {
+    if (name.empty()) return "";
+    return util::concat(" (group ", name, ": ranks ", util::join(as_text(ranks), ", "), ")");
+  }
+
+  /// Collective over the members.
+  void connect() {
+    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+    options->devices.push_back(interface != nullptr && *interface != '\0'
+                                   ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                                   : c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    auto own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+    process_group =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, rank, static_cast<int>(ranks.size()), options);
+  }
+
   [[noreturn]] void fail(const std::string& description, const std::string& cause) {
     failed = true;
-    std::string silent = silent_ranks(store, rank, world_size);
+    std::string silent = silent_ranks(store, global_rank(), ranks);
     bool timeout_passed = says_timeout(cause);
     util::fail(timeout_passed ? ErrorKind::kTimeout : ErrorKind::kPeerLost, description, " failed on rank ",
-               rank, " of ", world_size, ": ",
+               global_rank(), " of ", run_size, shown(), ": ",
                timeout_passed
                    ? util::concat("no result within ", static_cast<double>(timeout.count()) / 1000.0,
                                   " s (comm.timeout_seconds)")
@@ -168,7 +201,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(std::unique_ptr<Group> group) : group_(std::move(group)) {}
 
   int rank() const override { return group_->rank; }
-  int world_size() const override { return group_->world_size; }
+  int world_size() const override { return static_cast<int>(group_->ranks.size()); }
   std::string backend_name() const override { return "gloo"; }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
@@ -229,6 +262,29 @@ class GlooCommunicator final : public Communicator {
     return at::empty({numel}, at::TensorOptions().dtype(dtype));
   }
 
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    auto group = std::make_unique<Group>();
+    group->store = group_->store;
+    group->address = group_->address;
+    group->timeout = group_->timeout;
+    group->name = group_->name.empty() ? name : util::concat(group_->name, "/", name);
+    group->run_size = group_->run_size;
+    for (int member : ranks) {
+      if (member == rank()) group->rank = static_cast<int>(group->ranks.size());
+      group->ranks.push_back(group_->ranks[static_cast<size_t>(member)]);
+    }
+    // Groups of one name may be of other ranks, or be made again.
+    group->prefix = util::concat(group_->prefix, "/", name, "/", util::join(as_text(group->ranks), "-"));
+    group->prefix += util::concat("/", groups_made_[group->prefix]++);
+    try {
+      group->connect();
+    } catch (const std::exception& error) {
+      group->fail("connecting", error.what());
+    }
+    return std::make_shared<GlooCommunicator>(std::move(group));
+  }
+
  private:
   template <typename Issue>
   void run(const char* op, const CallSite& site, const Issue& issue) {
@@ -252,6 +308,7 @@ class GlooCommunicator final : public Communicator {
 
   std::unique_ptr<Group> group_;
   at::Tensor received_;
+  std::map<std::string, int> groups_made_;  ///< by prefix in the store
 };
 
 }  // namespace
@@ -261,26 +318,24 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
   ignore_broken_pipes();
   auto group = std::make_unique<Group>();
   group->rank = environment.rank;
-  group->world_size = environment.world_size;
+  group->run_size = environment.world_size;
+  group->ranks.resize(static_cast<size_t>(environment.world_size));
+  std::iota(group->ranks.begin(), group->ranks.end(), 0);
   group->timeout = milliseconds(static_cast<int64_t>(options.timeout_seconds * 1000));
-  std::string address = environment.single_node()
-                            ? std::string("127.0.0.1")
-                            : address_towards(environment.master_addr, environment.master_port);
+  group->address = environment.single_node()
+                       ? std::string("127.0.0.1")
+                       : address_towards(environment.master_addr, environment.master_port);
   Store store = join_store(environment, group->timeout);
   group->store = c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), store);
   try {
-    auto gloo = c10d::ProcessGroupGloo::Options::create(group->timeout);
-    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-    gloo->devices.push_back(interface != nullptr && *interface != '\0'
-                                ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
-                                : c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    group->process_group = c10::make_intrusive<c10d::ProcessGroupGloo>(group->store, environment.rank,
-                                                                       environment.world_size, gloo);
+    group->prefix = "world";
+    group->connect();
   } catch (const std::exception& error) {
     std::string text = error.what();
     util::fail(says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
-               " could not connect to its ", environment.world_size - 1, " peers from address ", address,
-               ": ", first_line(text), " (GLOO_SOCKET_IFNAME chooses another network interface)");
+               " could not connect to its ", environment.world_size - 1, " peers from address ",
+               group->address, ": ", first_line(text),
+               " (GLOO_SOCKET_IFNAME chooses another network interface)");
   }
   return std::make_unique<GlooCommunicator>(std::move(group));
 }

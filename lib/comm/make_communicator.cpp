@@ -15,7 +15,7 @@ std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environ
                "\"");
   }
   if (environment.world_size == 1) return std::make_shared<SingleCommunicator>();
-  auto communicator = make_gloo_communicator(environment, options);
+  std::shared_ptr<Communicator> communicator = make_gloo_communicator(environment, options);
   if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
   return make_queued_communicator(std::move(communicator));
 }

@@ -17,7 +17,8 @@ class QueuedWork final : public Work {
 
 class QueuedCommunicator final : public Communicator {
  public:
-  explicit QueuedCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  QueuedCommunicator(std::shared_ptr<Communicator> inner, const std::string& thread_name)
+      : inner_(std::move(inner)), stream_({.name = thread_name}) {}
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
@@ -62,6 +63,11 @@ class QueuedCommunicator final : public Communicator {
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
 
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    return std::make_shared<QueuedCommunicator>(inner_->subgroup(name, ranks), "fsdp " + name);
+  }
+
  private:
   void check_parts(const char* op, const at::Tensor& whole, const at::Tensor& part, const CallSite& site) {
     FSDP_CHECK(whole.numel() == part.numel() * world_size() && whole.scalar_type() == part.scalar_type(), op,
@@ -78,14 +84,14 @@ class QueuedCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> inner_;
-  util::Stream stream_{{.name = "fsdp comm"}};
+  util::Stream stream_;
 };
 
 }  // namespace
 
 std::shared_ptr<Communicator> make_queued_communicator(std::shared_ptr<Communicator> inner) {
   if (inner->world_size() == 1) return inner;
-  return std::make_shared<QueuedCommunicator>(std::move(inner));
+  return std::make_shared<QueuedCommunicator>(std::move(inner), "fsdp comm");
 }
 
 }  // namespace fsdp::comm

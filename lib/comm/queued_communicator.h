@@ -10,7 +10,8 @@ namespace fsdp::comm {
 
 /// Every collective, barrier and enqueued task becomes a task of one util::Stream, in the order of the calls:
 /// issuing one is putting it into the queue, and the stream's thread calls `inner` and waits. A world of one
-/// has nobody to wait for and gets `inner` itself.
+/// has nobody to wait for and gets `inner` itself. A subgroup gets a stream of its own, so the collectives of
+/// two groups run beside each other.
 ///
 /// At the call only sizes and types of the tensors are looked at, so their memory may be absent
 /// (util::free_storage) as long as a task enqueued before restores it; views of such memory are made before

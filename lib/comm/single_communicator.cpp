@@ -40,4 +40,9 @@ at::Tensor SingleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions().dtype(dtype));
 }
 
+std::shared_ptr<Communicator> SingleCommunicator::subgroup(const std::string& name,
+                                                           const std::vector<int>& ranks) {
+  return existing_subgroup(name, ranks);
+}
+
 }  // namespace fsdp::comm

@@ -18,6 +18,7 @@ class SingleCommunicator final : public Communicator {
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
   void barrier(const CallSite& site) override;
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override;
 };
 
 }  // namespace fsdp::comm

@@ -4,11 +4,15 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/max.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include "comm/queued_communicator.h"
 #include "comm/rank_order_sum.h"
@@ -17,8 +21,8 @@
 namespace fsdp::comm {
 namespace {
 
-/// What the threads of one world share: a slot a rank for the tensors of the collective under way, and a
-/// barrier that can be broken.
+/// What the threads of one group share: a slot a rank for the tensors of the collective under way, and a
+/// barrier that can be broken. Groups are made of others; what breaks one breaks those inside it.
 class ThreadWorld {
  public:
   struct Slot {
@@ -26,10 +30,12 @@ class ThreadWorld {
     std::string description;
   };
 
-  explicit ThreadWorld(int size) : slots_(static_cast<size_t>(size)) {}
+  /// `ranks`: numbers in the whole run.
+  explicit ThreadWorld(std::vector<int> ranks) : slots_(ranks.size()), ranks_(std::move(ranks)) {}
 
   int size() const { return static_cast<int>(slots_.size()); }
   Slot& slot(int rank) { return slots_[static_cast<size_t>(rank)]; }
+  int global_rank(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
 
   /// Waits for all ranks; throws when one of them has failed.
   void arrive_and_wait() {
@@ -46,12 +52,30 @@ class ThreadWorld {
     if (round_ == round) throw_if_left();
   }
 
-  /// A rank is gone, by an exception or (cause null) because its body ended: nobody may wait for it any more.
-  void leave(int rank, std::exception_ptr cause) {
+  /// A rank of the whole run is gone, by an exception or (cause null) because its body ended: nobody may wait
+  /// for it any more.
+  void leave(int global_rank, const std::exception_ptr& cause) {
     std::lock_guard lock(mutex_);
-    if (!left_) left_ = rank;
-    if (!cause_) cause_ = std::move(cause);
+    if (std::find(ranks_.begin(), ranks_.end(), global_rank) == ranks_.end()) return;
+    if (!left_) left_ = global_rank;
+    if (!cause_) cause_ = cause;
+    gone_.push_back(global_rank);
+    for (auto& [key, group] : groups_) group->leave(global_rank, cause);
     changed_.notify_all();
+  }
+
+  /// The group that is the `number`-th that these ranks of this one make under this name; whoever comes first
+  /// makes it.
+  std::shared_ptr<ThreadWorld> subgroup(const std::string& name, const std::vector<int>& ranks, int number) {
+    std::lock_guard lock(mutex_);
+    auto& group = groups_[{name, ranks, number}];
+    if (!group) {
+      std::vector<int> global_ranks;
+      for (int rank : ranks) global_ranks.push_back(global_rank(rank));
+      group = std::make_shared<ThreadWorld>(std::move(global_ranks));
+      for (int rank : gone_) group->leave(rank, nullptr);
+    }
+    return group;
   }
 
   void rethrow_failure() {
@@ -64,12 +88,15 @@ class ThreadWorld {
   }
 
   std::vector<Slot> slots_;
+  const std::vector<int> ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t arrived_ = 0;
   size_t round_ = 0;
-  std::optional<int> left_;
+  std::optional<int> left_;  ///< the first that did
+  std::vector<int> gone_;
   std::exception_ptr cause_;
+  std::map<std::tuple<std::string, std::vector<int>, int>, std::shared_ptr<ThreadWorld>> groups_;
 };
 
 /// Collectives complete at the call: every rank calls them in the same order, so nobody waits for a later
@@ -89,7 +116,8 @@ class ThreadCommunicator final : public Communicator {
     run("all_gather", output, input, site, [&] {
       for (int r = 0; r < world_size(); ++r) {
         const at::Tensor& theirs = world_->slot(r).input;
-        FSDP_CHECK(theirs.numel() == n, "rank ", r, " gathers ", theirs.numel(), " elements, this rank ", n);
+        FSDP_CHECK(theirs.numel() == n, "rank ", world_->global_rank(r), " gathers ", theirs.numel(),
+                   " elements, this rank ", n);
         at::Tensor part = output.narrow(0, r * n, n);
         if (part.data_ptr() != theirs.data_ptr()) part.copy_(theirs);
       }
@@ -148,6 +176,13 @@ class ThreadCommunicator final : public Communicator {
     return at::empty({numel}, at::TensorOptions().dtype(dtype));
   }
 
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    auto own = std::lower_bound(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+    return std::make_shared<ThreadCommunicator>(world_->subgroup(name, ranks, groups_made_[{name, ranks}]++),
+                                                static_cast<int>(own));
+  }
+
  private:
   /// Publishes this rank's tensors, waits for all, reads, and waits until all have read.
   template <typename Read>
@@ -157,8 +192,8 @@ class ThreadCommunicator final : public Communicator {
     world_->slot(rank_) = {output, input, description};
     world_->arrive_and_wait();
     for (int r = 0; r < world_size(); ++r) {
-      FSDP_CHECK(world_->slot(r).description == description, "rank ", r, " calls ",
-                 world_->slot(r).description, ", rank ", rank_, " calls ", description);
+      FSDP_CHECK(world_->slot(r).description == description, "rank ", world_->global_rank(r), " calls ",
+                 world_->slot(r).description, ", rank ", world_->global_rank(rank_), " calls ", description);
     }
     read();
     world_->arrive_and_wait();
@@ -167,6 +202,7 @@ class ThreadCommunicator final : public Communicator {
 
   std::shared_ptr<ThreadWorld> world_;
   int rank_;
+  std::map<std::pair<std::string, std::vector<int>>, int> groups_made_;
 };
 
 /// Lets collectives that nobody waited for come to their end, because other ranks may wait for theirs.
@@ -181,7 +217,9 @@ void finish_collectives(Communicator& communicator) {
 }  // namespace
 
 void run_ranks_as_threads(int world_size, const std::function<void(Communicator&)>& body) {
-  auto world = std::make_shared<ThreadWorld>(world_size);
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto world = std::make_shared<ThreadWorld>(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([world, &body, rank] {

@@ -175,6 +175,10 @@ class TracingCommunicator final : public Communicator {
     return inner_->enqueue(std::move(task));
   }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    return make_tracing_communicator(inner_->subgroup(name, ranks), trace_);
+  }
 
  private:
   template <typename Issue>

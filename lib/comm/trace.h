@@ -12,7 +12,7 @@
 // broadcast. Times are in microseconds since the trace began:
 //
 //   issue_us  the call
-//   start_us  its turn came: the collectives issued before it were done
+//   start_us  its turn came: the collectives issued before it in its group were done
 //   wait_us   the rank began to wait for it; absent when nobody waited
 //   done_us   its result was there, whether or not anybody waited by then; absent when it failed
 //
@@ -97,8 +97,8 @@ class Trace {
   std::ofstream file_;
 };
 
-/// Passes everything on to `inner` and writes collectives to `trace`: tasks enqueued before and after each
-/// one take the times at which it begins and ends.
+/// Passes everything on to `inner` and writes collectives to `trace`, those of its subgroups too: tasks
+/// enqueued before and after each one take the times at which it begins and ends.
 std::shared_ptr<Communicator> make_tracing_communicator(std::shared_ptr<Communicator> inner,
                                                         std::shared_ptr<Trace> trace);
 

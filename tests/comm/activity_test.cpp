@@ -32,7 +32,7 @@ class Looking final : public testing::ForwardingCommunicator {
 class ActivityTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto looking = std::make_unique<Looking>(single_, *activity_);
+    auto looking = std::make_shared<Looking>(single_, *activity_);
     looking_ = looking.get();
     communicator_ = make_noting_communicator(std::move(looking), activity_);
   }
@@ -44,7 +44,7 @@ class ActivityTest : public ::testing::Test {
   std::shared_ptr<Activity> activity_ = std::make_shared<Activity>();
   SingleCommunicator single_;
   Looking* looking_ = nullptr;
-  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> communicator_;
 };
 
 TEST_F(ActivityTest, KnowsTheCollectiveUnderWayAndTheOneBefore) {
@@ -67,6 +67,19 @@ TEST_F(ActivityTest, AFailedCollectiveStaysTheOneUnderWay) {
   looking_->fails = true;
   EXPECT_THROW(all_reduce(), util::Error);
   EXPECT_EQ(activity_->snapshot().collective, "all_reduce of model.layers.3 (backward)");
+}
+
+TEST(Activity, KnowsTheCollectivesOfSeveralGroupsTheOldestFirst) {
+  Activity activity;
+  int64_t gather = activity.begin_collective("all_gather", {.unit = "a", .pass = "backward"});
+  int64_t reduce = activity.begin_collective("all_reduce", {.unit = "b", .pass = "backward"});
+  EXPECT_EQ(activity.snapshot().collective, "all_gather of a (backward) and all_reduce of b (backward)");
+  activity.end_collective(gather);
+  EXPECT_EQ(activity.snapshot().collective, "all_reduce of b (backward)");
+  EXPECT_EQ(activity.snapshot().last, "all_gather of a (backward)");
+  activity.end_collective(reduce);
+  EXPECT_EQ(activity.snapshot().collective, "");
+  EXPECT_EQ(activity.snapshot().collectives, 2);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// A communicator that writes down what passes through it.
+// A communicator that writes down what passes through it and its subgroups.
 
 #include <string>
 #include <vector>
@@ -20,23 +20,23 @@ class CountingCommunicator final : public ForwardingCommunicator {
 
   using ForwardingCommunicator::ForwardingCommunicator;
 
-  const std::vector<Call>& calls() const { return calls_; }
-  void clear() { calls_.clear(); }
+  const std::vector<Call>& calls() const { return *calls_; }
+  void clear() { calls_->clear(); }
   int64_t count(const std::string& op, const std::string& pass = "") const {
     int64_t count = 0;
-    for (const Call& call : calls_) count += call.op == op && (pass.empty() || call.pass == pass);
+    for (const Call& call : *calls_) count += call.op == op && (pass.empty() || call.pass == pass);
     return count;
   }
   /// "op unit" of every call in order; of one pass, where it is given.
   std::vector<std::string> names(const std::string& pass = "") const {
     std::vector<std::string> names;
-    for (const Call& call : calls_) {
+    for (const Call& call : *calls_) {
       if (pass.empty() || call.pass == pass) names.push_back(call.op + " " + call.unit);
     }
     return names;
   }
   /// Writes down something that is no collective, such as the compute of a stage.
-  void mark(const std::string& what) { calls_.push_back({"compute", what, "mark", 0}); }
+  void mark(const std::string& what) { calls_->push_back({"compute", what, "mark", 0}); }
 
   std::unique_ptr<comm::Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                          const comm::CallSite& site) override {
@@ -59,16 +59,23 @@ class CountingCommunicator final : public ForwardingCommunicator {
     return inner().broadcast(tensor, root, site);
   }
   void barrier(const comm::CallSite& site) override {
-    calls_.push_back({"barrier", site.unit, site.pass, 0});
+    calls_->push_back({"barrier", site.unit, site.pass, 0});
     inner().barrier(site);
+  }
+
+ protected:
+  std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
+    auto counting = std::make_shared<CountingCommunicator>(std::move(group));
+    counting->calls_ = calls_;
+    return counting;
   }
 
  private:
   void note(const char* op, const comm::CallSite& site, const at::Tensor& tensor) {
-    calls_.push_back({op, site.unit, site.pass, tensor.numel(), tensor.scalar_type()});
+    calls_->push_back({op, site.unit, site.pass, tensor.numel(), tensor.scalar_type()});
   }
 
-  std::vector<Call> calls_;
+  std::shared_ptr<std::vector<Call>> calls_ = std::make_shared<std::vector<Call>>();
 };
 
 }  // namespace fsdp::testing

@@ -2,6 +2,7 @@
 
 // Communicators that hand everything on to another one; derive to look, to delay or to change on the way.
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -21,6 +22,8 @@ class ForwardingCommunicator : public comm::Communicator {
  public:
   /// `inner` must outlive the object.
   explicit ForwardingCommunicator(comm::Communicator& inner) : inner_(inner) {}
+  explicit ForwardingCommunicator(std::shared_ptr<comm::Communicator> inner)
+      : owned_(std::move(inner)), inner_(*owned_) {}
 
   int rank() const override { return inner_.rank(); }
   int world_size() const override { return inner_.world_size(); }
@@ -46,11 +49,21 @@ class ForwardingCommunicator : public comm::Communicator {
     return inner_.enqueue(std::move(task));
   }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_.allocate(numel, dtype); }
+  std::shared_ptr<comm::Communicator> subgroup(const std::string& name,
+                                               const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    return around(inner_.subgroup(name, ranks));
+  }
 
  protected:
+  /// What does for a subgroup what this does for the whole group.
+  virtual std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) {
+    return group;
+  }
   comm::Communicator& inner() { return inner_; }
 
  private:
+  std::shared_ptr<comm::Communicator> owned_;
   comm::Communicator& inner_;
 };
 
@@ -60,8 +73,11 @@ class InterposedCommunicator : public ForwardingCommunicator {
  public:
   using Task = std::function<void(const std::string& op, const std::string& unit, const std::string& pass)>;
 
-  InterposedCommunicator(comm::Communicator& inner, Task before, Task after = nullptr)
-      : ForwardingCommunicator(inner), before_(std::move(before)), after_(std::move(after)) {}
+  template <typename Inner>
+  InterposedCommunicator(Inner&& inner, Task before, Task after = nullptr)
+      : ForwardingCommunicator(std::forward<Inner>(inner)),
+        before_(std::move(before)),
+        after_(std::move(after)) {}
 
   std::unique_ptr<comm::Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                          const comm::CallSite& site) override {
@@ -74,6 +90,11 @@ class InterposedCommunicator : public ForwardingCommunicator {
   std::unique_ptr<comm::Work> all_reduce(const at::Tensor& tensor, comm::ReduceOp op,
                                          const comm::CallSite& site) override {
     return between("all_reduce", site, [&] { return inner().all_reduce(tensor, op, site); });
+  }
+
+ protected:
+  std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
+    return std::make_shared<InterposedCommunicator>(std::move(group), before_, after_);
   }
 
  private:
@@ -97,7 +118,7 @@ class InterposedCommunicator : public ForwardingCommunicator {
 
 /// Makes the communication stream of chosen ranks late, each collective by another time.
 inline std::shared_ptr<comm::Communicator> delayed(comm::Communicator& inner, bool before, bool after) {
-  auto sleep = [rank = inner.rank(), calls = std::make_shared<int>(0)](auto&&...) {
+  auto sleep = [rank = inner.rank(), calls = std::make_shared<std::atomic<int>>(0)](auto&&...) {
     int microseconds = (*calls)++ * 37 % 5 * 100 * (rank + 1);
     std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
   };
@@ -125,6 +146,11 @@ class LockstepCommunicator final : public ForwardingCommunicator {
   }
   std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
     return finished(inner().enqueue(std::move(task)));
+  }
+
+ protected:
+  std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
+    return std::make_shared<LockstepCommunicator>(std::move(group));
   }
 
  private:

@@ -1,0 +1,44 @@
+#include "comm/mesh.h"
+
+#include <algorithm>
+
+#include "util/text.h"
+
+namespace fsdp::comm {
+namespace {
+
+const std::vector<std::vector<MeshAxis>>& groups_of_a_mesh() {
+  static const std::vector<std::vector<MeshAxis>> groups = {
+      {MeshAxis::kDcn}, {MeshAxis::kData}, {MeshAxis::kModel}, {MeshAxis::kDcn, MeshAxis::kData}};
+  return groups;
+}
+
+std::string name_of(const std::vector<MeshAxis>& axes) {
+  std::vector<std::string> names;
+  for (MeshAxis axis : axes) names.push_back(comm::name_of(axis));
+  return util::join(names, " x ");
+}
+
+}  // namespace
+
+Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
+    : shape_(resolve_mesh(options, world->world_size())),
+      world_(std::move(world)),
+      coordinate_(shape_.coordinate_of(world_->rank())) {
+  if (shape_.model != 1) {
+    util::fail(util::ErrorKind::kUsage, "mesh.model: expected 1; found ", shape_.model,
+               "; this version has no tensor parallelism: give the ranks to mesh.data");
+  }
+  for (const auto& axes : groups_of_a_mesh()) {
+    groups_[axes] = world_->subgroup(name_of(axes), shape_.group_of(world_->rank(), axes));
+  }
+}
+
+const std::shared_ptr<Communicator>& Mesh::group(std::vector<MeshAxis> axes) const {
+  std::sort(axes.begin(), axes.end());
+  auto found = groups_.find(axes);
+  FSDP_CHECK(found != groups_.end(), "a mesh has no group over ", name_of(axes));
+  return found->second;
+}
+
+}  // namespace fsdp::comm
