@@ -14,6 +14,10 @@ namespace fsdp::comm {
 /// Tasks that were issued and are not done, in order.
 class IdleCommunicator::Queue {
  public:
+  explicit Queue(IdleTiming when) : timing(when) {}
+
+  IdleTiming timing;
+
   /// The number of the task, from 1.
   int64_t push(std::function<void()> task) {
     tasks_.push_back(std::move(task));
@@ -47,20 +51,23 @@ class IdleCommunicator::QueuedWork final : public Work {
 };
 
 IdleCommunicator::IdleCommunicator(int world_size, IdleTiming timing)
-    : world_size_(world_size), timing_(timing), queue_(std::make_shared<Queue>()) {
+    : IdleCommunicator(world_size, std::make_shared<Queue>(timing)) {}
+
+IdleCommunicator::IdleCommunicator(int world_size, std::shared_ptr<Queue> queue)
+    : world_size_(world_size), queue_(std::move(queue)) {
   FSDP_CHECK(world_size >= 1, "a world of ", world_size, " ranks");
 }
 
 void IdleCommunicator::set_timing(IdleTiming timing) {
   progress();
-  timing_ = timing;
+  queue_->timing = timing;
 }
 
 void IdleCommunicator::progress() { queue_->run_all(); }
 
 std::unique_ptr<Work> IdleCommunicator::issue(std::function<void()> task) {
   int64_t number = queue_->push(std::move(task));
-  if (timing_ == IdleTiming::kAtOnce) queue_->run_all();
+  if (queue_->timing == IdleTiming::kAtOnce) queue_->run_all();
   return std::make_unique<QueuedWork>(queue_, number);
 }
 
@@ -100,6 +107,12 @@ std::unique_ptr<Work> IdleCommunicator::broadcast(const at::Tensor&, int root, c
 void IdleCommunicator::barrier(const CallSite&) { progress(); }
 
 std::unique_ptr<Work> IdleCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
+
+std::shared_ptr<Communicator> IdleCommunicator::subgroup(const std::string& name,
+                                                         const std::vector<int>& ranks) {
+  if (auto existing = existing_subgroup(name, ranks)) return existing;
+  return std::shared_ptr<Communicator>(new IdleCommunicator(static_cast<int>(ranks.size()), queue_));
+}
 
 at::Tensor IdleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
   return at::zeros({numel}, at::TensorOptions().dtype(dtype));

@@ -44,15 +44,17 @@ class IdleCommunicator final : public Communicator {
   std::unique_ptr<Work> enqueue(std::function<void()> task) override;
   /// Zero at first.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  /// Shares the order and the timing of this one.
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override;
 
  private:
   class Queue;
+  IdleCommunicator(int world_size, std::shared_ptr<Queue> queue);
   class QueuedWork;
   std::unique_ptr<Work> issue(std::function<void()> task);
 
   int world_size_;
-  IdleTiming timing_;
-  std::shared_ptr<Queue> queue_;  ///< shared with the Works, which may live longer
+  std::shared_ptr<Queue> queue_;  ///< shared with the Works, which may live longer, and with subgroups
 };
 
 }  // namespace fsdp::comm

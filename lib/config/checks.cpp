@@ -1,9 +1,8 @@
 #include "config/checks.h"
 
-#include <algorithm>
-#include <array>
 #include <utility>
 
+#include "comm/mesh_shape.h"
 #include "shard/option_conflicts.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -171,37 +170,6 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   return conflicts.take();
 }
 
-void check_world(const Config& config, int world_size) {
-  FSDP_CHECK(world_size >= 1, "a world of ", world_size, " processes");
-  const std::array<int64_t, 3> axes = {config.mesh.dcn, config.mesh.data, config.mesh.model};
-  const std::string shown =
-      concat("mesh.dcn * mesh.data * mesh.model = ", axes[0], " * ", axes[1], " * ", axes[2]);
-  const auto refuse = [](const auto&... parts) { util::fail(util::ErrorKind::kUsage, parts...); };
-
-  if (std::count(axes.begin(), axes.end(), -1) > 1) {
-    refuse("expected -1 (the rest) at most once in [mesh]; found ", shown, "; give all axes but one a size");
-  }
-  int64_t product = 1;  // of the axes that have a size
-  for (int64_t axis : axes) {
-    if (axis == -1) continue;
-    if (axis < 1) refuse("expected sizes of at least 1, or -1 once, in [mesh]; found ", shown);
-    // An axis larger than the world cannot fit, and multiplying on could overflow.
-    if (axis > world_size) {
-      refuse("expected a mesh of ", world_size, " processes, the world size; found ", shown, ", an axis of ",
-             axis, " alone; set mesh.data = -1 (the rest) or start more processes");
-    }
-    product *= axis;
-  }
-  bool has_rest = std::count(axes.begin(), axes.end(), -1) == 1;
-  if (has_rest && world_size % product != 0) {
-    refuse("expected a world size that the axes of [mesh] with a size divide; found ", shown,
-           " (-1: the rest) and ", world_size, " processes: ", division(world_size, product),
-           "; start a multiple of ", product, " processes");
-  }
-  if (!has_rest && product != world_size) {
-    refuse("expected a mesh of ", world_size, " processes, the world size; found ", shown, " = ", product,
-           "; set mesh.data = -1 (the rest) or start ", product, product == 1 ? " process" : " processes");
-  }
-}
+void check_world(const Config& config, int world_size) { comm::resolve_mesh(config.mesh, world_size); }
 
 }  // namespace fsdp::config

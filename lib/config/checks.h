@@ -17,8 +17,8 @@ struct Conflict {
 /// Every condition that the configuration breaks. Each key by itself is supposed to be within its limits.
 std::vector<Conflict> find_conflicts(const Config& config);
 
-/// Throws util::Error(kUsage) unless the product of [mesh] is the world size; -1, at most once, stands for
-/// what the other axes leave.
+/// Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world size; -1, at most
+/// once, stands for what the other axes leave (comm::resolve_mesh()).
 void check_world(const Config& config, int world_size);
 
 }  // namespace fsdp::config

@@ -9,8 +9,12 @@
 
 namespace fsdp::shard {
 
-Engine::Engine(const ShardOptions& options, const ProcessGroups& groups)
-    : options_(options), groups_(groups), pool_(std::make_shared<BufferPool>(groups.shard)) {}
+Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh)
+    : options_(options),
+      mesh_(mesh.shape()),
+      groups_(process_groups(mesh, options.strategy)),
+      replicated_groups_(replicated_groups(mesh)),
+      pool_(std::make_shared<BufferPool>(groups_.shard)) {}
 
 bool Engine::is_root(const Unit& unit) const {
   for (size_t i = 0; i < root_units_; ++i) {
@@ -174,16 +178,17 @@ void Engine::after_backward(size_t index) {
   if (options_.backward_prefetch == "post") prefetch_backward(index);
 }
 
-/// At most one reduction is under way, so at most two gradient buffers exist.
+/// At most one gradient buffer is on its way, so at most two exist.
 void Engine::reduce(Unit& unit) {
-  finish_reduction();
+  if (reducing_ != nullptr) std::exchange(reducing_, nullptr)->finish_sending();
+  unit.finish_reduction();  // of an earlier use in the same pass
   reducing_ = &unit;
   unit.start_reduction();
 }
 
-void Engine::finish_reduction() {
-  if (reducing_ == nullptr) return;
-  std::exchange(reducing_, nullptr)->finish_reduction();
+void Engine::finish_reductions() {
+  reducing_ = nullptr;
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) (*unit)->finish_reduction();
 }
 
 /// Units whose stage has no differentiable input (the root, embeddings) are reduced here.
@@ -192,7 +197,7 @@ void Engine::after_whole_backward() {
     for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
       if ((*unit)->gradients_are_attached()) reduce(**unit);
     }
-    finish_reduction();
+    finish_reductions();
   }
   for (auto& unit : units_) unit->reshard();
   in_backward_ = false;

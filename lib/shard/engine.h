@@ -11,8 +11,10 @@
 // and freed when the next unit's forward begins, so that the last unit of forward is still there when
 // backward, which starts with it, begins. The root unit stays from its forward to the end of backward.
 // Backward gathers again in reverse order; when a unit's backward has ended, its parameters are freed and its
-// gradients reduce-scattered, one such collective under way beside the next unit's backward. ShardOptions
-// changes each of these rules.
+// gradients reduce-scattered, one such collective under way beside the next unit's backward. With hybrid
+// sharding an all-reduce of the shard over the replicas follows in a queue of its own, so that it may go on
+// beside the gathers and reduce-scatters of later units, to the end of backward. ShardOptions changes each of
+// these rules.
 //
 // A stage whose activations are recomputed runs its inner units' forward once more within backward: they are
 // gathered then and stay until their own backward has ended. The stage's own unit is there already.
@@ -52,13 +54,19 @@ struct Segment {
 
 class Engine;
 
-/// Shards `root` in place, attaching to its stages; parameters keep their names. The weights must be equal on
-/// all ranks. The root stage's forward must be what runs the model. The returned engine also lives as long as
-/// the stages do. Throws Error(kUsage) for options that contradict each other or name what the model has not.
+/// Shards `root` in place over the mesh, attaching to its stages; parameters keep their names. The weights
+/// must be equal on all ranks. The root stage's forward must be what runs the model. The returned engine also
+/// lives as long as the stages do. Throws Error(kUsage) for options that contradict each other or name what
+/// the model has not.
 ///
 /// Parameters may lie on the meta device if `materialize` has a source: then each unit's parameters get their
 /// values, shard by shard, when the unit is made, and a rank never holds more of the model than its shards.
 /// Buffers must be real. What the source throws leaves the model unusable.
+std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options, const comm::Mesh& mesh,
+                                    std::shared_ptr<comm::Trace> trace = nullptr,
+                                    const Materialize& materialize = {});
+
+/// The same over the ranks of a communicator in a row: a mesh of dcn 1 x data all x model 1.
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace = nullptr,
@@ -67,12 +75,14 @@ std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   /// Use fully_shard().
-  Engine(const ShardOptions& options, const ProcessGroups& groups);
+  Engine(const ShardOptions& options, const comm::Mesh& mesh);
 
   const ShardOptions& options() const { return options_; }
   /// All ranks of the run.
   comm::Communicator& communicator() const { return *groups_.world; }
+  /// Of the units that the strategy cuts; see Unit::groups() for the others.
   const ProcessGroups& groups() const { return groups_; }
+  const comm::MeshShape& mesh() const { return mesh_; }
 
   /// The root first, then what was taken out of the others' units (replicated or fp32 parameters), then in
   /// the order of the modules.
@@ -101,6 +111,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// dropped.
   void reset();
 
+  /// Ends the sharding: the parameters are whole and fp32 again, each in memory of its own, nothing is
+  /// attached to the stages of the units any more, and the engine has no units. Collective, between steps.
+  void unshard();
+
   /// Gathered parameters and unreduced gradients; nothing is live between steps.
   BufferAccount unsharded_memory() const { return pool_->account(); }
   int64_t live_unsharded_bytes() const { return unsharded_memory().live(); }
@@ -125,8 +139,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   class UnitSurround;
   friend class FullParameters;
-  friend std::shared_ptr<Engine> fully_shard(nn::Stage&, const ShardOptions&,
-                                             std::shared_ptr<comm::Communicator>,
+  friend std::shared_ptr<Engine> fully_shard(nn::Stage&, const ShardOptions&, const comm::Mesh&,
                                              std::shared_ptr<comm::Trace>, const Materialize&);
 
   void attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace,
@@ -147,21 +160,23 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release_kept_unit(const Unit* except);
   void prefetch_backward(size_t index);
   void reduce(Unit& unit);
-  void finish_reduction();
+  void finish_reductions();
 
   ShardOptions options_;
-  ProcessGroups groups_;
+  comm::MeshShape mesh_;
+  ProcessGroups groups_, replicated_groups_;
   std::shared_ptr<BufferPool> pool_;
   std::vector<std::unique_ptr<Unit>> units_;
   size_t root_units_ = 1;  ///< how many of the first units belong to the root stage
   std::vector<Segment> segments_;
   std::vector<bool> differentiable_input_;  ///< of each unit
+  std::vector<nn::Stage*> stages_;          ///< that a surround was attached to
 
   ExecutionOrder order_;
   std::vector<Unit*> ahead_;  ///< gathered ahead of their forward in this pass
   bool order_is_checked_ = false, told_of_changed_order_ = false;
   Unit* kept_ = nullptr;      ///< the unit whose forward ended last and that is not freed yet
-  Unit* reducing_ = nullptr;  ///< the unit whose reduction is under way
+  Unit* reducing_ = nullptr;  ///< the unit whose gradients were sent last
   Unit* last_unit_ = nullptr;
   bool in_backward_ = false;
   bool backward_is_due_ = false;        ///< a forward has ended that recorded for a backward

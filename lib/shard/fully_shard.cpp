@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "comm/single_communicator.h"
 #include "shard/autograd_hooks.h"
 #include "shard/engine.h"
 #include "shard/option_conflicts.h"
+#include "shard/strategy.h"
 #include "shard/wrap_policy.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -51,11 +51,6 @@ class Engine::UnitSurround final : public nn::Surround {
 
 namespace {
 
-ProcessGroups groups_for(const std::string& strategy, std::shared_ptr<comm::Communicator> world) {
-  if (strategy == "no_shard") return {world, std::make_shared<comm::SingleCommunicator>(), world};
-  return {world, world, nullptr};
-}
-
 bool is_root_plan(const UnitPlan& plan, const UnitPlan& root) { return plan.stage == root.stage; }
 
 /// For float16 sums: half of the division before the sum and half after keeps both from leaving its range.
@@ -79,8 +74,8 @@ UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool
   unit.storage.cpu_offload = options.cpu_offload;
   unit.storage.move_grads_to_cpu = options.move_grads_to_cpu;
   unit.gradient_predivide_factor = predivide_factor(options, unit.storage.reduce_dtype, ranks);
-  bool reshards = options.strategy == "full_shard" && options.reshard_after_forward;
-  unit.reshard_after_forward = reshards && !util::matches_any(plan.name, options.keep_after_forward) &&
+  unit.reshard_after_forward = reshards(options.strategy) && options.reshard_after_forward &&
+                               !util::matches_any(plan.name, options.keep_after_forward) &&
                                (!root || options.reshard_root_after_forward);
   return unit;
 }
@@ -109,10 +104,15 @@ void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
 std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
+  return fully_shard(root, options, comm::Mesh({}, std::move(communicator)), std::move(trace), materialize);
+}
+
+std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options, const comm::Mesh& mesh,
+                                    std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
   require_no_option_conflicts(options);
   require_real_buffers(root);
   std::vector<UnitPlan> plans = plan_units(root, options);
-  auto engine = std::make_shared<Engine>(options, groups_for(options.strategy, std::move(communicator)));
+  auto engine = std::make_shared<Engine>(options, mesh);
   engine->attach(plans, trace, materialize);
   cast_buffers(root, util::dtype_from_name(options.mixed_precision.buffer_dtype));
   return engine;
@@ -120,13 +120,12 @@ std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options
 
 void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace,
                     const Materialize& materialize) {
-  const ProcessGroups replicated = groups_for("no_shard", groups_.world);
   root_units_ = static_cast<size_t>(std::count_if(
       plans.begin(), plans.end(), [&](const UnitPlan& plan) { return is_root_plan(plan, plans.front()); }));
   for (const UnitPlan& plan : plans) {
     size_t index = units_.size();
     bool root = is_root_plan(plan, plans.front());
-    const ProcessGroups& groups = plan.replicated ? replicated : groups_;
+    const ProcessGroups& groups = plan.replicated ? replicated_groups_ : groups_;
     UnitOptions options = unit_options(options_, plan, root, groups_.world->world_size());
     Unit& unit = *units_.emplace_back(
         std::make_unique<Unit>(plan, groups, options, UnitParts{pool_, trace, materialize}));
@@ -149,7 +148,27 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
   for (size_t index = 0; index < plans.size(); ++index) {
     if (index != 0 && index < root_units_) continue;  // lives with the root
     plans[index].stage->attach(std::make_shared<UnitSurround>(shared_from_this(), index));
+    stages_.push_back(plans[index].stage);
   }
+}
+
+void Engine::unshard() {
+  require_rest("Engine::unshard()");
+  at::NoGradGuard no_grad;
+  for (const auto& unit : units_) {
+    at::Tensor whole = unit->gather_master_weights();
+    const UnitStorage& storage = unit->storage();
+    for (size_t i = 0; i < storage.parameters().size(); ++i) {
+      const ParameterPlace& place = storage.layout().parameters()[i];
+      at::Tensor parameter = storage.parameters()[i].tensor;
+      parameter.set_data(whole.narrow(0, place.offset, place.numel).view(place.shape).clone());
+    }
+  }
+  auto keep = shared_from_this();  // the surrounds hold the engine
+  for (nn::Stage* stage : stages_) stage->detach_surrounds();
+  stages_.clear();
+  segments_.clear();
+  units_.clear();
 }
 
 }  // namespace fsdp::shard

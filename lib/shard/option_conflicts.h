@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shard/options.h"
+#include "shard/strategy.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -67,13 +68,7 @@ class OptionChecks {
   }
 
   void check_choices() {
-    if (options_.strategy == "hybrid_shard") {
-      refuse({"fsdp.strategy"},
-             "fsdp.strategy: expected one of full_shard, shard_grad_op, no_shard; found \"hybrid_shard\", "
-             "which needs replicas, which this version has not; set it to full_shard");
-    } else {
-      check_choice("fsdp.strategy", options_.strategy, {"full_shard", "shard_grad_op", "no_shard"});
-    }
+    check_choice("fsdp.strategy", options_.strategy, kStrategies);
     check_choice("fsdp.layout", options_.layout, {"flat", "per_parameter"});
     check_choice("fsdp.shard_dimension", options_.shard_dimension, {"largest", "first"});
     check_choice("fsdp.forward_prefetch", options_.forward_prefetch, {"none", "implicit", "explicit"});
@@ -89,6 +84,12 @@ class OptionChecks {
       refuse({"fsdp.min_num_params"},
              concat("fsdp.min_num_params: expected at least 0, a number of parameters; found ",
                     options_.min_num_params, "; set it to 0 to make a unit of every stage with parameters"));
+    }
+    if (options_.replica_check_interval < 0) {
+      refuse({"fsdp.replica_check_interval"},
+             concat("fsdp.replica_check_interval: expected at least 0, a number of steps; found ",
+                    options_.replica_check_interval,
+                    "; set it to 0 to compare replicas before the first step only"));
     }
     double factor = options_.gradient_predivide_factor;
     if (!std::isfinite(factor) || factor < 0) {
@@ -135,8 +136,9 @@ class OptionChecks {
 
   /// The options that only full_shard has a use for, and those that no_shard has none for.
   void check_strategy() {
-    if (!is_one_of(options_.strategy, {"full_shard", "shard_grad_op", "no_shard"})) return;
-    if (options_.strategy != "full_shard" || !options_.reshard_after_forward) check_no_resharding();
+    if (!is_one_of(options_.strategy, kStrategies)) return;
+    if (!reshards(options_.strategy) || !options_.reshard_after_forward) check_no_resharding();
+    check_replicas();
     const auto& kept = options_.keep_after_forward;
     if (options_.reshard_root_after_forward && std::find(kept.begin(), kept.end(), "root") != kept.end()) {
       refuse({"fsdp.keep_after_forward", "fsdp.reshard_root_after_forward"},
@@ -144,7 +146,7 @@ class OptionChecks {
                     "fsdp.reshard_root_after_forward = true frees it; found ",
                     shown(kept), "; take \"root\" out or set fsdp.reshard_root_after_forward = false"));
     }
-    if (options_.strategy != "no_shard") return;
+    if (!shards_nothing(options_.strategy)) return;
     const std::string why = "because with fsdp.strategy = no_shard every rank holds every parameter";
     if (options_.forward_prefetch == "explicit") {
       refuse({"fsdp.forward_prefetch", "fsdp.strategy"},
@@ -184,20 +186,30 @@ class OptionChecks {
     }
   }
 
+  void check_replicas() {
+    bool replicates = is_hybrid(options_.strategy) || shards_nothing(options_.strategy) ||
+                      !options_.replicated_parameters.empty();
+    if (replicates || options_.replica_check_interval <= 0) return;
+    refuse({"fsdp.replica_check_interval", "fsdp.strategy"},
+           concat("fsdp.replica_check_interval: expected 0, because with fsdp.strategy = ", options_.strategy,
+                  " no parameter is on two ranks; found ", options_.replica_check_interval,
+                  "; leave it out or set fsdp.strategy = hybrid_shard"));
+  }
+
   void check_no_resharding() {
     std::vector<std::string> causes;
-    if (options_.strategy != "full_shard") causes.push_back("fsdp.strategy");
+    if (!reshards(options_.strategy)) causes.push_back("fsdp.strategy");
     if (!options_.reshard_after_forward) causes.push_back("fsdp.reshard_after_forward");
     std::string found = concat("fsdp.strategy = ", options_.strategy,
                                " and fsdp.reshard_after_forward = ", shown(options_.reshard_after_forward));
     auto refuse_without = [&](const char* field, const std::string& expected, const std::string& value) {
       std::vector<std::string> fields = {field};
       fields.insert(fields.end(), causes.begin(), causes.end());
-      refuse(
-          std::move(fields),
-          concat(field, ": expected ", expected, ", because with ", found,
-                 " every unit stays gathered from forward to backward; found ", value,
-                 "; leave it out or set fsdp.strategy = full_shard and fsdp.reshard_after_forward = true"));
+      refuse(std::move(fields), concat(field, ": expected ", expected, ", because with ", found,
+                                       " every unit stays gathered from forward to backward; found ", value,
+                                       "; leave it out or set fsdp.strategy = ",
+                                       is_hybrid(options_.strategy) ? "hybrid_shard" : "full_shard",
+                                       " and fsdp.reshard_after_forward = true"));
     };
     if (options_.reshard_root_after_forward) {
       refuse_without("fsdp.reshard_root_after_forward", "false", "true");
@@ -261,6 +273,8 @@ class OptionChecks {
     return a != b && is_one_of(a, {"bfloat16", "float16"}) && is_one_of(b, {"bfloat16", "float16"});
   }
 
+  static constexpr Choices kStrategies = {"full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2",
+                                          "no_shard"};
   static constexpr Choices kTypes = {"float32", "bfloat16", "float16"};
 
   const ShardOptions& options_;

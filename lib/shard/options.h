@@ -40,8 +40,10 @@ using DimensionPolicy =
     std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
 
 struct ShardOptions {
-  /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward) or
-  /// "no_shard" (every rank holds everything; gradients are all-reduced, as DDP does).
+  /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward),
+  /// "hybrid_shard" and "hybrid_shard_zero2" (the same within a slice, mesh axis data, with a replica in each
+  /// slice, mesh axis dcn) or "no_shard" (every rank holds everything; gradients are all-reduced, as DDP
+  /// does). See shard/process_groups.h.
   std::string strategy = "full_shard";
   /// How a unit is cut into shards: "flat" (all its parameters as one, evenly) or "per_parameter" (each
   /// parameter on one dimension); see shard/unit_layout.h.
@@ -84,6 +86,10 @@ struct ShardOptions {
   std::string backward_prefetch = "pre";      ///< none, post, pre
   /// At most one unit is gathered ahead of the one in use. Off: as many as forward_prefetch can issue.
   bool limit_all_gathers = true;
+
+  /// Steps between two comparisons of the replicas (require_equal_replicas()); 0: only before the first step.
+  /// The training loop's, not the engine's.
+  int64_t replica_check_interval = 0;
 
   bool cpu_offload = false;        ///< master weights and optimizer state in host memory
   bool move_grads_to_cpu = false;  ///< with cpu_offload: the shards' gradients too, as soon as they are there

@@ -6,6 +6,14 @@
 #include "util/error.h"
 
 namespace fsdp::shard {
+namespace {
+
+/// Taken before it is waited for: a wait() that throws must not be repeated.
+void finish(std::unique_ptr<comm::Work>& work) {
+  if (auto taken = std::move(work)) taken->wait();
+}
+
+}  // namespace
 
 Traffic& Traffic::operator+=(const Traffic& other) {
   all_gathers += other.all_gathers;
@@ -73,11 +81,8 @@ void Unit::finish_gather(const char* pass) {
 }
 
 void Unit::wait_for_gather() {
-  // Both are taken first: a wait() that throws must not be repeated.
-  auto gather = std::move(gather_);
-  auto unpacking = std::move(unpacking_);
-  if (gather) gather->wait();
-  if (unpacking) unpacking->wait();
+  finish(gather_);
+  finish(unpacking_);
   state_ = State::kUnsharded;
 }
 
@@ -104,51 +109,71 @@ void Unit::drop_gradients() {
   note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
+/// Shared with the communication streams, which drop the input when it has been sent.
+struct Unit::Reduction {
+  at::Tensor input, output;
+};
+
 void Unit::start_reduction() {
   FSDP_CHECK(!reduction_, "unit ", name_, " is being reduced already");
   at::NoGradGuard no_grad;
-  /// Shared with the communication stream, which drops the input when it has been sent.
-  struct Job {
-    at::Tensor input, output;
-  };
-  auto job = std::make_shared<Job>();
+  auto job = std::make_shared<Reduction>();
   job->input = storage_.detach_gradients();
   FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");
-  comm::CallSite site{.unit = name_, .pass = "backward"};
-  comm::Communicator& group = is_cut() || !groups_.replicate ? *groups_.shard : *groups_.replicate;
-  int ranks = groups_.shard->world_size() * groups_.replicas();
-  double predivide = options_.gradient_predivide_factor;
-  if (predivide != 1) group.enqueue([job, predivide] { job->input.div_(predivide); });
+  const bool replicated = groups_.replicas() > 1;
+  comm::Communicator& first = is_cut() || !replicated ? *groups_.shard : *groups_.replicate;
+  comm::Communicator& last = replicated ? *groups_.replicate : *groups_.shard;
+  const double predivide = options_.gradient_predivide_factor;
+  if (predivide != 1) first.enqueue([job, predivide] { job->input.div_(predivide); });
 
-  int64_t element_bytes = static_cast<int64_t>(c10::elementSize(options_.storage.reduce_dtype));
   if (is_cut()) {
-    job->output = at::empty({storage_.layout().shard_numel()}, job->input.options());
-    collective_ = group.reduce_scatter(job->output, job->input, site);
-    ++traffic_.reduce_scatters;
-    traffic_.reduce_scatter_bytes += job->output.numel() * element_bytes;
+    collective_ = reduce_scatter(job);
   } else {
     job->output = job->input;
-    if (groups_.replicas() > 1) {
-      collective_ = group.all_reduce(job->output, comm::ReduceOp::kSum, site);
-      ++traffic_.all_reduces;
-      traffic_.all_reduce_bytes += job->output.numel() * element_bytes;
-    }
+    if (replicated) collective_ = all_reduce(job->output);
   }
-  reduction_ = group.enqueue([this, job, divisor = ranks / predivide] {
+  auto give_back_input = [this, job] {
     job->input.reset();
     note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
+  };
+  if (is_cut() && replicated) {
+    sent_ = first.enqueue(give_back_input);
+    // Holds up the queue of the replicas alone. If the reduce-scatter fails, this does too.
+    last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
+    all_reduce_ = all_reduce(job->output);
+  }
+  const double divisor = groups_.shard->world_size() * groups_.replicas() / predivide;
+  reduction_ = last.enqueue([this, job, divisor, give_back_input] {
+    if (job->input.defined()) give_back_input();
     if (divisor != 1) job->output.div_(divisor);
     storage_.add_to_shard_gradient(job->output);
     job->output.reset();
   });
 }
 
+std::unique_ptr<comm::Work> Unit::reduce_scatter(const std::shared_ptr<Reduction>& job) {
+  job->output = at::empty({storage_.layout().shard_numel()}, job->input.options());
+  ++traffic_.reduce_scatters;
+  traffic_.reduce_scatter_bytes += static_cast<int64_t>(job->output.nbytes());
+  return groups_.shard->reduce_scatter(job->output, job->input, {.unit = name_, .pass = "backward"});
+}
+
+std::unique_ptr<comm::Work> Unit::all_reduce(const at::Tensor& tensor) {
+  ++traffic_.all_reduces;
+  traffic_.all_reduce_bytes += static_cast<int64_t>(tensor.nbytes());
+  return groups_.replicate->all_reduce(tensor, comm::ReduceOp::kSum, {.unit = name_, .pass = "backward"});
+}
+
+void Unit::finish_sending() {
+  finish(collective_);
+  finish(sent_);
+  if (!all_reduce_) finish(reduction_);
+}
+
 void Unit::finish_reduction() {
-  // Both are taken first: a wait() that throws must not be repeated.
-  auto collective = std::move(collective_);
-  auto reduction = std::move(reduction_);
-  if (collective) collective->wait();
-  if (reduction) reduction->wait();
+  finish_sending();
+  finish(all_reduce_);
+  finish(reduction_);
 }
 
 at::Tensor Unit::gather_master_weights() {
@@ -165,7 +190,7 @@ at::Tensor Unit::gather_master_weights() {
 }
 
 void Unit::reset() {
-  for (auto* work : {&gather_, &unpacking_, &collective_, &reduction_}) {
+  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_}) {
     auto taken = std::move(*work);
     if (!taken) continue;
     try {

@@ -8,6 +8,10 @@
 // after which the mean over ranks has been added to the gradient of the shard. Everything that gathers or
 // reduces is collective.
 //
+// A unit that is cut and replicated is reduced in two parts: a reduce-scatter among the ranks that share the
+// unit, then an all-reduce of the result among those that hold the same shard. Each group has its own queue,
+// and the second one's waits for the result of the first, so the first goes on with the next unit.
+//
 // Memory follows the order of the communication stream, not of the calls: the buffer of a gather that was
 // issued ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given
 // back as soon as it has been sent. So the buffer of one reduction serves the gather behind it. Where a
@@ -83,9 +87,12 @@ class Unit {
   /// Forgets what was accumulated and not reduced.
   void drop_gradients();
   /// Issues the reduction of the accumulated gradients: reduce-scatter, or all-reduce where every rank holds
-  /// the whole unit.
+  /// the whole unit, or one after the other.
   void start_reduction();
-  /// Waits until the mean over ranks has been added to the shard's gradient.
+  /// Waits until the buffer of the whole unit's gradients has been given back. Only the all-reduce of a unit
+  /// that is cut and replicated may be under way after it. No effect when there is none.
+  void finish_sending();
+  /// Waits until the mean over ranks has been added to the shard's gradient; no effect when it has.
   void finish_reduction();
 
   /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; the shard
@@ -100,8 +107,11 @@ class Unit {
   void reset();
 
  private:
+  struct Reduction;
   void wait_for_gather();
   void note_buffer(bool allocated, BufferKind kind, int64_t bytes);
+  std::unique_ptr<comm::Work> reduce_scatter(const std::shared_ptr<Reduction>& job);
+  std::unique_ptr<comm::Work> all_reduce(const at::Tensor& tensor);
 
   std::string name_;
   ProcessGroups groups_;
@@ -110,7 +120,9 @@ class Unit {
   UnitStorage storage_;
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_, unpacking_;
-  std::unique_ptr<comm::Work> collective_, reduction_;  ///< of gradients: the collective; what follows it
+  /// Of gradients, in the order in which they end: the collective that takes the whole unit's buffer, the end
+  /// of that buffer, the all-reduce of what it leaves, and the last task.
+  std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, reduction_;
   Traffic traffic_;
 };
 

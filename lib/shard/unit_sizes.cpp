@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shard/option_conflicts.h"
+#include "shard/strategy.h"
 #include "shard/unit_layout.h"
 #include "shard/wrap_policy.h"
 
@@ -25,12 +26,6 @@ void take_layout(const UnitLayout& layout, UnitSizes& sizes) {
 
 }  // namespace
 
-GroupSizes group_sizes(const std::string& strategy, const comm::MeshShape& mesh) {
-  if (strategy == "no_shard") return {.shard = 1, .replicas = mesh.dcn * mesh.data};
-  if (strategy.starts_with("hybrid_shard")) return {.shard = mesh.data, .replicas = mesh.dcn};
-  return {.shard = mesh.dcn * mesh.data, .replicas = 1};
-}
-
 std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   std::vector<UnitSizes> all;
   for (const auto& unit : engine.units()) {
@@ -39,7 +34,7 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
     sizes.name = unit->name();
     take_options(unit->options(), sizes);
     take_layout(storage.layout(), sizes);
-    sizes.groups = {.shard = unit->groups().shard->world_size(), .replicas = unit->groups().replicas()};
+    sizes.groups = {.shards = unit->groups().shard->world_size(), .replicas = unit->groups().replicas()};
     sizes.is_root = engine.is_root(*unit);
     sizes.has_trainable_parameters = storage.has_trainable_parameters();
     sizes.shard_is_unsharded = storage.shard_is_unsharded();
@@ -57,19 +52,19 @@ std::vector<UnitSizes> unit_sizes(nn::Stage& model, const ShardOptions& options,
     UnitSizes& sizes = all.emplace_back();
     sizes.name = plan.name;
     sizes.is_root = plan.stage == plans.front().stage;
-    sizes.groups = group_sizes(plan.replicated ? "no_shard" : options.strategy, mesh);
+    sizes.groups = group_sizes(mesh, plan.replicated ? kNoShard : options.strategy);
     UnitOptions unit = unit_options(options, plan, sizes.is_root, mesh.world_size());
     take_options(unit, sizes);
     std::vector<UnitLayout::Parameter> shapes;
     for (const NamedParameter& parameter : plan.parameters) {
       shapes.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.shard_dimension});
     }
-    take_layout(*make_layout(unit.storage.layout, shapes, sizes.groups.shard), sizes);
+    take_layout(*make_layout(unit.storage.layout, shapes, sizes.groups.shards), sizes);
     sizes.has_trainable_parameters =
         std::any_of(plan.parameters.begin(), plan.parameters.end(),
                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
     sizes.shard_is_unsharded =
-        sizes.groups.shard == 1 && sizes.param_dtype == at::kFloat && !options.cpu_offload;
+        sizes.groups.shards == 1 && sizes.param_dtype == at::kFloat && !options.cpu_offload;
   }
   return all;
 }

@@ -14,19 +14,9 @@
 #include "nn/stage.h"
 #include "shard/engine.h"
 #include "shard/options.h"
+#include "shard/process_groups.h"
 
 namespace fsdp::shard {
-
-/// Over how many ranks units are cut, and how many hold the same shard; their product is the world size.
-struct GroupSizes {
-  int shard = 1;
-  int replicas = 1;
-  bool operator==(const GroupSizes&) const = default;
-};
-
-/// full_shard and shard_grad_op cut units over dcn and data together; hybrid_shard and hybrid_shard_zero2
-/// over data, and dcn are the replicas; under no_shard all ranks are.
-GroupSizes group_sizes(const std::string& strategy, const comm::MeshShape& mesh);
 
 /// One unit as one rank has it. Elements, unless the name says bytes.
 struct UnitSizes {
@@ -47,7 +37,7 @@ struct UnitSizes {
   bool input_is_differentiable = true;  ///< see Engine
 
   /// Whether gathering it communicates.
-  bool is_cut() const { return groups.shard > 1 && numel > 0; }
+  bool is_cut() const { return groups.shards > 1 && numel > 0; }
 
   int64_t shard_bytes() const { return shard_numel * 4; }  ///< master weights
   /// Of the unsharded buffer; 0 where the shard is the whole unit.

@@ -149,7 +149,7 @@ class Clocks {
   }
 
   double others_share(const UnitSizes& unit, int64_t payload) const {
-    return static_cast<double>(payload) * (unit.groups.shard - 1) / speed_.bytes_per_second;
+    return static_cast<double>(payload) * (unit.groups.shards - 1) / speed_.bytes_per_second;
   }
 
   void gather(size_t index) {

@@ -24,9 +24,10 @@ RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Com
   comm::agree(*communicator, "model", [&] { parts.model = nn::make_decoder(config.model, at::kMeta); });
   auto source =
       initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
+  comm::Mesh mesh(config.mesh, communicator);
   comm::agree(*communicator, "sharding the model", [&] {
-    parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), communicator,
-                                      std::move(trace), {source.get(), at::kCPU});
+    parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
+                                      {source.get(), at::kCPU});
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
     parts.optimizer =

@@ -31,10 +31,10 @@ TEST(LoadErrors, UnderlineTheValue) {
 }
 
 TEST(LoadErrors, SayWhatThisVersionCannotDo) {
-  EXPECT_EQ(error_of(kTrain + "[mesh]\ndcn = 2\n"),
-            "c.toml:4: mesh.dcn: expected 1; found 2 (this version has no replicas)\n"
-            "    4 | dcn = 2\n"
-            "      |       ^");
+  EXPECT_EQ(error_of(kTrain + "[mesh]\nmodel = 2\n"),
+            "c.toml:4: mesh.model: expected 1; found 2 (this version has no tensor parallelism)\n"
+            "    4 | model = 2\n"
+            "      |         ^");
 }
 
 TEST(LoadErrors, NameTheNearestKeyAndSection) {

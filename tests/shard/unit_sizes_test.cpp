@@ -74,8 +74,8 @@ TEST(UnitSizes, ReportOptionsThatContradictEachOtherAsTheEngineDoes) {
 TEST(GroupSizes, FollowTheStrategy) {
   const comm::MeshShape mesh = {.dcn = 2, .data = 4};
   auto expect = [&](const char* strategy, int shard, int replicas) {
-    GroupSizes sizes = group_sizes(strategy, mesh);
-    EXPECT_EQ(sizes.shard, shard) << strategy;
+    GroupSizes sizes = group_sizes(mesh, strategy);
+    EXPECT_EQ(sizes.shards, shard) << strategy;
     EXPECT_EQ(sizes.replicas, replicas) << strategy;
   };
   expect("full_shard", 8, 1);
@@ -92,7 +92,7 @@ std::vector<UnitSizes> two_units() {
     unit.name = name;
     unit.numel = unit.gathered_numel = unit.unsharded_numel = 100;
     unit.shard_numel = 25;
-    unit.groups = {.shard = 4, .replicas = 2};
+    unit.groups = {.shards = 4, .replicas = 2};
   }
   units.front().is_root = true;
   units.front().reshard_after_forward = false;

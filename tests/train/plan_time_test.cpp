@@ -14,7 +14,7 @@ std::vector<shard::UnitSizes> units_of(const shard::GroupSizes& groups) {
     shard::UnitSizes& unit = units.emplace_back();
     unit.name = name;
     unit.shard_numel = 250;
-    unit.numel = unit.gathered_numel = unit.unsharded_numel = 250 * groups.shard;
+    unit.numel = unit.gathered_numel = unit.unsharded_numel = 250 * groups.shards;
     unit.groups = groups;
   }
   units.front().is_root = true;
@@ -34,7 +34,7 @@ const MachineSpeed kSlow = {
     .flops_per_second = 1e30, .bytes_per_second = 3000, .replica_bytes_per_second = 1000};
 
 TEST(PlanTime, ExposesAllThatNoComputeHides) {
-  TimePlan time = plan_time(two_blocks(), units_of({.shard = 4}), kSlow);
+  TimePlan time = plan_time(two_blocks(), units_of({.shards = 4}), kSlow);
   // Gathers: three forward, one backward (root and last unit are there); three reductions.
   EXPECT_NEAR(time.communication, 7, 1e-9);
   EXPECT_NEAR(time.exposed, 7, 1e-9);
@@ -43,7 +43,7 @@ TEST(PlanTime, ExposesAllThatNoComputeHides) {
 TEST(PlanTime, HidesWhatGoesBesideCompute) {
   MachineSpeed speed = kSlow;
   speed.flops_per_second = kNever;
-  TimePlan time = plan_time(two_blocks(), units_of({.shard = 4}), speed);
+  TimePlan time = plan_time(two_blocks(), units_of({.shards = 4}), speed);
   EXPECT_NEAR(time.communication, 7, 1e-9);
   // Left are the first unit that forward needs, the root, and the first block, which nothing computes before,
   // and at the end the reductions of the first block and of the root.
@@ -52,7 +52,7 @@ TEST(PlanTime, HidesWhatGoesBesideCompute) {
 }
 
 TEST(PlanTime, ReducesOverReplicasBesideTheShards) {
-  TimePlan time = plan_time(two_blocks(), units_of({.shard = 4, .replicas = 2}), kSlow);
+  TimePlan time = plan_time(two_blocks(), units_of({.shards = 4, .replicas = 2}), kSlow);
   EXPECT_NEAR(time.communication, 7 + 3, 1e-9);  // each 2 * 1/2 * 1000 bytes
   EXPECT_NEAR(time.exposed, 7 + 1, 1e-9);        // all but the last go beside the next reduce-scatter
 }
@@ -80,11 +80,11 @@ TEST(PlanTime, CountsTheFlopsOfTheModel) {
 
 TEST(PlanTime, AddsUpMicroBatches) {
   config::Config config = two_blocks();
-  TimePlan one = plan_time(config, units_of({.shard = 4}), kSlow);
+  TimePlan one = plan_time(config, units_of({.shards = 4}), kSlow);
   config.training.gradient_accumulation_steps = 5;
-  EXPECT_NEAR(plan_time(config, units_of({.shard = 4}), kSlow).communication, 5 * one.communication, 1e-9);
+  EXPECT_NEAR(plan_time(config, units_of({.shards = 4}), kSlow).communication, 5 * one.communication, 1e-9);
   config.training.no_sync = true;
-  EXPECT_NEAR(plan_time(config, units_of({.shard = 4}), kSlow).communication, 5 * one.communication - 4 * 3,
+  EXPECT_NEAR(plan_time(config, units_of({.shards = 4}), kSlow).communication, 5 * one.communication - 4 * 3,
               1e-9);
 }
 
