@@ -144,8 +144,10 @@ TEST(WorkedExample, NeverMoreThanThreeUnitsLiveWhereTheEstimateNeedsFourAndAQuar
     options.reshard_last_after_forward = last;
     Outcome outcome = train_blocks(options);
     // Two gathered units and the input of one reduction, or one unit and two gradients.
-    EXPECT_EQ(outcome.formula.unsharded_bytes, 3 * kUnitBytes);
-    EXPECT_LE(outcome.peak, 3 * kUnitBytes);
+    // The other layout gathers into a buffer of its own.
+    const int64_t buffers = testing::flat_is_under_test() ? 3 : 4;
+    EXPECT_EQ(outcome.formula.unsharded_bytes, buffers * kUnitBytes);
+    EXPECT_LE(outcome.peak, buffers * kUnitBytes);
     EXPECT_GE(outcome.peak, 2 * kUnitBytes);
     // With the gradient of one matrix, which autograd may hold before it is added.
     EXPECT_LT(outcome.peak + kMatrixBytes, outcome.formula.separate_buffers_bytes);
