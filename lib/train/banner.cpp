@@ -49,6 +49,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
                  world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
                  human_bytes(largest_unit_bytes), "\n");
+  text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
+                 shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
   text +=
       concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, as much for gradients",
              config.optimizer.name == "adamw" ? ", twice as much for the optimizer" : "", "\n");

@@ -137,7 +137,7 @@ DryRun dry_run(const config::Config& config, int world_size) {
   DryRun result;
   {
     auto communicator = std::make_shared<comm::IdleCommunicator>(world_size);
-    RunParts parts = build_run_parts(config, communicator, nullptr);
+    RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr);
     auto progress = std::make_shared<bool>(false);
     attach_progress(parts, communicator, progress);
     const RandomBatches batches(config);

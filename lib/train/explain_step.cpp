@@ -26,7 +26,7 @@ constexpr const char* kLegend =
     "unit        parameters that are gathered, used and freed together; root: those of no other unit\n"
     "gather      all-gather of a unit's parameters; issued: queued beside the compute, with this rank's "
     "payload\n"
-    "reduce      reduce-scatter of a unit's gradients; all-reduce where every rank holds the whole unit\n"
+    "reduce      reduce-scatter of a unit's gradients; all-reduce of what several ranks hold\n"
     "waited      how long this rank stood still for it; hidden: not at all, it computed meanwhile\n"
     "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
     "live        gathered parameters and unreduced gradients, of units that are cut\n";
@@ -142,7 +142,8 @@ std::string explain_step(const config::Config& config, std::shared_ptr<comm::Com
     config::check_world(config, communicator->world_size());
     loader.emplace(open_training_data(config, *communicator));
   });
-  RunParts parts = build_run_parts(config, communicator, trace);
+  const comm::Mesh mesh(config.mesh, communicator);
+  RunParts parts = build_run_parts(config, mesh, trace);
   ComputeRecorder recorder(*parts.model, *parts.engine, trace);
   TrainStep train_step = make_train_step(config, parts, *loader);
 

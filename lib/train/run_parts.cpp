@@ -18,13 +18,13 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
                            placement(config, communicator));
 }
 
-RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace) {
   RunParts parts;
+  const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
   comm::agree(*communicator, "model", [&] { parts.model = nn::make_decoder(config.model, at::kMeta); });
   auto source =
       initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
-  comm::Mesh mesh(config.mesh, communicator);
   comm::agree(*communicator, "sharding the model", [&] {
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
                                       {source.get(), at::kCPU});

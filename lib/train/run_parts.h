@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
@@ -30,11 +30,11 @@ data::Placement placement(const config::Config& config, const comm::Communicator
 /// Throws Error(kData) for what is wrong with the token files.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
-/// The model with its first weights, sharded over the ranks, recomputed where the config says so. It is built
+/// The model with its first weights, sharded over the mesh, recomputed where the config says so. It is built
 /// on the meta device and gets its weights shard by shard, so that no rank ever holds it whole. `trace`, if
 /// any, hears of the unsharded buffers. Collective, with the same config on all ranks; throws
 /// comm::AgreedError.
-RunParts build_run_parts(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace);
 
 /// The parts and `batches` must outlive what is returned. `stop_requested` as in TrainStep::Parts.

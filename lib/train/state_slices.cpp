@@ -1,5 +1,9 @@
 #include "train/state_slices.h"
 
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
 #include "util/name_patterns.h"
 
 namespace fsdp::train {
@@ -23,17 +27,39 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
   return parameters;
 }
 
+namespace {
+
+/// What this replica gives of a segment: even parts, rounded up, so that the last may be less or nothing. A
+/// segment of several rows is in one piece only as a whole: the replicas take turns at these.
+std::pair<int64_t, int64_t> replicas_part(const shard::Segment& segment, size_t index,
+                                          const shard::ProcessGroups& groups) {
+  int64_t numel = segment.end - segment.begin;
+  if (segment.rows > 1) {
+    bool mine = index % static_cast<size_t>(groups.replicas()) == static_cast<size_t>(groups.replica_rank());
+    return {segment.begin, mine ? segment.end : segment.begin};
+  }
+  int64_t part = (numel + groups.replicas() - 1) / groups.replicas();
+  int64_t begin = std::min(groups.replica_rank() * part, numel), end = std::min(begin + part, numel);
+  return {segment.begin + begin, segment.begin + end};
+}
+
+}  // namespace
+
 std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
                                                   const optim::Optimizer& optimizer, SlicePurpose purpose) {
   std::vector<checkpoint::TensorSlice> slices;
   auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& flat) {
-    bool gives = purpose == SlicePurpose::kLoad || engine.units()[segment.unit]->groups().replica_rank() == 0;
-    int64_t end = gives ? segment.end : segment.begin;
+    auto index = static_cast<size_t>(&segment - engine.segments().data());
+    auto [begin, end] = std::pair(segment.begin, segment.end);
+    if (purpose == SlicePurpose::kSave) {
+      std::tie(begin, end) = replicas_part(segment, index, engine.units()[segment.unit]->groups());
+    }
     slices.push_back({.name = prefix + segment.name,
                       .shape = segment.shape,
-                      .begin = segment.begin,
+                      .begin = begin,
                       .end = end,
-                      .data = flat.narrow(0, segment.shard_offset, segment.rows * (end - segment.begin)),
+                      .data = flat.narrow(0, segment.shard_offset + segment.rows * (begin - segment.begin),
+                                          segment.rows * (end - begin)),
                       .rows = segment.rows});
   };
   for (const shard::Segment& segment : engine.segments()) {

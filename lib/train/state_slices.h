@@ -17,7 +17,7 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
                                                   const std::vector<std::string>& no_decay);
 
 enum class SlicePurpose {
-  kSave,  ///< of ranks that hold the same, only the first gives its ranges; the others' are empty
+  kSave,  ///< of ranks that hold the same, each gives a part of it; together they give it once
   kLoad,  ///< every rank wants all that it holds
 };
 

@@ -7,6 +7,7 @@
 #include "config/load.h"
 #include "config/print.h"
 #include "optim/schedule.h"
+#include "shard/replica_check.h"
 #include "train/banner.h"
 #include "train/evaluator.h"
 #include "train/same_run.h"
@@ -35,7 +36,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     config::check_world(config_, communicator_->world_size());
     open_data();
   });
-  parts_ = build_run_parts(config_, communicator_, trace_);
+  parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
   checkpointer_ = std::make_unique<Checkpointer>(
       config_, TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr},
@@ -43,6 +44,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
   position_ = checkpointer_->restore();
+  shard::require_equal_replicas(*parts_.engine, "before the first step");
   comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
   if (trace_) {
     comm::agree(*communicator_, "trace files", [&] {
@@ -151,6 +153,9 @@ void Trainer::train() {
     if (summary_.stopped) break;  // run() saves
 
     meter_.pause();
+    if (due(config_.fsdp.replica_check_interval)) {
+      shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
+    }
     if (validation_loader_ && due(config_.evaluation.interval_steps)) validate();
     if (due(config_.checkpoint.interval_steps)) {
       faults_.at(FaultPlace::kSave, step);

@@ -132,7 +132,8 @@ void stall(const fs::path& folder, bool asynchronous) {
   int64_t state_bytes = 0;
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
     data::TrainLoader loader = train::open_training_data(config, communicator);
-    train::RunParts parts = train::build_run_parts(config, testing::borrowed(communicator), nullptr);
+    train::RunParts parts =
+        train::build_run_parts(config, comm::Mesh(config.mesh, testing::borrowed(communicator)), nullptr);
     train::TrainStep step = train::make_train_step(config, parts, loader);
     train::Checkpointer checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {});
     train::RunPosition position = checkpointer.restore();

@@ -30,9 +30,9 @@ inline shard::ShardOptions every_matrix(const std::string& forward_prefetch = "n
 /// A chain of `layers` 4x4 matrices and a bias of 4, which is the root's.
 struct ChainRun {
   ChainRun(comm::Communicator& communicator, const shard::ShardOptions& options, int64_t layers = 4,
-           const std::vector<std::string>& recompute = {})
+           const std::vector<std::string>& recompute = {}, const comm::MeshOptions& mesh = {})
       : calls(communicator), chain(layers, 4) {
-    engine = shard_under_test(chain, options, borrowed(calls));
+    engine = shard_under_test(chain, options, comm::Mesh(mesh, borrowed(calls)));
     if (!recompute.empty()) nn::checkpoint_activations(chain, recompute);
   }
 

@@ -32,6 +32,7 @@ namespace fsdp::testing {
 struct RunPlan {
   nn::ModelOptions model = tiny_options();
   shard::ShardOptions shard;
+  comm::MeshOptions mesh;
   int64_t steps = 3;
   int64_t global_rows = 12;  ///< of a step, over all ranks and micro-batches
   int64_t accumulation = 1;
@@ -107,8 +108,8 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
     at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
     auto model = make_model(plan);
-    auto engine = shard_under_test(*model, plan.shard,
-                                   plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
+    comm::Mesh mesh(plan.mesh, plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
+    auto engine = shard_under_test(*model, plan.shard, mesh);
     if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
     auto optimizer = optimizer_over(*engine, plan);
     for (int64_t step = 0; step < plan.steps; ++step) {

@@ -27,5 +27,24 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
   });
 }
 
+TEST(Banner, SaysWhatTheMeshMeans) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  config.mesh.dcn = 2;
+  config.fsdp.strategy = "hybrid_shard";
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+    auto model = testing::make_initialized(config.model);
+    comm::Mesh mesh(config.mesh, testing::borrowed(communicator));
+    auto engine = shard::fully_shard(*model, config.fsdp, mesh);
+    data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 4, 1});
+    std::string text = banner(config, *engine, loader);
+    EXPECT_NE(
+        text.find(
+            "mesh       dcn 2 x data 2 x model 1: units sharded over data (2), replicated over dcn (2)"),
+        std::string::npos)
+        << text;
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::train

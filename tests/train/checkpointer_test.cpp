@@ -35,7 +35,7 @@ struct Rank {
       : number(communicator.rank()),
         config(config_),
         loader(open_training_data(config, communicator)),
-        parts(build_run_parts(config, borrowed(communicator), nullptr)),
+        parts(build_run_parts(config, comm::Mesh(config.mesh, borrowed(communicator)), nullptr)),
         step(make_train_step(config, parts, loader)),
         checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {}) {}
 
@@ -157,6 +157,51 @@ TEST_P(EveryPairOfRuns, HoldsTheSameBitsWhereverItIsLoaded) {
 
 INSTANTIATE_TEST_SUITE_P(SaveLoad, EveryPairOfRuns,
                          ::testing::Combine(::testing::Range(1, 5), ::testing::Range(1, 5)));
+
+struct MeshedRun {
+  const char* strategy;
+  comm::MeshOptions mesh;
+  const char* kind = "sharded";
+  bool asynchronous = false;
+
+  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data); }
+};
+
+TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
+  const std::vector<MeshedRun> runs = {{"hybrid_shard", {.dcn = 2, .data = 2}},
+                                       {"hybrid_shard_zero2", {.dcn = 2, .data = 3}, "full"},
+                                       {"hybrid_shard", {.dcn = 3, .data = 2}, "sharded", true},
+                                       {"hybrid_shard", {.dcn = 1, .data = 4}},
+                                       {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
+                                       {"full_shard", {.dcn = 1, .data = 3}},
+                                       {"full_shard", {.dcn = 2, .data = 2}},
+                                       {"no_shard", {.dcn = 1, .data = 2}}};
+  auto config_of = [&](const MeshedRun& run, const std::string& name) {
+    config::Config config = config_;
+    config.run.output_dir = folder_ / name;
+    config.fsdp.strategy = run.strategy;
+    config.fsdp.replicated_parameters = {};
+    if (std::string(run.strategy) != "no_shard") config.fsdp.replicated_parameters = {"*norm*"};
+    config.mesh = run.mesh;
+    config.checkpoint.kind = run.kind;
+    config.checkpoint.asynchronous = run.asynchronous;
+    config.data.micro_batch_size = 12 / run.world_size();
+    return config;
+  };
+  for (size_t i = 0; i < runs.size(); ++i) {
+    fs::path saved = save_run(runs[i].world_size(), config_of(runs[i], "from" + std::to_string(i)));
+    for (size_t j = 0; j < runs.size(); ++j) {
+      config::Config after = config_of(runs[j], util::concat("from", i, "to", j));
+      after.checkpoint.resume = saved;
+      on_ranks(runs[j].world_size(), after, [](Rank& rank) {
+        EXPECT_EQ(rank.position.step, 2);
+        rank.checkpointer.save(rank.position);
+        rank.checkpointer.finish();
+      });
+      expect_equal_checkpoints(saved, fs::path(after.run.output_dir) / "step-00000002");
+    }
+  }
+}
 
 TEST_F(CheckpointerTest, TheNextStepAtAnotherWorldSizeHasTheSameLoss) {
   config_.data.micro_batch_size = 12;

@@ -69,7 +69,7 @@ class InitialWeights : public ::testing::Test {
   std::map<std::string, at::Tensor> beginning(int world_size, const config::Config& config) {
     std::map<std::string, at::Tensor> weights;
     comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
-      RunParts parts = build_run_parts(config, borrowed(communicator), nullptr);
+      RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, borrowed(communicator)), nullptr);
       for (auto& [name, tensor] : shard::full_state_dict(*parts.engine, {.rank0_only = true})) {
         weights[name] = tensor;
       }
@@ -156,7 +156,7 @@ TEST_F(InitialWeights, WithBroadcastAreReadByTheFirstRankOnly) {
   comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
     config::Config config = config_;
     if (communicator.rank() != 0) config.model.init_from = folder_ / "not there";
-    RunParts parts = build_run_parts(config, borrowed(communicator), nullptr);
+    RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, borrowed(communicator)), nullptr);
     for (const auto& [name, tensor] : shard::full_state_dict(*parts.engine)) {
       EXPECT_TRUE(at::equal(tensor, whole->named_parameters()[name])) << name;
     }
@@ -176,7 +176,8 @@ TEST_F(InitialWeights, ThatDoNotFitAreListedAtOnceOnEveryRank) {
     std::mutex mutex;
     std::vector<std::string> texts;
     comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
-      auto [kind, text] = error_of([&] { build_run_parts(config_, borrowed(communicator), nullptr); });
+      auto [kind, text] = error_of(
+          [&] { build_run_parts(config_, comm::Mesh(config_.mesh, borrowed(communicator)), nullptr); });
       EXPECT_EQ(kind, ErrorKind::kCheckpoint);
       communicator.barrier({.unit = "after the error"});
       std::lock_guard lock(mutex);

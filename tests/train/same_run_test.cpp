@@ -48,6 +48,10 @@ TEST_F(SameRun, ADifferentKeyIsNamedWithItsRank) {
   EXPECT_THAT(text, HasSubstr("-> 0.5"));
 }
 
+TEST_F(SameRun, TheMeshIsPartOfIt) {
+  EXPECT_THAT(refusal([](auto& config) { config.mesh.dcn = 3; }), HasSubstr("mesh.dcn: 1 -> 3"));
+}
+
 TEST_F(SameRun, DataMayLieElsewhereButMustBeTheSame) {
   std::filesystem::copy(folder_ / "train.bin", folder_ / "copy.bin");
   EXPECT_EQ(refusal([&](auto& config) { config.data.train = {folder_ / "copy.bin"}; }), "no error");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <mutex>
 
 #include "comm/single_communicator.h"
 #include "support/sharded_run.h"
@@ -40,13 +41,46 @@ TEST(StateSlices, OfReplicasAreGivenOnceAndWantedByAll) {
     auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
     auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
-      EXPECT_EQ(slice.end - slice.begin, communicator.rank() == 0 ? c10::multiply_integers(slice.shape) : 0);
+      int64_t numel = c10::multiply_integers(slice.shape), half = (numel + 1) / 2;
+      EXPECT_EQ(slice.begin, communicator.rank() == 0 ? 0 : half);
+      EXPECT_EQ(slice.end, communicator.rank() == 0 ? half : numel);
       EXPECT_EQ(slice.data.numel(), slice.end - slice.begin);
     }
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kLoad)) {
       EXPECT_EQ(slice.data.numel(), c10::multiply_integers(slice.shape));
     }
   });
+}
+
+// 9 elements of a matrix over 2 shards are 5 and 4; over 3 replicas each gives 2 of 5 or of 4 at most.
+TEST(StateSlices, OfHybridShardsCoverEveryElementOnceSpreadOverReplicas) {
+  std::mutex mutex;
+  std::map<std::string, std::vector<int>> written;
+  std::vector<int64_t> of_rank(6);
+  comm::run_ranks_as_threads(6, [&](comm::Communicator& communicator) {
+    testing::ChainStage chain(2, 3);
+    shard::ShardOptions options;
+    options.strategy = "hybrid_shard";
+    options.min_num_params = 1;
+    comm::Mesh mesh({.dcn = 3, .data = 2}, testing::borrowed(communicator));
+    auto engine = shard::fully_shard(chain, options, mesh);
+    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    std::lock_guard lock(mutex);
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
+      auto& counts = written[slice.name];
+      counts.resize(static_cast<size_t>(c10::multiply_integers(slice.shape)));
+      for (int64_t i = slice.begin; i < slice.end; ++i) ++counts[static_cast<size_t>(i)];
+      of_rank[static_cast<size_t>(communicator.rank())] += slice.end - slice.begin;
+      const shard::Unit& unit = *engine->units()[slice.name.find("bias") == std::string::npos ? 1 : 0];
+      if (slice.name == "model/layers.0.weight" && slice.end > slice.begin) {
+        int64_t offset = slice.begin - mesh.coordinate().data * 5;
+        EXPECT_EQ(slice.data.data_ptr(), unit.storage().shard().narrow(0, offset, 1).data_ptr());
+      }
+    }
+  });
+  EXPECT_EQ(written.size(), 9u);
+  for (const auto& [name, counts] : written) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
+  for (int64_t elements : of_rank) EXPECT_GT(elements, 0);
 }
 
 TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <sstream>
 
 #include "checkpoint/folders.h"
 #include "checkpoint/load.h"
@@ -13,6 +14,7 @@
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "util/error.h"
+#include "util/file.h"
 #include "util/log.h"
 
 namespace fsdp::train {
@@ -65,6 +67,64 @@ TEST_F(TrainerTest, LearnsAndLeavesMetricsConfigAndACheckpoint) {
   EXPECT_TRUE(fs::exists(folder_ / "out/config.toml"));
   EXPECT_EQ(summary.last_checkpoint.filename(), "step-00000030");
   EXPECT_EQ(checkpoint::incompleteness(summary.last_checkpoint), "");
+}
+
+TEST_F(TrainerTest, TrainsOverAMeshAsOverARowOfRanks) {
+  train(4, config_);
+  std::vector<double> row = values_of(folder_ / "out/metrics.jsonl", "loss");
+  for (const char* strategy : {"hybrid_shard", "hybrid_shard_zero2", "full_shard"}) {
+    config::Config meshed = config_;
+    meshed.run.output_dir = folder_ / strategy;
+    meshed.fsdp.strategy = strategy;
+    meshed.mesh.dcn = 2;
+    train(4, meshed);
+    std::vector<double> losses = values_of(folder_ / strategy / "metrics.jsonl", "loss");
+    ASSERT_EQ(losses.size(), row.size());
+    for (size_t i = 0; i < row.size(); ++i) EXPECT_NEAR(losses[i], row[i], 1e-4 * row[i]) << strategy << i;
+  }
+}
+
+TEST_F(TrainerTest, ComparesReplicasBeforeTheFirstStepAndEverySoManySteps) {
+  config_.fsdp.strategy = "hybrid_shard";
+  config_.mesh.dcn = 2;
+  config_.logging.trace_communication = true;
+  config_.fsdp.replica_check_interval = 4;
+  train(4, config_);
+  std::vector<int64_t> steps;
+  std::istringstream lines(util::read_file(folder_ / "out/trace.rank3.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    auto event = nlohmann::json::parse(line);
+    if (event["unit"] == "comparison of replicas") steps.push_back(event["step"]);
+  }
+  EXPECT_EQ(steps, (std::vector<int64_t>{0, 0, 4, 4})) << "over the replicas, then over all ranks";
+}
+
+TEST_F(TrainerTest, RefusesReplicasThatDoNotStartEqual) {
+  for (const char* name : {"a", "b"}) {
+    config::Config other = config_;
+    other.run.output_dir = folder_ / name;
+    other.run.seed = *name;
+    other.training.steps = 1;
+    train(1, other);
+  }
+  for (const char* strategy : {"hybrid_shard", "no_shard"}) {
+    config_.fsdp.strategy = strategy;
+    config_.mesh = {.dcn = 2, .data = 2};
+    std::string message;
+    try {
+      comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+        config::Config mine = config_;
+        mine.model.init_from = folder_ / (communicator.rank() == 3 ? "b" : "a") / "step-00000001";
+        Trainer trainer(mine, borrowed(communicator), {});
+      });
+    } catch (const util::Error& error) {
+      message = error.what();
+    }
+    EXPECT_NE(message.find("before the first step: expected the same values of parameter "),
+              std::string::npos)
+        << message;
+    EXPECT_NE(message.find("found different ones on rank 3"), std::string::npos) << message;
+  }
 }
 
 TEST_F(TrainerTest, CountsTokensAndStepsOfTheWholeWorld) {
@@ -125,7 +185,12 @@ INSTANTIATE_TEST_SUITE_P(
                      config.checkpoint.asynchronous = true;
                      config.fsdp.strategy = "no_shard";
                    }},
-        Resumption{"full", [](config::Config& config) { config.checkpoint.kind = "full"; }}),
+        Resumption{"full", [](config::Config& config) { config.checkpoint.kind = "full"; }},
+        Resumption{"replicas",
+                   [](config::Config& config) {
+                     config.fsdp.strategy = "hybrid_shard";
+                     config.mesh.dcn = 2;
+                   }}),
     [](const auto& info) { return info.param.name; });
 
 TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {

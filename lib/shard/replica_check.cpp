@@ -1,0 +1,93 @@
+#include "shard/replica_check.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "util/error.h"
+#include "util/hash.h"
+
+namespace fsdp::shard {
+namespace {
+
+constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
+/// A parameter whose values differ, and ranks of the run that have different ones.
+struct Difference {
+  int64_t segment = kNone;
+  int64_t first_rank = 0, other_rank = 0;
+};
+
+int64_t hash_of(const at::Tensor& part) {
+  at::Tensor host = part.to(at::kCPU).contiguous();
+  return static_cast<int64_t>(util::xxh3_64(host.data_ptr(), host.nbytes()));
+}
+
+at::Tensor gathered(comm::Communicator& group, const at::Tensor& mine) {
+  at::Tensor all = at::empty({group.world_size() * mine.numel()}, at::kLong);
+  group.all_gather(all, mine, {.unit = "comparison of replicas"})->wait();
+  return all.view({group.world_size(), -1});
+}
+
+/// Of the units whose replicas are the ranks of `group`. Collective over it.
+Difference first_difference(Engine& engine, const std::shared_ptr<comm::Communicator>& group) {
+  std::vector<int64_t> segments, values = {engine.communicator().rank()};
+  for (size_t i = 0; i < engine.segments().size(); ++i) {
+    const Segment& segment = engine.segments()[i];
+    const Unit& unit = *engine.units()[segment.unit];
+    if (unit.groups().replicate != group) continue;
+    segments.push_back(static_cast<int64_t>(i));
+    values.push_back(hash_of(unit.storage().shard().narrow(0, segment.shard_offset, segment.numel())));
+  }
+  if (segments.empty()) return {};
+  at::Tensor mine = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), mine.data_ptr<int64_t>());
+  at::Tensor all = gathered(*group, mine);
+  auto table = all.accessor<int64_t, 2>();  // by replica: its rank, then its hashes
+  for (size_t i = 0; i < segments.size(); ++i) {
+    auto column = static_cast<int64_t>(i + 1);
+    for (int64_t replica = 1; replica < all.size(0); ++replica) {
+      if (table[replica][column] == table[0][column]) continue;
+      return {segments[i], table[0][0], table[replica][0]};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void require_equal_replicas(Engine& engine, const std::string& when) {
+  std::vector<std::shared_ptr<comm::Communicator>> groups;
+  for (const auto& unit : engine.units()) {
+    const auto& group = unit->groups().replicate;
+    if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+  }
+  if (groups.empty()) return;  // alike on all ranks
+  Difference mine;
+  for (const auto& group : groups) {
+    Difference found = first_difference(engine, group);
+    if (found.segment < mine.segment) mine = found;
+  }
+  at::Tensor row = at::empty({3}, at::kLong);
+  row.data_ptr<int64_t>()[0] = mine.segment;
+  row.data_ptr<int64_t>()[1] = mine.first_rank;
+  row.data_ptr<int64_t>()[2] = mine.other_rank;
+  at::Tensor all = gathered(engine.communicator(), row);
+  auto table = all.accessor<int64_t, 2>();
+  Difference first;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    if (table[rank][0] < first.segment) first = {table[rank][0], table[rank][1], table[rank][2]};
+  }
+  if (first.segment == kNone) return;
+  throw comm::AgreedError(
+      util::ErrorKind::kUnexpected,
+      util::concat(when, ": expected the same values of parameter ",
+                   engine.segments()[static_cast<size_t>(first.segment)].name, " on ranks ", first.first_rank,
+                   " and ", first.other_rank, ", which hold replicas of it; found different ones on rank ",
+                   first.other_rank,
+                   "; start all ranks from the same weights, or go on from a checkpoint of before"));
+}
+
+}  // namespace fsdp::shard

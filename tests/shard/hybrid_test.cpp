@@ -1,0 +1,443 @@
+// Hybrid sharding: units cut over the data axis of a mesh, replicated over its dcn axis.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "shard/option_conflicts.h"
+#include "support/chain_run.h"
+#include "support/ranks_over_gloo.h"
+#include "support/sharded_run.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+using testing::ChainRun;
+using testing::every_matrix;
+using ::testing::HasSubstr;
+using testing::identical;
+using testing::RunPlan;
+using testing::RunResult;
+
+constexpr const char* kHybrids[] = {"hybrid_shard", "hybrid_shard_zero2"};
+
+/// Meshes of dcn x data.
+const std::vector<comm::MeshOptions> kMeshes = {
+    {.dcn = 2, .data = 2}, {.dcn = 2, .data = 1}, {.dcn = 1, .data = 4}, {.dcn = 4, .data = 1}};
+
+int world_of(const comm::MeshOptions& mesh) { return static_cast<int>(mesh.dcn * mesh.data); }
+
+std::string name_of(const comm::MeshOptions& mesh) { return util::concat(mesh.dcn, "x", mesh.data); }
+
+RunPlan plan_of() {
+  RunPlan plan;
+  plan.global_rows = 24;
+  plan.shard.min_num_params = 400;
+  plan.max_norm = 0.5;
+  return plan;
+}
+
+/// On each of the meshes and with both strategies.
+void expect_trains_as_the_whole_model(RunPlan plan, const std::vector<comm::MeshOptions>& meshes,
+                                      const std::string& what) {
+  RunResult expected = train_unsharded(plan);
+  for (const comm::MeshOptions& mesh : meshes) {
+    plan.mesh = mesh;
+    for (const char* strategy : kHybrids) {
+      plan.shard.strategy = strategy;
+      expect_close_runs(train_sharded(world_of(mesh), plan), expected,
+                        util::concat(what, ", ", strategy, ", ", name_of(mesh)));
+    }
+  }
+}
+
+ShardOptions hybrid_matrices(const char* strategy = "hybrid_shard") {
+  ShardOptions options = every_matrix("implicit", "pre");
+  options.strategy = strategy;
+  return options;
+}
+
+// ---- groups
+
+TEST(HybridGroups, FollowTheTableOfStrategies) {
+  comm::run_ranks_as_threads(6, [](comm::Communicator& communicator) {
+    comm::Mesh mesh({.dcn = 2, .data = 3}, testing::borrowed(communicator));
+    auto sizes = [&](const char* strategy) {
+      ProcessGroups groups = process_groups(mesh, strategy);
+      GroupSizes planned = group_sizes(mesh.shape(), strategy);
+      EXPECT_EQ(planned.shards, groups.shard->world_size()) << strategy;
+      EXPECT_EQ(planned.replicas, groups.replicas()) << strategy;
+      return std::pair(groups.shard->world_size(), groups.replicas());
+    };
+    EXPECT_EQ(sizes("full_shard"), std::pair(6, 1));
+    EXPECT_EQ(sizes("shard_grad_op"), std::pair(6, 1));
+    EXPECT_EQ(sizes("hybrid_shard"), std::pair(3, 2));
+    EXPECT_EQ(sizes("hybrid_shard_zero2"), std::pair(3, 2));
+    EXPECT_EQ(sizes("no_shard"), std::pair(1, 6));
+    ProcessGroups hybrid = process_groups(mesh, "hybrid_shard");
+    EXPECT_EQ(hybrid.shard->rank(), mesh.coordinate().data);
+    EXPECT_EQ(hybrid.replica_rank(), mesh.coordinate().dcn);
+    EXPECT_EQ(replicated_groups(mesh).replica_rank(), communicator.rank());
+  });
+}
+
+TEST(HybridGroups, AreDescribedByTheAxesThatHaveRanks) {
+  EXPECT_EQ(describe_groups({2, 4, 1}, "hybrid_shard"),
+            "units sharded over data (4), replicated over dcn (2)");
+  EXPECT_EQ(describe_groups({2, 4, 1}, "full_shard"), "units sharded over dcn x data (8)");
+  EXPECT_EQ(describe_groups({2, 4, 1}, "no_shard"), "units replicated over dcn x data (8)");
+  EXPECT_EQ(describe_groups({1, 4, 1}, "hybrid_shard"), "units sharded over data (4)");
+  EXPECT_EQ(describe_groups({4, 1, 1}, "hybrid_shard"), "units replicated over dcn (4)");
+  EXPECT_EQ(describe_groups({1, 1, 1}, "full_shard"), "units whole on the only rank");
+}
+
+// ---- training
+
+TEST(HybridShard, TrainsAsTheWholeModelOnEveryMesh) {
+  for (bool tied : {false, true}) {
+    RunPlan plan = plan_of();
+    plan.model.tie_word_embeddings = tied;
+    expect_trains_as_the_whole_model(plan, kMeshes, tied ? "tied" : "untied");
+  }
+  RunPlan plan = plan_of();
+  plan.steps = 2;
+  plan.shard.min_num_params = 1;
+  plan.recompute = {"block"};
+  expect_trains_as_the_whole_model(plan, {{.dcn = 2, .data = 3}, {.dcn = 3, .data = 2}}, "recomputing");
+}
+
+TEST(HybridShard, AccumulatesMicroBatchesOnShardsOrBeforeTheReduction) {
+  for (bool no_sync : {false, true}) {
+    for (bool offload : {false, true}) {
+      RunPlan plan = plan_of();
+      plan.accumulation = 2;
+      plan.no_sync = no_sync;
+      plan.steps = 2;
+      plan.shard.cpu_offload = offload;
+      plan.shard.move_grads_to_cpu = offload;
+      expect_trains_as_the_whole_model(plan, kMeshes, util::concat("accumulating ", no_sync, offload));
+    }
+  }
+}
+
+TEST(HybridShard, ReplicatesSomeParametersOverTheWholeWorldAndLeavesFrozenOnesAlone) {
+  RunPlan plan = plan_of();
+  plan.shard.replicated_parameters = {"*norm*", "model.layers.1.*"};
+  plan.frozen = {"model.layers.0.*"};
+  expect_trains_as_the_whole_model(plan, kMeshes, "replicated and frozen");
+}
+
+TEST(HybridShard, TrainsWithAdamW) {
+  RunPlan plan = plan_of();
+  plan.learning_rate = 0.01;
+  plan.optimizer = optim::OptimizerOptions{};
+  plan.optimizer->no_decay = {"*norm*"};
+  plan.optimizer->eps = 1e-3;  // rounding in gradients near zero must not become a whole step
+  expect_trains_as_the_whole_model(plan, kMeshes, "adamw");
+}
+
+TEST(HybridShard, ClipsByTheNormOfTheWholeGradientWhereReplicasCountOnce) {
+  for (double norm_type : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+    RunPlan plan = plan_of();
+    plan.steps = 2;
+    plan.norm_type = norm_type;
+    plan.max_norm = norm_type == 1.0 ? 5.0 : norm_type == 2.0 ? 0.3 : 0.05;
+    plan.shard.replicated_parameters = {"*norm*"};
+    for (double norm : train_unsharded(plan).norms) EXPECT_GT(norm, plan.max_norm) << "nothing is clipped";
+    expect_trains_as_the_whole_model(plan, kMeshes, util::concat("norm ", norm_type));
+  }
+}
+
+TEST(HybridShard, InLowPrecisionIsCloseToFullShard) {
+  for (const char* reduce : {"float32", "bfloat16", "float16"}) {
+    RunPlan plan = plan_of();
+    plan.steps = 2;
+    plan.learning_rate = 0.1;
+    auto& precision = plan.shard.mixed_precision;
+    precision.param_dtype = std::string(reduce) == "float16" ? "float16" : "bfloat16";
+    precision.reduce_dtype = reduce;
+    RunResult full = train_sharded(4, plan);
+    plan.mesh = {.dcn = 2, .data = 2};
+    for (const char* strategy : kHybrids) {
+      plan.shard.strategy = strategy;
+      RunResult hybrid = train_sharded(4, plan);
+      // Sums are rounded once within the slice and once between slices.
+      for (size_t i = 0; i < full.losses.size(); ++i) {
+        EXPECT_NEAR(hybrid.losses[i], full.losses[i], 1e-3 * full.losses[i]) << reduce;
+        EXPECT_NEAR(hybrid.norms[i], full.norms[i], 2e-2 * full.norms[i]) << reduce;
+      }
+      for (const auto& [name, weight] : hybrid.weights) {
+        EXPECT_TRUE(at::allclose(weight, full.weights.at(name), 1e-2, 1e-3)) << reduce << ", " << name;
+      }
+    }
+  }
+}
+
+TEST(HybridShard, WithOneSliceIsFullShardAndWithSlicesOfOneNoShard) {
+  RunPlan plan = plan_of();
+  RunResult full = train_sharded(4, plan);
+  plan.shard.strategy = "no_shard";
+  RunResult none = train_sharded(4, plan);
+  plan.shard.strategy = "hybrid_shard";
+  plan.mesh = {.dcn = 1, .data = 4};
+  expect_identical_runs(train_sharded(4, plan), full, "one slice");
+  plan.mesh = {.dcn = 4, .data = 1};
+  expect_identical_runs(train_sharded(4, plan), none, "slices of one");
+}
+
+TEST(FullShard, GoesOverAllSlicesOfAMesh) {
+  RunPlan plan = plan_of();
+  RunResult expected = train_sharded(4, plan);
+  plan.mesh = {.dcn = 2, .data = 2};
+  expect_identical_runs(train_sharded(4, plan), expected, "2 slices");
+}
+
+TEST(HybridShard, GetsTheSameGradientsOverSockets) {
+  const comm::MeshOptions mesh{.dcn = 2, .data = 2};
+  std::vector<at::Tensor> expected;
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+    std::vector<at::Tensor> gradients =
+        ChainRun(communicator, hybrid_matrices(), 4, {}, mesh).gradients_of_a_step();
+    if (communicator.rank() == 0) expected = gradients;
+  });
+  testing::run_ranks_over_gloo({.world_size = 4}, [&](std::shared_ptr<comm::Communicator>& communicator) {
+    ChainRun run(*communicator, hybrid_matrices(), 4, {}, mesh);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<at::Tensor> gradients = run.gradients_of_a_step();
+      // Two replicas: their sum does not depend on the order.
+      if (communicator->rank() == 0) EXPECT_TRUE(identical(gradients, expected));
+    }
+    communicator->barrier({.unit = "end"});
+  });
+}
+
+TEST(HybridShard, KeepsReplicasEqualBitForBit) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
+    auto model_options = testing::tiny_options();
+    auto model = testing::make_initialized(model_options);
+    ShardOptions options;
+    options.strategy = "hybrid_shard";
+    options.min_num_params = 400;
+    comm::Mesh mesh({.dcn = 2, .data = 2}, testing::delayed(communicator, true, true));
+    auto engine = fully_shard(*model, options, mesh);
+    for (int64_t step = 0; step < 3; ++step) {
+      engine->zero_gradients();
+      testing::loss_of(*model,
+                       testing::token_rows(4 * step + communicator.rank(), 1, 9, model_options.vocab_size))
+          .backward();
+      testing::sgd_on_shards(*engine, 0.5);
+      for (const auto& unit : engine->units()) {
+        at::Tensor shard = unit->storage().shard();
+        at::Tensor first = shard.clone();
+        unit->groups().replicate->broadcast(first, 0, {.unit = "test"})->wait();
+        EXPECT_TRUE(at::equal(first, shard)) << unit->name();
+      }
+    }
+  });
+}
+
+// ---- communication
+
+/// Of a third step over a mesh of 2 x 2; the chain is `layers` matrices and the root.
+std::vector<testing::CountingCommunicator::Call> calls_of_a_step(const ShardOptions& options,
+                                                                 bool no_sync = false) {
+  std::vector<testing::CountingCommunicator::Call> calls;
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+    ChainRun run(communicator, options, 4, {}, {.dcn = 2, .data = 2});
+    for (int step = 0; step < 3; ++step) {
+      run.calls.clear();
+      run.engine->reset_counters();
+      run.engine->set_requires_gradient_sync(!no_sync || step == 2);
+      run.step();
+    }
+    if (communicator.rank() == 0) calls = run.calls.calls();
+    Traffic traffic = run.engine->traffic();
+    EXPECT_EQ(traffic.all_gathers, run.calls.count("all_gather"));
+    EXPECT_EQ(traffic.reduce_scatters, run.calls.count("reduce_scatter"));
+    EXPECT_EQ(traffic.all_reduces, run.calls.count("all_reduce"));
+    EXPECT_EQ(traffic.all_reduce_bytes, traffic.reduce_scatter_bytes);
+  });
+  return calls;
+}
+
+TEST(HybridCommunication, AddsAnAllReduceOfTheShardToEveryReduceScatter) {
+  for (const char* strategy : kHybrids) {
+    int64_t gathers = 0;
+    std::vector<std::string> scattered, reduced;
+    for (const auto& call : calls_of_a_step(hybrid_matrices(strategy))) {
+      gathers += call.op == "all_gather";
+      if (call.op == "reduce_scatter") scattered.push_back(util::concat(call.unit, " ", call.numel));
+      if (call.op == "all_reduce") reduced.push_back(util::concat(call.unit, " ", call.numel));
+    }
+    // Four matrices of 16 and a bias of 4 over two ranks.
+    EXPECT_EQ(scattered, (testing::Names{"layers.3 8", "layers.2 8", "layers.1 8", "layers.0 8", "root 2"}));
+    EXPECT_EQ(reduced, scattered);
+    EXPECT_EQ(gathers, std::string(strategy) == "hybrid_shard" ? 8 : 5);
+  }
+}
+
+TEST(HybridCommunication, WithoutSyncReducesInTheLastPassOnly) {
+  std::map<std::string, int64_t> counts;
+  for (const auto& call : calls_of_a_step(hybrid_matrices(), /*no_sync=*/true)) ++counts[call.op];
+  EXPECT_EQ(counts["reduce_scatter"], 5);
+  EXPECT_EQ(counts["all_reduce"], 5);
+}
+
+TEST(HybridCommunication, IsInTheTraceWithTheShardAsPayload) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
+    auto trace = std::make_shared<comm::Trace>();
+    testing::ChainStage chain(4, 4);
+    comm::Mesh mesh({.dcn = 2, .data = 2},
+                    comm::make_tracing_communicator(testing::borrowed(communicator), trace));
+    auto engine = fully_shard(chain, hybrid_matrices(), mesh, trace);
+    trace->begin_step(1);
+    chain.forward(at::ones({2, 4})).sum().backward();
+    std::map<std::string, int64_t> counts, bytes;
+    for (const auto& event : trace->events(1)) {
+      if (event.buffer_kind != nullptr || event.op == "all_gather") continue;
+      ++counts[event.op];
+      bytes[event.op] += event.bytes;
+      EXPECT_TRUE(event.done_us.has_value()) << event.op << event.unit;
+    }
+    EXPECT_EQ(counts, (std::map<std::string, int64_t>{{"all_reduce", 5}, {"reduce_scatter", 5}}));
+    EXPECT_EQ(bytes["reduce_scatter"], 4 * (4 * 8 + 2));
+    EXPECT_EQ(bytes["all_reduce"], bytes["reduce_scatter"]);
+  });
+}
+
+// The all-reduce of the first unit of backward cannot end before the reduce-scatter of the last has ended:
+// if anything but the end of backward waited for it, this would hang.
+TEST(HybridCommunication, GoesOnBesideAnAllReduceThatIsLate) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& inner) {
+    auto last_is_scattered = std::make_shared<std::promise<void>>();
+    std::shared_future<void> when = last_is_scattered->get_future().share();
+    testing::InterposedCommunicator interposed(
+        inner,
+        [when](const std::string& op, const std::string& unit, const std::string&) {
+          if (op == "all_reduce" && unit == "layers.3") when.wait();
+        },
+        [last_is_scattered](const std::string& op, const std::string& unit, const std::string&) {
+          if (op == "reduce_scatter" && unit == "layers.0") last_is_scattered->set_value();
+        });
+    ChainRun run(interposed, hybrid_matrices(), 4, {}, {.dcn = 2, .data = 2});
+    run.step();
+    for (const auto& unit : run.engine->units()) {
+      EXPECT_TRUE(unit->storage().shard_gradient().defined()) << unit->name();
+    }
+    inner.barrier({.unit = "end"});
+  });
+}
+
+TEST(HybridCommunication, NeedsNoMoreUnshardedMemoryThanFullShard) {
+  auto peak = [](int world, const char* strategy, const comm::MeshOptions& mesh) {
+    std::atomic<int64_t> peak = 0;
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& inner) {
+      testing::LockstepCommunicator lockstep(inner);
+      ChainRun run(lockstep, hybrid_matrices(strategy), 4, {}, mesh);
+      for (int step = 0; step < 2; ++step) run.step();
+      if (inner.rank() == 0) peak = run.engine->peak_unsharded_bytes();
+      EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);
+    });
+    return peak.load();
+  };
+  EXPECT_EQ(peak(4, "hybrid_shard", {.dcn = 2, .data = 2}), peak(2, "full_shard", {}));
+}
+
+// ---- failures
+
+TEST(HybridFailure, AStepThatThrowsIsForgottenByReset) {
+  for (const char* strategy : kHybrids) {
+    comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+      const comm::MeshOptions mesh{.dcn = 2, .data = 2};
+      ChainRun good(communicator, hybrid_matrices(strategy), 4, {}, mesh);
+      std::vector<at::Tensor> expected = good.gradients_of_a_step();
+      ChainRun run(communicator, hybrid_matrices(strategy), 4, {}, mesh);
+      for (size_t place : {0u, 2u, 3u, 1u}) {
+        run.chain.layer(place).throws = true;
+        EXPECT_THROW(run.chain.forward(run.input()), std::runtime_error);
+        run.chain.layer(place).throws = false;
+        run.engine->reset();
+
+        bool fail = true;
+        unsigned hook =
+            run.chain.layer(place).weight().register_hook([&fail](const at::Tensor& g) -> at::Tensor {
+              if (fail) throw std::runtime_error("thrown in backward");
+              return g;
+            });
+        EXPECT_THROW(run.step(), std::runtime_error);
+        run.chain.layer(place).weight().remove_hook(hook);
+        run.engine->reset();
+        EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);
+        EXPECT_TRUE(identical(run.gradients_of_a_step(), expected)) << strategy << place;
+      }
+    });
+  }
+}
+
+/// On every rank the collective of that kind of unit layers.2 fails; returns what rank 0's step throws.
+std::string failure_of(const std::string& failing_op) {
+  std::string message;
+  std::atomic<int> failed = 0;
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& inner) {
+    testing::InterposedCommunicator interposed(
+        inner, [&](const std::string& op, const std::string& unit, const std::string&) {
+          if (op == failing_op && unit == "layers.2") util::fail(util::ErrorKind::kPeerLost, "no ", op);
+        });
+    ChainRun run(interposed, hybrid_matrices(), 4, {}, {.dcn = 2, .data = 2});
+    try {
+      run.step();
+    } catch (const util::Error& error) {
+      ++failed;
+      if (inner.rank() == 0) message = error.what();
+    }
+    run.engine->reset();
+    EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);
+    EXPECT_FALSE(run.engine->has_unreduced_gradients());
+    inner.barrier({.unit = "the world's own queue goes on"});
+  });
+  EXPECT_EQ(failed, 4);
+  return message;
+}
+
+// The queue of the replicas waits for a result that will never come: its tasks are dropped with the error of
+// the queue that should have brought it.
+TEST(HybridFailure, OfAReduceScatterEndsTheAllReducesToo) {
+  EXPECT_EQ(failure_of("reduce_scatter"), "no reduce_scatter");
+}
+
+TEST(HybridFailure, OfAnAllReduceIsThrownByBackward) { EXPECT_EQ(failure_of("all_reduce"), "no all_reduce"); }
+
+TEST(HybridFailure, OfARankEndsTheOthers) {
+  for (int thrower = 0; thrower < 4; ++thrower) {
+    EXPECT_THROW(comm::run_ranks_as_threads(4,
+                                            [&](comm::Communicator& communicator) {
+                                              ChainRun run(communicator, hybrid_matrices(), 4, {},
+                                                           {.dcn = 2, .data = 2});
+                                              run.step();
+                                              if (communicator.rank() == thrower) {
+                                                throw std::logic_error("gave up");
+                                              }
+                                              run.step();
+                                              run.step();
+                                            }),
+                 std::logic_error);
+  }
+}
+
+TEST(HybridFailure, AMeshThatDoesNotFitIsAUsageErrorWithTheArithmetic) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {
+    try {
+      ChainRun run(communicator, hybrid_matrices(), 4, {}, {.dcn = 2, .data = 3});
+      ADD_FAILURE() << "expected an error";
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      EXPECT_THAT(error.what(), HasSubstr("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6; found 4 processes"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::shard
