@@ -7,12 +7,9 @@
 namespace fsdp::shard {
 namespace {
 
-/// A block may be this much larger than what is asked for; more would keep a large unit from finding it.
-constexpr int64_t kSmallWaste = 1 << 20;
-
-bool fits(int64_t capacity, int64_t nbytes) {
-  return capacity >= nbytes && (capacity <= 2 * nbytes || capacity - nbytes <= kSmallWaste);
-}
+/// A block may be an eighth larger than what is asked for. With more, units of different sizes would sit in
+/// each other's blocks, and the pool would hold more than is ever in use at once.
+bool fits(int64_t capacity, int64_t nbytes) { return capacity >= nbytes && capacity - nbytes <= nbytes / 8; }
 
 }  // namespace
 

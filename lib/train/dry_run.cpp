@@ -102,6 +102,15 @@ int64_t gradient_bytes(const shard::Engine& engine) {
   return bytes;
 }
 
+shard::Traffic difference(const shard::Traffic& after, const shard::Traffic& before) {
+  return {.all_gathers = after.all_gathers - before.all_gathers,
+          .all_gather_bytes = after.all_gather_bytes - before.all_gather_bytes,
+          .reduce_scatters = after.reduce_scatters - before.reduce_scatters,
+          .reduce_scatter_bytes = after.reduce_scatter_bytes - before.reduce_scatter_bytes,
+          .all_reduces = after.all_reduces - before.all_reduces,
+          .all_reduce_bytes = after.all_reduce_bytes - before.all_reduce_bytes};
+}
+
 struct Row {
   std::string name;
   int64_t planned, measured;
@@ -150,21 +159,23 @@ DryRun dry_run(const config::Config& config, int world_size) {
       communicator->set_timing(timing == Timing::kAtOnce ? comm::IdleTiming::kAtOnce
                                                          : comm::IdleTiming::kWhenWaitedFor);
       *progress = timing == Timing::kBesideCompute;
-      parts.engine->reset_counters();
       memory.reset_peak();
       auto begin = std::chrono::steady_clock::now();
       ++step;
       train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
       result.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    // Prefetching knows the order of units from the second step on.
+    // Prefetching knows the order of units from the second step on. Peaks are not reset, because the pool of
+    // buffers goes by them, as in training.
     run_step(Timing::kAtOnce);
+    run_step(Timing::kBesideCompute);
     for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
+      const shard::Traffic before = parts.engine->traffic();
       run_step(timing);
-      result.buffers = std::max(result.buffers, parts.engine->unsharded_memory().peak);
+      result.traffic = difference(parts.engine->traffic(), before);
       result.peak = std::max(result.peak, memory.peak_bytes());
     }
-    result.traffic = parts.engine->traffic();
+    result.buffers = parts.engine->unsharded_memory().peak;
     result.shards = parts.engine->shard_bytes();
     result.gradients = gradient_bytes(*parts.engine);
     result.optimizer = optimizer_bytes(*parts.optimizer);

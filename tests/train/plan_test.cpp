@@ -62,6 +62,8 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.traffic, plan.step.traffic);
   const double peak = static_cast<double>(plan.memory.peak);
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, 0.05 * peak);
+  RecordProperty("peak_difference_percent",
+                 std::to_string(100 * (static_cast<double>(measured.peak) / peak - 1)));
   EXPECT_GT(measured.peak, 4 << 20) << "too small for a difference to mean anything";
 }
 
@@ -131,6 +133,25 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"no_prefetch", 4, "llama",
              [](auto& c) { c.fsdp.forward_prefetch = c.fsdp.backward_prefetch = "none"; }},
         Case{"nested_units", 4, "llama", [](auto& c) { c.fsdp.min_num_params = 65'000; }},
+        Case{"per_parameter", 4, "llama", [](auto& c) { c.fsdp.layout = "per_parameter"; }},
+        Case{"per_parameter_padded_bf16", 3, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"per_parameter_recomputed_without_prefetch", 4, "gpt2",
+             [](auto& c) {
+               recompute(c);
+               c.fsdp.layout = "per_parameter";
+               c.fsdp.forward_prefetch = c.fsdp.backward_prefetch = "none";
+             }},
+        Case{"per_parameter_accumulation_without_sync", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.layout = "per_parameter";
+               c.training.gradient_accumulation_steps = 2;
+               c.training.no_sync = true;
+             }},
         Case{"gpt2", 4, "gpt2", [](auto&) {}}, Case{"gpt2_bf16", 4, "gpt2", bf16},
         Case{"gpt2_recomputed_tied", 4, "gpt2",
              [](auto& c) {
