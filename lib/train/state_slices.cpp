@@ -1,6 +1,5 @@
 #include "train/state_slices.h"
 
-#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -29,18 +28,16 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
 
 namespace {
 
-/// What this replica gives of a segment: even parts, rounded up, so that the last may be less or nothing. A
-/// segment of several rows is in one piece only as a whole: the replicas take turns at these.
+/// What this replica gives of a segment: parts that differ by one element at most. A segment of several rows
+/// is in one piece only as a whole: the replicas take turns at these.
 std::pair<int64_t, int64_t> replicas_part(const shard::Segment& segment, size_t index,
                                           const shard::ProcessGroups& groups) {
-  int64_t numel = segment.end - segment.begin;
+  int64_t numel = segment.end - segment.begin, replica = groups.replica_rank(), replicas = groups.replicas();
   if (segment.rows > 1) {
-    bool mine = index % static_cast<size_t>(groups.replicas()) == static_cast<size_t>(groups.replica_rank());
+    bool mine = static_cast<int64_t>(index) % replicas == replica;
     return {segment.begin, mine ? segment.end : segment.begin};
   }
-  int64_t part = (numel + groups.replicas() - 1) / groups.replicas();
-  int64_t begin = std::min(groups.replica_rank() * part, numel), end = std::min(begin + part, numel);
-  return {segment.begin + begin, segment.begin + end};
+  return {segment.begin + numel * replica / replicas, segment.begin + numel * (replica + 1) / replicas};
 }
 
 }  // namespace
