@@ -80,6 +80,7 @@ const std::map<std::string, Sample>& samples() {
       {"model.initializer_range", {"0.5", "-0.1"}},
       {"model.tie_word_embeddings", {"true", "1"}},
       {"model.init_from", {"\"weights\"", "\"a\\nb\""}},
+      {"model.init_broadcast", {"true", "1"}},
       {"data.train", {"[\"b.bin\", 'c.bin']", "[]"}},
       {"data.validation", {"[\"v.bin\"]", "[\"\"]"}},
       {"data.tokenizer", {"\"bytes\"", "\"gpt2\""}},
