@@ -188,7 +188,8 @@ class OptionChecks {
 
   void check_replicas() {
     bool replicates = is_hybrid(options_.strategy) || shards_nothing(options_.strategy) ||
-                      !options_.replicated_parameters.empty();
+                      !options_.replicated_parameters.empty() ||
+                      (options_.layout == "per_parameter" && !options_.shard_1d_parameters);
     if (replicates || options_.replica_check_interval <= 0) return;
     refuse({"fsdp.replica_check_interval", "fsdp.strategy"},
            concat("fsdp.replica_check_interval: expected 0, because with fsdp.strategy = ", options_.strategy,

@@ -222,7 +222,7 @@ TEST(HybridShard, KeepsReplicasEqualBitForBit) {
     options.strategy = "hybrid_shard";
     options.min_num_params = 400;
     comm::Mesh mesh({.dcn = 2, .data = 2}, testing::delayed(communicator, true, true));
-    auto engine = fully_shard(*model, options, mesh);
+    auto engine = testing::shard_under_test(*model, options, mesh);
     for (int64_t step = 0; step < 3; ++step) {
       engine->zero_gradients();
       testing::loss_of(*model,
@@ -292,7 +292,7 @@ TEST(HybridCommunication, IsInTheTraceWithTheShardAsPayload) {
     testing::ChainStage chain(4, 4);
     comm::Mesh mesh({.dcn = 2, .data = 2},
                     comm::make_tracing_communicator(testing::borrowed(communicator), trace));
-    auto engine = fully_shard(chain, hybrid_matrices(), mesh, trace);
+    auto engine = testing::shard_under_test(chain, hybrid_matrices(), mesh, trace);
     trace->begin_step(1);
     chain.forward(at::ones({2, 4})).sum().backward();
     std::map<std::string, int64_t> counts, bytes;

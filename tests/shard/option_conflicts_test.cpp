@@ -261,6 +261,11 @@ TEST(OptionConflicts, FindsEachConflictAndNamesItsFieldsAndTheirValues) {
 
 TEST(OptionConflicts, AllowsWhatGoesTogether) {
   const std::vector<std::pair<const char*, void (*)(ShardOptions&)>> cases = {
+      {"comparison of the replicated 1-D parameters",
+       [](ShardOptions& o) {
+         o.layout = "per_parameter";
+         o.replica_check_interval = 10;
+       }},
       {"compressed reduction of fp32", [](ShardOptions& o) { o.mixed_precision.reduce_dtype = "bfloat16"; }},
       {"one low type everywhere",
        [](ShardOptions& o) {

@@ -19,7 +19,8 @@ std::string complaint(const comm::MeshOptions& mesh, const ShardOptions& options
   std::vector<std::string> told(static_cast<size_t>(world));
   comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
     testing::ChainStage chain(3, 4);
-    auto engine = fully_shard(chain, options, comm::Mesh(mesh, testing::borrowed(communicator)));
+    comm::Mesh ranks(mesh, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, options, ranks);
     at::NoGradGuard no_grad;
     spoil(*engine, communicator.rank());
     try {
@@ -43,10 +44,10 @@ ShardOptions options_of(const char* strategy) {
 void change(Engine& engine, const std::string& name) {
   for (const Segment& segment : engine.segments()) {
     if (segment.name != name) continue;
-    ASSERT_GT(segment.end, segment.begin);
+    ASSERT_GT(segment.numel(), 0);
     at::Tensor shard = engine.units()[segment.unit]->storage().shard();
     auto* bits = static_cast<uint32_t*>(shard.data_ptr());
-    bits[segment.shard_offset + segment.end - segment.begin - 1] ^= 1;
+    bits[segment.shard_offset + segment.numel() - 1] ^= 1;
   }
 }
 

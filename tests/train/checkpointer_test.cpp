@@ -163,25 +163,30 @@ struct MeshedRun {
   comm::MeshOptions mesh;
   const char* kind = "sharded";
   bool asynchronous = false;
+  const char* layout = "flat";
 
   int world_size() const { return static_cast<int>(mesh.dcn * mesh.data); }
 };
 
 TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
-  const std::vector<MeshedRun> runs = {{"hybrid_shard", {.dcn = 2, .data = 2}},
-                                       {"hybrid_shard_zero2", {.dcn = 2, .data = 3}, "full"},
-                                       {"hybrid_shard", {.dcn = 3, .data = 2}, "sharded", true},
-                                       {"hybrid_shard", {.dcn = 1, .data = 4}},
-                                       {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
-                                       {"full_shard", {.dcn = 1, .data = 3}},
-                                       {"full_shard", {.dcn = 2, .data = 2}},
-                                       {"no_shard", {.dcn = 1, .data = 2}}};
+  const std::vector<MeshedRun> runs = {
+      {"hybrid_shard", {.dcn = 2, .data = 2}},
+      {"hybrid_shard_zero2", {.dcn = 2, .data = 3}, "full"},
+      {"hybrid_shard", {.dcn = 3, .data = 2}, "sharded", true},
+      {"hybrid_shard", {.dcn = 1, .data = 4}},
+      {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "per_parameter"},
+      {"hybrid_shard", {.dcn = 3, .data = 2}, "full", false, "per_parameter"},
+      {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
+      {"full_shard", {.dcn = 1, .data = 3}},
+      {"full_shard", {.dcn = 2, .data = 2}},
+      {"no_shard", {.dcn = 1, .data = 2}}};
   auto config_of = [&](const MeshedRun& run, const std::string& name) {
     config::Config config = config_;
     config.run.output_dir = folder_ / name;
     config.fsdp.strategy = run.strategy;
     config.fsdp.replicated_parameters = {};
     if (std::string(run.strategy) != "no_shard") config.fsdp.replicated_parameters = {"*norm*"};
+    config.fsdp.layout = run.layout;
     config.mesh = run.mesh;
     config.checkpoint.kind = run.kind;
     config.checkpoint.asynchronous = run.asynchronous;

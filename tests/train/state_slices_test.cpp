@@ -83,6 +83,37 @@ TEST(StateSlices, OfHybridShardsCoverEveryElementOnceSpreadOverReplicas) {
   for (int64_t elements : of_rank) EXPECT_GT(elements, 0);
 }
 
+// Of a 6 x 4 embedding cut on its second dimension the columns have several rows: one replica gives them all.
+TEST(StateSlices, OfSeveralRowsAreGivenWholeByOneReplicaOrAnother) {
+  std::mutex mutex;
+  std::map<std::string, std::vector<int>> written;
+  std::vector<int64_t> of_rank(4);
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+    testing::ChainStage chain(4, 4);
+    shard::ShardOptions options;
+    options.strategy = "hybrid_shard";
+    options.layout = "per_parameter";
+    options.dimension_policy = [](auto&&...) { return 1; };
+    options.min_num_params = 1;
+    auto engine = shard::fully_shard(chain, options, comm::Mesh({.dcn = 2}, testing::borrowed(communicator)));
+    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    std::lock_guard lock(mutex);
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
+      EXPECT_EQ(slice.data.numel(), slice.numel());
+      auto& counts = written[slice.name];
+      counts.resize(static_cast<size_t>(c10::multiply_integers(slice.shape)));
+      int64_t columns = static_cast<int64_t>(counts.size()) / slice.rows;
+      for (int64_t row = 0; row < slice.rows; ++row) {
+        for (int64_t i = slice.begin; i < slice.end; ++i) ++counts[static_cast<size_t>(row * columns + i)];
+      }
+      of_rank[static_cast<size_t>(communicator.rank())] += slice.numel();
+      EXPECT_TRUE(slice.name != "model/layers.0.weight" || slice.rows == 4);
+    }
+  });
+  for (const auto& [name, counts] : written) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
+  for (int64_t elements : of_rank) EXPECT_GT(elements, 0);
+}
+
 TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) {
   comm::SingleCommunicator communicator;
   testing::ChainStage chain(3, 2);
