@@ -285,9 +285,20 @@ TEST(Spmd, RefusesAModuleThatIsShardedAlready) {
 
 // ---- the module
 
+/// The same on all ranks, which as threads would draw from one generator.
+void set_values(torch::nn::Module& module) {
+  at::NoGradGuard no_grad;
+  int64_t first = 0;
+  for (at::Tensor parameter : module.parameters()) {
+    parameter.copy_(at::arange(first, first + parameter.numel()).sin().view_as(parameter));
+    first += parameter.numel();
+  }
+}
+
 std::shared_ptr<torch::nn::SequentialImpl> two_layers() {
-  torch::manual_seed(1);
-  return std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(4, 5), torch::nn::Linear(5, 3));
+  auto layers = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(4, 5), torch::nn::Linear(5, 3));
+  set_values(*layers);
+  return layers;
 }
 
 TEST(SpmdModule, KeepsNamesAndForwardsIndices) {
@@ -321,13 +332,13 @@ TEST(SpmdModule, ComputesThisRanksRows) {
 }
 
 struct TupleModule : torch::nn::Module {
-  TupleModule() : layer(register_module("layer", torch::nn::Linear(4, 4))) {}
+  TupleModule() : layer(register_module("layer", torch::nn::Linear(4, 4))) { set_values(*this); }
   std::tuple<at::Tensor, int> forward(const at::Tensor& x) { return {layer->forward(x), 7}; }
   torch::nn::Linear layer;
 };
 
 struct MapModule : torch::nn::Module {
-  MapModule() : layer(register_module("layer", torch::nn::Linear(4, 4))) {}
+  MapModule() : layer(register_module("layer", torch::nn::Linear(4, 4))) { set_values(*this); }
   std::map<std::string, at::Tensor> forward(const at::Tensor& x) { return {{"logits", layer->forward(x)}}; }
   torch::nn::Linear layer;
 };
