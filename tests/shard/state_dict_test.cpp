@@ -151,7 +151,9 @@ TEST(StateDict, FullTakesAtMostOneUnitMoreThanTheResult) {
       if (!scope) return;
       int64_t results = rank0_only ? 1 : 2;
       EXPECT_GE(scope->peak_bytes(), results * kLayers * kMatrix);
-      EXPECT_LE(scope->peak_bytes(), results * (kLayers * kMatrix) + 2 * kMatrix + kMatrix / 4);
+      // Of each rank; where a unit is not gathered in place, what was gathered as well.
+      int64_t beside = (testing::flat_is_under_test() ? 2 : 4) * kMatrix;
+      EXPECT_LE(scope->peak_bytes(), results * (kLayers * kMatrix) + beside + kMatrix / 4);
       scope.reset();
     });
   }

@@ -93,7 +93,9 @@ TEST(StateSlices, OfSeveralRowsAreGivenWholeByOneReplicaOrAnother) {
     shard::ShardOptions options;
     options.strategy = "hybrid_shard";
     options.layout = "per_parameter";
-    options.dimension_policy = [](auto&&...) { return 1; };
+    options.dimension_policy = [](auto&&, const std::vector<int64_t>& shape) {
+      return shape.size() < 2 ? 0 : 1;
+    };
     options.min_num_params = 1;
     auto engine = shard::fully_shard(chain, options, comm::Mesh({.dcn = 2}, testing::borrowed(communicator)));
     auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
