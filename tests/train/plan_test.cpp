@@ -133,6 +133,23 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"no_prefetch", 4, "llama",
              [](auto& c) { c.fsdp.forward_prefetch = c.fsdp.backward_prefetch = "none"; }},
         Case{"nested_units", 4, "llama", [](auto& c) { c.fsdp.min_num_params = 65'000; }},
+        Case{"hybrid", 8, "llama",
+             [](auto& c) {
+               c.fsdp.strategy = "hybrid_shard";
+               c.mesh.dcn = 2;
+             }},
+        Case{"hybrid_zero2_per_parameter", 8, "llama",
+             [](auto& c) {
+               c.fsdp.strategy = "hybrid_shard_zero2";
+               c.fsdp.layout = "per_parameter";
+               c.mesh.dcn = 4;
+             }},
+        Case{"hybrid_of_replicas_alone", 4, "gpt2",
+             [](auto& c) {
+               c.fsdp.strategy = "hybrid_shard";
+               c.mesh.dcn = 4;
+             }},
+        Case{"sharded_over_slices", 8, "llama", [](auto& c) { c.mesh.dcn = 2; }},
         Case{"per_parameter", 4, "llama", [](auto& c) { c.fsdp.layout = "per_parameter"; }},
         Case{"per_parameter_padded_bf16", 3, "llama",
              [](auto& c) {
