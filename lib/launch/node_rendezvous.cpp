@@ -43,6 +43,7 @@ NodeRendezvous::NodeRendezvous(const LaunchOptions& options)
   const bool by_address = !is_static(options) && !options.rendezvous.is_host;
   const bool may_be_host = by_address ? is_local_host(options.rendezvous.host)
                                       : options.rendezvous.is_host.value_or(options.node_rank == 0);
+  competes_ = may_be_host && by_address;
   if (may_be_host) become_host();
   if (may_be_host && !server_ && !by_address) {
     util::fail(ErrorKind::kUsage, "cannot listen at ", endpoint_,
@@ -141,6 +142,7 @@ void NodeRendezvous::connection_failed() {
                 .cause = concat("lost the node where all meet (", endpoint_, "): ", last_failure_)});
   }
   if (seconds_since(started_) < options_.rendezvous.join_timeout_seconds) {
+    if (competes_ && !server_) become_host();
     constexpr double kQuietSeconds = 5;
     if (seconds_since(started_) > kQuietSeconds && !std::exchange(said_what_is_awaited_, true)) {
       util::log_info(concat("waiting up to ", options_.rendezvous.join_timeout_seconds,

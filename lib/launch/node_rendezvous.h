@@ -47,6 +47,9 @@ class NodeRendezvous : public Rendezvous {
   const std::string endpoint_;  ///< "host:port"
   const Clock::time_point started_;
   std::string token_;
+  /// Whether any of several launchers on this machine may be the host. When two bind the port at once, Linux
+  /// may let neither of them listen; so who finds nobody there tries again.
+  bool competes_ = false;
   std::unique_ptr<CoordinatorServer> server_;  ///< on the host
   std::optional<LineSocket> socket_;           ///< to the coordinator
   Clock::time_point connecting_since_{}, next_attempt_, next_heartbeat_{}, heard_at_{};

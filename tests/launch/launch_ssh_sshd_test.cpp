@@ -59,8 +59,14 @@ class LaunchSshOverSshd : public ::testing::Test {
   }
 
   std::vector<std::string> command(const std::string& script) const {
-    return {
-        FSDP_SOURCE_DIR "/scripts/launch_ssh", (folder_ / "hosts").string(), "--", "/bin/sh", "-c", script};
+    return {FSDP_SOURCE_DIR "/scripts/launch_ssh",
+            (folder_ / "hosts").string(),
+            "--master-port",
+            std::to_string(port_),
+            "--",
+            "/bin/sh",
+            "-c",
+            script};
   }
   testing::RunOptions options() const {
     return {.env = {{"FSDP_SSH", "ssh -F " + (folder_ / "ssh_config").string()},
@@ -68,6 +74,7 @@ class LaunchSshOverSshd : public ::testing::Test {
   }
 
   testing::TemporaryFolder folder_;
+  const int port_ = testing::free_port();  ///< where the nodes meet
 
  private:
   static constexpr const char* kRunFolder = "/run/sshd";  ///< root's sshd wants it; init makes it elsewhere

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/free_port.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -25,14 +26,21 @@ class LaunchSsh : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_.write("hosts", "127.0.0.1  # the first\n\n  localhost\n");
-    const auto ssh =
-        folder_.write("ssh", "#!/bin/sh\n[ $1 = unreachable ] && exit 255\nshift\nexec sh -c \"$*\"\n");
+    const auto ssh = folder_.write(
+        "ssh",
+        "#!/bin/sh\n[ $1 = unreachable ] && exit 255\nshift\nexec env --default-signal sh -c \"$*\"\n");
     std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
   }
 
   std::vector<std::string> command(const std::string& script) const {
-    return {
-        FSDP_SOURCE_DIR "/scripts/launch_ssh", (folder_ / "hosts").string(), "--", "/bin/sh", "-c", script};
+    return {FSDP_SOURCE_DIR "/scripts/launch_ssh",
+            (folder_ / "hosts").string(),
+            "--master-port",
+            std::to_string(port_),
+            "--",
+            "/bin/sh",
+            "-c",
+            script};
   }
   testing::RunOptions options() const {
     return {
@@ -40,6 +48,7 @@ class LaunchSsh : public ::testing::Test {
   }
 
   testing::TemporaryFolder folder_;
+  const int port_ = testing::free_port();  ///< where the nodes meet
 };
 
 TEST_F(LaunchSsh, StartsEveryHostAndShowsItsOutput) {

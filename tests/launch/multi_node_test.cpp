@@ -9,6 +9,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/launched_nodes.h"
@@ -224,6 +225,24 @@ TEST_F(MultiNode, ElasticRunGrowsAndShrinks) {
   EXPECT_EQ(first.wait().exit_code, 0);
   EXPECT_THAT(first.err(),
               AllOf(HasSubstr("has come"), HasSubstr("a node has left"), Not(HasSubstr("restart "))));
+}
+
+TEST_F(MultiNode, ElasticNodesOfOneMachineMeetThoughNoneCouldListenAtFirst) {
+  const int holder = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port_));
+  ASSERT_EQ(::bind(holder, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  RunningProgram& first = start_elastic("2", "echo ready");
+  RunningProgram& second = start_elastic("2", "echo ready");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ::close(holder);
+  for (RunningProgram* node : {&first, &second}) {
+    const ProgramResult result = node->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_LT(result.seconds, 10);
+  }
 }
 
 TEST_F(MultiNode, ReplacesAKilledNodeByASpareOne) {
