@@ -4,14 +4,9 @@
 
 #include <algorithm>
 
+#include "shard/block_choice.h"
+
 namespace fsdp::shard {
-namespace {
-
-/// A block may be an eighth larger than what is asked for. With more, units of different sizes would sit in
-/// each other's blocks, and the pool would hold more than is ever in use at once.
-bool fits(int64_t capacity, int64_t nbytes) { return capacity >= nbytes && capacity - nbytes <= nbytes / 8; }
-
-}  // namespace
 
 const char* kind_name(BufferKind kind) {
   if (kind == BufferKind::kParameters) return "parameters";
@@ -51,24 +46,21 @@ at::Tensor BufferPool::acquire_tensor(int64_t numel, at::ScalarType dtype, Buffe
 }
 
 at::Tensor BufferPool::take_block(int64_t nbytes) {
-  auto smaller = [](const at::Tensor& a, const at::Tensor& b) { return a.numel() < b.numel(); };
-  auto best = free_blocks_.end();
-  for (auto block = free_blocks_.begin(); block != free_blocks_.end(); ++block) {
-    if (fits(block->numel(), nbytes) && (best == free_blocks_.end() || smaller(*block, *best))) best = block;
-  }
-  if (best == free_blocks_.end()) {
-    // Blocks that wait in vain make room: the pool holds no more than was ever in use at once.
-    int64_t most = std::max(account_.peak, account_.live() + nbytes);
-    while (!free_blocks_.empty() && held_bytes_ + nbytes > most) {
-      held_bytes_ -= free_blocks_.front().numel();
-      free_blocks_.erase(free_blocks_.begin());
-    }
-    at::Tensor block = communicator_->allocate(nbytes, at::kByte);
-    held_bytes_ += nbytes;
+  std::vector<int64_t> waiting;
+  for (const at::Tensor& block : free_blocks_) waiting.push_back(block.numel());
+  int64_t most = std::max(account_.peak, account_.live() + nbytes);
+  const BlockChoice choice = choose_block(waiting, nbytes, held_bytes_, most);
+  if (choice.reuse) {
+    auto place = free_blocks_.begin() + static_cast<std::ptrdiff_t>(*choice.reuse);
+    at::Tensor block = std::move(*place);
+    free_blocks_.erase(place);
     return block;
   }
-  at::Tensor block = std::move(*best);
-  free_blocks_.erase(best);
+  for (size_t i = 0; i < choice.give_up; ++i) held_bytes_ -= waiting[i];
+  free_blocks_.erase(free_blocks_.begin(),
+                     free_blocks_.begin() + static_cast<std::ptrdiff_t>(choice.give_up));
+  at::Tensor block = communicator_->allocate(nbytes, at::kByte);
+  held_bytes_ += nbytes;
   return block;
 }
 

@@ -79,6 +79,7 @@ void Engine::begin_pass() {
 }
 
 void Engine::end_pass(bool backward_will_follow) {
+  pass_records_ = false;
   check_order(units_.size());
   release_gathered_ahead();
   order_.end_pass();
@@ -249,6 +250,7 @@ void Engine::reset() {
   reducing_ = nullptr;
   in_backward_ = false;
   backward_is_due_ = false;
+  pass_records_ = false;
   ahead_.clear();
   order_.abandon_pass();
 }

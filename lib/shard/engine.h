@@ -180,6 +180,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Unit* last_unit_ = nullptr;
   bool in_backward_ = false;
   bool backward_is_due_ = false;        ///< a forward has ended that recorded for a backward
+  bool pass_records_ = false;           ///< the root's forward runs with grad mode on
   bool shows_full_parameters_ = false;  ///< set by FullParameters
   bool sync_ = true;
 };

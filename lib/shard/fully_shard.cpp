@@ -24,6 +24,7 @@ class Engine::UnitSurround final : public nn::Surround {
 
   at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
     bool recording = at::GradMode::is_enabled();
+    if (index_ == 0) engine_->pass_records_ = recording;
     engine_->before_forward(index_);
     at::Tensor inner = input;
     if (engine_->options_.mixed_precision.cast_forward_inputs && input.is_floating_point()) {
@@ -36,7 +37,9 @@ class Engine::UnitSurround final : public nn::Surround {
     }
     at::Tensor output = next(inner);
     bool backward_will_follow = recording && output.requires_grad();
-    engine_->after_forward(index_, backward_will_follow);
+    // Inside of a stage that is to be recomputed nothing is recorded, but its backward follows all the same.
+    bool will_be_recomputed = !recording && engine_->pass_records_;
+    engine_->after_forward(index_, backward_will_follow || will_be_recomputed);
     if (backward_will_follow) {
       when_backward_begins(output, [engine = engine_, index = index_] { engine->before_backward(index); });
     }

@@ -17,6 +17,9 @@ class MemoryTape {
   /// Memory that is gone again before the next event.
   void touch(int64_t bytes) { peak_ = std::max(peak_, live_ + bytes); }
 
+  /// The peak counts from here.
+  void reset_peak() { peak_ = live_; }
+
   int64_t live() const { return live_; }
   int64_t peak() const { return peak_; }
 

@@ -247,12 +247,14 @@ class Pass {
   }
 
   /// A stage inside a block that may be recomputed by itself.
-  void inner_forward(const char* type, void (Pass::*forward)()) {
+  void inner_forward(const char* type, const std::string& path, void (Pass::*forward)()) {
+    events_.forward_begins(path);
     if (recomputes(type)) {
       tape_.take(x());
     } else {
       (this->*forward)();
     }
+    events_.forward_ends(path);
   }
 
   void inner_backward(const char* type, const std::string& path, void (Pass::*forward)(),
@@ -265,39 +267,59 @@ class Pass {
     events_.backward_ends(path);
   }
 
-  void block_forward() {
+  std::string attention_path(const std::string& block) const {
+    return block + path_of(".self_attn", ".attn");
+  }
+  static std::string feed_forward_path(const std::string& block) { return block + ".mlp"; }
+
+  void block_forward(const std::string& path) {
     norm_forward();
-    inner_forward("attention", &Pass::attention_forward);
+    inner_forward("attention", attention_path(path), &Pass::attention_forward);
     tape_.take(x());
     tape_.give(x());
     norm_forward();
-    inner_forward("feed_forward", &Pass::feed_forward_forward);
+    inner_forward("feed_forward", feed_forward_path(path), &Pass::feed_forward_forward);
     tape_.take(x());
     tape_.give(x());
     if (low()) tape_.give(x());  // what was between the two halves; the norm saved it in fp32
   }
 
+  void block_forward_unrecorded(const std::string& path) {
+    for (const std::string& inner : {attention_path(path), feed_forward_path(path)}) {
+      events_.forward_begins(inner);
+      events_.forward_ends(inner);
+    }
+    tape_.take(x());
+  }
+
   void block_backward(const std::string& path) {
-    inner_backward("feed_forward", path + ".mlp", &Pass::feed_forward_forward, &Pass::feed_forward_backward);
+    inner_backward("feed_forward", feed_forward_path(path), &Pass::feed_forward_forward,
+                   &Pass::feed_forward_backward);
     norm_backward(/*residual=*/true);
-    inner_backward("attention", path + path_of(".self_attn", ".attn"), &Pass::attention_forward,
-                   &Pass::attention_backward);
+    inner_backward("attention", attention_path(path), &Pass::attention_forward, &Pass::attention_backward);
     norm_backward(/*residual=*/true);
   }
 
   void forward() {
+    events_.forward_begins("");
     embed();
     for (int64_t layer = 0; layer < model().num_hidden_layers; ++layer) {
+      std::string path = block_path(layer);
+      events_.forward_begins(path);
       if (recomputes("block")) {
-        tape_.take(x());
-        continue;
+        block_forward_unrecorded(path);
+      } else {
+        block_forward(path);
+        if (low()) tape_.give(x());  // the block's input
       }
-      block_forward();
-      if (low()) tape_.give(x());  // the block's input
+      events_.forward_ends(path);
     }
     norm_forward();
     int64_t logits = wide(model().vocab_size), log_probabilities = wide32(model().vocab_size);
+    events_.forward_begins("lm_head");
     tape_.take(logits);
+    events_.forward_ends("lm_head");
+    events_.forward_ends("");
     if (low()) {
       tape_.give(x());
       tape_.take(log_probabilities);  // the logits in fp32
@@ -322,7 +344,7 @@ class Pass {
       std::string path = block_path(layer);
       events_.backward_begins(path);
       bool again = recomputes("block");
-      if (again) block_forward();
+      if (again) block_forward(path);
       block_backward(path);
       if (again) tape_.give(low() ? 2 * x() : x());  // the output of the second forward, the input
       events_.backward_ends(path);
@@ -343,16 +365,26 @@ class Pass {
   }
 
   void embed() {
-    if (llama()) return tape_.take(x());
+    std::string path = table_path();
+    events_.forward_begins(path);
+    if (llama()) {
+      tape_.take(x());
+      return events_.forward_ends(path);
+    }
+    events_.forward_ends(path);
     int64_t positions = shape_.element * shape_.tokens * hidden();
     tape_.take(kLong * shape_.tokens);
+    events_.forward_begins("transformer.wpe");
     tape_.touch(positions + 2 * x());
     tape_.take(x());
+    events_.forward_ends("transformer.wpe");
   }
+
+  std::string table_path() const { return path_of("model.embed_tokens", "transformer.wte"); }
 
   void embedding_backward() {
     int64_t table = model().vocab_size * hidden();
-    std::string path = path_of("model.embed_tokens", "transformer.wte");
+    std::string path = table_path();
     int64_t positions = llama() ? 0 : shape_.element * shape_.tokens * hidden();
     tape_.take(positions);  // the sum over rows
     events_.backward_begins(path);

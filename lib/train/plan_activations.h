@@ -52,8 +52,11 @@ struct ActivationShape {
 
 ActivationShape activation_shape(const config::Config& config);
 
-/// Tells where in the pass a stage, named by its path, stands.
+/// Tells where in the pass a stage, named by its path, stands. A forward that is run again for backward is
+/// part of the backward.
 struct StageEvents {
+  std::function<void(const std::string& path)> forward_begins = [](const std::string&) {};
+  std::function<void(const std::string& path)> forward_ends = [](const std::string&) {};
   std::function<void(const std::string& path)> backward_begins = [](const std::string&) {};
   std::function<void(const std::string& path)> backward_ends = [](const std::string&) {};
 };

@@ -91,9 +91,9 @@ TEST(Communication, RecomputationAddsNone) {
   }
 }
 
-// Two stages of two matrices each; the matrices and the root's weight are units. A recomputed stage gives its
-//  inner units back after forward whatever the options say, because forward records nothing there;
-// backward gathers each once, for the recomputation, and keeps it until its own backward has ended.
+// Two stages of two matrices each; the matrices and the root's weight are units. A recomputed stage frees its
+// inner units after forward as any stage does, though forward records nothing there; backward gathers each
+// once at most, for the recomputation, and keeps it until its own backward has ended.
 TEST(Communication, RecomputationGathersInnerUnitsOnceInBackward) {
   auto step = [](bool recompute, bool reshard) {
     Counts result;
@@ -117,7 +117,7 @@ TEST(Communication, RecomputationGathersInnerUnitsOnceInBackward) {
   EXPECT_EQ(step(false, true), counts(5, 3, 5));
   EXPECT_EQ(step(true, true), counts(5, 3, 5));
   EXPECT_EQ(step(false, false), counts(5, 0, 5));
-  EXPECT_EQ(step(true, false), counts(5, 3, 5));
+  EXPECT_EQ(step(true, false), counts(5, 0, 5));
 }
 
 TEST(Communication, WithoutSyncReducesNothingUntilTheBackwardWithSync) {

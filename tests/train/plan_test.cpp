@@ -144,6 +144,49 @@ INSTANTIATE_TEST_SUITE_P(
                c.fsdp.layout = "per_parameter";
                c.mesh.dcn = 4;
              }},
+        Case{"hybrid_zero2_per_parameter_bf16", 8, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.strategy = "hybrid_shard_zero2";
+               c.fsdp.layout = "per_parameter";
+               c.mesh.dcn = 4;
+             }},
+        Case{"zero2_bf16", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.strategy = "shard_grad_op";
+             }},
+        Case{"zero2_low_precision_gradients_large_vocabulary", 4, "llama",
+             [](auto& c) {
+               c.mixed_precision.param_dtype = c.mixed_precision.reduce_dtype = "bfloat16";
+               c.mixed_precision.keep_low_precision_grads = true;
+               c.fsdp.strategy = "shard_grad_op";
+               c.model.vocab_size = 4000;
+             }},
+        Case{"recomputed_zero2_bf16", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               recompute(c);
+               c.fsdp.strategy = "shard_grad_op";
+             }},
+        Case{"recomputed_per_parameter_bf16_accumulated", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               recompute(c);
+               c.fsdp.layout = "per_parameter";
+               c.training.gradient_accumulation_steps = 2;
+             }},
+        Case{"zero2_bf16_offloaded", 4, "gpt2",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.strategy = "shard_grad_op";
+               c.fsdp.cpu_offload = true;
+             }},
+        Case{"post_prefetch_bf16", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.backward_prefetch = "post";
+             }},
         Case{"hybrid_of_replicas_alone", 4, "gpt2",
              [](auto& c) {
                c.fsdp.strategy = "hybrid_shard";
