@@ -18,6 +18,7 @@
 #include "train/trainer.h"
 #include "train/watchdog.h"
 #include "util/error.h"
+#include "util/mapped_allocator.h"
 #include "util/stop_signal.h"
 #include "util/text.h"
 
@@ -189,6 +190,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
+  util::MappedAllocator::install();
   return util::run_guarded([&] {
     check_plan_options(app, arguments);
     return run(arguments);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "shard/block_choice.h"
+#include "util/block_choice.h"
 
 namespace fsdp::shard {
 
@@ -49,7 +49,7 @@ at::Tensor BufferPool::take_block(int64_t nbytes) {
   std::vector<int64_t> waiting;
   for (const at::Tensor& block : free_blocks_) waiting.push_back(block.numel());
   int64_t most = std::max(account_.peak, account_.live() + nbytes);
-  const BlockChoice choice = choose_block(waiting, nbytes, held_bytes_, most);
+  const util::BlockChoice choice = util::choose_block(waiting, nbytes, held_bytes_, most);
   if (choice.reuse) {
     auto place = free_blocks_.begin() + static_cast<std::ptrdiff_t>(*choice.reuse);
     at::Tensor block = std::move(*place);

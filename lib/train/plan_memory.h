@@ -10,10 +10,10 @@
 //                keeps them from step to step
 //   activations  what autograd saves and what kernels take on the way (train/plan_activations.h)
 //
-// The peak is where these are largest together. Gradients of shards grow while activations go, so it is less
-// than the sum of their maxima; the walk through backward is train/plan_activations.h's, with each unit's
-// gradient at the end of its backward. The optimizer's own moment is a candidate too: libtorch's CPU kernel
-// takes the norm of a shard's gradient over a copy in double precision.
+// The peak is where these are largest together, in a walk through a step: the model's activations
+// (train/plan_activations.h), with what units take and give back on the way (train/unit_memory.h), and the
+// optimizer at its end: libtorch's CPU kernel takes the norm of a shard's gradient over a copy in double
+// precision.
 
 #include <cstdint>
 #include <vector>

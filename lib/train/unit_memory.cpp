@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "shard/block_choice.h"
+#include "util/block_choice.h"
 
 namespace fsdp::train {
 
@@ -18,7 +18,7 @@ int64_t shard_gradient_bytes(const config::Config& config, const UnitSizes& unit
 int64_t PoolMemory::acquire(int64_t bytes) {
   live_ += bytes;
   peak_ = std::max(peak_, live_);
-  const shard::BlockChoice choice = shard::choose_block(waiting_, bytes, held_, peak_);
+  const util::BlockChoice choice = util::choose_block(waiting_, bytes, held_, peak_);
   if (choice.reuse) {
     auto place = waiting_.begin() + static_cast<std::ptrdiff_t>(*choice.reuse);
     int64_t block = *place;

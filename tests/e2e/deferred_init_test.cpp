@@ -1,14 +1,15 @@
 // A model whose weights are eight times what a process keeps of them starts and trains on eight processes,
-// none of which ever holds it.
+// none of which ever holds it, in the memory that the plan says.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <cstdio>
 
+#include "config/load.h"
 #include "e2e/programs.h"
-#include "nn/decoder.h"
 #include "support/tiny_config.h"
+#include "train/plan.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -26,8 +27,8 @@ num_attention_heads = 8
 num_key_value_heads = 8
 max_position_embeddings = 32
 [data]
-sequence_length = 8
-micro_batch_size = 1
+sequence_length = 32
+micro_batch_size = 3
 [training]
 steps = 2
 [fsdp]
@@ -37,13 +38,9 @@ min_num_params = 10_000_000
 save_at_end = false
 )";
 
-int64_t weight_bytes(int64_t blocks) {
-  nn::ModelOptions options;
-  options.vocab_size = 64;
-  options.hidden_size = 384;
-  options.intermediate_size = 1536;
-  options.num_hidden_layers = blocks;
-  return 4 * nn::count_parameters(*nn::make_decoder(options, at::kMeta));
+config::Config config_of(const std::filesystem::path& file, int64_t blocks) {
+  return config::load_config(
+      file, {"data.train=[\"unused.bin\"]", "model.num_hidden_layers=" + std::to_string(blocks)});
 }
 
 /// Of the processes that this one has waited for, and of theirs, the largest.
@@ -57,20 +54,17 @@ class DeferredInit : public ::testing::Test {
  protected:
   DeferredInit() {
     testing::write_token_file(folder_ / "train.bin", 4000, 64);
-    std::ofstream(folder_ / "config.toml") << kLargeModel;
+    std::ofstream(config_) << kLargeModel;
   }
 
   /// Peak resident memory of rank 0.
   int64_t peak_of_run(int64_t blocks) {
     std::filesystem::path out = folder_ / ("out" + std::to_string(blocks));
-    // malloc keeps blocks of up to 32 MiB that were freed, ever more of them; this makes it give them back,
-    // so that resident is what is in use.
-    auto result = testing::run(
-        {program("fsdp-launch"), "--nproc-per-node", std::to_string(kRanks), "--", program("fsdp-train"),
-         (folder_ / "config.toml").string(), "run.output_dir=" + out.string(),
-         "data.train=[\"" + (folder_ / "train.bin").string() + "\"]",
-         "model.num_hidden_layers=" + std::to_string(blocks)},
-        {.env = {{"OMP_NUM_THREADS", "1"}, {"MALLOC_MMAP_THRESHOLD_", "1000000"}}, .timeout_seconds = 240});
+    auto result = testing::run({program("fsdp-launch"), "--nproc-per-node", std::to_string(kRanks), "--",
+                                program("fsdp-train"), config_.string(), "run.output_dir=" + out.string(),
+                                "data.train=[\"" + (folder_ / "train.bin").string() + "\"]",
+                                "model.num_hidden_layers=" + std::to_string(blocks)},
+                               {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 240});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     if (result.exit_code != 0) return 0;
     EXPECT_EQ(testing::values_of(out / "metrics.jsonl", "loss").size(), 2u);
@@ -79,32 +73,34 @@ class DeferredInit : public ::testing::Test {
   }
 
   testing::TemporaryFolder folder_;
+  const std::filesystem::path config_ = folder_ / "config.toml";
 };
 
-TEST_F(DeferredInit, AModelEightTimesAProcessesPartStartsAndTrains) {
+TEST_F(DeferredInit, AModelEightTimesAProcessesPartTrainsInTheMemoryOfThePlan) {
   constexpr double kMib = 1 << 20;
-  // Libraries, connections, and the units that are in use at one time.
+  auto plan_of = [&](int64_t blocks) {
+    return train::make_plan(config_of(config_, blocks), {.world_size = kRanks});
+  };
+  const train::Plan small = plan_of(1), large = plan_of(24);
+  const int64_t weights = 4 * large.parameters;
+  EXPECT_LT(large.memory.peak, weights) << "with gradients and moments less than the weights alone";
+  // Libraries and connections, which no plan knows: what a process of one block has beyond its plan.
   const int64_t one_block = peak_of_run(1);
   const int64_t before = largest_process_bytes();
   const int64_t rank0 = peak_of_run(24);
   const int64_t largest = largest_process_bytes();
-  const int64_t unit = weight_bytes(2) - weight_bytes(1), more = weight_bytes(24) - weight_bytes(1);
-  // Each further block costs a process its eighth of the weights, their gradients and two moments; where
-  // there are more blocks than one, the next is gathered and the last one's gradients are reduced beside one
-  // in use.
-  // A tenth for what else a process needs for more blocks.
-  const int64_t allowed = (4 * more / kRanks + 2 * unit) * 11 / 10;
+  const int64_t planned = large.memory.peak - small.memory.peak;
   std::printf(
-      "MiB: weights %.0f, of them a process's %.1f; a unit %.1f; peak of rank 0 with one block %.0f, with 24 "
-      "%.0f (+%.0f), of the largest process %.0f (+%.0f); allowed +%.0f\n",
-      weight_bytes(24) / kMib, weight_bytes(24) / kMib / kRanks, unit / kMib, one_block / kMib, rank0 / kMib,
-      (rank0 - one_block) / kMib, largest / kMib, (largest - one_block) / kMib, allowed / kMib);
-  EXPECT_LE(rank0, one_block + allowed);
+      "MiB: weights %.0f, of them a process's %.1f; planned peak with one block %.0f, with 24 %.0f (+%.0f); "
+      "resident peak of rank 0 with one block %.0f, with 24 %.0f (+%.0f), of the largest process %.0f\n",
+      weights / kMib, large.memory.shards / kMib, small.memory.peak / kMib, large.memory.peak / kMib,
+      planned / kMib, one_block / kMib, rank0 / kMib, (rank0 - one_block) / kMib, largest / kMib);
+  EXPECT_LE(rank0 - one_block, planned * 11 / 10);
+  EXPECT_GE(rank0 - one_block, planned * 9 / 10);
   // Otherwise an earlier process was larger than all of these.
   if (largest > before) {
-    EXPECT_LE(largest, one_block + allowed);
+    EXPECT_LE(largest - one_block, planned * 11 / 10);
   }
-  EXPECT_LT(3 * allowed, 2 * more) << "too little of a difference to show anything";
 }
 
 }  // namespace

@@ -1,14 +1,14 @@
 #pragma once
 
-// Which block of a pool serves a request: the rule of BufferPool, on sizes alone, so that a plan can follow
-// it (train/unit_memory.h).
+// Which block of a pool serves a request. The rule of shard::BufferPool and of util::MappedAllocator; on
+// sizes alone, so that a plan can follow it (train/unit_memory.h).
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-namespace fsdp::shard {
+namespace fsdp::util {
 
 struct BlockChoice {
   std::optional<size_t> reuse;  ///< place of the waiting block to take; nothing: a new one of the size asked
@@ -19,4 +19,4 @@ struct BlockChoice {
 /// were ever in use at once, this request included.
 BlockChoice choose_block(const std::vector<int64_t>& waiting, int64_t nbytes, int64_t held, int64_t most);
 
-}  // namespace fsdp::shard
+}  // namespace fsdp::util

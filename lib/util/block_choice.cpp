@@ -1,6 +1,6 @@
-#include "shard/block_choice.h"
+#include "util/block_choice.h"
 
-namespace fsdp::shard {
+namespace fsdp::util {
 namespace {
 
 /// A block may be an eighth larger than what is asked for. With more, units of different sizes would sit in
@@ -20,4 +20,4 @@ BlockChoice choose_block(const std::vector<int64_t>& waiting, int64_t nbytes, in
   return choice;
 }
 
-}  // namespace fsdp::shard
+}  // namespace fsdp::util

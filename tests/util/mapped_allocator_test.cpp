@@ -1,0 +1,90 @@
+#include "util/mapped_allocator.h"
+
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "util/process_memory.h"
+
+namespace fsdp::util {
+namespace {
+
+constexpr size_t kMib = 1 << 20;
+
+class MappedAllocatorTest : public ::testing::Test {
+ protected:
+  void SetUp() override { allocator_.trim(); }
+  MappedAllocator& allocator_ = MappedAllocator::instance();
+};
+
+TEST_F(MappedAllocatorTest, GivesABlockAgainToARequestOfItsSize) {
+  c10::DataPtr first = allocator_.allocate(kMib);
+  void* place = first.get();
+  first.clear();
+  EXPECT_EQ(allocator_.held_bytes(), kMib);
+  EXPECT_EQ(allocator_.live_bytes(), 0);
+  c10::DataPtr again = allocator_.allocate(kMib - 100);
+  EXPECT_EQ(again.get(), place);
+  EXPECT_EQ(allocator_.held_bytes(), kMib);
+}
+
+TEST_F(MappedAllocatorTest, HoldsNoMoreThanWasEverNeededAtOnce) {
+  const int64_t before = resident_bytes();
+  for (size_t size = 1; size < 64; ++size) {
+    c10::DataPtr block = allocator_.allocate(size * kMib);
+    std::memset(block.get(), 1, size * kMib);
+  }
+  EXPECT_LE(allocator_.held_bytes(), 63 * kMib);
+  EXPECT_LT(resident_bytes() - before, 70 * kMib);
+  allocator_.trim();
+  EXPECT_EQ(allocator_.held_bytes(), 0);
+  EXPECT_LT(resident_bytes() - before, 8 * kMib);
+}
+
+TEST_F(MappedAllocatorTest, AlignsAsKernelsExpectAndLargeBlocksToHugePages) {
+  for (size_t bytes : {size_t{1}, 200 * kMib / 1024, kMib, 5 * kMib + 17, 64 * kMib}) {
+    c10::DataPtr block = allocator_.allocate(bytes);
+    const auto address = reinterpret_cast<uintptr_t>(block.get());
+    EXPECT_EQ(address % 64, 0) << bytes;
+    if (bytes > 4 * kMib) {
+      EXPECT_EQ(address % (2 * kMib), 0) << bytes;
+    }
+    std::memset(block.get(), 1, bytes);
+  }
+}
+
+TEST_F(MappedAllocatorTest, ServesRawPointersOfAllSizes) {
+  for (size_t bytes : {size_t{100}, 3 * kMib}) {
+    void* data = allocator_.raw_allocate(bytes);
+    std::memset(data, 1, bytes);
+    allocator_.raw_deallocate(data);
+  }
+  EXPECT_EQ(allocator_.live_bytes(), 0);
+  EXPECT_EQ(allocator_.allocate(0).get(), nullptr);
+}
+
+TEST_F(MappedAllocatorTest, SaysWhenTheSystemHasNoMore) {
+  EXPECT_THROW(allocator_.allocate(size_t{1} << 60), c10::Error);
+  EXPECT_EQ(allocator_.live_bytes(), 0);
+}
+
+TEST_F(MappedAllocatorTest, ServesManyThreads) {
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < 200; ++i) {
+        const size_t bytes = kMib / 4 * static_cast<size_t>(1 + (i + thread) % 5);
+        c10::DataPtr block = allocator_.allocate(bytes);
+        std::memset(block.get(), thread, bytes);
+        EXPECT_EQ(static_cast<char*>(block.get())[bytes - 1], thread);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(allocator_.live_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::util
