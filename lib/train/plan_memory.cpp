@@ -5,6 +5,7 @@
 #include "shard/step_formula.h"
 #include "train/plan_activations.h"
 #include "train/unit_memory.h"
+#include "util/mapped_allocator.h"
 
 namespace fsdp::train {
 namespace {
@@ -83,6 +84,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = saved_activation_bytes(shape);
   plan.peak = plan.shards + plan.optimizer + inputs(shape) + step_peak(config, units, shape, true);
+  plan.resident = util::MappedAllocator::most_held_bytes(plan.peak);
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
     plan.device_peak = inputs(shape) + step_peak(config, units, shape, false);

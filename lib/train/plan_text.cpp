@@ -129,6 +129,8 @@ std::string memory_table(const Plan& plan) {
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
   text += row("saved activations", memory.saved_activations, "when backward begins");
   text += row("peak", memory.peak, "of all of it together");
+  text += row("resident, trained on the CPU", memory.resident,
+              "with memory that waits; about 160 MiB of libraries more");
   if (offload) text += row("peak of the device", memory.device_peak, "");
   text += printed("  %-42s %12s  %s\n", "memory of the device", human_bytes(plan.memory_limit()).c_str(),
                   plan.fits() ? "it fits" : "IT DOES NOT FIT");
@@ -247,6 +249,7 @@ std::string plan_json(const Plan& plan) {
         {"unsharded_bytes", memory.buffers},
         {"saved_activation_bytes", memory.saved_activations},
         {"peak_bytes", memory.peak},
+        {"resident_bytes", memory.resident},
         {"device_peak_bytes", memory.device_peak},
         {"device_limit_bytes", plan.memory_limit()},
         {"fits", plan.fits()},

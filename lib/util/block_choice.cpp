@@ -9,10 +9,18 @@ bool fits(int64_t capacity, int64_t nbytes) { return capacity >= nbytes && capac
 
 }  // namespace
 
-BlockChoice choose_block(const std::vector<int64_t>& waiting, int64_t nbytes, int64_t held, int64_t most) {
+BlockChoice choose_block(const std::vector<int64_t>& waiting, int64_t nbytes, int64_t held, int64_t most,
+                         int64_t largest_reuse) {
   BlockChoice choice;
+  auto consider = [&](size_t i) {
+    if (!choice.reuse || waiting[i] < waiting[*choice.reuse]) choice.reuse = i;
+  };
   for (size_t i = 0; i < waiting.size(); ++i) {
-    if (fits(waiting[i], nbytes) && (!choice.reuse || waiting[i] < waiting[*choice.reuse])) choice.reuse = i;
+    if (fits(waiting[i], nbytes)) consider(i);
+  }
+  if (choice.reuse || held + nbytes <= most) return choice;
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    if (waiting[i] >= nbytes && waiting[i] <= nbytes * largest_reuse) consider(i);
   }
   if (choice.reuse) return choice;
   // Blocks that wait in vain make room: the pool holds no more than was ever in use at once.

@@ -89,11 +89,11 @@ TEST_F(DeferredInit, AModelEightTimesAProcessesPartTrainsInTheMemoryOfThePlan) {
   const int64_t before = largest_process_bytes();
   const int64_t rank0 = peak_of_run(24);
   const int64_t largest = largest_process_bytes();
-  const int64_t planned = large.memory.peak - small.memory.peak;
+  const int64_t planned = large.memory.resident - small.memory.resident;
   std::printf(
-      "MiB: weights %.0f, of them a process's %.1f; planned peak with one block %.0f, with 24 %.0f (+%.0f); "
+      "MiB: weights %.0f, of them a process's %.1f; planned with one block %.0f, with 24 %.0f (+%.0f); "
       "resident peak of rank 0 with one block %.0f, with 24 %.0f (+%.0f), of the largest process %.0f\n",
-      weights / kMib, large.memory.shards / kMib, small.memory.peak / kMib, large.memory.peak / kMib,
+      weights / kMib, large.memory.shards / kMib, small.memory.resident / kMib, large.memory.resident / kMib,
       planned / kMib, one_block / kMib, rank0 / kMib, (rank0 - one_block) / kMib, largest / kMib);
   EXPECT_LE(rank0 - one_block, planned * 11 / 10);
   EXPECT_GE(rank0 - one_block, planned * 9 / 10);
