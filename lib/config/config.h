@@ -27,6 +27,7 @@ struct TrainingOptions {
   double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is still reported)
   double norm_type = 2.0;      ///< p of the p-norm; inf: the largest magnitude
   bool fused_kernels = true;
+  std::string matmul = "auto";
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
   bool no_sync = false;
 };

@@ -194,7 +194,8 @@ Config Loader::finish(const Source& file) {
     FSDP_CHECK(followed, key.full_name(), " follows an unknown key");
     set_value(key, config_, value_of(*followed, config_));
   }
-  config_.optimizer.fused = config_.training.fused_kernels;
+  config_.optimizer.fused = config_.model.fused_kernels = config_.training.fused_kernels;
+  config_.model.matmul = config_.training.matmul;
   if (file_was_read_) {  // otherwise all that it gives would be missed
     check_defaults(file);
     check_conflicts(file);

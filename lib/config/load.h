@@ -15,7 +15,7 @@ namespace fsdp::config {
 ///
 /// An override is `section.key=value` with the value in TOML; for a key that holds a string the quotes may be
 /// left out, so run.name=trial and run.name="trial" mean the same. Relative paths inside stay relative to the
-/// working directory. optimizer.fused follows training.fused_kernels.
+/// working directory. optimizer.fused, model.fused_kernels and model.matmul follow [training].
 ///
 /// Throws one util::Error(kUsage) that lists everything that is wrong, in the file and in the overrides, each
 /// with its place. check_world() (config/checks.h) is for later, when the world size is known.

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "kernels/fused.h"
 #include "nn/rotary.h"
 
 namespace fsdp::nn {
@@ -30,27 +31,36 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 LlamaAttention::LlamaAttention(const ModelOptions& options)
     : num_heads_(options.num_attention_heads),
       num_kv_heads_(options.num_key_value_heads),
-      head_dim_(options.hidden_size / options.num_attention_heads) {
+      head_dim_(options.hidden_size / options.num_attention_heads),
+      compute_(options) {
+  auto linear = [this](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, compute_); };
   int64_t hidden = options.hidden_size;
-  q_proj_ = register_module("q_proj", std::make_shared<Linear>(hidden, num_heads_ * head_dim_));
-  k_proj_ = register_module("k_proj", std::make_shared<Linear>(hidden, num_kv_heads_ * head_dim_));
-  v_proj_ = register_module("v_proj", std::make_shared<Linear>(hidden, num_kv_heads_ * head_dim_));
-  o_proj_ = register_module("o_proj", std::make_shared<Linear>(num_heads_ * head_dim_, hidden));
+  q_proj_ = register_module("q_proj", linear(hidden, num_heads_ * head_dim_));
+  k_proj_ = register_module("k_proj", linear(hidden, num_kv_heads_ * head_dim_));
+  v_proj_ = register_module("v_proj", linear(hidden, num_kv_heads_ * head_dim_));
+  o_proj_ = register_module("o_proj", linear(num_heads_ * head_dim_, hidden));
 }
 
 at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
-  at::Tensor q = split_heads(q_proj_->forward(x), num_heads_);
-  at::Tensor k = split_heads(k_proj_->forward(x), num_kv_heads_);
+  at::Tensor q = rotated(q_proj_->forward(x), num_heads_, context);
+  at::Tensor k = rotated(k_proj_->forward(x), num_kv_heads_, context);
   at::Tensor v = split_heads(v_proj_->forward(x), num_kv_heads_);
-  q = apply_rotary(q, context.rotary_cos, context.rotary_sin);
-  k = apply_rotary(k, context.rotary_cos, context.rotary_sin);
   return o_proj_->forward(join_heads(causal_attention(q, k, v)));
 }
 
+at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
+  const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
+  if (compute_.fused && kernels::can_fuse(x) && cos.scalar_type() == at::kFloat) {
+    return kernels::rotary(x.view({x.size(0), x.size(1), heads, head_dim_}), cos, sin).transpose(1, 2);
+  }
+  return apply_rotary(split_heads(x, heads), cos, sin);
+}
+
 Gpt2Attention::Gpt2Attention(const ModelOptions& options) : num_heads_(options.num_attention_heads) {
+  const Compute compute(options);
   int64_t hidden = options.hidden_size;
-  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden));
-  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden));
+  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute));
 }
 
 at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext&) {

@@ -20,7 +20,11 @@ class LlamaAttention final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  /// x: [B, T, heads * head_dim] -> [B, heads, T, head_dim]
+  at::Tensor rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const;
+
   int64_t num_heads_, num_kv_heads_, head_dim_;
+  Compute compute_;
   std::shared_ptr<Linear> q_proj_, k_proj_, v_proj_, o_proj_;
 };
 

@@ -1,8 +1,9 @@
 #include "nn/embedding.h"
 
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/linear.h>
 
+#include "kernels/fused.h"
+#include "nn/loss.h"
 #include "nn/parameter.h"
 
 namespace fsdp::nn {
@@ -15,12 +16,22 @@ at::Tensor Embedding::compute(const at::Tensor& ids, const StageContext&) {
   return at::embedding(weight_, ids);
 }
 
-Head::Head(int64_t hidden_size, int64_t vocab_size) {
+Head::Head(int64_t hidden_size, int64_t vocab_size, const Compute& compute) : compute_(compute) {
   weight_ = register_parameter("weight", empty_parameter({vocab_size, hidden_size}));
 }
 
-Head::Head(const at::Tensor& embedding_weight) { weight_ = register_parameter("weight", embedding_weight); }
+Head::Head(const at::Tensor& embedding_weight, const Compute& compute) : compute_(compute) {
+  weight_ = register_parameter("weight", embedding_weight);
+}
 
-at::Tensor Head::compute(const at::Tensor& x, const StageContext&) { return at::linear(x, weight_); }
+at::Tensor Head::compute(const at::Tensor& x, const StageContext& context) {
+  const at::Tensor& targets = context.targets;
+  if (targets.defined() && compute_.fused && kernels::can_fuse(x) &&
+      weight_.scalar_type() == x.scalar_type()) {
+    return kernels::linear_cross_entropy(x.flatten(0, -2), weight_, targets.flatten(), compute_.matmul);
+  }
+  const at::Tensor logits = kernels::linear(x, weight_, compute_.matmul);
+  return targets.defined() ? next_token_loss(logits, targets) : logits;
+}
 
 }  // namespace fsdp::nn

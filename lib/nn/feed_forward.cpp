@@ -3,24 +3,29 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/silu.h>
 
+#include "kernels/fused.h"
+
 namespace fsdp::nn {
 
-SwiGlu::SwiGlu(const ModelOptions& options) {
+SwiGlu::SwiGlu(const ModelOptions& options) : compute_(options) {
+  auto linear = [this](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, compute_); };
   int64_t hidden = options.hidden_size, inner = options.intermediate_size;
-  gate_proj_ = register_module("gate_proj", std::make_shared<Linear>(hidden, inner));
-  up_proj_ = register_module("up_proj", std::make_shared<Linear>(hidden, inner));
-  down_proj_ = register_module("down_proj", std::make_shared<Linear>(inner, hidden));
+  gate_proj_ = register_module("gate_proj", linear(hidden, inner));
+  up_proj_ = register_module("up_proj", linear(hidden, inner));
+  down_proj_ = register_module("down_proj", linear(inner, hidden));
 }
 
 at::Tensor SwiGlu::compute(const at::Tensor& x, const StageContext&) {
-  return down_proj_->forward(at::silu(gate_proj_->forward(x)) * up_proj_->forward(x));
+  const at::Tensor gate = gate_proj_->forward(x), up = up_proj_->forward(x);
+  const bool fused = compute_.fused && kernels::can_fuse(gate);
+  return down_proj_->forward(fused ? kernels::swiglu(gate, up) : at::silu(gate) * up);
 }
 
 GeluFeedForward::GeluFeedForward(const ModelOptions& options) {
-  c_fc_ = register_module("c_fc",
-                          std::make_shared<TransposedLinear>(options.hidden_size, options.intermediate_size));
-  c_proj_ = register_module(
-      "c_proj", std::make_shared<TransposedLinear>(options.intermediate_size, options.hidden_size));
+  const Compute compute(options);
+  int64_t hidden = options.hidden_size, inner = options.intermediate_size;
+  c_fc_ = register_module("c_fc", std::make_shared<TransposedLinear>(hidden, inner, compute));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(inner, hidden, compute));
 }
 
 at::Tensor GeluFeedForward::compute(const at::Tensor& x, const StageContext&) {

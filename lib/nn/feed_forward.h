@@ -18,6 +18,7 @@ class SwiGlu final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  Compute compute_;
   std::shared_ptr<Linear> gate_proj_, up_proj_, down_proj_;
 };
 

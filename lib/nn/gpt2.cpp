@@ -29,10 +29,10 @@ Gpt2::Gpt2(const ModelOptions& options) : max_positions_(options.max_position_em
   for (int64_t i = 0; i < options.num_hidden_layers; ++i) h_->append(std::make_shared<Gpt2Block>(options));
   ln_f_ = transformer->register_module(
       "ln_f", std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon));
-  lm_head_ =
-      register_module("lm_head", options.tie_word_embeddings
-                                     ? std::make_shared<Head>(wte_->weight())
-                                     : std::make_shared<Head>(options.hidden_size, options.vocab_size));
+  lm_head_ = register_module(
+      "lm_head", options.tie_word_embeddings
+                     ? std::make_shared<Head>(wte_->weight(), Compute(options))
+                     : std::make_shared<Head>(options.hidden_size, options.vocab_size, Compute(options)));
 }
 
 at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& context) {

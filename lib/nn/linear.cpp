@@ -1,19 +1,17 @@
 #include "nn/linear.h"
 
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/linear.h>
-
 #include "nn/parameter.h"
 
 namespace fsdp::nn {
 
-Linear::Linear(int64_t in_features, int64_t out_features) {
+Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute) : compute_(compute) {
   weight_ = register_parameter("weight", empty_parameter({out_features, in_features}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const { return at::linear(x, weight_); }
+at::Tensor Linear::forward(const at::Tensor& x) const { return kernels::linear(x, weight_, compute_.matmul); }
 
-TransposedLinear::TransposedLinear(int64_t in_features, int64_t out_features) {
+TransposedLinear::TransposedLinear(int64_t in_features, int64_t out_features, const Compute& compute)
+    : compute_(compute) {
   weight_ = register_parameter("weight", empty_parameter({in_features, out_features}));
   bias_ = register_parameter("bias", empty_parameter({out_features}));
 }
@@ -21,7 +19,8 @@ TransposedLinear::TransposedLinear(int64_t in_features, int64_t out_features) {
 at::Tensor TransposedLinear::forward(const at::Tensor& x) const {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
-  return at::addmm(bias_, x.reshape({-1, weight_.size(0)}), weight_).view(shape);
+  return kernels::transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias_, compute_.matmul)
+      .view(shape);
 }
 
 }  // namespace fsdp::nn

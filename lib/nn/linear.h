@@ -7,29 +7,33 @@
 
 #include <cstdint>
 
+#include "nn/compute.h"
+
 namespace fsdp::nn {
 
 /// y = x W^T: weight [out_features, in_features], no bias (Llama).
 class Linear : public torch::nn::Module {
  public:
-  Linear(int64_t in_features, int64_t out_features);
+  Linear(int64_t in_features, int64_t out_features, const Compute& compute = {});
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
 
  private:
   at::Tensor weight_;
+  Compute compute_;
 };
 
 /// y = x W + b: weight [in_features, out_features], bias [out_features] (GPT-2's "Conv1D").
 class TransposedLinear : public torch::nn::Module {
  public:
-  TransposedLinear(int64_t in_features, int64_t out_features);
+  TransposedLinear(int64_t in_features, int64_t out_features, const Compute& compute = {});
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
 
  private:
   at::Tensor weight_;
   at::Tensor bias_;
+  Compute compute_;
 };
 
 }  // namespace fsdp::nn

@@ -3,7 +3,9 @@
 namespace fsdp::nn {
 
 LlamaBlock::LlamaBlock(const ModelOptions& options) {
-  auto norm = [&] { return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps); };
+  auto norm = [&] {
+    return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options));
+  };
   self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(options));
   mlp_ = register_module("mlp", std::make_shared<SwiGlu>(options));
   input_layernorm_ = register_module("input_layernorm", norm());
@@ -11,8 +13,9 @@ LlamaBlock::LlamaBlock(const ModelOptions& options) {
 }
 
 at::Tensor LlamaBlock::compute(const at::Tensor& x, const StageContext& context) {
-  at::Tensor attended = x + self_attn_->forward(input_layernorm_->forward(x), context);
-  return attended + mlp_->forward(post_attention_layernorm_->forward(attended), context);
+  const at::Tensor attention = self_attn_->forward(input_layernorm_->forward(x), context);
+  auto [attended, normed] = post_attention_layernorm_->forward_with(x, attention);
+  return attended + mlp_->forward(normed, context);
 }
 
 Llama::Llama(const ModelOptions& options) {
@@ -22,19 +25,20 @@ Llama::Llama(const ModelOptions& options) {
   layers_ = model->register_module("layers", std::make_shared<StageList>());
   for (int64_t i = 0; i < options.num_hidden_layers; ++i)
     layers_->append(std::make_shared<LlamaBlock>(options));
-  norm_ =
-      model->register_module("norm", std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps));
+  norm_ = model->register_module(
+      "norm", std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options)));
   rotary_emb_ = model->register_module(
       "rotary_emb",
       std::make_shared<RotaryTable>(options.hidden_size / options.num_attention_heads, options.rope_theta));
-  lm_head_ =
-      register_module("lm_head", options.tie_word_embeddings
-                                     ? std::make_shared<Head>(embed_tokens_->weight())
-                                     : std::make_shared<Head>(options.hidden_size, options.vocab_size));
+  lm_head_ = register_module(
+      "lm_head", options.tie_word_embeddings
+                     ? std::make_shared<Head>(embed_tokens_->weight(), Compute(options))
+                     : std::make_shared<Head>(options.hidden_size, options.vocab_size, Compute(options)));
 }
 
-at::Tensor Llama::compute(const at::Tensor& ids, const StageContext&) {
+at::Tensor Llama::compute(const at::Tensor& ids, const StageContext& given) {
   StageContext context;
+  context.targets = given.targets;
   std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(ids.size(1), ids.device());
   at::Tensor x = embed_tokens_->forward(ids, context);
   for (const auto& layer : *layers_) x = layer->forward(x, context);

@@ -24,6 +24,10 @@ struct ModelOptions {
   std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   bool init_broadcast =
       false;  ///< rank 0 alone reads or makes the first weights and sends them to the others
+
+  // How, not what: training.fused_kernels and training.matmul.
+  bool fused_kernels = true;    ///< kernels/fused.h; off: libtorch's operations, composed by autograd
+  std::string matmul = "auto";  ///< of fp32 products on the CPU, see kernels/matmul.h
 };
 
 /// Which activations backward computes again in place of keeping them.

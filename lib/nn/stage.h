@@ -18,8 +18,11 @@ namespace fsdp::nn {
 
 /// What the stages of one forward pass share beside the hidden states.
 struct StageContext {
-  at::Tensor rotary_cos;  ///< [T, head_dim], undefined for models without rotary positions
-  at::Tensor rotary_sin;  ///< [T, head_dim]
+  at::Tensor rotary_cos = {};  ///< [T, head_dim], undefined for models without rotary positions
+  at::Tensor rotary_sin = {};  ///< [T, head_dim]
+  /// [B, T] int64: what the head is to predict. With it, a model of lib/nn gives the mean loss for its
+  /// scores, so that these need not exist all at once.
+  at::Tensor targets = {};
 };
 
 class Stage;

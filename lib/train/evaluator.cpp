@@ -15,10 +15,9 @@ double validation_loss(nn::Stage& model, const data::ValidationLoader& loader,
   for (int64_t index = 0; index < loader.num_batches(); ++index) {
     data::Batch batch = loader.batch(index);
     // A batch without rows that count still runs: its forward is collective.
-    at::Tensor logits = model.forward(batch.inputs);
+    at::Tensor loss = nn::loss_of(model, batch.inputs, batch.targets);
     if (batch.valid_rows == 0) continue;
-    sums[0] +=
-        nn::next_token_loss(logits, batch.targets).item<double>() * static_cast<double>(batch.valid_rows);
+    sums[0] += loss.item<double>() * static_cast<double>(batch.valid_rows);
     sums[1] += static_cast<double>(batch.valid_rows);
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/fused.h"
 #include "util/dtype.h"
 
 namespace fsdp::train {
@@ -41,6 +42,9 @@ class Pass {
   const nn::ModelOptions& model() const { return shape_.model; }
   bool llama() const { return model().architecture == "llama"; }
   bool low() const { return shape_.element < kFloat; }
+  bool fused_block() const { return shape_.fused && llama(); }
+  /// Whether norms compute on an fp32 copy of their input, and save that.
+  bool norms_copy() const { return low() && !fused_block(); }
   int64_t count() const { return shape_.count(); }
   int64_t hidden() const { return model().hidden_size; }
   int64_t head_dim() const { return model().hidden_size / model().num_attention_heads; }
@@ -79,6 +83,8 @@ class Pass {
   void product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved, Into into = Into::kNew) {
     tape_.take(shape_.element * in * out);
     tape_.take(wide(in));
+    if (shape_.onednn)
+      tape_.touch(wide(llama() ? out : in));  // a factor of the weight's gradient, transposed
     if (!keep_gradient) tape_.give(wide(out));
     tape_.give(saved);
     if (into == Into::kSum) {
@@ -92,7 +98,8 @@ class Pass {
 
   /// Leaves the result, which the product behind it saves, and what backward needs.
   void norm_forward() {
-    if (low()) tape_.take(x32());  // the input in fp32, saved
+    if (fused_block()) return tape_.take(wide32(1) + x());  // saved: the reciprocal roots; the result
+    if (low()) tape_.take(x32());                           // the input in fp32, saved
     if (llama()) {
       tape_.touch(x32() + 2 * wide32(1));  // squares and their means
       tape_.take(wide32(1) + x32());       // saved: the reciprocal roots, the normed input
@@ -110,6 +117,12 @@ class Pass {
   /// Takes the gradient of the result; leaves that of the input, added to the residual's where there is one.
   /// The saved input goes.
   void norm_backward(bool residual) {
+    if (fused_block()) {
+      tape_.take(x());
+      tape_.give(2 * x() + wide32(1));  // the gradient of the result, the input
+      if (residual) tape_.give(x());
+      return;
+    }
     if (low()) {
       tape_.take(x32());
       tape_.give(x());
@@ -138,6 +151,7 @@ class Pass {
   /// The rotation of queries or keys: [N, width] in, [N, width] out.
   void rotary_forward(int64_t width) {
     int64_t in = wide(width);
+    if (fused_rotary()) return tape_.touch(in);  // the result takes the input's place
     int64_t mixed = std::max(shape_.element, shape_.buffer_element) * count() * width;
     bool converts = mixed != in;
     tape_.take(in + in / 2);  // the halves exchanged, one of them negated
@@ -154,8 +168,11 @@ class Pass {
     tape_.give(2 * mixed + 2 * in);  // the products, the exchanged halves, the input
   }
 
+  bool fused_rotary() const { return fused_block() && shape_.buffer_element == kFloat; }
+
   void rotary_backward(int64_t width) {
     int64_t in = wide(width);
+    if (fused_rotary()) return tape_.touch(in);
     int64_t mixed = std::max(shape_.element, shape_.buffer_element) * count() * width;
     if (mixed != in) {
       tape_.take(mixed);
@@ -225,7 +242,8 @@ class Pass {
   }
 
   void feed_forward_forward() {
-    tape_.take((llama() ? 4 : 2) * wide(model().intermediate_size));
+    const int64_t saved = fused_block() ? 3 : llama() ? 4 : 2;
+    tape_.take(saved * wide(model().intermediate_size));
     tape_.take(x());
   }
 
@@ -235,8 +253,10 @@ class Pass {
     if (llama()) {
       tape_.take(2 * one);  // of both factors
       tape_.give(3 * one);  // that of the product, and the factors
-      tape_.take(one);
-      tape_.give(2 * one);  // the gate and its gradient behind silu
+      if (!fused_block()) {
+        tape_.take(one);
+        tape_.give(2 * one);  // the gate and its gradient behind silu
+      }
       product_backward(hidden(), inner, false, 0);
       product_backward(hidden(), inner, false, x(), Into::kSum);
     } else {
@@ -281,7 +301,7 @@ class Pass {
     inner_forward("feed_forward", feed_forward_path(path), &Pass::feed_forward_forward);
     tape_.take(x());
     tape_.give(x());
-    if (low()) tape_.give(x());  // what was between the two halves; the norm saved it in fp32
+    if (norms_copy()) tape_.give(x());  // what was between the two halves; the norm saved it in fp32
   }
 
   void block_forward_unrecorded(const std::string& path) {
@@ -310,16 +330,46 @@ class Pass {
         block_forward_unrecorded(path);
       } else {
         block_forward(path);
-        if (low()) tape_.give(x());  // the block's input
+        if (norms_copy()) tape_.give(x());  // the block's input
       }
       events_.forward_ends(path);
     }
     norm_forward();
-    int64_t logits = wide(model().vocab_size), log_probabilities = wide32(model().vocab_size);
     events_.forward_begins("lm_head");
-    tape_.take(logits);
+    if (recomputes("head")) {
+      tape_.touch(shape_.fused ? logits_chunk() : wide(model().vocab_size) + 2 * wide32(model().vocab_size));
+    } else {
+      loss_forward();
+    }
     events_.forward_ends("lm_head");
     events_.forward_ends("");
+  }
+
+  /// Of one chunk of kernels::linear_cross_entropy.
+  int64_t logits_chunk() const {
+    return shape_.element * model().vocab_size *
+           kernels::cross_entropy_chunk_rows(count(), model().vocab_size);
+  }
+
+  /// Leaves what is saved; the head's input goes where nobody saves it.
+  void loss_forward() {
+    int64_t logits = wide(model().vocab_size), log_probabilities = wide32(model().vocab_size);
+    if (shape_.fused) {
+      const int64_t rows = kernels::cross_entropy_chunk_rows(count(), model().vocab_size);
+      const int64_t table = model().vocab_size * hidden(), chunk = logits_chunk();
+      const bool sums = rows < count();  // in fp32
+      tape_.take(x() + chunk);
+      tape_.touch(shape_.element * rows * hidden());
+      tape_.take((sums ? kFloat : shape_.element) * table);
+      tape_.touch((sums ? shape_.element * table : 0) + (shape_.onednn ? chunk : 0));  // transposed, for it
+      tape_.give(chunk);
+      if (sums && low()) {
+        tape_.take(shape_.element * table);
+        tape_.give(kFloat * table);
+      }
+      return tape_.give(x());
+    }
+    tape_.take(logits);
     if (low()) {
       tape_.give(x());
       tape_.take(log_probabilities);  // the logits in fp32
@@ -329,7 +379,9 @@ class Pass {
     tape_.give(logits);
   }
 
-  void backward() {
+  /// Leaves the gradient of the head's input, and the weight's.
+  void loss_backward() {
+    if (shape_.fused) return;  // they are there
     int64_t logits = wide(model().vocab_size), log_probabilities = wide32(model().vocab_size);
     tape_.take(2 * log_probabilities);
     tape_.give(2 * log_probabilities);
@@ -337,6 +389,10 @@ class Pass {
       tape_.take(logits);
       tape_.give(log_probabilities);
     }
+  }
+
+  void backward() {
+    if (!recomputes("head")) loss_backward();
     events_.backward_begins("");
     head_backward();
     norm_backward(/*residual=*/false);
@@ -346,7 +402,7 @@ class Pass {
       bool again = recomputes("block");
       if (again) block_forward(path);
       block_backward(path);
-      if (again) tape_.give(low() ? 2 * x() : x());  // the output of the second forward, the input
+      if (again) tape_.give(norms_copy() ? 2 * x() : x());  // the output of the second forward, the input
       events_.backward_ends(path);
     }
     embedding_backward();
@@ -356,11 +412,17 @@ class Pass {
   void head_backward() {
     int64_t table = model().vocab_size * hidden();
     events_.backward_begins("lm_head");
-    if (recomputes("head")) tape_.take(wide(model().vocab_size));
-    product_backward(hidden(), model().vocab_size, false, x());
+    if (recomputes("head")) {
+      loss_forward();
+      loss_backward();
+    }
+    if (shape_.fused) {
+      accumulate(table);
+    } else {
+      product_backward(hidden(), model().vocab_size, false, x());
+    }
     // The gradient of a tied table waits for the embedding's.
     if (model().tie_word_embeddings) tape_.take(shape_.element * table);
-    if (recomputes("head")) tape_.give(wide(model().vocab_size));
     events_.backward_ends("lm_head");
   }
 
@@ -391,8 +453,9 @@ class Pass {
     tape_.take(shape_.element * table);
     tape_.give(x());
     if (model().tie_word_embeddings) {
-      tape_.take(shape_.element * table);  // the sum of both gradients
-      tape_.give(2 * shape_.element * table);
+      const bool in_place = shape_.fused || shape_.onednn;  // else the head's gradient is a transposed view
+      if (!in_place) tape_.take(shape_.element * table);    // the sum of both gradients
+      tape_.give((in_place ? 1 : 2) * shape_.element * table);
     }
     accumulate(table);
     events_.backward_ends(path);
@@ -429,6 +492,9 @@ ActivationShape activation_shape(const config::Config& config) {
   if (config.activation_checkpointing.mode != "none") {
     shape.recomputed = config.activation_checkpointing.stage_types;
   }
+  shape.fused = config.training.fused_kernels && precision.param_dtype != "float16";
+  shape.onednn = precision.param_dtype == "float32" &&
+                 kernels::matmul_by_name(config.model.matmul) == kernels::Matmul::kOneDnn;
   shape.threads = at::get_num_threads();
   return shape;
 }

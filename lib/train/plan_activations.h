@@ -18,6 +18,13 @@
 //   a recomputed block              e N D, its input
 //   loss                            4 N V, the log-probabilities
 //
+// and with fused kernels (kernels/fused.h)
+//
+//     llama   two RMSNorms          2 * (2 e ND + 4 N)
+//             SwiGLU                3 e N I
+//     loss                          e ND + e VD, the gradients of the head's input and weight, and no more
+//                                   than some rows of the scores at a time
+//
 // Beyond that the largest moments are three tensors of 4 N V at the begin of backward, and within the
 // backward of a block the feed-forward's, with some e N I and the gradient of one weight. A recomputed block
 // has all of its own memory then. Attention saves no N * T scores (libtorch's flash kernel).
@@ -45,6 +52,8 @@ struct ActivationShape {
   /// converted copy at a time.
   bool converts_gradients = false;
   std::vector<std::string> recomputed;  ///< stage types; empty: nothing is recomputed
+  bool fused = false;                   ///< by kernels/fused.h
+  bool onednn = false;                  ///< fp32 products by it
   int64_t threads = 1;                  ///< that compute; kernels have scratch memory for each
 
   int64_t count() const { return rows * tokens; }

@@ -35,10 +35,10 @@ StepResult TrainStep::run(const StepPosition& position) {
 
 double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step) {
   data::Batch batch = parts_.batches.batch(position.first_global_sample, micro_step);
-  at::Tensor logits = parts_.model.forward(batch.inputs);
-  at::Tensor loss =
-      nn::next_token_loss(logits, batch.targets) / static_cast<double>(options_.gradient_accumulation_steps);
-  logits.reset();  // the graph keeps what backward needs
+  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets);
+  if (options_.gradient_accumulation_steps > 1) {
+    loss = loss / static_cast<double>(options_.gradient_accumulation_steps);
+  }
   (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
   return loss.item<double>();
 }

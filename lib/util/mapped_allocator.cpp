@@ -16,7 +16,7 @@ constexpr int64_t kSmallest = 128 << 10;  ///< malloc too gives such a map of it
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kSmallestOfHugePages = 2 * kHugePage;
 constexpr uint8_t kPriority = 100;
-/// Activations, gradients and what kernels take come in other sizes one after the other. With a tenth to
+/// Activations, gradients and what kernels take come in other sizes one after the other. With a fifth to
 /// spare, and blocks of up to three times the size asked for where the alternative is the system, steps of
 /// transformers find all their blocks waiting; without, they clear half of their memory anew in each step.
 constexpr int64_t kLargestReuse = 3;

@@ -4,7 +4,7 @@
 //
 // malloc keeps what was freed for later requests, in holes that later requests may not fit, and a training
 // process ends up with half as much again as its tensors ever took at once. Here a freed block waits to be
-// used again too, but by a request of about its size, and all blocks together are never more than a tenth
+// used again too, but by a request of about its size, and all blocks together are never more than a fifth
 // above the most that tensors have needed at one time: a request for which nothing waits gives back, to the
 // system, what has waited longest. So the peak of resident memory is about the peak that a plan computes, and
 // where steps are alike, blocks change hands without the system. Blocks of 4 MiB and more ask for huge pages.
@@ -26,7 +26,7 @@ class MappedAllocator final : public c10::Allocator {
   static MappedAllocator& instance();
 
   /// What all blocks take at most, where tensors take `peak_bytes` at most.
-  static constexpr int64_t most_held_bytes(int64_t peak_bytes) { return peak_bytes + peak_bytes / 10; }
+  static constexpr int64_t most_held_bytes(int64_t peak_bytes) { return peak_bytes + peak_bytes / 5; }
 
   /// From here on CPU tensors come from it. Call it before other threads allocate tensors.
   static void install();

@@ -92,6 +92,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.max_grad_norm", {"0", "-1"}},
       {"training.norm_type", {"inf", "0.5"}},
       {"training.fused_kernels", {"false", "0"}},
+      {"training.matmul", {"\"onednn\"", "\"blas\""}},
       {"training.no_sync", {"true", "1"}},
       {"evaluation.interval_steps", {"50", "-1", {"data.validation=[\"v\"]"}}},
       {"evaluation.max_samples", {"128", "-1"}},

@@ -1,0 +1,46 @@
+#pragma once
+
+// What lies between the matrix products of a transformer, each as one pass over memory in forward and one in
+// backward, where autograd's composition of libtorch's operations makes many. Arithmetic is fp32 within a
+// kernel; results are rounded to the type of the input once.
+//
+// Every function works under autograd (first derivatives). They are for tensors that can_fuse() accepts; the
+// composed path of lib/nn serves all others.
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "kernels/matmul.h"
+
+namespace fsdp::kernels {
+
+/// Whether there are kernels for the tensor's device and type: fp32 and bf16 on the CPU.
+bool can_fuse(const at::Tensor& x);
+
+/// Zhang and Sennrich: Root Mean Square Layer Normalization, 2019. x: [..., D], weight: [D] of x's type.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
+/// {x + residual, rms_norm(x + residual)}, all [..., D].
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double epsilon);
+
+/// Su et al.: RoFormer, 2021, with the halves of a head as the pairs (Llama).
+/// x: [B, T, heads, head_dim]; cos, sin: [T, head_dim] fp32, halves alike.
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+/// silu(gate) * up (Shazeer: GLU Variants Improve Transformer, 2020). Both [..., I].
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// The mean cross-entropy of logits x W^T, of which no more than some rows exist at a time, in x's type: each
+/// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],
+/// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows
+/// whose target is kIgnored do not count. It can be differentiated once.
+constexpr int64_t kIgnored = -100;
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                                Matmul matmul);
+
+/// Rows of such a chunk.
+int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary);
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,36 @@
+#pragma once
+
+// Products with weight matrices, by the fastest library at hand that computes in true fp32.
+//
+// libtorch sends fp32 products on the CPU to MKL, which knows no AVX-512 on CPUs that are not Intel's;
+// oneDNN, inside libtorch too, does (on an AMD EPYC with AVX-512: 97 against 215 GFLOP/s a core, with an
+// error of 1e-6 either way). Lower precision goes to oneDNN whatever is chosen, and other devices to their
+// own libraries.
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace fsdp::kernels {
+
+enum class Matmul { kMkl, kOneDnn };
+
+/// Of training.matmul: "mkl", "onednn" or "auto", which is oneDNN on CPUs with AVX-512 that are not Intel's.
+/// Depends on nothing but the CPU, so that a run that is resumed there rounds as before.
+/// Throws Error(kUsage) for other names.
+Matmul matmul_by_name(const std::string& name);
+
+/// "mkl" or "onednn".
+const char* name_of(Matmul matmul);
+
+/// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
+
+/// y = x W + b. x: [N, in], weight: [in, out], bias: [out] -> [N, out]
+at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                             Matmul matmul);
+
+/// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);
+
+}  // namespace fsdp::kernels

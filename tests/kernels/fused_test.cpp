@@ -1,0 +1,229 @@
+// The fused kernels against the same formulas composed of libtorch's operations, in double precision.
+
+#include "kernels/fused.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <vector>
+
+#include "kernels/cpu/loops.h"
+#include "util/error.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Formula = std::function<Tensors(const Tensors& inputs)>;
+
+at::Tensor random(at::IntArrayRef shape, double scale = 1) {
+  return at::randn(shape, at::TensorOptions().dtype(at::kDouble)) * scale;
+}
+
+/// Outputs and gradients of the inputs, for random gradients of the outputs.
+Tensors run(const Formula& formula, const Tensors& inputs, const Tensors& output_gradients) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) leaves.push_back(input.detach().clone().requires_grad_(true));
+  Tensors outputs = formula(leaves), results;
+  Tensors gradients;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    gradients.push_back(output_gradients[i].to(outputs[i].scalar_type()));
+    results.push_back(outputs[i].detach().clone());
+  }
+  for (at::Tensor& gradient : torch::autograd::grad(outputs, leaves, gradients)) results.push_back(gradient);
+  return results;
+}
+
+struct Setting {
+  at::ScalarType type;
+  double tolerance;  ///< of the largest value
+  int threads;
+};
+
+class Fused : public ::testing::TestWithParam<Setting> {
+ protected:
+  void SetUp() override {
+    threads_before_ = at::get_num_threads();
+    at::set_num_threads(GetParam().threads);
+    at::manual_seed(5);
+  }
+  void TearDown() override { at::set_num_threads(threads_before_); }
+
+  /// `inputs` are in double precision; both sides get them rounded to the type.
+  void expect_equal(const Formula& fused, const Formula& composed, const Tensors& inputs,
+                    const Tensors& output_gradients) const {
+    Tensors low, high, gradients;
+    for (const at::Tensor& input : inputs) {
+      low.push_back(input.to(GetParam().type));
+      high.push_back(low.back().to(at::kDouble));
+    }
+    for (const at::Tensor& gradient : output_gradients) {
+      gradients.push_back(gradient.to(GetParam().type).to(at::kDouble));
+    }
+    const Tensors ours = run(fused, low, gradients), expected = run(composed, high, gradients);
+    ASSERT_EQ(ours.size(), expected.size());
+    for (size_t i = 0; i < ours.size(); ++i) {
+      ASSERT_EQ(ours[i].sizes(), expected[i].sizes()) << i;
+      const double error = (ours[i].to(at::kDouble) - expected[i]).abs().max().item<double>();
+      EXPECT_LE(error, GetParam().tolerance * (expected[i].abs().max().item<double>() + 1e-3))
+          << "result " << i;
+    }
+  }
+
+ private:
+  int threads_before_ = 1;
+};
+
+INSTANTIATE_TEST_SUITE_P(Types, Fused,
+                         ::testing::Values(Setting{at::kFloat, 3e-6, 1}, Setting{at::kFloat, 3e-6, 3},
+                                           Setting{at::kBFloat16, 1.2e-2, 1}),
+                         [](const auto& info) {
+                           return std::string(c10::toString(info.param.type)) + "On" +
+                                  std::to_string(info.param.threads);
+                         });
+
+at::Tensor composed_norm(const at::Tensor& x, const at::Tensor& weight) {
+  return x * (x.square().mean(-1, true) + 1e-5).rsqrt() * weight;
+}
+
+TEST_P(Fused, RmsNormIsThatOfTheFormula) {
+  for (int64_t width : {1, 7, 64, 257, 1000}) {
+    const Tensors inputs{random({3, 41, width}), random({width}) + 1};
+    expect_equal([](const Tensors& in) { return Tensors{rms_norm(in[0], in[1], 1e-5)}; },
+                 [](const Tensors& in) { return Tensors{composed_norm(in[0], in[1])}; }, inputs,
+                 {random({3, 41, width})});
+  }
+}
+
+TEST_P(Fused, AddRmsNormGivesSumAndNorm) {
+  for (int64_t width : {5, 192}) {
+    const Tensors inputs{random({67, width}), random({67, width}), random({width}) + 1};
+    expect_equal(
+        [](const Tensors& in) {
+          auto [sum, normed] = add_rms_norm(in[0], in[1], in[2], 1e-5);
+          return Tensors{sum, normed};
+        },
+        [](const Tensors& in) {
+          at::Tensor sum = in[0] + in[1];
+          return Tensors{sum, composed_norm(sum, in[2])};
+        },
+        inputs, {random({67, width}), random({67, width})});
+  }
+}
+
+TEST_P(Fused, AddRmsNormNeedsNoGradientOfTheNorm) {
+  const Tensors inputs{random({6, 5}), random({6, 5})};
+  auto formula = [](const Tensors& in) {
+    at::Tensor weight = at::ones({5}, in[0].options().requires_grad(false));
+    return in[0].scalar_type() == at::kDouble ? Tensors{in[0] + in[1]}
+                                              : Tensors{add_rms_norm(in[0], in[1], weight, 1e-5).first};
+  };
+  expect_equal(formula, formula, inputs, {random({6, 5})});
+}
+
+TEST_P(Fused, RotaryTurnsPairsOfHalves) {
+  const int64_t tokens = 9;
+  for (int64_t head_dim : {2, 6, 64}) {
+    at::Tensor half = at::outer(at::arange(tokens, at::kFloat), at::rand({head_dim / 2}));
+    at::Tensor angles = at::cat({half, half}, -1), cos = angles.cos(), sin = angles.sin();
+    expect_equal([&](const Tensors& in) { return Tensors{rotary(in[0], cos, sin)}; },
+                 [&](const Tensors& in) {
+                   at::Tensor x = in[0];
+                   at::Tensor turned = at::cat(
+                       {-x.narrow(-1, head_dim / 2, head_dim / 2), x.narrow(-1, 0, head_dim / 2)}, -1);
+                   at::Tensor c = cos.to(at::kDouble).unsqueeze(1), s = sin.to(at::kDouble).unsqueeze(1);
+                   return Tensors{x * c + turned * s};
+                 },
+                 {random({2, tokens, 3, head_dim})}, {random({2, tokens, 3, head_dim})});
+  }
+}
+
+TEST_P(Fused, SwiGluIsSiluTimesUp) {
+  for (int64_t width : {1, 33, 1376}) {
+    expect_equal([](const Tensors& in) { return Tensors{swiglu(in[0], in[1])}; },
+                 [](const Tensors& in) { return Tensors{at::silu(in[0]) * in[1]}; },
+                 {random({40, width}, 4), random({40, width})}, {random({40, width})});
+  }
+}
+
+TEST_P(Fused, SwiGluStaysFiniteForLargeInputs) {
+  const auto options = at::TensorOptions().dtype(GetParam().type);
+  at::Tensor gate = at::tensor({-1e4, -90.0, 0.0, 90.0, 1e4}).to(GetParam().type).requires_grad_(true);
+  at::Tensor up = at::ones({5}, options);
+  at::Tensor y = swiglu(gate, up);
+  y.sum().backward();
+  const at::Tensor expected = at::tensor({0.0, 0.0, 0.0, 90.0, 1e4}).to(GetParam().type);
+  EXPECT_TRUE(at::allclose(y, expected, 1e-2, 1e-6)) << y;
+  EXPECT_TRUE(at::isfinite(gate.grad()).all().item<bool>());
+}
+
+TEST_P(Fused, LinearCrossEntropyIsTheMeanLossOfTheProduct) {
+  for (int64_t vocabulary : {2, 17, 5000}) {
+    const at::Tensor targets = at::randint(vocabulary, {31}, at::TensorOptions().dtype(at::kLong));
+    expect_equal(
+        [&](const Tensors& in) {
+          return Tensors{linear_cross_entropy(in[0], in[1], targets, Matmul::kOneDnn)};
+        },
+        [&](const Tensors& in) { return Tensors{at::cross_entropy_loss(at::linear(in[0], in[1]), targets)}; },
+        {random({31, 24}), random({vocabulary, 24}, 0.3)}, {at::scalar_tensor(0.5, at::kDouble)});
+  }
+}
+
+TEST(LinearCrossEntropy, OfManyChunksIsThatOfOne) {
+  at::manual_seed(6);
+  const int64_t vocabulary = 1 << 16, rows = 600;
+  ASSERT_LT(cross_entropy_chunk_rows(rows, vocabulary), rows / 2);
+  const at::Tensor targets = at::randint(vocabulary, {rows}, at::TensorOptions().dtype(at::kLong));
+  at::Tensor x = at::randn({rows, 8}).requires_grad_(true), weight = at::randn({vocabulary, 8});
+  weight.requires_grad_(true);
+  at::Tensor ours = linear_cross_entropy(x, weight, targets, Matmul::kMkl);
+  const auto gradients = torch::autograd::grad({ours}, {x, weight});
+  at::Tensor expected = at::cross_entropy_loss(at::linear(x, weight), targets);
+  const auto expected_gradients = torch::autograd::grad({expected}, {x, weight});
+  EXPECT_NEAR(ours.item<double>(), expected.item<double>(), 1e-5);
+  for (int i : {0, 1}) {
+    const double largest = expected_gradients[i].abs().max().item<double>();
+    EXPECT_TRUE(at::allclose(gradients[i], expected_gradients[i], 1e-4, 1e-5 * largest)) << i;
+  }
+}
+
+TEST(LinearCrossEntropy, LeavesIgnoredRowsOut) {
+  at::manual_seed(7);
+  at::Tensor x = at::randn({4, 3}).requires_grad_(true), weight = at::randn({5, 3});
+  const at::Tensor targets = at::tensor({1, -100, 4, -100}, at::kLong);
+  linear_cross_entropy(x, weight, targets, Matmul::kMkl).backward();
+  at::Tensor same = x.detach().clone().requires_grad_(true);
+  at::cross_entropy_loss(at::linear(same, weight), targets).backward();
+  EXPECT_TRUE(at::allclose(x.grad(), same.grad(), 1e-5, 1e-6));
+}
+
+TEST(LinearCrossEntropy, WithoutGradModeGivesTheLossAlone) {
+  at::NoGradGuard no_grad;
+  at::Tensor x = at::randn({4, 3}).requires_grad_(true), weight = at::randn({5, 3});
+  const at::Tensor targets = at::zeros({4}, at::kLong);
+  const at::Tensor loss = linear_cross_entropy(x, weight, targets, Matmul::kMkl);
+  EXPECT_FALSE(loss.requires_grad());
+  EXPECT_NEAR(loss.item<double>(), at::cross_entropy_loss(at::linear(x, weight), targets).item<double>(),
+              1e-6);
+}
+
+TEST(LinearCrossEntropy, RefusesTargetsBeyondTheVocabulary) {
+  for (int64_t token : {-1, 5}) {
+    EXPECT_THROW(linear_cross_entropy(at::zeros({1, 3}), at::zeros({5, 3}), at::full({1}, token, at::kLong),
+                                      Matmul::kMkl),
+                 util::Error);
+  }
+}
+
+TEST(CanFuse, KnowsTypes) {
+  EXPECT_TRUE(can_fuse(at::zeros({1})));
+  EXPECT_TRUE(can_fuse(at::zeros({1}, at::kBFloat16)));
+  EXPECT_FALSE(can_fuse(at::zeros({1}, at::kHalf)));
+  EXPECT_FALSE(can_fuse(at::zeros({1}, at::kDouble)));
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

@@ -1,0 +1,72 @@
+#include "kernels/matmul.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "util/error.h"
+
+namespace fsdp::kernels {
+namespace {
+
+double error_of(const at::Tensor& ours, const at::Tensor& expected) {
+  return ((ours.to(at::kDouble) - expected).abs().max() / expected.abs().max()).item<double>();
+}
+
+class MatmulOf : public ::testing::TestWithParam<Matmul> {};
+INSTANTIATE_TEST_SUITE_P(Libraries, MatmulOf, ::testing::Values(Matmul::kMkl, Matmul::kOneDnn),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST_P(MatmulOf, LinearAndItsGradientsAreThoseOfDoublePrecision) {
+  at::manual_seed(1);
+  for (auto [rows, in, out] : {std::tuple{1, 1, 1}, {3, 5, 7}, {130, 65, 33}, {256, 512, 300}}) {
+    at::Tensor x = at::randn({2, rows, in}).requires_grad_(true);
+    at::Tensor weight = at::randn({out, in}).requires_grad_(true), dy = at::randn({2, rows, out});
+    at::Tensor y = linear(x, weight, GetParam());
+    const auto gradients = torch::autograd::grad({y}, {x, weight}, {dy});
+    const at::Tensor X = x.detach().to(at::kDouble), W = weight.detach().to(at::kDouble),
+                     D = dy.to(at::kDouble);
+    EXPECT_LT(error_of(y, at::matmul(X, W.t())), 3e-6);
+    EXPECT_LT(error_of(gradients[0], at::matmul(D, W)), 3e-6);
+    EXPECT_LT(error_of(gradients[1], at::matmul(D.flatten(0, 1).t(), X.flatten(0, 1))), 3e-6);
+    EXPECT_TRUE(gradients[1].is_contiguous());
+  }
+}
+
+TEST_P(MatmulOf, TransposedLinearHasABias) {
+  at::manual_seed(2);
+  at::Tensor x = at::randn({70, 33}).requires_grad_(true), weight = at::randn({33, 48}).requires_grad_(true);
+  at::Tensor bias = at::randn({48}).requires_grad_(true), dy = at::randn({70, 48});
+  at::Tensor y = transposed_linear(x, weight, bias, GetParam());
+  const auto gradients = torch::autograd::grad({y}, {x, weight, bias}, {dy});
+  const at::Tensor X = x.detach().to(at::kDouble), W = weight.detach().to(at::kDouble),
+                   D = dy.to(at::kDouble);
+  EXPECT_LT(error_of(y, at::mm(X, W) + bias.detach()), 3e-6);
+  EXPECT_LT(error_of(gradients[0], at::mm(D, W.t())), 3e-6);
+  EXPECT_LT(error_of(gradients[1], at::mm(X.t(), D)), 3e-6);
+  EXPECT_LT(error_of(gradients[2], D.sum(0)), 3e-6);
+}
+
+TEST_P(MatmulOf, ComputesNoGradientThatNobodyAsksFor) {
+  at::Tensor x = at::ones({4, 3}).requires_grad_(true), weight = at::ones({2, 3});
+  linear(x, weight, GetParam()).sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_FALSE(weight.grad().defined());
+}
+
+TEST_P(MatmulOf, ServesLowPrecisionAndEmptyInputs) {
+  EXPECT_EQ(
+      linear(at::ones({2, 3}, at::kBFloat16), at::ones({4, 3}, at::kBFloat16), GetParam()).scalar_type(),
+      at::kBFloat16);
+  EXPECT_EQ(linear(at::ones({0, 3}), at::ones({4, 3}), GetParam()).sizes(), (std::vector<int64_t>{0, 4}));
+}
+
+TEST(MatmulByName, KnowsItsNames) {
+  EXPECT_EQ(matmul_by_name("mkl"), Matmul::kMkl);
+  EXPECT_EQ(matmul_by_name("onednn"), Matmul::kOneDnn);
+  EXPECT_EQ(matmul_by_name("auto"), matmul_by_name("auto"));
+  EXPECT_THROW(matmul_by_name("blas"), util::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels
