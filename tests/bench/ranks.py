@@ -25,7 +25,7 @@ def free_port():
 
 
 def rank_environment(rank, ranks, port, threads):
-    """What torchrun sets; a world of one has none of it but the threads."""
+    """What torchrun sets, for a world of one too."""
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment.update(OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
@@ -37,6 +37,9 @@ def run_group(command, ranks, threads, logs, limit_s=1800.0, environment=None):
     """Starts `command` once a rank, all directly and none through a launcher, so that both sides start alike.
     `logs` takes the output of the ranks but the first."""
     port, processes, lines = free_port(), [], []
+    timer = threading.Timer(limit_s, lambda: [process.kill() for process in processes])
+    timer.daemon = True
+    timer.start()
     begin = time.perf_counter()
     try:
         for rank in range(ranks):
@@ -46,13 +49,11 @@ def run_group(command, ranks, threads, logs, limit_s=1800.0, environment=None):
                 env={**rank_environment(rank, ranks, port, threads), **(environment or {})}))
             if rank > 0:
                 output.close()
-        timer = threading.Timer(limit_s, lambda: [process.kill() for process in processes])
-        timer.start()
         for line in processes[0].stdout:
             lines.append((time.perf_counter() - begin, line.rstrip("\n")))
         peaks = [wait(process) for process in processes]
-        timer.cancel()
     finally:
+        timer.cancel()
         for process in processes:
             if process.returncode is None:
                 process.kill()

@@ -74,6 +74,10 @@ def pair(ours, theirs, digits):
     return f"{ours:.{digits}f} / {theirs:.{digits}f} = {ours / theirs:.2f}"
 
 
+def differs_by(c):
+    return f"{c.difference:.1e}" + (f" (more than {c.tolerance:.0e})" if c.difference > c.tolerance else "")
+
+
 def comparison_row(c, model, gemm):
     s = c.setting
     step_s = median_step(c.theirs)
@@ -82,7 +86,7 @@ def comparison_row(c, model, gemm):
     return [s.dtype, str(s.sequences), c.peer, with_spread(c.ours), with_spread(c.theirs), ratio(c.theirs, c.ours),
             f"{tokens_per_second(s, model, median_step(c.ours)):,.0f} / {tokens_per_second(s, model, step_s):,.0f}",
             f"{utilisation(s, model, step_s, gemm):.0%}", memory, start,
-            f"{c.difference:.1e}" + (" (too far)" if c.difference > c.tolerance else "")]
+            differs_by(c)]
 
 
 def tables(owns: list, comparisons: list, gemm: dict, model: Model):
@@ -94,3 +98,14 @@ def tables(owns: list, comparisons: list, gemm: dict, model: Model):
                      "peer's of the GEMM rate", "peak MiB a rank, ours / peer", "start to first step, s, ours / peer",
                      "losses differ by"], [comparison_row(c, model, gemm) for c in comparisons])
     return "\n\n".join(part for part in (own, against) if part)
+
+
+def loss_table(comparisons: list):
+    """What a run's losses came to on both sides, and how far a step's were apart."""
+    rows = []
+    for c in comparisons:
+        ours, theirs = c.ours[0].losses, c.theirs[0].losses
+        rows.append([c.setting.dtype, str(c.setting.sequences), c.peer, str(len(ours)), f"{theirs[0]:.6f}", f"{ours[0]:.6f}",
+                     f"{theirs[-1]:.6f}", f"{ours[-1]:.6f}", differs_by(c)])
+    return table(["type", "sequences", "peer", "steps", "first loss, peer", "ours", "last loss, peer", "ours",
+                  "largest relative difference"], rows)

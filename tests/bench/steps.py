@@ -14,7 +14,7 @@ from pathlib import Path
 from ranks import RunFailed
 from results import describe_machine, replace_section
 from sides import MODELS, Setting, Sides
-from step_tables import Comparison, Own, tables
+from step_tables import Comparison, Own, loss_table, tables
 
 PEERS = {
     "fsdp2": ["--engine", "fsdp2"],
@@ -137,24 +137,25 @@ class Bench:
     def section(self, model, ranks):
         """Tables of a model and a number of ranks, written after each setting: an interrupted run keeps what it has."""
         owns, comparisons = [], []
+        title = f"{model}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
         for dtype, sequences in itertools.product(self.a.dtypes, self.a.sequences):
             own, compared = self.measure(model, ranks, dtype, sequences)
-            if own.runs:
-                owns.append(own)
+            owns += [own] if own.runs else []
             comparisons += compared
-            text = tables(owns, comparisons, self.gemm, MODELS[model])
+            text = loss_table(comparisons) if self.a.losses else tables(owns, comparisons, self.gemm, MODELS[model])
             if self.a.write:
-                flags = (f"OMP_NUM_THREADS={self.a.threads}, {self.a.rounds} rounds of {self.a.steps} steps, "
-                         f"the first {self.a.warmup} not counted, best GEMM rate "
-                         f"{self.gemm['fp32']:.0f} (fp32) and {self.gemm['bf16']:.0f} (bf16) GFLOP/s a rank")
-                if self.a.set:
-                    flags += ", " + ", ".join(f"`{override}`" for override in self.a.set)
-                kind = "losses" if self.a.losses else "steps"
-                replace_section(f"{kind}: {model}, {ranks} {'rank' if ranks == 1 else 'ranks'}",
-                                f"{describe_machine(flags)}\n\n{text}")
-        print(f"{model}, {ranks} {'rank' if ranks == 1 else 'ranks'}; best GEMM rate {self.gemm['fp32']:.0f} (fp32), "
-              f"{self.gemm['bf16']:.0f} (bf16) GFLOP/s\n\n{text}\n", flush=True)
+                heading = f"### {'Losses' if self.a.losses else 'Steps'}: {title}"
+                replace_section(f"{'losses' if self.a.losses else 'steps'}: {title}",
+                                f"{heading}\n\n{describe_machine(self.flags())}\n\n{text}")
+        print(f"{title}\n{self.flags()}\n\n{text}\n", flush=True)
         return comparisons
+
+    def flags(self):
+        a = self.a
+        return "; ".join([f"OMP_NUM_THREADS={a.threads}",
+                          f"{a.rounds} {'round' if a.rounds == 1 else 'rounds'} of {a.steps} steps, {a.warmup} not counted",
+                          f"best GEMM rate {self.gemm['fp32']:.0f} (fp32), {self.gemm['bf16']:.0f} (bf16) GFLOP/s",
+                          *a.set])
 
 
 def main():
