@@ -36,11 +36,13 @@ def describe_machine(flags=""):
     memory_gib = int(first_match("/proc/meminfo", r"^MemTotal:\s*(\d+)", "0")) / 2**20
     model = first_match("/proc/cpuinfo", r"^model name\s*:(.*)$")
     family = first_match("/proc/cpuinfo", r"^cpu family\s*:(.*)$")
-    commit = output_of("git", "rev-parse", "--short=10", "HEAD") or "unknown"
-    if output_of("git", "status", "--porcelain", "--untracked-files=no"):
-        commit += " with changes"
+    source = "commit " + (output_of("git", "rev-parse", "--short=10", "HEAD") or "unknown")
+    if output_of("git", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)RESULTS.md"):
+        source += " with changes"
+    if os.environ.get("FSDP_BIN_DIR"):
+        source = "programs of FSDP_BIN_DIR"  # of which commit, nothing says
     compiler = output_of("g++", "-dumpfullversion") or "unknown"
-    text = (f"{datetime.date.today().isoformat()}, commit {commit}; {model} (family {family}; {', '.join(vectors)}), "
+    text = (f"{datetime.date.today().isoformat()}, {source}; {model} (family {family}; {', '.join(vectors)}), "
             f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB, Linux {os.uname().release.split('-')[0]}, "
             f"g++ {compiler}, libtorch 2.11.0")
     return text + (f"; {flags}" if flags else "") + "."
@@ -63,4 +65,5 @@ def replace_section(name, text, path=RESULTS):
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: results.py SECTION [FLAGS] < TEXT")
-    replace_section(sys.argv[1], describe_machine("".join(sys.argv[2:])) + "\n\n```\n" + sys.stdin.read().strip() + "\n```")
+    machine, figures = describe_machine("".join(sys.argv[2:])), sys.stdin.read().strip()
+    replace_section(sys.argv[1], f"{machine}\n\n```\n{figures}\n```")

@@ -87,7 +87,7 @@ class Sides:
         return path
 
     def weights(self, model):
-        """Random weights that the peer writes before its first step, with Hugging Face's names; exact on both sides."""
+        """Random weights that the peer writes before its first step; what both sides read is the same to the bit."""
         path = self.work / f"{model}.safetensors"
         if not path.exists():
             command = [*self.peer_command(model), "--engine", "none", "--steps", "0", "--save", str(path)]
@@ -106,7 +106,7 @@ class Sides:
                    "--steps", str(setting.steps), "--warmup", str(setting.warmup), "--threads", str(setting.threads),
                    "--dtype", setting.dtype, *flags]
         group = run_group(command, setting.ranks, setting.threads, self.work,
-                          environment={"TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor")})
+                          environment={"TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"), "TMPDIR": str(self.work)})
         steps = [(at, json.loads(line)) for at, line in group.lines if line.startswith('{"step"')]
         if len(steps) != setting.steps:
             raise RunFailed(f"the peer printed {len(steps)} of {setting.steps} steps")
@@ -116,7 +116,6 @@ class Sides:
     def our_config(self, setting):
         m = MODELS[setting.model]
         param_dtype = "bfloat16" if setting.dtype == "bf16" else "float32"
-        weights = f"init_from = {json.dumps(str(self.weights(setting.model)))}" if self.peer_python else ""
         return f"""
 [model]
 vocab_size = {m.vocabulary}
@@ -125,7 +124,7 @@ intermediate_size = {m.intermediate}
 num_hidden_layers = {m.layers}
 num_attention_heads = {m.heads}
 max_position_embeddings = {m.sequence}
-{weights}
+init_from = {json.dumps(str(self.weights(setting.model)))}
 [data]
 train = [{json.dumps(str(self.tokens(setting.model)))}]
 sequence_length = {m.sequence}
@@ -148,7 +147,8 @@ resume = "never"
         folder = Path(tempfile.mkdtemp(prefix="ours-", dir=self.work))
         (folder / "config.toml").write_text(self.our_config(setting), encoding="utf-8")
         extra = ["logging.trace_communication=true"] if trace else []
-        command = [self.train_program, str(folder / "config.toml"), *self.overrides, f"run.output_dir={folder}/run", *extra]
+        command = [self.train_program, str(folder / "config.toml"), *self.overrides, f"run.output_dir={folder}/run",
+                   *extra]
         group = run_group(command, setting.ranks, setting.threads, folder)
         lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         steps = [line for line in lines if "step_seconds" in line]

@@ -105,7 +105,7 @@ def loss_table(comparisons: list):
     rows = []
     for c in comparisons:
         ours, theirs = c.ours[0].losses, c.theirs[0].losses
-        rows.append([c.setting.dtype, str(c.setting.sequences), c.peer, str(len(ours)), f"{theirs[0]:.6f}", f"{ours[0]:.6f}",
-                     f"{theirs[-1]:.6f}", f"{ours[-1]:.6f}", differs_by(c)])
+        rows.append([c.setting.dtype, str(c.setting.sequences), c.peer, str(len(ours)), f"{theirs[0]:.6f}",
+                     f"{ours[0]:.6f}", f"{theirs[-1]:.6f}", f"{ours[-1]:.6f}", differs_by(c)])
     return table(["type", "sequences", "peer", "steps", "first loss, peer", "ours", "last loss, peer", "ours",
                   "largest relative difference"], rows)

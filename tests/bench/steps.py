@@ -2,7 +2,8 @@
 """The side-by-side benchmark of training steps; started by scripts/bench, which builds and brings the peer's venv.
 
 For every setting and peer, ours and theirs run in turns (A B A B), each time as a fresh process group on the same
-weights and tokens, so that a drift of the machine's speed meets both. Losses are compared step by step.
+weights and tokens, so that a drift of the machine's speed meets both. Losses are compared step by step; where they
+differ by more than the tolerance, the exit code is 1.
 """
 import argparse
 import collections
@@ -48,9 +49,9 @@ def parse_arguments():
     p.add_argument("--warmup", type=int, help="first steps of a run that do not count (3)")
     p.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of a rank (1)")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for fsdp-train; repeatable")
-    p.add_argument("--losses", action="store_true", help="one round of 50 steps, exit code 1 when losses differ too much")
+    p.add_argument("--losses", action="store_true", help="one round of 50 steps, for the losses alone")
     p.add_argument("--quick", action="store_true", help="a small trial, to see that everything works")
-    p.add_argument("--write", action="store_true", help="put the tables into tests/bench/RESULTS.md")
+    p.add_argument("--write", action="store_true", help="put the tables into tests/bench/RESULTS.md, in place of those of the model and number of ranks")
     p.add_argument("--train-program", required=True, help=argparse.SUPPRESS)
     p.add_argument("--peer-python", required=True, help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -124,6 +125,8 @@ class Bench:
             difference = max(largest_difference(x.losses, y.losses) for x, y in zip(ours, theirs))
             comparisons.append(Comparison(setting, peer, ours, theirs, difference, TOLERANCE[dtype]))
             our_runs += ours
+        if not comparisons:
+            say(f"{name}: none of these peers can do that")
         own = Own(setting, our_runs)
         if ranks > 1 and not self.a.losses:
             own.waiting = self.sides.run_ours(setting, trace=True).waiting
@@ -153,7 +156,8 @@ class Bench:
     def flags(self):
         a = self.a
         return "; ".join([f"OMP_NUM_THREADS={a.threads}",
-                          f"{a.rounds} {'round' if a.rounds == 1 else 'rounds'} of {a.steps} steps, {a.warmup} not counted",
+                          f"{a.rounds} {'round' if a.rounds == 1 else 'rounds'} of {a.steps} steps, "
+                          f"{a.warmup} not counted",
                           f"best GEMM rate {self.gemm['fp32']:.0f} (fp32), {self.gemm['bf16']:.0f} (bf16) GFLOP/s",
                           *a.set])
 
@@ -166,8 +170,9 @@ def main():
         comparisons = [c for model, ranks in pairs for c in bench.section(model, ranks)]
     too_far = [c for c in comparisons if c.difference > c.tolerance]
     for c in too_far:
-        say(f"losses differ: {c.setting.model}, {c.setting.ranks} ranks, {c.setting.dtype}, {c.setting.sequences} sequences, "
-            f"{c.peer}: {c.difference:.1e}, expected at most {c.tolerance:.0e}")
+        s = c.setting
+        say(f"losses differ: {s.model}, {s.ranks} ranks, {s.dtype}, {s.sequences} sequences, {c.peer}: "
+            f"{c.difference:.1e}, expected at most {c.tolerance:.0e}")
     sys.exit(1 if too_far else 0)
 
 
