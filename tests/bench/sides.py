@@ -3,6 +3,7 @@ import array
 import concurrent.futures
 import dataclasses
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -79,6 +80,7 @@ class Sides:
     def __init__(self, train_program, peer_python, work, overrides):
         self.train_program, self.peer_python, self.work = str(train_program), str(peer_python), Path(work)
         self.overrides = overrides
+        self.peer_environment = {"TMPDIR": str(work), "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor")}
 
     def tokens(self, model):
         path = self.work / f"{model}.tokens.bin"
@@ -91,7 +93,7 @@ class Sides:
         path = self.work / f"{model}.safetensors"
         if not path.exists():
             command = [*self.peer_command(model), "--engine", "none", "--steps", "0", "--save", str(path)]
-            run_group(command, 1, 1, self.work)
+            run_group(command, 1, 1, self.work, environment=self.peer_environment)
         return path
 
     def peer_command(self, model):
@@ -105,8 +107,7 @@ class Sides:
                    "--init", str(self.weights(setting.model)), "--batch", str(setting.sequences),
                    "--steps", str(setting.steps), "--warmup", str(setting.warmup), "--threads", str(setting.threads),
                    "--dtype", setting.dtype, *flags]
-        group = run_group(command, setting.ranks, setting.threads, self.work,
-                          environment={"TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"), "TMPDIR": str(self.work)})
+        group = run_group(command, setting.ranks, setting.threads, self.work, environment=self.peer_environment)
         steps = [(at, json.loads(line)) for at, line in group.lines if line.startswith('{"step"')]
         if len(steps) != setting.steps:
             raise RunFailed(f"the peer printed {len(steps)} of {setting.steps} steps")
@@ -174,7 +175,7 @@ resume = "never"
 
     def gemm_rates(self, threads):
         output = subprocess.run([self.peer_python, str(HERE / "gemm_rate.py"), str(threads)], check=True,
-                                capture_output=True, text=True)
+                                capture_output=True, text=True, env={**os.environ, **self.peer_environment})
         return json.loads(output.stdout)
 
 

@@ -51,7 +51,8 @@ def parse_arguments():
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for fsdp-train; repeatable")
     p.add_argument("--losses", action="store_true", help="one round of 50 steps, for the losses alone")
     p.add_argument("--quick", action="store_true", help="a small trial, to see that everything works")
-    p.add_argument("--write", action="store_true", help="put the tables into tests/bench/RESULTS.md, in place of those of the model and number of ranks")
+    p.add_argument("--write", action="store_true",
+                   help="put the tables into tests/bench/RESULTS.md, in place of those of the model and number of ranks")
     p.add_argument("--train-program", required=True, help=argparse.SUPPRESS)
     p.add_argument("--peer-python", required=True, help=argparse.SUPPRESS)
     a = p.parse_args()
