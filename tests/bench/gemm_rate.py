@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""The best rate of matrix products in this process, in GFLOP/s, as one JSON object: {"fp32": ..., "bf16": ...}.
+
+    gemm_rate.py [THREADS]
+
+oneDNN's kernels for both types (fp32 in true fp32), on the shapes of a small model and on a large square one;
+the best of them is what a step of training is measured against.
+"""
+import json
+import sys
+import time
+
+import torch
+
+SHAPES = [(1024, 512, 1376), (1024, 1376, 512), (1024, 512, 4096), (1024, 1024, 1024), (2048, 2048, 2048)]
+
+
+def linear(x, weight):
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+def rate(dtype, m, k, n, seconds=0.15):
+    x, weight = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
+    for _ in range(3):
+        linear(x, weight)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        linear(x, weight)
+        best = min(best, time.perf_counter() - begin)
+    return 2.0 * m * k * n / best / 1e9
+
+
+torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+with torch.no_grad():
+    best = {name: max(rate(dtype, *shape) for shape in SHAPES)
+            for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))}
+print(json.dumps(best))

@@ -1,0 +1,189 @@
+"""The two sides of the comparison: fsdp-train and the PyTorch peer, on the same model, weights and tokens."""
+import array
+import concurrent.futures
+import dataclasses
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ranks import RunFailed, run_group
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    vocabulary: int
+    sequence: int
+    min_num_params: int  # fsdp.min_num_params that makes a unit of each block and one of the rest, as the peer does
+
+    def training_flops_per_token(self):
+        """As lib/nn/decoder.h has it: the embedding table is looked up, not multiplied."""
+        block = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        multiplied = self.layers * block + self.hidden + self.vocabulary * self.hidden
+        return 6.0 * multiplied + 12.0 * self.layers * self.hidden * self.sequence
+
+
+MODELS = {
+    "small": Model(8, 512, 8, 1376, 4096, 256, 2_500_000),
+    "quickstart": Model(4, 256, 8, 688, 256, 256, 600_000),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What both sides are given."""
+    model: str
+    ranks: int
+    dtype: str  # fp32, bf16
+    sequences: int  # a rank and step
+    steps: int
+    warmup: int  # steps that are not counted
+    threads: int  # a rank
+
+
+@dataclasses.dataclass
+class Run:
+    seconds: list  # of the steps after the warm-up
+    losses: list  # of all steps
+    first_step_s: float  # from the start of the processes to the end of the first step
+    peak_mib: float
+    waiting: float = None  # share of the steps in which the ranks waited for communication; traced runs only
+
+
+def write_tokens(path, vocabulary, count):
+    """Half of the tokens follow from the one before, half are drawn: there is something to learn, and the loss
+    stays far enough from 0 to be compared relatively."""
+    source, tokens = random.Random(1234), array.array("H")
+    token = 0
+    for _ in range(count):
+        draw = source.random()
+        token = (7 * token + 3) % vocabulary if draw < 0.5 else int(vocabulary * (2.0 * draw - 1.0) ** 2)
+        tokens.append(token)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    path.write_bytes(tokens.tobytes())
+
+
+class Sides:
+    """Makes tokens and first weights of a model once, in `work`, and runs either side on them."""
+
+    def __init__(self, train_program, peer_python, work, overrides):
+        self.train_program, self.peer_python, self.work = str(train_program), str(peer_python), Path(work)
+        self.overrides = overrides
+        self.peer_environment = {"TMPDIR": str(work), "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor")}
+
+    def tokens(self, model):
+        path = self.work / f"{model}.tokens.bin"
+        if not path.exists():
+            write_tokens(path, MODELS[model].vocabulary, 1024 * MODELS[model].sequence + 1)
+        return path
+
+    def weights(self, model):
+        """Random weights that the peer writes before its first step; what both sides read is the same to the bit."""
+        path = self.work / f"{model}.safetensors"
+        if not path.exists():
+            command = [*self.peer_command(model), "--engine", "none", "--steps", "0", "--save", str(path)]
+            run_group(command, 1, 1, self.work, environment=self.peer_environment)
+        return path
+
+    def peer_command(self, model):
+        m = MODELS[model]
+        return [self.peer_python, str(HERE / "torch_peer.py"), "--layers", str(m.layers), "--dim", str(m.hidden),
+                "--heads", str(m.heads), "--kv-heads", str(m.heads), "--ffn", str(m.intermediate),
+                "--vocab", str(m.vocabulary), "--seq", str(m.sequence)]
+
+    def run_peer(self, setting, flags):
+        command = [*self.peer_command(setting.model), "--data", str(self.tokens(setting.model)),
+                   "--init", str(self.weights(setting.model)), "--batch", str(setting.sequences),
+                   "--steps", str(setting.steps), "--warmup", str(setting.warmup), "--threads", str(setting.threads),
+                   "--dtype", setting.dtype, *flags]
+        group = run_group(command, setting.ranks, setting.threads, self.work, environment=self.peer_environment)
+        steps = [(at, json.loads(line)) for at, line in group.lines if line.startswith('{"step"')]
+        if len(steps) != setting.steps:
+            raise RunFailed(f"the peer printed {len(steps)} of {setting.steps} steps")
+        return Run(seconds=[step["seconds"] for _, step in steps[setting.warmup:]],
+                   losses=[step["loss"] for _, step in steps], first_step_s=steps[0][0], peak_mib=group.peak_mib)
+
+    def our_config(self, setting):
+        m = MODELS[setting.model]
+        param_dtype = "bfloat16" if setting.dtype == "bf16" else "float32"
+        return f"""
+[model]
+vocab_size = {m.vocabulary}
+hidden_size = {m.hidden}
+intermediate_size = {m.intermediate}
+num_hidden_layers = {m.layers}
+num_attention_heads = {m.heads}
+max_position_embeddings = {m.sequence}
+init_from = {json.dumps(str(self.weights(setting.model)))}
+[data]
+train = [{json.dumps(str(self.tokens(setting.model)))}]
+sequence_length = {m.sequence}
+micro_batch_size = {setting.sequences}
+shuffle = false
+[training]
+steps = {setting.steps}
+[fsdp]
+min_num_params = {m.min_num_params}
+[mixed_precision]
+param_dtype = "{param_dtype}"
+[checkpoint]
+interval_steps = 0
+save_at_end = false
+resume = "never"
+"""
+
+    def run_ours(self, setting, trace=False):
+        """One group of setting.ranks. A traced run also says how long its ranks waited for communication."""
+        folder = Path(tempfile.mkdtemp(prefix="ours-", dir=self.work))
+        (folder / "config.toml").write_text(self.our_config(setting), encoding="utf-8")
+        extra = ["logging.trace_communication=true"] if trace else []
+        command = [self.train_program, str(folder / "config.toml"), *self.overrides, f"run.output_dir={folder}/run",
+                   *extra]
+        group = run_group(command, setting.ranks, setting.threads, folder)
+        lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [line for line in lines if "step_seconds" in line]
+        first = next((at for at, line in group.lines if line.startswith("step 1/")), None)
+        if len(steps) != setting.steps or first is None:
+            raise RunFailed(f"fsdp-train wrote {len(steps)} of {setting.steps} steps")
+        run = Run(seconds=[step["step_seconds"] for step in steps[setting.warmup:]],
+                  losses=[step["loss"] for step in steps], first_step_s=first, peak_mib=group.peak_mib)
+        if trace:
+            run.waiting = sum(waited_s(folder / f"run/trace.rank{rank}.jsonl", setting.warmup)
+                              for rank in range(setting.ranks)) / setting.ranks / sum(run.seconds)
+        shutil.rmtree(folder)
+        return run
+
+    def run_ours_alone(self, setting):
+        """As many worlds of one at once as the setting has ranks: the same load on caches, memory and cores, and
+        nothing to communicate (but each updates all of the parameters, not a part)."""
+        alone = dataclasses.replace(setting, ranks=1)
+        with concurrent.futures.ThreadPoolExecutor(setting.ranks) as pool:
+            runs = list(pool.map(lambda _: self.run_ours(alone), range(setting.ranks)))
+        return Run(seconds=[s for run in runs for s in run.seconds], losses=[],
+                   first_step_s=max(run.first_step_s for run in runs), peak_mib=max(run.peak_mib for run in runs))
+
+    def gemm_rates(self, threads):
+        output = subprocess.run([self.peer_python, str(HERE / "gemm_rate.py"), str(threads)], check=True,
+                                capture_output=True, text=True, env={**os.environ, **self.peer_environment})
+        return json.loads(output.stdout)
+
+
+def waited_s(trace, warmup):
+    """Seconds that a rank waited for collectives after the warm-up (lib/comm/trace.h)."""
+    total = 0.0
+    for line in trace.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["step"] > warmup and "wait_us" in event and "done_us" in event:
+            total += max(0.0, event["done_us"] - event["wait_us"])
+    return total / 1e6
