@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <map>
@@ -28,13 +27,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using util::ErrorKind;
-
-/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error here, not the end of
-/// the process by SIGPIPE. A handler of the program's own is left alone.
-void ignore_broken_pipes() {
-  struct sigaction action {};
-  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
-}
 
 /// The address of this host from which packets to the master leave; gloo listens there.
 std::string address_towards(const std::string& host, int port) {
@@ -253,13 +245,11 @@ class GlooCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options) {
-  ignore_broken_pipes();
   return make_gloo_communicator(environment, options, join_run_store(environment, options.timeout()));
 }
 
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options, RunStore store) {
-  ignore_broken_pipes();
   auto group = std::make_unique<Group>();
   group->identity = run_identity(environment);
   group->timeout = options.timeout();

@@ -1,5 +1,6 @@
 #include "comm/run_store.h"
 
+#include <csignal>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -12,6 +13,13 @@ using util::ErrorKind;
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
+/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error here, not the end of
+/// the process by SIGPIPE. A handler of the program's own is left alone.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
 
 }  // namespace
@@ -23,6 +31,7 @@ bool says_timeout(const std::string& text) {
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
+  ignore_broken_pipes();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
   options.isServer = environment.rank == 0 && !environment.launcher_keeps_store;
@@ -64,6 +73,15 @@ std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment
     util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
                " has not heard from all of its ", environment.world_size - 1, " peers at ",
                environment.master_addr, ":", environment.master_port, ": ", cause);
+  }
+}
+
+void leave_store(RunStore& store, const LaunchEnvironment& environment) {
+  const std::string purpose = "left";
+  if (environment.rank == 0) {
+    exchange_texts(store, environment, purpose, "");
+  } else {
+    store->set(key_of(purpose, environment.rank), std::vector<uint8_t>());
   }
 }
 

@@ -23,6 +23,10 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
 std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment& environment,
                                         const std::string& purpose, const std::string& text);
 
+/// Before the run ends for want of a communicator: rank 0, which may host the store, stays until the others
+/// have read all that they need.
+void leave_store(RunStore& store, const LaunchEnvironment& environment);
+
 /// Whether this text of an exception of c10d means that a time-out has passed.
 bool says_timeout(const std::string& text);
 
