@@ -3,13 +3,15 @@
 #include <immintrin.h>
 
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 
 namespace fsdp::comm {
 namespace {
 
-const int64_t kStreamedBytes = std::getenv("NT") ? std::atoll(std::getenv("NT")) : 1 << 20;
+/// Measured: from here on it is a fifth to a third faster, below it slower, on a core with 1 MiB of
+/// second-level cache. memcpy() does the same from the size of the third-level cache on, which all ranks of
+/// a host share.
+constexpr int64_t kStreamedBytes = 4 << 20;
 
 [[gnu::target("avx")]] void stream(std::byte* to, const std::byte* from, int64_t bytes) {
   const auto before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 64);
@@ -27,7 +29,6 @@ const int64_t kStreamedBytes = std::getenv("NT") ? std::atoll(std::getenv("NT"))
     _mm256_stream_si256(target + 2, c);
     _mm256_stream_si256(target + 3, d);
   }
-  _mm_sfence();  // before anybody is told that the copy is there
   std::memcpy(to + done, from + done, static_cast<size_t>(bytes - done));
 }
 
@@ -37,6 +38,7 @@ void copy_memory(void* to, const void* from, int64_t bytes) {
   static const bool can_stream = __builtin_cpu_supports("avx");
   if (bytes >= kStreamedBytes && can_stream) {
     stream(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+    _mm_sfence();
   } else {
     std::memcpy(to, from, static_cast<size_t>(bytes));
   }

@@ -4,8 +4,8 @@
 
 namespace fsdp::comm {
 
-/// Copies between memory that does not overlap. Large copies go around the cache, which they would only
-/// empty; see kStreamedBytes in memory_copy.cpp.
+/// memcpy(), for the parts that an all-gather fetches: large ones are written around the cache, which they
+/// would only empty. What was copied may be shown to others at once.
 void copy_memory(void* to, const void* from, int64_t bytes);
 
 }  // namespace fsdp::comm

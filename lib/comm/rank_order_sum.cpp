@@ -4,14 +4,14 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <bit>
+#include <cstring>
 
 #include "util/error.h"
 
 namespace fsdp::comm {
 namespace {
 
-/// Elements that are worked on together: their sums stay in the first-level cache while all parts are added.
+/// Halves that are widened together, into memory that stays in the first-level cache.
 constexpr int64_t kBlock = 1024;
 
 struct BFloat16Bits {
@@ -43,84 +43,107 @@ bool has_f16c() {
   return has;
 }
 
-// What follows is inlined into a function for each instruction set, and the compiler vectorises it there.
+void to_floats(const HalfBits* from, float* to, int64_t length) {
+  if (length == kBlock && has_f16c()) return to_floats_f16c(from, to);
+  for (int64_t i = 0; i < length; ++i) to[i] = c10::detail::fp16_ieee_to_fp32_value(from[i].bits);
+}
+
+void to_halves(const float* from, HalfBits* to, int64_t length) {
+  if (length == kBlock && has_f16c()) return to_halves_f16c(from, to);
+  for (int64_t i = 0; i < length; ++i) to[i].bits = c10::detail::fp16_ieee_from_fp32_value(from[i]);
+}
+
+// What follows is inlined into a function for each instruction set, where the compiler turns vectors of 64
+// bytes into what the set has. Sums stay in registers while all parts are added: each byte is read and
+// written once.
 #define FSDP_INLINE [[gnu::always_inline]] inline
 
-template <typename T>
-FSDP_INLINE T widened(T value) {
-  return value;
-}
-FSDP_INLINE float widened(BFloat16Bits value) {
-  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
-}
-FSDP_INLINE float widened(HalfBits value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
+constexpr int64_t kVectorBytes = 64;
 
+/// Vectors of the type in which T is added up.
 template <typename T>
-FSDP_INLINE void narrow(T value, T* to) {
-  *to = value;
-}
-FSDP_INLINE void narrow(float value, BFloat16Bits* to) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-  to->bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
-FSDP_INLINE void narrow(float value, HalfBits* to) {
-  to->bits = c10::detail::fp16_ieee_from_fp32_value(value);
-}
+struct Vectors {
+  typedef T Wide __attribute__((vector_size(kVectorBytes)));
+  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
 
-template <typename T>
-using Wide = decltype(widened(T{}));
+  FSDP_INLINE static void load(const T* from, Wide* to) { std::memcpy(to, from, sizeof(Wide)); }
+  FSDP_INLINE static void store(const Wide& from, T* to) { std::memcpy(to, &from, sizeof(Wide)); }
+};
 
-template <ReduceOp op, typename W>
-FSDP_INLINE W combined(W sum, W next) {
+template <>
+struct Vectors<BFloat16Bits> {
+  typedef float Wide __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));
+  typedef uint16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
+  static constexpr int64_t kLanes = 16;
+
+  FSDP_INLINE static void load(const BFloat16Bits* from, Wide* to) {
+    Narrow narrow;
+    std::memcpy(&narrow, from, sizeof(narrow));
+    const Bits bits = __builtin_convertvector(narrow, Bits) << 16;
+    std::memcpy(to, &bits, sizeof(bits));
+  }
+  FSDP_INLINE static void store(const Wide& from, BFloat16Bits* to) {
+    Bits bits;
+    std::memcpy(&bits, &from, sizeof(bits));
+    const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+    const Bits result = (bits & 0x7fffffff) > 0x7f800000 ? (rounded & 0) + 0x7fc0 : rounded;
+    const Narrow narrow = __builtin_convertvector(result, Narrow);
+    std::memcpy(to, &narrow, sizeof(narrow));
+  }
+};
+
+template <ReduceOp op, typename Wide>
+FSDP_INLINE void combine(Wide* sum, const Wide& next) {
   if constexpr (op == ReduceOp::kSum) {
-    return static_cast<W>(sum + next);
-  } else if constexpr (std::is_integral_v<W>) {
-    return next > sum ? next : sum;
+    *sum = *sum + next;
   } else {
-    return (next > sum) | (next != next) ? next : sum;  // a NaN in `sum` stays: it compares as false
+    *sum = ((next > *sum) | (next != next)) ? next : *sum;  // a NaN in `sum` stays: it compares as false
   }
 }
 
-template <typename T>
-FSDP_INLINE void widen_block(const T* from, Wide<T>* to, int64_t length) {
-  for (int64_t i = 0; i < length; ++i) to[i] = widened(from[i]);
-}
-
-template <typename T>
-FSDP_INLINE void narrow_block(const Wide<T>* from, T* to, int64_t length) {
-  for (int64_t i = 0; i < length; ++i) narrow(from[i], to + i);
-}
-
-template <typename T, ReduceOp op>
-FSDP_INLINE void reduce_block(T* out, const T* const* parts, size_t count, int64_t begin, int64_t length) {
-  using W = Wide<T>;
-  alignas(64) W sums[kBlock];
-  if constexpr (std::is_same_v<T, HalfBits>) {
-    alignas(64) W next[kBlock];
-    const bool fast = length == kBlock && has_f16c();
-    for (size_t part = 0; part < count; ++part) {
-      W* into = part == 0 ? sums : next;
-      fast ? to_floats_f16c(parts[part] + begin, into) : widen_block(parts[part] + begin, into, length);
-      if (part == 0) continue;
-      for (int64_t i = 0; i < length; ++i) sums[i] = combined<op>(sums[i], next[i]);
+/// `kCount` vectors from element `at` on.
+template <typename T, ReduceOp op, int kCount>
+FSDP_INLINE void reduce_vectors(T* out, const T* const* parts, size_t count, int64_t at) {
+  using V = Vectors<T>;
+  typename V::Wide sums[kCount], next;
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) V::load(parts[0] + at + i * V::kLanes, sums + i);
+  for (size_t part = 1; part < count; ++part) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      V::load(parts[part] + at + i * V::kLanes, &next);
+      combine<op>(sums + i, next);
     }
-    fast ? to_halves_f16c(sums, out + begin) : narrow_block(sums, out + begin, length);
-  } else {
-    widen_block(parts[0] + begin, sums, length);
-    for (size_t part = 1; part < count; ++part) {
-      const T* next = parts[part] + begin;
-      for (int64_t i = 0; i < length; ++i) sums[i] = combined<op>(sums[i], widened(next[i]));
-    }
-    narrow_block(sums, out + begin, length);
   }
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) V::store(sums[i], out + at + i * V::kLanes);
 }
 
 template <typename T, ReduceOp op>
 FSDP_INLINE void reduce_all(T* out, const T* const* parts, size_t count, int64_t numel) {
-  int64_t begin = 0;
-  for (; begin + kBlock <= numel; begin += kBlock) reduce_block<T, op>(out, parts, count, begin, kBlock);
-  if (begin < numel) reduce_block<T, op>(out, parts, count, begin, numel - begin);
+  constexpr int64_t kLanes = Vectors<T>::kLanes;
+  int64_t done = 0;
+  for (; done + 4 * kLanes <= numel; done += 4 * kLanes) {
+    reduce_vectors<T, op, 4>(out, parts, count, done);
+  }
+  for (; done + kLanes <= numel; done += kLanes) {
+    reduce_vectors<T, op, 1>(out, parts, count, done);
+  }
+  if (done == numel) return;
+  // The rest, as one vector in memory that is large enough.
+  T rest[kLanes]{};
+  typename Vectors<T>::Wide sum, next;
+  const size_t bytes = static_cast<size_t>(numel - done) * sizeof(T);
+  std::memcpy(rest, parts[0] + done, bytes);
+  Vectors<T>::load(rest, &sum);
+  for (size_t part = 1; part < count; ++part) {
+    std::memcpy(rest, parts[part] + done, bytes);
+    Vectors<T>::load(rest, &next);
+    combine<op>(&sum, next);
+  }
+  Vectors<T>::store(sum, rest);
+  std::memcpy(out + done, rest, bytes);
 }
 
 template <typename T, ReduceOp op>
@@ -146,6 +169,23 @@ auto chosen_reduce() {
     return &reduce_avx512<T, op>;
   }
   return __builtin_cpu_supports("avx2") ? &reduce_avx2<T, op> : &reduce_baseline<T, op>;
+}
+
+/// By blocks that are widened to float and stay in the first-level cache.
+template <ReduceOp op>
+void reduce_halves(HalfBits* out, const HalfBits* const* parts, size_t count, int64_t numel) {
+  static const auto combine_floats = chosen_reduce<float, op>();
+  alignas(64) float sums[kBlock], next[kBlock];
+  const float* both[] = {sums, next};
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    to_floats(parts[0] + begin, sums, length);
+    for (size_t part = 1; part < count; ++part) {
+      to_floats(parts[part] + begin, next, length);
+      combine_floats(sums, both, 2, length);
+    }
+    to_halves(sums, out + begin, length);
+  }
 }
 
 template <typename T>
@@ -178,8 +218,12 @@ void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int6
       return reduce<float>(out, parts, numel, op);
     case at::kBFloat16:
       return reduce<BFloat16Bits>(out, parts, numel, op);
-    case at::kHalf:
-      return reduce<HalfBits>(out, parts, numel, op);
+    case at::kHalf: {
+      const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
+      const bool sum = op == ReduceOp::kSum;
+      return (sum ? &reduce_halves<ReduceOp::kSum>
+                  : &reduce_halves<ReduceOp::kMax>)(static_cast<HalfBits*>(out), halves, parts.size(), numel);
+    }
     case at::kDouble:
       return reduce<double>(out, parts, numel, op);
     case at::kLong:
