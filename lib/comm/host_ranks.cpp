@@ -156,6 +156,7 @@ HostRanks::~HostRanks() {
     if (fd >= 0) ::close(fd);
   }
   if (segments_.empty()) return;
+  own()->keep_memory();  // what is retired may still be read
   Board& mine = board(rank_);
   mine.closed.store(1);
   mine.changes.fetch_add(1);

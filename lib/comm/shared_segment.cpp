@@ -188,7 +188,8 @@ bool SharedSegment::reserve(int64_t offset, int64_t bytes) {
 }
 
 void SharedSegment::give_back(int64_t offset, int64_t bytes) {
-  ::madvise(data_ + offset, static_cast<size_t>(bytes), MADV_REMOVE);  // the memory goes, the addresses stay
+  // The memory goes, the addresses stay.
+  if (!keeps_memory_) ::madvise(data_ + offset, static_cast<size_t>(bytes), MADV_REMOVE);
   std::lock_guard lock(mutex_);
   taken_ -= bytes;
   (offset < kControlBytes ? *control_ : *blocks_).give_back(offset, bytes);

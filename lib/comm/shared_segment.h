@@ -14,6 +14,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -79,6 +80,10 @@ class SharedSegment {
   /// Where [data, data + bytes) lies in this segment; nothing: elsewhere.
   std::optional<int64_t> offset_of(const void* data, int64_t bytes) const;
 
+  /// From here on blocks that are given back keep their memory, since others may still read it. All of it
+  /// goes when nobody maps the segment any more.
+  void keep_memory() { keeps_memory_ = true; }
+
   /// Of all blocks that are taken.
   int64_t taken_bytes() const;
 
@@ -97,6 +102,7 @@ class SharedSegment {
   mutable std::mutex mutex_;
   std::optional<FreeRanges> control_, blocks_;  ///< of the owner
   int64_t taken_ = 0;
+  std::atomic<bool> keeps_memory_ = false;
 };
 
 }  // namespace fsdp::comm
