@@ -1,7 +1,7 @@
 #include "comm/shm_communicator.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <cstring>
@@ -32,6 +32,8 @@ constexpr int64_t kLine = 64;  ///< bytes of a cache line, a multiple of every e
 enum Op : int32_t { kBarrier, kAllGather, kReduceScatter, kAllReduceSum, kAllReduceMax, kBroadcast };
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+void free_block(void* block) { delete static_cast<SharedSegment::Block*>(block); }
 
 /// Of what a rank does in one collective: its record, and the words for errors.
 struct Call {
@@ -182,12 +184,15 @@ class ShmCommunicator final : public Communicator {
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     const auto options = at::TensorOptions().dtype(dtype);
     const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    std::shared_ptr<SharedSegment::Block> block;
+    std::unique_ptr<SharedSegment::Block> block;
     if (bytes > 0) block = SharedSegment::take(group_->host()->own(), bytes);
     if (!block) return at::empty({numel}, options);
     void* data = block->data();
-    return at::from_blob(
-        data, {numel}, [block = std::move(block)](void*) {}, options);
+    c10::DataPtr memory(data, block.release(), &free_block, at::kCPU);
+    // With an allocator, so that who frees this storage can give it memory again (util/storage.h).
+    c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory),
+                         c10::GetCPUAllocator(), false);
+    return at::empty({0}, options).set_(storage, 0, {numel}, {1});
   }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {

@@ -4,6 +4,7 @@
 #include "comm/shm_communicator.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -56,6 +57,7 @@ struct Layout {
 std::vector<at::Tensor> results_of(Communicator& communicator,
                                    const std::function<Layout(int rank)>& layout) {
   const int rank = communicator.rank(), world = communicator.world_size();
+  at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
   const auto [shared, shift] = layout(rank);
   std::vector<at::Tensor> results;
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kByte}) {
@@ -328,6 +330,7 @@ std::vector<int> run_processes(int world_size, double timeout_seconds,
   for (int rank = 0; rank < world_size; ++rank) {
     const pid_t pid = ::fork();
     if (pid == 0) {
+      at::set_num_threads(1);  // the threads of a team do not come along
       int code = 99;
       try {
         LaunchEnvironment environment{rank, world_size, rank, world_size, "127.0.0.1", port};
