@@ -9,17 +9,16 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <map>
-#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/group_identity.h"
 #include "comm/rank_order_sum.h"
+#include "comm/run_store.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -28,28 +27,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using util::ErrorKind;
-using Store = c10::intrusive_ptr<c10d::Store>;
-
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
-bool says_timeout(const std::string& text) {
-  return contains(text, "imed out") || contains(text, "imeout") || contains(text, "TIMEDOUT");
-}
-
-std::vector<std::string> as_text(const std::vector<int>& numbers) {
-  std::vector<std::string> texts;
-  for (int number : numbers) texts.push_back(std::to_string(number));
-  return texts;
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error here, not the end of
-/// the process by SIGPIPE. A handler of the program's own is left alone.
-void ignore_broken_pipes() {
-  struct sigaction action {};
-  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
-}
 
 /// The address of this host from which packets to the master leave; gloo listens there.
 std::string address_towards(const std::string& host, int port) {
@@ -78,37 +55,10 @@ std::string address_towards(const std::string& host, int port) {
   return address;
 }
 
-Store join_store(const LaunchEnvironment& environment, milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && !environment.launcher_keeps_store;
-  options.numWorkers = static_cast<size_t>(environment.world_size);
-  options.waitWorkers = true;
-  options.timeout = timeout;
-  std::string where = util::concat(environment.master_addr, ":", environment.master_port);
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-  } catch (const std::exception& error) {
-    std::string text = error.what();
-    if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
-      util::fail(ErrorKind::kUsage, "rendezvous: port ", environment.master_port,
-                 " of this host is in use by another program; choose another with fsdp-launch --master-port");
-    }
-    if (says_timeout(text)) {
-      util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
-                 timeout.count() / 1000, " s and not all of the ", environment.world_size,
-                 " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
-                 first_line(text), ")");
-    }
-    util::fail(ErrorKind::kPeerLost, "rendezvous at ", where, " failed on rank ", environment.rank, ": ",
-               first_line(text));
-  }
-}
-
 /// After a failure each living rank of the group leaves a sign in the store; who left none within two seconds
 /// is named. `ranks` and `rank` are numbers in the whole run. Runs in a thread of its own, because a store
 /// whose host is stopped may never answer.
-std::string silent_ranks(const Store& store, int rank, const std::vector<int>& ranks) {
+std::string silent_ranks(const RunStore& store, int rank, const std::vector<int>& ranks) {
   auto promise = std::make_shared<std::promise<std::string>>();
   auto answer = promise->get_future();
   std::thread([store, rank, ranks, promise] {
@@ -135,28 +85,17 @@ std::string silent_ranks(const Store& store, int rank, const std::vector<int>& r
 
 /// The connections of one group of ranks, and what is needed to explain a failure.
 struct Group {
-  Store store;          ///< of the whole run
+  RunStore store;       ///< of the whole run
   std::string address;  ///< of this host, where the ranks are connected
   milliseconds timeout{};
-  std::string prefix;      ///< in the store, the members' alone
-  std::string name;        ///< of a subgroup; empty: the whole run
-  std::vector<int> ranks;  ///< numbers in the whole run
-  int rank = 0;            ///< in the group
-  int run_size = 1;        ///< ranks of the whole run
+  std::string prefix;  ///< in the store, the members' alone
+  GroupIdentity identity;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
   bool failed = false;
 
   ~Group() {
     // A group with a lost peer may wait for ever in its destructor; the process is about to end anyway.
     if (failed) (void)process_group.release();
-  }
-
-  int global_rank() const { return ranks[static_cast<size_t>(rank)]; }
-
-  /// Empty for the whole run, " (group data: ranks 0, 1)" for a subgroup.
-  std::string shown() const {
-    if (name.empty()) return "";
-    return util::concat(" (group ", name, ": ranks ", util::join(as_text(ranks), ", "), ")");
   }
 
   /// Collective over the members.
@@ -168,20 +107,16 @@ struct Group {
                                    : c10d::ProcessGroupGloo::createDeviceForHostname(address));
     auto own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
     process_group =
-        c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, rank, static_cast<int>(ranks.size()), options);
+        c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, identity.rank, identity.size(), options);
   }
 
   [[noreturn]] void fail(const std::string& description, const std::string& cause) {
     failed = true;
-    std::string silent = silent_ranks(store, global_rank(), ranks);
-    bool timeout_passed = says_timeout(cause);
-    util::fail(timeout_passed ? ErrorKind::kTimeout : ErrorKind::kPeerLost, description, " failed on rank ",
-               global_rank(), " of ", run_size, shown(), ": ",
-               timeout_passed
-                   ? util::concat("no result within ", static_cast<double>(timeout.count()) / 1000.0,
-                                  " s (comm.timeout_seconds)")
-                   : std::string("a process of the run is gone"),
-               silent.empty() ? "" : "; ", silent, " (", first_line(cause), ")");
+    fail_group(identity, description,
+               {.timeout = says_timeout(cause),
+                .timeout_seconds = static_cast<double>(timeout.count()) / 1000.0,
+                .silent = silent_ranks(store, identity.global_rank(), identity.ranks),
+                .cause = first_line(cause)});
   }
 };
 
@@ -200,8 +135,8 @@ class GlooCommunicator final : public Communicator {
  public:
   explicit GlooCommunicator(std::unique_ptr<Group> group) : group_(std::move(group)) {}
 
-  int rank() const override { return group_->rank; }
-  int world_size() const override { return static_cast<int>(group_->ranks.size()); }
+  int rank() const override { return group_->identity.rank; }
+  int world_size() const override { return group_->identity.size(); }
   std::string backend_name() const override { return "gloo"; }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
@@ -268,14 +203,9 @@ class GlooCommunicator final : public Communicator {
     group->store = group_->store;
     group->address = group_->address;
     group->timeout = group_->timeout;
-    group->name = group_->name.empty() ? name : util::concat(group_->name, "/", name);
-    group->run_size = group_->run_size;
-    for (int member : ranks) {
-      if (member == rank()) group->rank = static_cast<int>(group->ranks.size());
-      group->ranks.push_back(group_->ranks[static_cast<size_t>(member)]);
-    }
+    group->identity = group_->identity.subgroup(name, ranks);
     // Groups of one name may be of other ranks, or be made again.
-    group->prefix = util::concat(group_->prefix, "/", name, "/", util::join(as_text(group->ranks), "-"));
+    group->prefix = util::concat(group_->prefix, "/", name, "/", group->identity.joined_ranks());
     group->prefix += util::concat("/", groups_made_[group->prefix]++);
     try {
       group->connect();
@@ -291,7 +221,7 @@ class GlooCommunicator final : public Communicator {
     try {
       issue(*group_->process_group)->wait();
     } catch (const std::exception& error) {
-      group_->fail(util::concat(op, " of ", site.unit, " (", site.pass, ")"), error.what());
+      group_->fail(described(op, site), error.what());
     }
   }
 
@@ -315,18 +245,18 @@ class GlooCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options) {
-  ignore_broken_pipes();
+  return make_gloo_communicator(environment, options, join_run_store(environment, options.timeout()));
+}
+
+std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
+                                                     const CommOptions& options, RunStore store) {
   auto group = std::make_unique<Group>();
-  group->rank = environment.rank;
-  group->run_size = environment.world_size;
-  group->ranks.resize(static_cast<size_t>(environment.world_size));
-  std::iota(group->ranks.begin(), group->ranks.end(), 0);
-  group->timeout = milliseconds(static_cast<int64_t>(options.timeout_seconds * 1000));
+  group->identity = run_identity(environment);
+  group->timeout = options.timeout();
   group->address = environment.single_node()
                        ? std::string("127.0.0.1")
                        : address_towards(environment.master_addr, environment.master_port);
-  Store store = join_store(environment, group->timeout);
-  group->store = c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), store);
+  group->store = std::move(store);
   try {
     group->prefix = "world";
     group->connect();

@@ -5,6 +5,7 @@
 #include "comm/communicator.h"
 #include "comm/launch_environment.h"
 #include "comm/options.h"
+#include "comm/run_store.h"
 
 namespace fsdp::comm {
 
@@ -16,5 +17,9 @@ namespace fsdp::comm {
 /// arrive within options.timeout_seconds, and Error(kUsage) when the address cannot be used.
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options);
+
+/// The same where the processes have joined the store already.
+std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
+                                                     const CommOptions& options, RunStore store);
 
 }  // namespace fsdp::comm

@@ -1,13 +1,19 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
 namespace fsdp::comm {
 
 struct CommOptions {
-  std::string backend = "auto";  ///< "auto" or "gloo"
-  double timeout_seconds = 60;   ///< of a collective, and of the rendezvous
+  /// "shm", "gloo" or "auto": shm when all ranks are on one host and can share memory, else gloo.
+  std::string backend = "auto";
+  double timeout_seconds = 60;  ///< of a collective, and of the rendezvous
+
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1000));
+  }
 };
 
 /// Named axes of the world; their product is the world size and -1, once, means "the rest".

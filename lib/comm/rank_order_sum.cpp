@@ -1,40 +1,245 @@
 #include "comm/rank_order_sum.h"
 
-#include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
+#include <c10/util/Half.h>
+#include <immintrin.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "util/error.h"
 
 namespace fsdp::comm {
+namespace {
+
+/// Halves that are widened together, into memory that stays in the first-level cache.
+constexpr int64_t kBlock = 1024;
+
+struct BFloat16Bits {
+  uint16_t bits;
+};
+struct HalfBits {
+  uint16_t bits;
+};
+
+// Halves are converted by instructions of their own, which the compiler does not find by itself.
+
+[[gnu::target("avx2,f16c")]] void to_floats_f16c(const HalfBits* from, float* to) {
+  for (int64_t i = 0; i < kBlock; i += 8) {
+    __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halves));
+  }
+}
+
+[[gnu::target("avx2,f16c")]] void to_halves_f16c(const float* from, HalfBits* to) {
+  for (int64_t i = 0; i < kBlock; i += 8) {
+    __m128i halves =
+        _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
+  }
+}
+
+bool has_f16c() {
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return has;
+}
+
+void to_floats(const HalfBits* from, float* to, int64_t length) {
+  if (length == kBlock && has_f16c()) return to_floats_f16c(from, to);
+  for (int64_t i = 0; i < length; ++i) to[i] = c10::detail::fp16_ieee_to_fp32_value(from[i].bits);
+}
+
+void to_halves(const float* from, HalfBits* to, int64_t length) {
+  if (length == kBlock && has_f16c()) return to_halves_f16c(from, to);
+  for (int64_t i = 0; i < length; ++i) to[i].bits = c10::detail::fp16_ieee_from_fp32_value(from[i]);
+}
+
+// What follows is inlined into a function for each instruction set, where the compiler turns vectors of 64
+// bytes into what the set has. Sums stay in registers while all parts are added: each byte is read and
+// written once.
+#define FSDP_INLINE [[gnu::always_inline]] inline
+
+constexpr int64_t kVectorBytes = 64;
+
+/// Vectors of the type in which T is added up.
+template <typename T>
+struct Vectors {
+  typedef T Wide __attribute__((vector_size(kVectorBytes)));
+  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
+
+  FSDP_INLINE static void load(const T* from, Wide* to) { std::memcpy(to, from, sizeof(Wide)); }
+  FSDP_INLINE static void store(const Wide& from, T* to) { std::memcpy(to, &from, sizeof(Wide)); }
+};
+
+template <>
+struct Vectors<BFloat16Bits> {
+  typedef float Wide __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));
+  typedef uint16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
+  static constexpr int64_t kLanes = 16;
+
+  FSDP_INLINE static void load(const BFloat16Bits* from, Wide* to) {
+    Narrow narrow;
+    std::memcpy(&narrow, from, sizeof(narrow));
+    const Bits bits = __builtin_convertvector(narrow, Bits) << 16;
+    std::memcpy(to, &bits, sizeof(bits));
+  }
+  FSDP_INLINE static void store(const Wide& from, BFloat16Bits* to) {
+    Bits bits;
+    std::memcpy(&bits, &from, sizeof(bits));
+    const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+    const Bits result = (bits & 0x7fffffff) > 0x7f800000 ? (rounded & 0) + 0x7fc0 : rounded;
+    const Narrow narrow = __builtin_convertvector(result, Narrow);
+    std::memcpy(to, &narrow, sizeof(narrow));
+  }
+};
+
+template <ReduceOp op, typename Wide>
+FSDP_INLINE void combine(Wide* sum, const Wide& next) {
+  if constexpr (op == ReduceOp::kSum) {
+    *sum = *sum + next;
+  } else {
+    *sum = ((next > *sum) | (next != next)) ? next : *sum;  // a NaN in `sum` stays: it compares as false
+  }
+}
+
+/// `kCount` vectors from element `at` on.
+template <typename T, ReduceOp op, int kCount>
+FSDP_INLINE void reduce_vectors(T* out, const T* const* parts, size_t count, int64_t at) {
+  using V = Vectors<T>;
+  typename V::Wide sums[kCount], next;
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) V::load(parts[0] + at + i * V::kLanes, sums + i);
+  for (size_t part = 1; part < count; ++part) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      V::load(parts[part] + at + i * V::kLanes, &next);
+      combine<op>(sums + i, next);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) V::store(sums[i], out + at + i * V::kLanes);
+}
+
+template <typename T, ReduceOp op>
+FSDP_INLINE void reduce_all(T* out, const T* const* parts, size_t count, int64_t numel) {
+  constexpr int64_t kLanes = Vectors<T>::kLanes;
+  int64_t done = 0;
+  for (; done + 4 * kLanes <= numel; done += 4 * kLanes) {
+    reduce_vectors<T, op, 4>(out, parts, count, done);
+  }
+  for (; done + kLanes <= numel; done += kLanes) {
+    reduce_vectors<T, op, 1>(out, parts, count, done);
+  }
+  if (done == numel) return;
+  // The rest, as one vector in memory that is large enough.
+  T rest[kLanes]{};
+  typename Vectors<T>::Wide sum, next;
+  const size_t bytes = static_cast<size_t>(numel - done) * sizeof(T);
+  std::memcpy(rest, parts[0] + done, bytes);
+  Vectors<T>::load(rest, &sum);
+  for (size_t part = 1; part < count; ++part) {
+    std::memcpy(rest, parts[part] + done, bytes);
+    Vectors<T>::load(rest, &next);
+    combine<op>(&sum, next);
+  }
+  Vectors<T>::store(sum, rest);
+  std::memcpy(out + done, rest, bytes);
+}
+
+template <typename T, ReduceOp op>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")]] void reduce_avx512(
+    T* out, const T* const* parts, size_t count, int64_t numel) {
+  reduce_all<T, op>(out, parts, count, numel);
+}
+
+template <typename T, ReduceOp op>
+[[gnu::target("avx2")]] void reduce_avx2(T* out, const T* const* parts, size_t count, int64_t numel) {
+  reduce_all<T, op>(out, parts, count, numel);
+}
+
+template <typename T, ReduceOp op>
+void reduce_baseline(T* out, const T* const* parts, size_t count, int64_t numel) {
+  reduce_all<T, op>(out, parts, count, numel);
+}
+
+template <typename T, ReduceOp op>
+auto chosen_reduce() {
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq")) {
+    return &reduce_avx512<T, op>;
+  }
+  return __builtin_cpu_supports("avx2") ? &reduce_avx2<T, op> : &reduce_baseline<T, op>;
+}
+
+/// By blocks that are widened to float and stay in the first-level cache.
+template <ReduceOp op>
+void reduce_halves(HalfBits* out, const HalfBits* const* parts, size_t count, int64_t numel) {
+  static const auto combine_floats = chosen_reduce<float, op>();
+  alignas(64) float sums[kBlock], next[kBlock];
+  const float* both[] = {sums, next};
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    to_floats(parts[0] + begin, sums, length);
+    for (size_t part = 1; part < count; ++part) {
+      to_floats(parts[part] + begin, next, length);
+      combine_floats(sums, both, 2, length);
+    }
+    to_halves(sums, out + begin, length);
+  }
+}
+
+template <typename T>
+void reduce(void* out, const std::vector<const void*>& parts, int64_t numel, ReduceOp op) {
+  static const auto sum = chosen_reduce<T, ReduceOp::kSum>();
+  static const auto max = chosen_reduce<T, ReduceOp::kMax>();
+  const auto* typed = reinterpret_cast<const T* const*>(parts.data());
+  (op == ReduceOp::kSum ? sum : max)(static_cast<T*>(out), typed, parts.size(), numel);
+}
+
+}  // namespace
 
 bool sums_in_float(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 void sum_in_rank_order(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
-  FSDP_CHECK(!parts.empty());
-  if (parts.size() == 1) {
-    out.copy_(parts[0]);
-    return;
+  FSDP_CHECK(!parts.empty() && out.is_contiguous());
+  std::vector<const void*> pointers;
+  for (const at::Tensor& part : parts) {
+    FSDP_CHECK(part.is_contiguous() && part.numel() == out.numel() &&
+               part.scalar_type() == out.scalar_type());
+    pointers.push_back(part.data_ptr());
   }
-  // In pieces that stay in the cache while all parts are added to them.
-  constexpr int64_t kPiece = 1 << 16;
-  bool in_float = sums_in_float(out.scalar_type());
-  at::Tensor wide;
-  if (in_float) wide = at::empty({std::min(kPiece, out.numel())}, at::kFloat);
-  for (int64_t begin = 0; begin < out.numel(); begin += kPiece) {
-    int64_t length = std::min(kPiece, out.numel() - begin);
-    at::Tensor piece = out.narrow(0, begin, length);
-    at::Tensor sum = in_float ? wide.narrow(0, 0, length) : piece;
-    at::Tensor first = parts[0].narrow(0, begin, length);
-    if (in_float) {
-      sum.copy_(first);
-      sum.add_(parts[1].narrow(0, begin, length));
-    } else {
-      at::add_out(sum, first, parts[1].narrow(0, begin, length));
+  reduce_in_rank_order(out.data_ptr(), pointers, out.numel(), out.scalar_type(), ReduceOp::kSum);
+}
+
+void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
+                          at::ScalarType dtype, ReduceOp op) {
+  switch (dtype) {
+    case at::kFloat:
+      return reduce<float>(out, parts, numel, op);
+    case at::kBFloat16:
+      return reduce<BFloat16Bits>(out, parts, numel, op);
+    case at::kHalf: {
+      const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
+      const bool sum = op == ReduceOp::kSum;
+      return (sum ? &reduce_halves<ReduceOp::kSum>
+                  : &reduce_halves<ReduceOp::kMax>)(static_cast<HalfBits*>(out), halves, parts.size(), numel);
     }
-    for (size_t rank = 2; rank < parts.size(); ++rank) sum.add_(parts[rank].narrow(0, begin, length));
-    if (in_float) piece.copy_(sum);
+    case at::kDouble:
+      return reduce<double>(out, parts, numel, op);
+    case at::kLong:
+      return reduce<int64_t>(out, parts, numel, op);
+    case at::kInt:
+      return reduce<int32_t>(out, parts, numel, op);
+    case at::kShort:
+      return reduce<int16_t>(out, parts, numel, op);
+    case at::kChar:
+      return reduce<int8_t>(out, parts, numel, op);
+    case at::kByte:
+      return reduce<uint8_t>(out, parts, numel, op);
+    case at::kBool:
+      return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);
+    default:
+      FSDP_CHECK(false, "no reduction of ", c10::toString(dtype));
   }
 }
 

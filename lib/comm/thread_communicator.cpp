@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/max.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -147,17 +146,14 @@ class ThreadCommunicator final : public Communicator {
     at::Tensor result;
     run("all_reduce", tensor, tensor, site, [&] {
       std::vector<at::Tensor> parts;
+      std::vector<const void*> pointers;
       for (int r = 0; r < world_size(); ++r) {
         FSDP_CHECK(world_->slot(r).input.sizes() == tensor.sizes());
-        parts.push_back(world_->slot(r).input.reshape({-1}));
+        parts.push_back(world_->slot(r).input.contiguous());
+        pointers.push_back(parts.back().data_ptr());
       }
-      if (op == ReduceOp::kSum) {
-        result = at::empty_like(parts[0]);
-        sum_in_rank_order(result, parts);
-      } else {
-        result = parts[0].clone();
-        for (const at::Tensor& part : parts) result = at::max(result, part);
-      }
+      result = at::empty_like(parts[0]);
+      reduce_in_rank_order(result.data_ptr(), pointers, result.numel(), result.scalar_type(), op);
     });
     tensor.copy_(result.view(tensor.sizes()));
     return done_work();

@@ -222,8 +222,9 @@ std::vector<Key> make_keys() {
        {}},
 
       {KEY(comm, backend),
-       "how processes talk",
-       Constraint{.choices = {"auto", "gloo"}, .because = "this version has no other backend"},
+       "how processes talk: shm, through memory that those of one host share; gloo, over TCP; auto: shm "
+       "where it can be",
+       Constraint{.choices = {"auto", "shm", "gloo"}, .because = "this version has no other backend"},
        {}},
       {KEY(comm, timeout_seconds),
        "patience of a collective and of the rendezvous",

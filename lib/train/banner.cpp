@@ -1,5 +1,6 @@
 #include "train/banner.h"
 
+#include "kernels/matmul.h"
 #include "shard/step_formula.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -49,6 +50,13 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
                  world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
                  human_bytes(largest_unit_bytes), "\n");
+  text +=
+      concat("compute    ", config.mixed_precision.param_dtype,
+             config.training.fused_kernels ? ", fused kernels" : ", composed operations",
+             config.mixed_precision.param_dtype == "float32"
+                 ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
+                 : "",
+             "\n");
   text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
                  shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
   text +=

@@ -1,4 +1,5 @@
-// Every communicator keeps the same promises: the same tests over threads, gloo and a world of one.
+// Every communicator keeps the same promises: the same tests over threads, shared memory, gloo and a
+// world of one.
 
 #include "comm/communicator.h"
 
@@ -11,8 +12,8 @@
 #include "comm/gloo_communicator.h"
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
+#include "support/connected_ranks.h"
 #include "support/free_port.h"
-#include "support/ranks_over_gloo.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -25,12 +26,6 @@ struct Setting {
   std::string backend;
   int world_size;
 };
-
-void run_over_gloo(int world_size, const std::function<void(Communicator&)>& body,
-                   double timeout_seconds = 20) {
-  testing::run_ranks_over_gloo({.world_size = world_size, .timeout_seconds = timeout_seconds},
-                               [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
-}
 
 /// Numbers whose sum depends on the order and the precision of the additions.
 at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
@@ -50,15 +45,13 @@ class Collectives : public ::testing::TestWithParam<Setting> {
   void run(const std::function<void(Communicator&)>& body) {
     const Setting& setting = GetParam();
     if (setting.backend == "threads") run_ranks_as_threads(setting.world_size, body);
-    if (setting.backend == "gloo") run_over_gloo(setting.world_size, body);
-    if (setting.backend == "direct_gloo") {
-      testing::run_ranks_over_gloo({.world_size = setting.world_size, .queued = false},
-                                   [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
-    }
     if (setting.backend == "single") {
       SingleCommunicator single;
       body(single);
     }
+    if (setting.backend == "threads" || setting.backend == "single") return;
+    testing::run_ranks_over(setting.backend, {.world_size = setting.world_size},
+                            [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
   }
 };
 
@@ -214,7 +207,8 @@ TEST_P(Collectives, AgreeMakesEveryRankFailWithTheFirstFailure) {
 INSTANTIATE_TEST_SUITE_P(All, Collectives,
                          ::testing::Values(Setting{"single", 1}, Setting{"threads", 1}, Setting{"threads", 2},
                                            Setting{"threads", 5}, Setting{"gloo", 2}, Setting{"gloo", 3},
-                                           Setting{"direct_gloo", 2}),
+                                           Setting{"direct_gloo", 2}, Setting{"shm", 2}, Setting{"shm", 3},
+                                           Setting{"shm", 5}, Setting{"direct_shm", 2}),
                          [](const auto& info) {
                            return info.param.backend + std::to_string(info.param.world_size);
                          });
@@ -236,10 +230,18 @@ TEST(ThreadCommunicator, ARankThatEndsEarlyEndsTheOthers) {
                Error);
 }
 
-TEST(GlooCommunicator, ALostPeerIsAnErrorThatNamesCollectiveAndRank) {
+class Failures : public ::testing::TestWithParam<std::string> {
+ protected:
+  void run(int world_size, double timeout_seconds, const std::function<void(Communicator&)>& body) {
+    testing::run_ranks_over(GetParam(), {.world_size = world_size, .timeout_seconds = timeout_seconds},
+                            [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
+  }
+};
+
+TEST_P(Failures, ALostPeerIsAnErrorThatNamesCollectiveAndRank) {
   std::atomic<int> checked = 0;
   auto body = [&](Communicator& communicator) {
-    if (communicator.rank() == 2) return;  // its sockets close
+    if (communicator.rank() == 2) return;  // its connections close
     at::Tensor all = at::empty({3}), mine = at::ones({1});
     try {
       communicator.all_gather(all, mine, {.unit = "model.layers.1", .pass = "forward"})->wait();
@@ -251,34 +253,33 @@ TEST(GlooCommunicator, ALostPeerIsAnErrorThatNamesCollectiveAndRank) {
       ++checked;
     }
   };
-  run_over_gloo(3, body);
+  run(3, 20, body);
   EXPECT_EQ(checked, 2);
 }
 
-TEST(GlooCommunicator, APeerThatDoesNotComeIsATimeout) {
+TEST_P(Failures, APeerThatDoesNotComeIsATimeout) {
   std::atomic<bool> done = false;
   std::atomic<int> timeouts = 0;
-  run_over_gloo(
-      2,
-      [&](Communicator& communicator) {
-        if (communicator.rank() == 1) {
-          while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-          return;
-        }
-        try {
-          at::Tensor value = at::ones({1});
-          communicator.all_reduce(value, ReduceOp::kSum, {.unit = "loss"})->wait();
-        } catch (const Error& error) {
-          EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
-          EXPECT_NE(std::string(error.what()).find("no answer from rank 1"), std::string::npos)
-              << error.what();
-          ++timeouts;
-        }
-        done = true;
-      },
-      3.0);
+  run(2, 3, [&](Communicator& communicator) {
+    if (communicator.rank() == 1) {
+      while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return;
+    }
+    try {
+      at::Tensor value = at::ones({1});
+      communicator.all_reduce(value, ReduceOp::kSum, {.unit = "loss"})->wait();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+      EXPECT_NE(std::string(error.what()).find("no answer from rank 1"), std::string::npos) << error.what();
+      ++timeouts;
+    }
+    done = true;
+  });
   EXPECT_EQ(timeouts, 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, Failures, ::testing::Values("gloo", "shm"),
+                         [](const auto& info) { return info.param; });
 
 TEST(GlooCommunicator, ARendezvousThatStaysIncompleteSaysHowManyWereExpected) {
   LaunchEnvironment environment{0, 2, 0, 2, "127.0.0.1", testing::free_port()};

@@ -1,4 +1,4 @@
-// Collectives run beside the caller in the order of issue, over threads and over gloo.
+// Collectives run beside the caller in the order of issue, over threads, shared memory and gloo.
 
 #include "comm/queued_communicator.h"
 
@@ -10,7 +10,7 @@
 
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
-#include "support/ranks_over_gloo.h"
+#include "support/connected_ranks.h"
 #include "util/error.h"
 #include "util/storage.h"
 
@@ -32,8 +32,8 @@ class QueuedCollectives : public ::testing::TestWithParam<Setting> {
     if (setting.backend == "threads") {
       run_ranks_as_threads(setting.world_size, body);
     } else {
-      testing::run_ranks_over_gloo({.world_size = setting.world_size},
-                                   [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
+      testing::run_ranks_over(setting.backend, {.world_size = setting.world_size},
+                              [&](std::shared_ptr<Communicator>& communicator) { body(*communicator); });
     }
   }
 };
@@ -153,7 +153,7 @@ TEST_P(QueuedCollectives, RefuseTensorsThatDoNotFitAtTheCall) {
 
 INSTANTIATE_TEST_SUITE_P(All, QueuedCollectives,
                          ::testing::Values(Setting{"threads", 2}, Setting{"threads", 3}, Setting{"gloo", 2},
-                                           Setting{"gloo", 3}),
+                                           Setting{"gloo", 3}, Setting{"shm", 2}, Setting{"shm", 3}),
                          [](const auto& info) {
                            return info.param.backend + std::to_string(info.param.world_size);
                          });
@@ -197,16 +197,18 @@ TEST(QueuedCommunicator, OfThreadsFinishesTheCollectivesOfARankThatEnds) {
   });
 }
 
-TEST(QueuedCommunicator, OfGlooDoesNotHangAtItsEndOnAPeerThatDoesNotCome) {
+class QueuedDestruction : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(QueuedDestruction, DoesNotHangAtItsEndOnAPeerThatDoesNotCome) {
   std::promise<void> promise;
   std::shared_future<void> destroyed = promise.get_future().share();
-  testing::run_ranks_over_gloo(
-      {.timeout_seconds = 300, .queued = false}, [&](std::shared_ptr<Communicator>& gloo) {
+  testing::run_ranks_over(
+      "direct_" + GetParam(), {.timeout_seconds = 300}, [&](std::shared_ptr<Communicator>& direct) {
         at::Tensor value = at::ones({1});
-        if (gloo->rank() == 0) {
-          auto queued = make_queued_communicator(gloo);
+        if (direct->rank() == 0) {
+          auto queued = make_queued_communicator(direct);
           std::promise<void> begun;
-          auto work = queued->enqueue([&begun, inner = std::exchange(gloo, nullptr), value] {
+          auto work = queued->enqueue([&begun, inner = std::exchange(direct, nullptr), value] {
             begun.set_value();
             inner->all_reduce(value, ReduceOp::kSum, {.unit = "test"})->wait();
           });
@@ -216,11 +218,14 @@ TEST(QueuedCommunicator, OfGlooDoesNotHangAtItsEndOnAPeerThatDoesNotCome) {
           work->wait();  // it was left behind, not ended
         } else {
           destroyed.wait();
-          gloo->all_reduce(value, ReduceOp::kSum, {.unit = "test"})->wait();
+          direct->all_reduce(value, ReduceOp::kSum, {.unit = "test"})->wait();
         }
         EXPECT_EQ(value.item<float>(), 2);
       });
 }
+
+INSTANTIATE_TEST_SUITE_P(All, QueuedDestruction, ::testing::Values("gloo", "shm"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-// Subgroups keep the promises of the communicator that they come from: over threads and over gloo.
+// Subgroups keep the promises of the communicator that they come from: over threads, shared memory and gloo.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -11,8 +11,8 @@
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
 #include "comm/trace.h"
+#include "support/connected_ranks.h"
 #include "support/forwarding_communicator.h"
-#include "support/ranks_over_gloo.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -43,8 +43,8 @@ class Subgroups : public ::testing::TestWithParam<std::string> {
  protected:
   void run(int world_size, const std::function<void(Communicator&)>& body) {
     if (GetParam() == "threads") return run_ranks_as_threads(world_size, body);
-    testing::run_ranks_over_gloo({.world_size = world_size, .queued = GetParam() == "gloo"},
-                                 [&](Group& communicator) { body(*communicator); });
+    testing::run_ranks_over(GetParam(), {.world_size = world_size},
+                            [&](Group& communicator) { body(*communicator); });
   }
 };
 
@@ -103,7 +103,8 @@ TEST_P(Subgroups, MayHaveSubgroupsAndBeMadeAgain) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Subgroups, ::testing::Values("threads", "gloo", "direct_gloo"),
+INSTANTIATE_TEST_SUITE_P(All, Subgroups,
+                         ::testing::Values("threads", "gloo", "direct_gloo", "shm", "direct_shm"),
                          [](const auto& info) { return info.param; });
 
 class QueuedSubgroups : public Subgroups {};
@@ -143,16 +144,18 @@ TEST_P(QueuedSubgroups, StayUsableWhenAnotherGroupHasFailed) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QueuedSubgroups, ::testing::Values("threads", "gloo"),
+INSTANTIATE_TEST_SUITE_P(All, QueuedSubgroups, ::testing::Values("threads", "gloo", "shm"),
                          [](const auto& info) { return info.param; });
 
-TEST(GlooSubgroup, ErrorsNameRanksOfTheWholeRun) {
+class ConnectedSubgroups : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ConnectedSubgroups, ErrorsNameRanksOfTheWholeRun) {
   std::atomic<int> checked = 0;
   std::promise<void> promise;
   std::shared_future<void> seen = promise.get_future().share();
-  testing::run_ranks_over_gloo({.world_size = 4}, [&](Group& world) {
+  testing::run_ranks_over(GetParam(), {.world_size = 4}, [&](Group& world) {
     Group group = world->subgroup("data", every(2, *world));
-    if (world->rank() == 3) return;  // its sockets close
+    if (world->rank() == 3) return;  // its connections close
     if (world->rank() != 1) {
       seen.wait();  // rank 0 hosts the store
       EXPECT_EQ(sum_over(*group, 1), 2) << "a group without the lost rank goes on";
@@ -173,11 +176,11 @@ TEST(GlooSubgroup, ErrorsNameRanksOfTheWholeRun) {
   EXPECT_EQ(checked, 1);
 }
 
-TEST(GlooSubgroup, OfAPeerThatDoesNotComeIsATimeout) {
+TEST_P(ConnectedSubgroups, OfAPeerThatDoesNotComeIsATimeout) {
   std::atomic<int> timeouts = 0;
   std::promise<void> promise;
   std::shared_future<void> told = promise.get_future().share();
-  testing::run_ranks_over_gloo({.world_size = 3, .timeout_seconds = 2}, [&](Group& world) {
+  testing::run_ranks_over(GetParam(), {.world_size = 3, .timeout_seconds = 2}, [&](Group& world) {
     if (world->rank() == 2) return told.wait();
     if (world->rank() == 0) return told.wait();
     try {
@@ -192,6 +195,9 @@ TEST(GlooSubgroup, OfAPeerThatDoesNotComeIsATimeout) {
   });
   EXPECT_EQ(timeouts, 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, ConnectedSubgroups, ::testing::Values("gloo", "shm"),
+                         [](const auto& info) { return info.param; });
 
 TEST(ThreadSubgroup, OfARankThatThrowsEndsToo) {
   for (int thrower : {0, 1, 2, 3}) {

@@ -32,7 +32,7 @@ class ExplainStep : public ::testing::Test {
 TEST_F(ExplainStep, PrintsOneRanksTimelineAndTheFormulaAndWritesNothing) {
   auto result = explain({});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(count(result.out, "2 ranks over gloo, full_shard"), 1) << result.out;
+  EXPECT_EQ(count(result.out, "2 ranks over shm, full_shard"), 1) << result.out;
   for (const char* unit : {"root", "model.layers.0", "model.layers.1", "model.layers.2"}) {
     EXPECT_NE(result.out.find("  " + std::string(unit) + " "), std::string::npos) << result.out;
   }

@@ -33,7 +33,8 @@ class InjectedFault : public ::testing::Test {
          {std::string("--"), program("fsdp-train"), (folder_ / "config.toml").string(),
           "run.output_dir=" + (folder_ / output).string(),
           "data.train=[\"" + (folder_ / "train.bin").string() + "\"]", std::string("training.steps=12"),
-          std::string("checkpoint.interval_steps=4"), std::string("comm.timeout_seconds=3")}) {
+          std::string("checkpoint.interval_steps=4"), std::string("comm.timeout_seconds=3"),
+          "comm.backend=" + backend_}) {
       words.push_back(word);
     }
     words.insert(words.end(), overrides.begin(), overrides.end());
@@ -52,9 +53,18 @@ class InjectedFault : public ::testing::Test {
   }
 
   testing::TemporaryFolder folder_;
+  std::string backend_ = "auto";
 };
 
-TEST_F(InjectedFault, AKilledRankIsTheCauseWhereverItWas) {
+class InjectedFaultOver : public InjectedFault, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    InjectedFault::SetUp();
+    backend_ = GetParam();
+  }
+};
+
+TEST_P(InjectedFaultOver, AKilledRankIsTheCauseWhereverItWas) {
   for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
     std::string out = util::concat("killed-", place);
@@ -69,7 +79,7 @@ TEST_F(InjectedFault, AKilledRankIsTheCauseWhereverItWas) {
   }
 }
 
-TEST_F(InjectedFault, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
+TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
   for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
     ProgramResult result =
@@ -82,6 +92,9 @@ TEST_F(InjectedFault, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
     EXPECT_THAT(result.err, HasSubstr("step 8"));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, InjectedFaultOver, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
 
 TEST_F(InjectedFault, ARankThatSleepsPastTheTimeOutSaysSo) {
   ProgramResult result = run("rank=1,step=3,at=forward,do=sleep:60");

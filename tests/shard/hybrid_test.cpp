@@ -8,7 +8,7 @@
 
 #include "shard/option_conflicts.h"
 #include "support/chain_run.h"
-#include "support/ranks_over_gloo.h"
+#include "support/connected_ranks.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 

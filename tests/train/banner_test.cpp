@@ -20,6 +20,7 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 2, 3});
     std::string text = banner(config, *engine, loader);
     for (const std::string& part : {util::with_commas(parameters) + " parameters", std::string("4 units"),
+                                    std::string("compute    float32, fused kernels, products by "),
                                     std::string("12 sequences = 96 tokens"), config.run.output_dir,
                                     util::human_bytes(engine->shard_bytes()) + " of parameters a rank"}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;

@@ -1,0 +1,213 @@
+#include "comm/host_ranks.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+#include "comm/futex.h"
+#include "util/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr size_t kPosts = 64;  ///< groups that one rank makes at the same time; each is taken down when made
+
+struct Post {
+  std::atomic<uint64_t> key;
+  std::atomic<int64_t> offset;
+};
+
+/// What a rank tells the others before they share memory: itself, or why it cannot.
+struct Offer {
+  std::string obstacle;
+  HostIdentity identity;
+  pid_t pid = 0;
+  int fd = -1;
+  int64_t bytes = 0;
+  uint64_t sign = 0;
+
+  std::string text() const {
+    std::ostringstream out;
+    out << obstacle << '\n'
+        << identity.boot_id << '\n'
+        << identity.pid_namespace << '\n'
+        << pid << ' ' << fd << ' ' << bytes << ' ' << sign;
+    return out.str();
+  }
+
+  static Offer parse(const std::string& text) {
+    std::istringstream in(text);
+    Offer offer;
+    std::getline(in, offer.obstacle);
+    std::getline(in, offer.identity.boot_id);
+    std::getline(in, offer.identity.pid_namespace);
+    in >> offer.pid >> offer.fd >> offer.bytes >> offer.sign;
+    return offer;
+  }
+};
+
+int64_t default_segment_bytes(int ranks) {
+  const int64_t memory = ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
+  const int64_t address_space = int64_t{64} << 40;  // half of what a process has
+  const int64_t bytes = std::min(2 * memory, address_space / ranks);
+  return std::max(bytes, 2 * SharedSegment::kControlBytes) >> 21 << 21;
+}
+
+std::string first_obstacle(const std::vector<Offer>& offers) {
+  for (size_t rank = 0; rank < offers.size(); ++rank) {
+    const Offer& offer = offers[rank];
+    if (!offer.obstacle.empty()) return util::concat("on rank ", rank, " ", offer.obstacle);
+    if (offer.identity.boot_id != offers[0].identity.boot_id) {
+      return util::concat("ranks 0 and ", rank, " are on different hosts");
+    }
+    if (offer.identity.pid_namespace != offers[0].identity.pid_namespace) {
+      return util::concat("ranks 0 and ", rank,
+                          " are in different containers and cannot see each other's processes");
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+HostIdentity HostIdentity::read() {
+  HostIdentity identity;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity.boot_id;
+  char text[64];
+  const ssize_t length = ::readlink("/proc/self/ns/pid", text, sizeof(text));
+  if (length > 0) identity.pid_namespace.assign(text, static_cast<size_t>(length));
+  return identity;
+}
+
+/// In the control part of each segment, right behind its sign.
+struct HostRanks::Board {
+  std::atomic<uint64_t> sign;
+  std::atomic<uint32_t> closed;
+  std::atomic<uint32_t> changes;
+  Post posts[kPosts];
+};
+
+HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStore& store,
+                                   const Options& options) {
+  std::shared_ptr<HostRanks> ranks(new HostRanks);
+  ranks->rank_ = environment.rank;
+  Offer own;
+  own.identity = options.identity;
+  own.pid = ::getpid();
+  if (own.identity.boot_id.empty() || own.identity.pid_namespace.empty()) {
+    own.obstacle = "/proc does not tell the host's boot id and the process's namespace";
+  }
+  std::shared_ptr<SharedSegment> segment;
+  try {
+    const int64_t bytes =
+        options.segment_bytes > 0 ? options.segment_bytes : default_segment_bytes(environment.world_size);
+    static_assert(sizeof(Board) <= SharedSegment::kPage);
+    segment = SharedSegment::create(bytes);
+    own.fd = segment->fd();
+    own.bytes = segment->size();
+    own.sign = segment->sign();
+  } catch (const std::runtime_error& error) {
+    own.obstacle = error.what();
+  }
+  std::vector<Offer> offers;
+  for (const std::string& text : exchange_texts(store, environment, "shm/offer", own.text())) {
+    offers.push_back(Offer::parse(text));
+  }
+  std::string obstacle = first_obstacle(offers);
+  if (!obstacle.empty()) return {nullptr, obstacle};
+
+  try {
+    for (int rank = 0; rank < environment.world_size; ++rank) {
+      const Offer& offer = offers[static_cast<size_t>(rank)];
+      ranks->pids_.push_back(offer.pid);
+      // The process's end is watched before its memory is opened, so the number cannot be another's by then.
+      const int pid_fd =
+          offer.pid == own.pid ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, offer.pid, 0));
+      ranks->pid_fds_.push_back(pid_fd);
+      if (pid_fd < 0 && offer.pid != own.pid) {
+        throw std::runtime_error(
+            util::concat("process ", offer.pid, " cannot be watched: ", util::errno_text(errno)));
+      }
+      ranks->segments_.push_back(rank == environment.rank
+                                     ? segment
+                                     : SharedSegment::open(offer.pid, offer.fd, offer.bytes, offer.sign));
+    }
+  } catch (const std::runtime_error& error) {
+    obstacle = error.what();
+  }
+  const auto outcomes = exchange_texts(store, environment, "shm/outcome", obstacle);
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (!outcomes[rank].empty()) {
+      ranks->segments_.resize(outcomes.size(), segment);
+      return {nullptr, util::concat("on rank ", rank, " ", outcomes[rank])};
+    }
+  }
+  return {ranks, ""};
+}
+
+HostRanks::~HostRanks() {
+  for (int fd : pid_fds_) {
+    if (fd >= 0) ::close(fd);
+  }
+  if (segments_.empty()) return;
+  own()->keep_memory();  // what is retired may still be read
+  Board& mine = board(rank_);
+  mine.closed.store(1);
+  mine.changes.fetch_add(1);
+  futex_wake_all(mine.changes);
+}
+
+HostRanks::Board& HostRanks::board(int rank) const { return *reinterpret_cast<Board*>(of(rank).data()); }
+
+bool HostRanks::present(int rank) const {
+  if (rank == rank_) return true;
+  if (board(rank).closed.load() != 0) return false;
+  const int fd = pid_fds_[static_cast<size_t>(rank)];
+  if (fd < 0) return true;  // a thread of this process
+  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) <= 0;
+}
+
+void HostRanks::post(uint64_t key, int64_t offset) {
+  {
+    std::lock_guard lock(mutex_);
+    Board& mine = board(rank_);
+    auto free = std::find_if(std::begin(mine.posts), std::end(mine.posts),
+                             [](const Post& post) { return post.key.load() == 0; });
+    FSDP_CHECK(free != std::end(mine.posts), "too many groups are being made at once");
+    free->offset.store(offset);
+    free->key.store(key);
+    mine.changes.fetch_add(1);
+  }
+  futex_wake_all(posts(rank_));
+}
+
+int64_t HostRanks::posted(int maker, uint64_t key) const {
+  for (const Post& post : board(maker).posts) {
+    if (post.key.load() == key) return post.offset.load();
+  }
+  return -1;
+}
+
+void HostRanks::take_down(uint64_t key) {
+  std::lock_guard lock(mutex_);
+  for (Post& post : board(rank_).posts) {
+    if (post.key.load() == key) post.key.store(0);
+  }
+}
+
+std::atomic<uint32_t>& HostRanks::posts(int maker) const { return board(maker).changes; }
+
+void HostRanks::keep_until_unused(Retired retired) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(retired_, [](const Retired& kept) { return kept.done(); });
+  if (!retired.done()) retired_.push_back(std::move(retired));
+}
+
+}  // namespace fsdp::comm

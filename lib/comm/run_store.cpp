@@ -1,0 +1,88 @@
+#include "comm/run_store.h"
+
+#include <csignal>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "util/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+using util::ErrorKind;
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error here, not the end of
+/// the process by SIGPIPE. A handler of the program's own is left alone.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
+
+}  // namespace
+
+bool says_timeout(const std::string& text) {
+  return contains(text, "imed out") || contains(text, "imeout") || contains(text, "TIMEDOUT");
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
+  ignore_broken_pipes();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = environment.rank == 0 && !environment.launcher_keeps_store;
+  options.numWorkers = static_cast<size_t>(environment.world_size);
+  options.waitWorkers = true;
+  options.timeout = timeout;
+  std::string where = util::concat(environment.master_addr, ":", environment.master_port);
+  try {
+    auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+    return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), store);
+  } catch (const std::exception& error) {
+    std::string text = error.what();
+    if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
+      util::fail(ErrorKind::kUsage, "rendezvous: port ", environment.master_port,
+                 " of this host is in use by another program; choose another with fsdp-launch --master-port");
+    }
+    if (says_timeout(text)) {
+      util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
+                 timeout.count() / 1000, " s and not all of the ", environment.world_size,
+                 " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
+                 first_line(text), ")");
+    }
+    util::fail(ErrorKind::kPeerLost, "rendezvous at ", where, " failed on rank ", environment.rank, ": ",
+               first_line(text));
+  }
+}
+
+std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment& environment,
+                                        const std::string& purpose, const std::string& text) {
+  try {
+    store->set(key_of(purpose, environment.rank), std::vector<uint8_t>(text.begin(), text.end()));
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < environment.world_size; ++rank) keys.push_back(key_of(purpose, rank));
+    std::vector<std::string> texts;
+    for (const auto& bytes : store->multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
+    return texts;
+  } catch (const std::exception& error) {
+    std::string cause = first_line(error.what());
+    util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
+               " has not heard from all of its ", environment.world_size - 1, " peers at ",
+               environment.master_addr, ":", environment.master_port, ": ", cause);
+  }
+}
+
+void leave_store(RunStore& store, const LaunchEnvironment& environment) {
+  const std::string purpose = "left";
+  if (environment.rank == 0) {
+    exchange_texts(store, environment, purpose, "");
+  } else {
+    store->set(key_of(purpose, environment.rank), std::vector<uint8_t>());
+  }
+}
+
+}  // namespace fsdp::comm

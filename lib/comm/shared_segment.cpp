@@ -1,0 +1,211 @@
+#include "comm/shared_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+
+#include "util/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
+
+int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+[[noreturn]] void refuse(const std::string& what, int error_number) {
+  throw std::runtime_error(util::concat(what, ": ", util::errno_text(error_number)));
+}
+
+uint64_t random_sign() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // never 0, which is what fresh memory has
+}
+
+}  // namespace
+
+std::optional<int64_t> FreeRanges::take(int64_t bytes, int64_t alignment) {
+  auto best = free_.end();
+  for (auto range = free_.begin(); range != free_.end(); ++range) {
+    const int64_t lost = rounded_up(range->first, alignment) - range->first;
+    if (range->second - lost < bytes) continue;
+    if (best == free_.end() || range->second < best->second) best = range;
+  }
+  if (best == free_.end()) return std::nullopt;
+  const auto [begin, length] = *best;
+  free_.erase(best);
+  const int64_t offset = rounded_up(begin, alignment);
+  if (offset > begin) free_[begin] = offset - begin;
+  if (offset + bytes < begin + length) free_[offset + bytes] = begin + length - offset - bytes;
+  return offset;
+}
+
+void FreeRanges::give_back(int64_t offset, int64_t bytes) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+int64_t FreeRanges::free_bytes() const {
+  int64_t sum = 0;
+  for (const auto& [offset, bytes] : free_) sum += bytes;
+  return sum;
+}
+
+std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
+  // Growing a file beyond this limit would be a deadly signal, not an error.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < static_cast<rlim_t>(bytes)) {
+    throw std::runtime_error(
+        util::concat("the limit on the size of files (ulimit -f) is ", limit.rlim_cur, " bytes"));
+  }
+  std::shared_ptr<SharedSegment> segment(new SharedSegment);
+  segment->bytes_ = bytes;
+  segment->fd_ = ::memfd_create("fsdp-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (segment->fd_ < 0) refuse("memfd_create failed", errno);
+  if (::ftruncate(segment->fd_, bytes) != 0) refuse("a memfd cannot be made large", errno);
+  // Memory that somebody takes away by making the file smaller would be a deadly signal too.
+  ::fcntl(segment->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  segment->map(true);
+  if (!segment->reserve(0, kPage)) refuse("no memory can be had for a memfd", ENOMEM);
+  const uint64_t sign = random_sign();
+  std::memcpy(segment->data_, &sign, sizeof(sign));
+  segment->control_.emplace(kPage, kControlBytes);
+  segment->blocks_.emplace(kControlBytes, bytes);
+  return segment;
+}
+
+std::shared_ptr<SharedSegment> SharedSegment::open(pid_t pid, int fd, int64_t bytes, uint64_t sign) {
+  std::shared_ptr<SharedSegment> segment(new SharedSegment);
+  segment->bytes_ = bytes;
+  const std::string path = util::concat("/proc/", pid, "/fd/", fd);
+  segment->fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (segment->fd_ < 0) refuse(util::concat(path, " cannot be opened"), errno);
+  if (::lseek(segment->fd_, 0, SEEK_END) != bytes) {
+    throw std::runtime_error(util::concat(path, " is not the shared memory that its process told of"));
+  }
+  segment->map(false);
+  if (segment->sign() != sign) {
+    throw std::runtime_error(util::concat(path, " is not the shared memory that its process told of"));
+  }
+  ::close(std::exchange(segment->fd_, -1));  // the mapping is enough
+  return segment;
+}
+
+void SharedSegment::map(bool own) {
+  // With room to begin at a boundary of huge pages.
+  const auto room = static_cast<size_t>(bytes_ + kHugePage);
+  void* whole = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (whole == MAP_FAILED) refuse(util::concat("no address space for ", bytes_ >> 30, " GiB"), errno);
+  auto* first = static_cast<std::byte*>(whole);
+  const auto before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(whole) % kHugePage);
+  if (before > 0) ::munmap(first, static_cast<size_t>(before));
+  ::munmap(first + before + bytes_, static_cast<size_t>(kHugePage - before));
+  data_ = first + before;
+  const auto map_part = [&](int64_t begin, int64_t end, int protection) {
+    void* part = ::mmap(data_ + begin, static_cast<size_t>(end - begin), protection,
+                        MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd_, begin);
+    if (part == MAP_FAILED) refuse("a memfd cannot be mapped", errno);
+  };
+  map_part(0, kControlBytes, PROT_READ | PROT_WRITE);
+  map_part(kControlBytes, bytes_, own ? PROT_READ | PROT_WRITE : PROT_READ);
+  const auto data_bytes = static_cast<size_t>(bytes_ - kControlBytes);
+  ::madvise(data_ + kControlBytes, data_bytes, MADV_HUGEPAGE);  // where the system has them for memfds
+  if (!own) ::madvise(data_, static_cast<size_t>(bytes_), MADV_DONTDUMP);
+}
+
+SharedSegment::~SharedSegment() {
+  if (data_ != nullptr) ::munmap(data_, static_cast<size_t>(bytes_));
+  if (fd_ >= 0) ::close(fd_);
+}
+
+uint64_t SharedSegment::sign() const {
+  uint64_t sign = 0;
+  std::memcpy(&sign, data_, sizeof(sign));
+  return sign;
+}
+
+std::unique_ptr<SharedSegment::Block> SharedSegment::take(const std::shared_ptr<SharedSegment>& segment,
+                                                          int64_t bytes) {
+  return take_from(segment, *segment->blocks_, bytes);
+}
+
+std::unique_ptr<SharedSegment::Block> SharedSegment::take_control(
+    const std::shared_ptr<SharedSegment>& segment, int64_t bytes) {
+  return take_from(segment, *segment->control_, bytes);
+}
+
+std::unique_ptr<SharedSegment::Block> SharedSegment::take_from(const std::shared_ptr<SharedSegment>& segment,
+                                                               FreeRanges& ranges, int64_t bytes) {
+  if (bytes > segment->bytes_) return nullptr;
+  bytes = rounded_up(std::max<int64_t>(bytes, 1), kPage);
+  std::optional<int64_t> offset;
+  {
+    std::lock_guard lock(segment->mutex_);
+    offset = ranges.take(bytes, bytes >= 2 * kHugePage ? kHugePage : kPage);
+    if (!offset) return nullptr;
+    segment->taken_ += bytes;
+  }
+  auto block = std::make_unique<Block>(segment, *offset, bytes);
+  if (!segment->reserve(*offset, bytes)) return nullptr;
+  return block;
+}
+
+bool SharedSegment::reserve(int64_t offset, int64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
+#else
+  constexpr int kPopulateWrite = 23;  // Linux 5.14
+#endif
+  // It faults the pages in, so huge ones where the mapping may have them, which fallocate() would not.
+  int code;
+  do {
+    code = ::madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite);
+  } while (code != 0 && errno == EINTR);
+  if (code == 0) return true;
+  if (errno != EINVAL) return false;
+  do {
+    code = ::fallocate(fd_, 0, offset, bytes);
+  } while (code != 0 && errno == EINTR);
+  return code == 0;
+}
+
+void SharedSegment::give_back(int64_t offset, int64_t bytes) {
+  // The memory goes, the addresses stay.
+  if (!keeps_memory_) ::madvise(data_ + offset, static_cast<size_t>(bytes), MADV_REMOVE);
+  std::lock_guard lock(mutex_);
+  taken_ -= bytes;
+  (offset < kControlBytes ? *control_ : *blocks_).give_back(offset, bytes);
+}
+
+std::optional<int64_t> SharedSegment::offset_of(const void* data, int64_t bytes) const {
+  const auto begin = reinterpret_cast<uintptr_t>(data_), at = reinterpret_cast<uintptr_t>(data);
+  if (at < begin || at + static_cast<uintptr_t>(bytes) > begin + static_cast<uintptr_t>(bytes_)) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>(at - begin);
+}
+
+int64_t SharedSegment::taken_bytes() const {
+  std::lock_guard lock(mutex_);
+  return taken_;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,316 @@
+#include "comm/shm_communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/group_identity.h"
+#include "comm/memory_copy.h"
+#include "comm/rank_order_sum.h"
+#include "comm/shm_group.h"
+#include "util/error.h"
+#include "util/hash.h"
+
+namespace fsdp::comm {
+namespace {
+
+/// Up to so many bytes a rank shows the others, a copy through its stage costs less than the meeting that
+/// it saves.
+constexpr int64_t kSmallBytes = 32 << 10;
+
+/// Half of a stage through which tensors outside shared memory go: it stays in a core's second-level cache.
+constexpr int64_t kPieceBytes = 512 << 10;
+
+constexpr int64_t kLine = 64;  ///< bytes of a cache line, a multiple of every element's
+
+enum Op : int32_t { kBarrier, kAllGather, kReduceScatter, kAllReduceSum, kAllReduceMax, kBroadcast };
+
+std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+void free_block(void* block) { delete static_cast<SharedSegment::Block*>(block); }
+
+/// Of what a rank does in one collective: its record, and the words for errors.
+struct Call {
+  ShmGroup::Record record;
+  std::string what;
+
+  Call(Op op, const char* name, const at::Tensor& tensor, const CallSite& site)
+      : what(described(name, site)) {
+    record.op = op;
+    if (tensor.defined()) {
+      record.dtype = static_cast<int32_t>(tensor.scalar_type());
+      record.numel = tensor.numel();
+    }
+    std::strncpy(record.unit, what.c_str(), sizeof(record.unit) - 1);
+  }
+};
+
+/// Every collective has two ways. The direct one reads the others' tensors where they are, when all ranks
+/// have theirs in shared memory: a meeting tells where, and one at the end tells that all have read. Else,
+/// and for small tensors, the data goes through the ranks' stages, a piece a meeting.
+class ShmCommunicator final : public Communicator {
+ public:
+  ShmCommunicator(std::unique_ptr<ShmGroup> group, std::string key)
+      : group_(std::move(group)), key_(std::move(key)) {}
+
+  int rank() const override { return group_->identity().rank; }
+  int world_size() const override { return group_->identity().size(); }
+  std::string backend_name() const override { return "shm"; }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    FSDP_CHECK(output.numel() == input.numel() * world_size() &&
+               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
+               input.is_contiguous());
+    Call call(kAllGather, "all_gather", input, site);
+    const int64_t bytes = static_cast<int64_t>(input.nbytes());
+    std::byte* own = bytes_of(output) + rank() * bytes;
+    const std::byte* from = bytes_of(input);
+    if (bytes > kSmallBytes) {
+      std::optional<int64_t> shown = shared(from, bytes);
+      if (!shown && (shown = shared(own, bytes))) {
+        copy_memory(own, from, bytes);
+        from = own;
+      }
+      if (meet_directly(call, shown)) {
+        for (int peer : peers()) copy_memory(bytes_of(output) + peer * bytes, shown_by(peer), bytes);
+        if (from != own) copy_memory(own, from, bytes);
+        meet(call);
+        return done_work();
+      }
+    }
+    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
+      std::memcpy(group_->stage(length), from + begin, static_cast<size_t>(length));
+      meet_on_stage(call);
+      for (int peer : peers()) {
+        copy_memory(bytes_of(output) + peer * bytes + begin, shown_by(peer), length);
+      }
+    });
+    if (from != own) std::memmove(own, from, static_cast<size_t>(bytes));
+    return done_work();
+  }
+
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    FSDP_CHECK(input.numel() == output.numel() * world_size() &&
+               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
+               input.is_contiguous());
+    // The others read all of the input but this rank's part, which may be the output.
+    const int64_t bytes = static_cast<int64_t>(output.nbytes());
+    const std::byte* from = bytes_of(input);
+    if (output.is_alias_of(input) && bytes_of(output) != from + rank() * bytes) {
+      at::Tensor apart = at::empty(output.sizes(), output.options());
+      reduce_scatter(apart, input, site);
+      output.copy_(apart);
+      return done_work();
+    }
+    Call call(kReduceScatter, "reduce_scatter", output, site);
+    const int64_t all_bytes = static_cast<int64_t>(input.nbytes());
+    const int64_t own = rank() * bytes;
+    if (all_bytes > kSmallBytes && meet_directly(call, shared(from, all_bytes))) {
+      reduce(output, 0, bytes, parts(from + own, [&](int peer) { return shown_by(peer) + own; }),
+             ReduceOp::kSum);
+      meet(call);
+      return done_work();
+    }
+    in_pieces(bytes, world_size(), [&](int64_t begin, int64_t length) {
+      std::byte* stage = group_->stage(length * world_size());
+      for (int peer : peers()) {
+        std::memcpy(stage + peer * length, from + peer * bytes + begin, static_cast<size_t>(length));
+      }
+      meet_on_stage(call);
+      const int64_t at = rank() * length;
+      reduce(output, begin, length, parts(from + own + begin, [&](int peer) { return shown_by(peer) + at; }),
+             ReduceOp::kSum);
+    });
+    return done_work();
+  }
+
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    if (!tensor.is_contiguous()) {
+      at::Tensor dense = tensor.contiguous();
+      all_reduce(dense, op, site);
+      tensor.copy_(dense);
+      return done_work();
+    }
+    Call call(op == ReduceOp::kSum ? kAllReduceSum : kAllReduceMax, "all_reduce", tensor, site);
+    const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
+    std::byte* data = bytes_of(tensor);
+    if (bytes <= kSmallBytes) {
+      in_pieces(bytes, 1, [&](int64_t, int64_t length) {
+        std::memcpy(group_->stage(length), data, static_cast<size_t>(length));
+        meet_on_stage(call);
+        reduce(tensor, 0, length, parts(data, [&](int peer) { return shown_by(peer); }), op);
+      });
+    } else if (meet_directly(call, shared(data, bytes))) {
+      all_reduce_directly(call, tensor, op);
+    } else {
+      in_pieces(bytes, 1,
+                [&](int64_t begin, int64_t length) { all_reduce_piece(call, tensor, op, begin, length); });
+    }
+    return done_work();
+  }
+
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
+    Call call(kBroadcast, "broadcast", tensor, site);
+    call.record.root = root;
+    const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
+    std::byte* data = bytes_of(tensor);
+    // Where the root's tensor lies is all that matters.
+    if (bytes > kSmallBytes && meet_directly(call, rank() == root ? shared(data, bytes) : 0)) {
+      if (rank() != root) copy_memory(data, shown_by(root), bytes);
+      meet(call);
+      return done_work();
+    }
+    in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
+      std::byte* stage = group_->stage(length);
+      if (rank() == root) std::memcpy(stage, data + begin, static_cast<size_t>(length));
+      meet_on_stage(call);
+      if (rank() != root) copy_memory(data + begin, shown_by(root), length);
+    });
+    return done_work();
+  }
+
+  void barrier(const CallSite& site) override { meet(Call(kBarrier, "barrier", {}, site)); }
+
+  /// In shared memory; in ordinary memory when the system has none of that left.
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    const auto options = at::TensorOptions().dtype(dtype);
+    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    std::unique_ptr<SharedSegment::Block> block;
+    if (bytes > 0) block = SharedSegment::take(group_->host()->own(), bytes);
+    if (!block) return at::empty({numel}, options);
+    void* data = block->data();
+    c10::DataPtr memory(data, block.release(), &free_block, at::kCPU);
+    // With an allocator, so that who frees this storage can give it memory again (util/storage.h).
+    c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory),
+                         c10::GetCPUAllocator(), false);
+    return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+  }
+
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    if (auto existing = existing_subgroup(name, ranks)) return existing;
+    GroupIdentity identity = group_->identity().subgroup(name, ranks);
+    // Groups of one name may be of other ranks, or be made again.
+    std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());
+    key += util::concat("/", groups_made_[key]++);
+    auto group = ShmGroup::connect(group_->host(), std::move(identity), group_->timeout_seconds(),
+                                   util::hash_of(0, key));
+    return std::make_shared<ShmCommunicator>(std::move(group), std::move(key));
+  }
+
+ private:
+  /// The other ranks, beginning with the next one, so that not all read the same memory at once.
+  std::vector<int> peers() const {
+    std::vector<int> ranks;
+    for (int i = 1; i < world_size(); ++i) ranks.push_back((rank() + i) % world_size());
+    return ranks;
+  }
+
+  void meet(const Call& call) { group_->meet(call.record, call.what); }
+
+  /// Where this memory lies in this rank's segment, if it does.
+  std::optional<int64_t> shared(const void* data, int64_t bytes) const {
+    return group_->host()->own()->offset_of(data, bytes);
+  }
+
+  /// Tells the others where this rank's data lies; false when some rank has not got it in shared memory.
+  bool meet_directly(Call& call, std::optional<int64_t> offset) {
+    call.record.offset = offset.value_or(ShmGroup::kNowhere);
+    meet(call);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (group_->record(peer).offset == ShmGroup::kNowhere) return false;
+    }
+    return true;
+  }
+
+  void meet_on_stage(Call& call) {
+    call.record.offset = group_->stage_offset();
+    meet(call);
+  }
+
+  /// The memory that a rank has told of at the last meeting.
+  const std::byte* shown_by(int peer) const { return group_->memory_of(peer, group_->record(peer).offset); }
+
+  /// `own` at this rank's place, `of(peer)` at those of the others.
+  template <typename Of>
+  std::vector<const void*> parts(const void* own, const Of& of) const {
+    std::vector<const void*> pointers(static_cast<size_t>(world_size()), own);
+    for (int peer : peers()) pointers[static_cast<size_t>(peer)] = of(peer);
+    return pointers;
+  }
+
+  /// Bytes [begin, begin + length) of `output` are the sum or maximum of `parts`.
+  static void reduce(const at::Tensor& output, int64_t begin, int64_t length,
+                     const std::vector<const void*>& parts, ReduceOp op) {
+    reduce_in_rank_order(bytes_of(output) + begin, parts, length / output.element_size(),
+                         output.scalar_type(), op);
+  }
+
+  /// Calls `step(begin, length)` for pieces of `bytes`, of which `copies` fit into half a stage.
+  template <typename Step>
+  static void in_pieces(int64_t bytes, int64_t copies, const Step& step) {
+    const int64_t piece = std::max<int64_t>(kPieceBytes / copies / kLine * kLine, kLine);
+    for (int64_t begin = 0; begin < bytes; begin += piece) step(begin, std::min(piece, bytes - begin));
+  }
+
+  /// The part of [0, bytes) that this rank reduces for all: its bounds.
+  static std::pair<int64_t, int64_t> share(int64_t bytes, int rank, int world) {
+    const int64_t each = (bytes / world + kLine) / kLine * kLine;  // whole elements, and no line for two
+    return {std::min(rank * each, bytes), std::min((rank + 1) * each, bytes)};
+  }
+
+  /// Each rank reduces its share in its own tensor, and the others fetch it there.
+  void all_reduce_directly(Call& call, const at::Tensor& tensor, ReduceOp op) {
+    const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
+    const auto [first, last] = share(bytes, rank(), world_size());
+    reduce(tensor, first, last - first,
+           parts(bytes_of(tensor) + first, [&, at = first](int peer) { return shown_by(peer) + at; }), op);
+    meet(call);
+    for (int peer : peers()) {
+      const auto [begin, end] = share(bytes, peer, world_size());
+      copy_memory(bytes_of(tensor) + begin, shown_by(peer) + begin, end - begin);
+    }
+    meet(call);
+  }
+
+  /// The same with bytes [begin, begin + length) of tensors outside shared memory.
+  void all_reduce_piece(Call& call, const at::Tensor& tensor, ReduceOp op, int64_t begin, int64_t length) {
+    std::byte* data = bytes_of(tensor) + begin;
+    std::memcpy(group_->stage(length), data, static_cast<size_t>(length));
+    meet_on_stage(call);
+    const auto [first, last] = share(length, rank(), world_size());
+    reduce(tensor, begin + first, last - first,
+           parts(data + first, [&, at = first](int peer) { return shown_by(peer) + at; }), op);
+    std::memcpy(group_->stage(length) + first, data + first, static_cast<size_t>(last - first));
+    meet_on_stage(call);
+    for (int peer : peers()) {
+      const auto [peer_first, peer_last] = share(length, peer, world_size());
+      copy_memory(data + peer_first, shown_by(peer) + peer_first, peer_last - peer_first);
+    }
+  }
+
+  std::unique_ptr<ShmGroup> group_;
+  std::string key_;  ///< this group's alone in the run
+  std::map<std::string, int> groups_made_;
+};
+
+}  // namespace
+
+ShmAttempt try_shm_communicator(const LaunchEnvironment& environment, const CommOptions& options,
+                                RunStore& store, const HostRanks::Options& host) {
+  HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
+  if (!meeting.ranks) return {nullptr, meeting.obstacle};
+  auto group = ShmGroup::connect(std::move(meeting.ranks), run_identity(environment), options.timeout_seconds,
+                                 util::hash_of(0, "run"));
+  return {std::make_unique<ShmCommunicator>(std::move(group), "run"), ""};
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,257 @@
+#include "comm/shm_group.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "comm/futex.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How often a rank that sleeps looks whether those it waits for are still there.
+constexpr int64_t kLookMilliseconds = 100;
+
+/// About 10 microseconds, less than a sleep and a wake take.
+constexpr int kSpins = 300;
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+std::string numbers(const std::vector<int>& ranks) {
+  std::vector<std::string> texts;
+  for (int rank : ranks) texts.push_back(std::to_string(rank));
+  return util::join(texts, ", ");
+}
+
+}  // namespace
+
+/// One rank's part of the control block. It alone writes it, but for `blamed`.
+struct alignas(128) ShmGroup::Member {
+  std::atomic<uint32_t> arrived;  ///< the last meeting that it came to
+  std::atomic<uint32_t> left;     ///< it has destroyed its ShmGroup
+  std::atomic<uint32_t> blamed;   ///< it did not come, said a rank that gave up
+  alignas(128) Record records[2];
+};
+
+/// Zero-filled when made. The members follow it.
+struct ShmGroup::Control {
+  std::atomic<uint64_t> key;
+  alignas(128) std::atomic<uint32_t> arrivals;  ///< at the meeting under way
+  alignas(128) std::atomic<uint32_t> round;     ///< meetings that are complete; what sleepers sleep on
+  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> failed;  ///< the ErrorKind of the first rank that gave up
+};
+
+ShmGroup::ShmGroup(std::shared_ptr<HostRanks> host, GroupIdentity identity, double timeout_seconds,
+                   uint64_t key)
+    : host_(std::move(host)), identity_(std::move(identity)), timeout_seconds_(timeout_seconds), key_(key) {
+  // Where ranks share cores, a spinning one keeps the one that it waits for from running.
+  spins_ = host_->run_size() <= usable_cores() ? kSpins : 0;
+}
+
+std::unique_ptr<ShmGroup> ShmGroup::connect(std::shared_ptr<HostRanks> host, GroupIdentity identity,
+                                            double timeout_seconds, uint64_t key) {
+  std::unique_ptr<ShmGroup> group(new ShmGroup(std::move(host), std::move(identity), timeout_seconds, key));
+  if (group->identity_.rank > 0) {
+    group->find_control();
+    group->meet({}, "connecting");
+    return group;
+  }
+  group->make_control();
+  try {
+    group->meet({}, "connecting");
+  } catch (...) {
+    group->host_->take_down(key);
+    throw;
+  }
+  group->host_->take_down(key);
+  return group;
+}
+
+ShmGroup::~ShmGroup() {
+  if (control_ == nullptr) return;
+  // Others may still read what this rank showed last, and write to the control block.
+  const auto unused = [control = control_, key = key_, size = identity_.size()] {
+    if (control->key.load() != key) return true;
+    const auto* members = reinterpret_cast<const Member*>(control + 1);
+    return std::all_of(members, members + size, [](const Member& one) { return one.left.load() != 0; });
+  };
+  HostRanks::Retired retired{.done = unused, .blocks = {}};
+  for (auto* block : {&stage_, &former_stage_, &control_block_}) {
+    if (*block) retired.blocks.push_back(std::move(*block));
+  }
+  member(identity_.rank).left.store(1);
+  futex_wake_all(control_->round);
+  host_->keep_until_unused(std::move(retired));
+}
+
+void ShmGroup::make_control() {
+  static_assert(sizeof(Control) % alignof(Member) == 0);
+  const auto bytes = sizeof(Control) + sizeof(Member) * static_cast<size_t>(identity_.size());
+  control_block_ = SharedSegment::take_control(host_->own(), static_cast<int64_t>(bytes));
+  if (!control_block_) {
+    util::fail(util::ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
+               identity_.shown());
+  }
+  std::memset(control_block_->data(), 0, bytes);
+  control_ = static_cast<Control*>(control_block_->data());
+  control_->key.store(key_);
+  host_->post(key_, control_block_->offset);
+}
+
+void ShmGroup::find_control() {
+  const int maker = identity_.ranks.front();
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
+  for (;;) {
+    const uint32_t changes = host_->posts(maker).load();
+    const int64_t offset = host_->posted(maker, key_);
+    if (offset >= 0) {
+      control_ = reinterpret_cast<Control*>(host_->of(maker).data() + offset);
+      return;
+    }
+    if (!host_->present(maker)) fail({maker}, false, "it has ended", "connecting");
+    if (Clock::now() >= deadline) fail({maker}, true, "it did not come", "connecting");
+    futex_wait(host_->posts(maker), changes, kLookMilliseconds);
+  }
+}
+
+ShmGroup::Member& ShmGroup::member(int rank) const { return reinterpret_cast<Member*>(control_ + 1)[rank]; }
+
+const ShmGroup::Record& ShmGroup::record(int rank) const { return member(rank).records[meetings_ % 2]; }
+
+const std::byte* ShmGroup::memory_of(int rank, int64_t offset) const {
+  return host_->of(identity_.ranks[static_cast<size_t>(rank)]).data() + offset;
+}
+
+std::byte* ShmGroup::stage(int64_t bytes) {
+  constexpr int64_t kSmallest = 32 << 10;
+  if (bytes > stage_half_bytes_) {
+    const int64_t half = std::max(bytes, kSmallest);
+    auto larger = SharedSegment::take(host_->own(), 2 * half);
+    if (!larger) {
+      util::fail(util::ErrorKind::kUnexpected, "no shared memory is left for a buffer of ",
+                 util::human_bytes(2 * half), " through which ranks exchange tensors");
+    }
+    former_stage_ = std::move(stage_);  // others may still read it, until the next meeting
+    stage_ = std::move(larger);
+    stage_half_bytes_ = half;
+  }
+  return host_->own()->data() + stage_offset();
+}
+
+int64_t ShmGroup::stage_offset() const { return stage_->offset + (meetings_ + 1) % 2 * stage_half_bytes_; }
+
+void ShmGroup::meet(const Record& record, const std::string& what) {
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    member(identity_.rank).records[(meetings_ + 1) % 2] = record;
+    arrive(what);
+    for (int rank = 0; rank < identity_.size(); ++rank) {
+      const Record& theirs = this->record(rank);
+      FSDP_CHECK(theirs.same_collective(record), "rank ", identity_.ranks[static_cast<size_t>(rank)],
+                 " is in another collective (", theirs.unit, ", ", theirs.numel,
+                 " elements) than this rank, which is in ", what, ", ", record.numel, " elements");
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+void ShmGroup::arrive(const std::string& what) {
+  const uint32_t round = ++meetings_;
+  if (control_->failed.load() != 0) follow_failure(what);
+  member(identity_.rank).arrived.store(round, std::memory_order_release);
+  if (control_->arrivals.fetch_add(1) + 1 == static_cast<uint32_t>(identity_.size())) {
+    control_->arrivals.store(0, std::memory_order_relaxed);
+    control_->round.store(round);
+    if (control_->sleepers.load() > 0) futex_wake_all(control_->round);
+  } else {
+    wait_for_round(round, what);
+  }
+  former_stage_.reset();
+}
+
+void ShmGroup::wait_for_round(uint32_t round, const std::string& what) {
+  const auto complete = [&] { return control_->round.load() == round; };
+  for (int i = 0; i < spins_; ++i) {
+    if (control_->round.load(std::memory_order_acquire) == round) return;
+    _mm_pause();
+  }
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
+  for (;;) {
+    control_->sleepers.fetch_add(1);
+    if (!complete() && control_->failed.load() == 0) {
+      futex_wait(control_->round, round - 1, kLookMilliseconds);
+    }
+    control_->sleepers.fetch_sub(1);
+    if (complete()) return;
+    if (control_->failed.load() != 0) follow_failure(what);
+    const std::vector<int> lost = missing(round, true);
+    if (complete()) return;  // it came, and then left
+    if (!lost.empty()) give_up(lost, false, what);
+    if (Clock::now() >= deadline) give_up(missing(round, false), true, what);
+  }
+}
+
+/// Members, as ranks of the run, that have not come to this meeting; of them, those that never will.
+std::vector<int> ShmGroup::missing(uint32_t round, bool only_lost) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < identity_.size(); ++rank) {
+    const int global = identity_.ranks[static_cast<size_t>(rank)];
+    // In this order: what has come and then left is not missing.
+    const bool lost = member(rank).left.load() != 0 || !host_->present(global);
+    if (member(rank).arrived.load() == round || (only_lost && !lost)) continue;
+    ranks.push_back(global);
+  }
+  return ranks;
+}
+
+/// Tells the others, too.
+void ShmGroup::give_up(const std::vector<int>& silent, bool timeout, const std::string& what) {
+  for (int rank = 0; rank < identity_.size(); ++rank) {
+    const int global = identity_.ranks[static_cast<size_t>(rank)];
+    if (std::find(silent.begin(), silent.end(), global) != silent.end()) member(rank).blamed.store(1);
+  }
+  uint32_t none = 0;
+  const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
+  control_->failed.compare_exchange_strong(none, static_cast<uint32_t>(kind));
+  futex_wake_all(control_->round);
+  fail(silent, timeout, timeout ? "the time is up" : "it has ended or has given up", what);
+}
+
+/// Another rank of the group has given up.
+void ShmGroup::follow_failure(const std::string& what) {
+  const bool timeout = control_->failed.load() == static_cast<uint32_t>(util::ErrorKind::kTimeout);
+  std::vector<int> silent;
+  for (int rank = 0; rank < identity_.size(); ++rank) {
+    if (member(rank).blamed.load() != 0) silent.push_back(identity_.ranks[static_cast<size_t>(rank)]);
+  }
+  if (std::erase(silent, identity_.global_rank()) > 0) {
+    fail(silent, timeout, "the others have waited for this rank and given up", what);
+  }
+  fail(silent, timeout, "another rank has seen it first", what);
+}
+
+void ShmGroup::fail(const std::vector<int>& silent, bool timeout, const std::string& cause,
+                    const std::string& what) {
+  fail_group(identity_, what,
+             {.timeout = timeout,
+              .timeout_seconds = timeout_seconds_,
+              .silent = silent.empty() ? "" : "no answer from rank " + numbers(silent),
+              .cause = cause});
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,115 @@
+#include "comm/shared_segment.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "util/process_memory.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int64_t kMib = 1 << 20;
+constexpr int64_t kGib = 1 << 30;
+
+using Blocks = std::vector<std::unique_ptr<SharedSegment::Block>>;
+
+TEST(FreeRanges, TakeTheSmallestThatFitsAndJoinNeighbours) {
+  FreeRanges ranges(0, 100);
+  ASSERT_EQ(ranges.take(10, 1), 0);
+  ASSERT_EQ(ranges.take(10, 1), 10);
+  ASSERT_EQ(ranges.take(10, 1), 20);
+  ranges.give_back(0, 10);
+  EXPECT_EQ(ranges.take(5, 1), 0);
+  EXPECT_EQ(ranges.take(80, 1), std::nullopt);
+  ranges.give_back(20, 10);
+  EXPECT_EQ(ranges.take(80, 1), 20);
+  EXPECT_EQ(ranges.take(1, 8), 8) << "of 5..9 only 8 is aligned";
+  EXPECT_EQ(ranges.take(2, 8), std::nullopt);
+  ranges.give_back(8, 1);
+  ranges.give_back(0, 5);
+  EXPECT_EQ(ranges.free_bytes(), 10);
+  EXPECT_EQ(ranges.take(10, 1), 0);
+}
+
+TEST(SharedSegment, IsTheSameMemoryForWhoOpensIt) {
+  auto own = SharedSegment::create(kGib);
+  auto block = SharedSegment::take(own, 5000);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(block->offset % SharedSegment::kPage, 0);
+  std::memset(block->data(), 7, 5000);
+  auto theirs = SharedSegment::open(::getpid(), own->fd(), own->size(), own->sign());
+  EXPECT_NE(theirs->data(), own->data());
+  EXPECT_EQ(std::memcmp(theirs->data() + block->offset, block->data(), 5000), 0);
+  EXPECT_EQ(own->offset_of(block->data(), 5000), block->offset);
+  EXPECT_EQ(own->offset_of(&kMib, 8), std::nullopt);
+  EXPECT_EQ(own->offset_of(own->data() + own->size() - 4, 8), std::nullopt);
+}
+
+TEST(SharedSegment, OfAnotherProcessIsRefusedWhenItIsNotTheOneThatItTold) {
+  auto own = SharedSegment::create(kGib);
+  EXPECT_THROW(SharedSegment::open(::getpid(), own->fd(), own->size(), own->sign() + 2), std::runtime_error);
+  EXPECT_THROW(SharedSegment::open(::getpid(), own->fd(), 2 * kGib, own->sign()), std::runtime_error);
+  EXPECT_THROW(SharedSegment::open(::getpid(), 0x7fff, own->size(), own->sign()), std::runtime_error);
+}
+
+TEST(SharedSegment, TakesMemoryOnlyForItsBlocksAndGivesItBack) {
+  const int64_t before = util::resident_bytes();
+  auto segment = SharedSegment::create(int64_t{64} * kGib);
+  EXPECT_LT(util::resident_bytes() - before, 4 * kMib);
+  auto block = SharedSegment::take(segment, 64 * kMib);
+  ASSERT_NE(block, nullptr);
+  EXPECT_GT(util::resident_bytes() - before, 60 * kMib);
+  EXPECT_EQ(segment->taken_bytes(), 64 * kMib);
+  block.reset();
+  EXPECT_EQ(segment->taken_bytes(), 0);
+  EXPECT_LT(util::resident_bytes() - before, 4 * kMib);
+}
+
+TEST(SharedSegment, HasNoBlockWhereItHasNoRoom) {
+  auto segment = SharedSegment::create(SharedSegment::kControlBytes + 8 * kMib);
+  EXPECT_EQ(SharedSegment::take(segment, 9 * kMib), nullptr);
+  auto most = SharedSegment::take(segment, 7 * kMib);
+  EXPECT_NE(most, nullptr);
+  EXPECT_EQ(SharedSegment::take(segment, 2 * kMib), nullptr);
+  most.reset();
+  EXPECT_NE(SharedSegment::take(segment, 8 * kMib), nullptr);
+  EXPECT_EQ(SharedSegment::take(segment, INT64_MAX - 5), nullptr);
+}
+
+// Each thread writes its mark over its blocks and finds it there later.
+TEST(SharedSegment, GivesEachBlockToOne) {
+  auto segment = SharedSegment::create(kGib);
+  std::vector<std::thread> threads;
+  for (int mark = 1; mark <= 4; ++mark) {
+    threads.emplace_back([&segment, mark] {
+      std::mt19937 random(static_cast<uint32_t>(mark));
+      Blocks held;
+      for (int i = 0; i < 300; ++i) {
+        if (held.size() == 8 || (!held.empty() && random() % 2 == 0)) {
+          auto& block = held[random() % held.size()];
+          const auto* bytes = static_cast<const unsigned char*>(block->data());
+          for (int64_t at = 0; at < block->bytes; at += 512) ASSERT_EQ(bytes[at], mark);
+          std::swap(block, held.back());
+          held.pop_back();
+        } else {
+          auto block = SharedSegment::take(segment, 1 + static_cast<int64_t>(random() % (1 << 18)));
+          ASSERT_NE(block, nullptr);
+          std::memset(block->data(), mark, static_cast<size_t>(block->bytes));
+          held.push_back(std::move(block));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(segment->taken_bytes(), 0);
+  EXPECT_NE(SharedSegment::take(segment, kGib / 2), nullptr) << "what was given back is one piece again";
+}
+
+}  // namespace
+}  // namespace fsdp::comm

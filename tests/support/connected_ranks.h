@@ -1,0 +1,90 @@
+#pragma once
+
+// Ranks that are threads of one process and talk as processes do: over real sockets, or through memory that
+// each of them maps for itself.
+
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/gloo_communicator.h"
+#include "comm/queued_communicator.h"
+#include "comm/shm_communicator.h"
+#include "support/free_port.h"
+#include "util/error.h"
+
+namespace fsdp::testing {
+
+struct ConnectedRanks {
+  int world_size = 2;
+  double timeout_seconds = 20;
+  bool queued = true;  ///< as make_communicator() has it; otherwise collectives are complete at the call
+};
+
+using Connect = std::function<std::shared_ptr<comm::Communicator>(const comm::LaunchEnvironment&,
+                                                                  const comm::CommOptions&)>;
+
+/// Runs `body(communicator)` on every rank; the body may take the communicator away. Throws the first rank's
+/// failure after all have ended. c10d's flight recorder is one for the process and not thread-safe: it is
+/// turned off before the first group reads the variable.
+inline void run_connected_ranks(const ConnectedRanks& ranks, const Connect& connect,
+                                const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
+  int port = free_port();
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks.world_size));
+  for (int rank = 0; rank < ranks.world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        comm::LaunchEnvironment environment{rank, ranks.world_size, rank, ranks.world_size, "127.0.0.1",
+                                            port};
+        comm::CommOptions options;
+        options.timeout_seconds = ranks.timeout_seconds;
+        std::shared_ptr<comm::Communicator> communicator = connect(environment, options);
+        if (ranks.queued) communicator = comm::make_queued_communicator(std::move(communicator));
+        body(communicator);
+      } catch (...) {
+        failures[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (auto& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+inline void run_ranks_over_gloo(const ConnectedRanks& ranks,
+                                const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
+  const auto connect = [](const comm::LaunchEnvironment& environment, const comm::CommOptions& options) {
+    return comm::make_gloo_communicator(environment, options);
+  };
+  run_connected_ranks(ranks, connect, body);
+}
+
+inline std::shared_ptr<comm::Communicator> connect_over_shm(const comm::LaunchEnvironment& environment,
+                                                            const comm::CommOptions& options) {
+  comm::RunStore store = comm::join_run_store(environment, options.timeout());
+  comm::ShmAttempt attempt = comm::try_shm_communicator(environment, options, store);
+  FSDP_CHECK(attempt.communicator != nullptr, attempt.obstacle);
+  return std::move(attempt.communicator);
+}
+
+inline void run_ranks_over_shm(const ConnectedRanks& ranks,
+                               const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
+  run_connected_ranks(ranks, connect_over_shm, body);
+}
+
+/// "gloo", "shm", and with "direct_" before it: not queued.
+inline void run_ranks_over(const std::string& backend, ConnectedRanks ranks,
+                           const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
+  ranks.queued = backend.find("direct_") == std::string::npos;
+  const bool shm = backend.find("shm") != std::string::npos;
+  (shm ? run_ranks_over_shm : run_ranks_over_gloo)(ranks, body);
+}
+
+}  // namespace fsdp::testing
