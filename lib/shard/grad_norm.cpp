@@ -8,6 +8,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/fused.h"
+#include "kernels/reduce.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -21,8 +23,11 @@ bool counts(const Unit& unit) {
 
 /// In double: shards of different sizes must add up to the same norm at any world size.
 double local_norm(const Unit& unit, double norm_type) {
-  return at::linalg_vector_norm(unit.storage().shard_gradient(), norm_type, std::nullopt, false, at::kDouble)
-      .item<double>();
+  const at::Tensor& gradient = unit.storage().shard_gradient();
+  if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
+    return std::sqrt(kernels::sum_of_squares(gradient));
+  }
+  return at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
 }
 
 void check_reduced(const Engine& engine) {

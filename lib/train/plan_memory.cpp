@@ -30,7 +30,8 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
   for (const UnitSizes& unit : units) {
     if (unit.has_trainable_parameters) largest = std::max(largest, unit.shard_numel);
   }
-  int64_t norm = 8 * largest;
+  // Of norms other than the second libtorch's kernel makes a copy in double precision.
+  int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
   if (!config.optimizer.fused) update += 4 * largest;
   return std::max(norm, update);

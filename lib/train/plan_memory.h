@@ -12,8 +12,7 @@
 //
 // The peak is where these are largest together, in a walk through a step: the model's activations
 // (train/plan_activations.h), with what units take and give back on the way (train/unit_memory.h), and the
-// optimizer at its end: libtorch's CPU kernel takes the norm of a shard's gradient over a copy in double
-// precision.
+// optimizer at its end.
 
 #include <cstdint>
 #include <vector>

@@ -61,6 +61,7 @@ struct Loops {
                           int64_t n);
   /// Returns the sum over rows of -log softmax(logits)[target].
   double (*cross_entropy)(const CrossEntropyRows&);
+  double (*sum_of_squares)(const void* x, int64_t n);
 };
 
 /// For the CPU at hand.

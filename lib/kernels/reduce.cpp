@@ -1,0 +1,33 @@
+#include "kernels/reduce.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu/loops.h"
+#include "kernels/fused.h"
+#include "util/error.h"
+
+namespace fsdp::kernels {
+
+double sum_of_squares(const at::Tensor& x) {
+  FSDP_CHECK(can_fuse(x) && x.is_contiguous());
+  constexpr int64_t kPart = 1 << 16;
+  const int64_t n = x.numel(), parts = (n + kPart - 1) / kPart;
+  const auto& loops =
+      cpu::loops(x.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16);
+  std::vector<double> sums(static_cast<size_t>(parts));
+  at::parallel_for(0, parts, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const char* first = static_cast<const char*>(x.const_data_ptr()) +
+                          part * kPart * static_cast<int64_t>(x.element_size());
+      sums[static_cast<size_t>(part)] = loops.sum_of_squares(first, std::min(kPart, n - part * kPart));
+    }
+  });
+  double sum = 0;
+  for (double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace fsdp::kernels

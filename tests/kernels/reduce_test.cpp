@@ -1,0 +1,40 @@
+#include "kernels/reduce.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+namespace fsdp::kernels {
+namespace {
+
+TEST(SumOfSquares, IsThatOfDoublePrecision) {
+  at::manual_seed(3);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (int64_t n : {0, 1, 1000, 300'001}) {
+      const at::Tensor x = at::randn({n}).to(type);
+      const double expected = x.to(at::kDouble).square().sum().item<double>();
+      EXPECT_NEAR(sum_of_squares(x), expected, 1e-12 * expected) << n;
+    }
+  }
+}
+
+TEST(SumOfSquares, KeepsInfinityAndNan) {
+  at::Tensor x = at::ones({100'000});
+  x[70'000] = INFINITY;
+  EXPECT_TRUE(std::isinf(sum_of_squares(x)));
+  x[3] = NAN;
+  EXPECT_TRUE(std::isnan(sum_of_squares(x)));
+}
+
+TEST(SumOfSquares, DoesNotDependOnTheNumberOfThreads) {
+  const at::Tensor x = at::randn({3'000'000});
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const double one = sum_of_squares(x);
+  at::set_num_threads(3);
+  EXPECT_EQ(sum_of_squares(x), one);
+  at::set_num_threads(before);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels
