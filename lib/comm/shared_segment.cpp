@@ -30,44 +30,6 @@ uint64_t random_sign() {
 
 }  // namespace
 
-std::optional<int64_t> FreeRanges::take(int64_t bytes, int64_t alignment) {
-  auto best = free_.end();
-  for (auto range = free_.begin(); range != free_.end(); ++range) {
-    const int64_t lost = rounded_up(range->first, alignment) - range->first;
-    if (range->second - lost < bytes) continue;
-    if (best == free_.end() || range->second < best->second) best = range;
-  }
-  if (best == free_.end()) return std::nullopt;
-  const auto [begin, length] = *best;
-  free_.erase(best);
-  const int64_t offset = rounded_up(begin, alignment);
-  if (offset > begin) free_[begin] = offset - begin;
-  if (offset + bytes < begin + length) free_[offset + bytes] = begin + length - offset - bytes;
-  return offset;
-}
-
-void FreeRanges::give_back(int64_t offset, int64_t bytes) {
-  auto next = free_.lower_bound(offset);
-  if (next != free_.end() && offset + bytes == next->first) {
-    bytes += next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin()) {
-    auto before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
-      return;
-    }
-  }
-  free_[offset] = bytes;
-}
-
-int64_t FreeRanges::free_bytes() const {
-  int64_t sum = 0;
-  for (const auto& [offset, bytes] : free_) sum += bytes;
-  return sum;
-}
-
 std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   // Growing a file beyond this limit would be a deadly signal, not an error.
   rlimit limit{};
@@ -153,7 +115,7 @@ std::unique_ptr<SharedSegment::Block> SharedSegment::take_control(
 }
 
 std::unique_ptr<SharedSegment::Block> SharedSegment::take_from(const std::shared_ptr<SharedSegment>& segment,
-                                                               FreeRanges& ranges, int64_t bytes) {
+                                                               util::FreeRanges& ranges, int64_t bytes) {
   if (bytes > segment->bytes_) return nullptr;
   bytes = rounded_up(std::max<int64_t>(bytes, 1), kPage);
   std::optional<int64_t> offset;

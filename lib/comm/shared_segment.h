@@ -17,26 +17,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
+#include "util/free_ranges.h"
+
 namespace fsdp::comm {
-
-/// Which parts of [begin, end) are free. Best fit; neighbours are joined.
-class FreeRanges {
- public:
-  FreeRanges(int64_t begin, int64_t end) : free_{{begin, end - begin}} {}
-  /// Nothing when there is no such part.
-  std::optional<int64_t> take(int64_t bytes, int64_t alignment);
-  void give_back(int64_t offset, int64_t bytes);
-  int64_t free_bytes() const;
-
- private:
-  std::map<int64_t, int64_t> free_;  ///< length by offset
-};
 
 class SharedSegment {
  public:
@@ -90,8 +78,8 @@ class SharedSegment {
  private:
   SharedSegment() = default;
   void map(bool own);
-  static std::unique_ptr<Block> take_from(const std::shared_ptr<SharedSegment>& segment, FreeRanges& ranges,
-                                          int64_t bytes);
+  static std::unique_ptr<Block> take_from(const std::shared_ptr<SharedSegment>& segment,
+                                          util::FreeRanges& ranges, int64_t bytes);
   /// Whether the system has given memory to this part.
   bool reserve(int64_t offset, int64_t bytes);
   void give_back(int64_t offset, int64_t bytes);
@@ -100,7 +88,7 @@ class SharedSegment {
   int64_t bytes_ = 0;
   int fd_ = -1;
   mutable std::mutex mutex_;
-  std::optional<FreeRanges> control_, blocks_;  ///< of the owner
+  std::optional<util::FreeRanges> control_, blocks_;  ///< of the owner
   int64_t taken_ = 0;
   std::atomic<bool> keeps_memory_ = false;
 };

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-
-#include "util/block_choice.h"
+#include <cstddef>
+#include <optional>
 
 namespace fsdp::shard {
 
@@ -16,8 +16,8 @@ const char* kind_name(BufferKind kind) {
 /// What a DataPtr holds on to.
 struct BufferPool::Lease {
   std::shared_ptr<BufferPool> pool;
-  at::Tensor block;
-  int64_t nbytes;
+  at::Tensor memory;  ///< the arena, or the buffer's own
+  util::Arena::Place place;
   BufferKind kind;
 
   static void give_back(void* lease) {
@@ -28,12 +28,24 @@ struct BufferPool::Lease {
 
 c10::DataPtr BufferPool::acquire(int64_t nbytes, BufferKind kind) {
   std::lock_guard lock(mutex_);
-  at::Tensor block = take_block(nbytes);
+  if (places_.live() == 0) grow_arena();
+  const auto sort = kind == BufferKind::kGradients ? util::Arena::Sort::kSecond : util::Arena::Sort::kFirst;
+  auto lease = std::make_unique<Lease>(Lease{shared_from_this(), arena_, places_.take(nbytes, sort), kind});
+  int64_t offset = lease->place.offset;
+  if (lease->place.is_outside) {
+    try {
+      lease->memory = communicator_->allocate(nbytes, at::kByte);
+    } catch (...) {
+      places_.give_back(lease->place);
+      throw;
+    }
+    offset = 0;
+    outside_bytes_ += nbytes;
+  }
   account_.live_of(kind) += nbytes;
   note_peaks();
-  auto lease = std::make_unique<Lease>(Lease{shared_from_this(), std::move(block), nbytes, kind});
-  void* data = lease->block.data_ptr();
-  at::Device device = lease->block.device();
+  at::Device device = lease->memory.device();
+  auto* data = static_cast<std::byte*>(lease->memory.data_ptr()) + offset;
   return {data, lease.release(), &Lease::give_back, device};
 }
 
@@ -45,29 +57,21 @@ at::Tensor BufferPool::acquire_tensor(int64_t numel, at::ScalarType dtype, Buffe
   return at::empty({0}, options).set_(storage, 0, {numel}, {1});
 }
 
-at::Tensor BufferPool::take_block(int64_t nbytes) {
-  std::vector<int64_t> waiting;
-  for (const at::Tensor& block : free_blocks_) waiting.push_back(block.numel());
-  int64_t most = std::max(account_.peak, account_.live() + nbytes);
-  const util::BlockChoice choice = util::choose_block(waiting, nbytes, held_bytes_, most);
-  if (choice.reuse) {
-    auto place = free_blocks_.begin() + static_cast<std::ptrdiff_t>(*choice.reuse);
-    at::Tensor block = std::move(*place);
-    free_blocks_.erase(place);
-    return block;
-  }
-  for (size_t i = 0; i < choice.give_up; ++i) held_bytes_ -= waiting[i];
-  free_blocks_.erase(free_blocks_.begin(),
-                     free_blocks_.begin() + static_cast<std::ptrdiff_t>(choice.give_up));
-  at::Tensor block = communicator_->allocate(nbytes, at::kByte);
-  held_bytes_ += nbytes;
-  return block;
+void BufferPool::grow_arena() {
+  const std::optional<int64_t> bytes = places_.longer();
+  if (!bytes) return;
+  arena_.reset();  // before there is the next one
+  places_.clear();
+  arena_ = communicator_->allocate(*bytes, at::kByte);
+  places_.grow();
 }
 
 void BufferPool::release(Lease& lease) {
   std::lock_guard lock(mutex_);
-  account_.live_of(lease.kind) -= lease.nbytes;
-  free_blocks_.push_back(std::move(lease.block));
+  account_.live_of(lease.kind) -= lease.place.bytes;
+  if (lease.place.is_outside) outside_bytes_ -= lease.place.bytes;
+  places_.give_back(lease.place);
+  lease.memory.reset();
 }
 
 BufferAccount BufferPool::account() const {
@@ -90,13 +94,14 @@ void BufferPool::note_peaks() {
 
 int64_t BufferPool::held_bytes() const {
   std::lock_guard lock(mutex_);
-  return held_bytes_;
+  return places_.length() + outside_bytes_;
 }
 
 void BufferPool::trim() {
   std::lock_guard lock(mutex_);
-  for (const at::Tensor& block : free_blocks_) held_bytes_ -= block.numel();
-  free_blocks_.clear();
+  if (places_.live() > 0) return;
+  arena_.reset();
+  places_.clear();
 }
 
 }  // namespace fsdp::shard

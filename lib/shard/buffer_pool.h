@@ -3,9 +3,11 @@
 // BufferPool: the memory of gathered parameters and of unreduced gradients.
 //
 // Units take a buffer when they are gathered and give it back when they are freed; the next unit gets the
-// same memory. So a run holds as many buffers as are ever in use together, each as large as a unit, and the
-// system is not asked for memory in every step. The memory comes from the communicator, so that it can lie
-// where collectives find it without a copy.
+// same memory, whatever its size. Every buffer has a place in one arena (util/free_ranges.h). While the pool
+// does not know how long that must be, in the first step, buffers for which it is too short have memory of
+// their own; when none is in use the next time, it is made long enough. From then on the system is not asked
+// for memory any more. It comes from the communicator, so that it can lie where collectives find it without a
+// copy.
 //
 // Thread-safe: collectives take and give back on the communication stream.
 
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "util/free_ranges.h"
 
 namespace fsdp::shard {
 
@@ -57,21 +60,22 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   /// Peaks count from here.
   void reset_peaks();
 
-  /// Memory of all blocks, in use or waiting to be.
+  /// Memory of the arena and of buffers outside of it.
   int64_t held_bytes() const;
-  /// Gives back what is not in use.
+  /// Gives the arena back, to be made again with the next buffer; no effect while one is in use.
   void trim();
 
  private:
   struct Lease;
   void release(Lease& lease);
-  at::Tensor take_block(int64_t nbytes);
+  void grow_arena();
   void note_peaks();
 
   std::shared_ptr<comm::Communicator> communicator_;
   mutable std::mutex mutex_;
-  std::vector<at::Tensor> free_blocks_;
-  int64_t held_bytes_ = 0;
+  util::Arena places_;
+  at::Tensor arena_;
+  int64_t outside_bytes_ = 0;
   BufferAccount account_;
 };
 

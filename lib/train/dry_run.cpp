@@ -165,10 +165,12 @@ DryRun dry_run(const config::Config& config, int world_size) {
       train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
       result.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    // Prefetching knows the order of units from the second step on. Peaks are not reset, because the pool of
-    // buffers goes by them, as in training.
+    // Prefetching knows the order of units from the second step on, and the pool of buffers has found its
+    // size when it has seen all timings.
     run_step(Timing::kAtOnce);
     run_step(Timing::kBesideCompute);
+    run_step(Timing::kAsLateAsCanBe);
+    run_step(Timing::kAtOnce);
     for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
       const shard::Traffic before = parts.engine->traffic();
       run_step(timing);

@@ -37,8 +37,13 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
   return std::max(norm, update);
 }
 
-int64_t step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
-                  const ActivationShape& shape, const UnitMemory::Options& options) {
+struct StepPeak {
+  int64_t arena = 0;   ///< of the pool of buffers
+  int64_t beside = 0;  ///< the most of everything else at once
+};
+
+StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
+                   const ActivationShape& shape, const UnitMemory::Options& options) {
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   MemoryTape tape;
   UnitMemory memory(config, units, tape, options);
@@ -51,18 +56,21 @@ int64_t step_peak(const config::Config& config, const std::vector<UnitSizes>& un
     if (options.count_moved) tape.touch(update_temporaries(config, units));
     memory.zero_gradients();
   }
-  return tape.peak();
+  return {.arena = memory.arena_bytes(), .beside = tape.peak() - memory.arena_bytes()};
 }
 
-/// Whatever the network does. `count_moved`: with what fsdp.cpu_offload does in host memory.
+/// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
+/// rest need not come from the same step. `count_moved`: with what fsdp.cpu_offload does in host memory.
 int64_t step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
                   const ActivationShape& shape, bool count_moved) {
-  int64_t peak = 0;
+  StepPeak most;
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
-    peak = std::max(peak, step_peak(config, units, shape, {.timing = timing, .count_moved = count_moved}));
+    const StepPeak peak = step_peak(config, units, shape, {.timing = timing, .count_moved = count_moved});
+    most.arena = std::max(most.arena, peak.arena);
+    most.beside = std::max(most.beside, peak.beside);
   }
-  return peak;
+  return most.arena + most.beside;
 }
 
 }  // namespace

@@ -1,43 +1,32 @@
 #include "train/unit_memory.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
-
-#include "util/block_choice.h"
 
 namespace fsdp::train {
 
 using shard::UnitSizes;
+using Sort = util::Arena::Sort;
 
 int64_t shard_gradient_bytes(const config::Config& config, const UnitSizes& unit) {
   if (!unit.has_trainable_parameters) return 0;
   return unit.shard_numel * (config.mixed_precision.keep_low_precision_grads ? unit.reduce_element() : 4);
 }
 
-int64_t PoolMemory::acquire(int64_t bytes) {
-  live_ += bytes;
-  peak_ = std::max(peak_, live_);
-  const util::BlockChoice choice = util::choose_block(waiting_, bytes, held_, peak_);
-  if (choice.reuse) {
-    auto place = waiting_.begin() + static_cast<std::ptrdiff_t>(*choice.reuse);
-    int64_t block = *place;
-    waiting_.erase(place);
-    return block;
+PoolMemory::Place PoolMemory::take(int64_t bytes, Sort sort) {
+  if (places_.live() == 0 && places_.longer()) {
+    tape_.give(places_.length());
+    places_.grow();
+    tape_.take(places_.length());
   }
-  for (size_t i = 0; i < choice.give_up; ++i) {
-    held_ -= waiting_[i];
-    tape_.give(waiting_[i]);
-  }
-  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(choice.give_up));
-  held_ += bytes;
-  tape_.take(bytes);
-  return bytes;
+  const Place place = places_.take(bytes, sort);
+  if (place.is_outside) tape_.take(bytes);
+  return place;
 }
 
-void PoolMemory::release(int64_t block, int64_t bytes) {
-  live_ -= bytes;
-  waiting_.push_back(block);
+void PoolMemory::give_back(const Place& place) {
+  if (place.is_outside) tape_.give(place.bytes);
+  places_.give_back(place);
 }
 
 UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes>& units, MemoryTape& tape,
@@ -195,13 +184,14 @@ void UnitMemory::start_gather(Unit& unit) {
   if (parameters == 0) return;
   const int64_t communication = unit.sizes->communication_bytes();
   if (communication == 0) {
-    unit.gathered = issue([this, &unit, parameters] { unit.parameters = pool_.acquire(parameters); });
+    unit.gathered =
+        issue([this, &unit, parameters] { unit.parameters = pool_.take(parameters, Sort::kFirst); });
     return;
   }
   unit.gathered = issue([this, &unit, parameters, communication] {
-    int64_t gathered = pool_.acquire(communication);
-    unit.parameters = pool_.acquire(parameters);
-    pool_.release(gathered, communication);
+    const PoolMemory::Place gathered = pool_.take(communication, Sort::kFirst);
+    unit.parameters = pool_.take(parameters, Sort::kFirst);
+    pool_.give_back(gathered);
   });
 }
 
@@ -213,13 +203,13 @@ void UnitMemory::finish_gather(Unit& unit) {
 void UnitMemory::reshard(Unit& unit) {
   if (!std::exchange(unit.in_use, false)) return;
   wait(unit.gathered);
-  if (unit.parameters != 0) pool_.release(std::exchange(unit.parameters, 0), unit.sizes->unsharded_bytes());
+  if (auto parameters = std::exchange(unit.parameters, std::nullopt)) pool_.give_back(*parameters);
 }
 
 void UnitMemory::attach_gradients(Unit& unit) {
   if (!unit.sizes->has_trainable_parameters || std::exchange(unit.has_gradients, true)) return;
   if (unit.sizes->is_cut()) {
-    unit.gradients = pool_.acquire(unit.sizes->gradient_bytes());
+    unit.gradients = pool_.take(unit.sizes->gradient_bytes(), Sort::kSecond);
   } else {
     tape_.take(unit.sizes->gradient_bytes());  // becomes the shard's own, so it is not one of the pool's
   }
@@ -234,7 +224,7 @@ void UnitMemory::reduce(Unit& unit) {
     return;
   }
   tape_.take(unit.sizes->reduce_payload_bytes());
-  unit.sent = issue([this, &unit] { pool_.release(unit.gradients, unit.sizes->gradient_bytes()); });
+  unit.sent = issue([this, &unit] { pool_.give_back(*std::exchange(unit.gradients, std::nullopt)); });
   unit.reduced = issue([this, &unit] { add_to_shard_gradient(unit); });
 }
 

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,25 +19,26 @@
 #include "shard/unit_sizes.h"
 #include "train/memory_tape.h"
 #include "train/plan_activations.h"
+#include "util/free_ranges.h"
 
 namespace fsdp::train {
 
 /// Of a unit's shard, at rest.
 int64_t shard_gradient_bytes(const config::Config& config, const shard::UnitSizes& unit);
 
-/// The blocks of a shard::BufferPool. What waits to be used again counts on the tape, as it does in memory.
+/// The memory of a shard::BufferPool. What waits in the arena to be used again counts on the tape.
 class PoolMemory {
  public:
   explicit PoolMemory(MemoryTape& tape) : tape_(tape) {}
 
-  /// Returns the size of the block, which release() takes back.
-  int64_t acquire(int64_t bytes);
-  void release(int64_t block, int64_t bytes);
+  using Place = util::Arena::Place;
+  Place take(int64_t bytes, util::Arena::Sort sort);
+  void give_back(const Place& place);
+  int64_t arena_bytes() const { return places_.length(); }
 
  private:
   MemoryTape& tape_;
-  std::vector<int64_t> waiting_;
-  int64_t held_ = 0, live_ = 0, peak_ = 0;
+  util::Arena places_;
 };
 
 /// When collectives are done: the two ends of what a network may do, and between them where a unit has
@@ -57,6 +59,8 @@ class UnitMemory {
   StageEvents events(bool sync);
   /// The gradients of shards go.
   void zero_gradients();
+  /// What the pool holds from the second step on.
+  int64_t arena_bytes() const { return pool_.arena_bytes(); }
 
  private:
   /// A unit as shard::Unit has it.
@@ -65,7 +69,7 @@ class UnitMemory {
     bool in_use = false;  ///< gathered, or being gathered
     bool has_gradients = false;
     bool has_shard_gradient = false;
-    int64_t parameters = 0, gradients = 0;       ///< blocks of the pool; 0: none
+    std::optional<PoolMemory::Place> parameters = {}, gradients = {};
     size_t gathered = 0, sent = 0, reduced = 0;  ///< places in the queue to wait for
   };
 

@@ -1,7 +1,6 @@
 #pragma once
 
-// Which block of a pool serves a request. The rule of shard::BufferPool and of util::MappedAllocator; on
-// sizes alone, so that a plan can follow it (train/unit_memory.h).
+// Which waiting block of util::MappedAllocator serves a request; on sizes alone.
 
 #include <cstddef>
 #include <cstdint>

@@ -19,24 +19,6 @@ constexpr int64_t kGib = 1 << 30;
 
 using Blocks = std::vector<std::unique_ptr<SharedSegment::Block>>;
 
-TEST(FreeRanges, TakeTheSmallestThatFitsAndJoinNeighbours) {
-  FreeRanges ranges(0, 100);
-  ASSERT_EQ(ranges.take(10, 1), 0);
-  ASSERT_EQ(ranges.take(10, 1), 10);
-  ASSERT_EQ(ranges.take(10, 1), 20);
-  ranges.give_back(0, 10);
-  EXPECT_EQ(ranges.take(5, 1), 0);
-  EXPECT_EQ(ranges.take(80, 1), std::nullopt);
-  ranges.give_back(20, 10);
-  EXPECT_EQ(ranges.take(80, 1), 20);
-  EXPECT_EQ(ranges.take(1, 8), 8) << "of 5..9 only 8 is aligned";
-  EXPECT_EQ(ranges.take(2, 8), std::nullopt);
-  ranges.give_back(8, 1);
-  ranges.give_back(0, 5);
-  EXPECT_EQ(ranges.free_bytes(), 10);
-  EXPECT_EQ(ranges.take(10, 1), 0);
-}
-
 TEST(SharedSegment, IsTheSameMemoryForWhoOpensIt) {
   auto own = SharedSegment::create(kGib);
   auto block = SharedSegment::take(own, 5000);

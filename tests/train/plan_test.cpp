@@ -263,7 +263,7 @@ TEST(Plan, OfTheOtherConfigsHoldsWhatTheySay) {
   expect("175b", 174.6e9, 128, 40);
   expect("llama3_8b", 8.03e9, 8, 80);
   expect("llama3_70b", 70.6e9, 64, 80);
-  expect("llama3_405b", 405.9e9, 512, 80);
+  expect("llama3_405b", 405.9e9, 768, 80);
   expect("llama2_2b", 1.74e9, 4, 32);
 }
 
