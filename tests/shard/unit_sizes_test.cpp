@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/idle_communicator.h"
-#include "shard/step_formula.h"
+#include "shard/engine_sizes.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::shard {

@@ -1,4 +1,4 @@
-#include "train/unit_memory.h"
+#include "plan/unit_memory.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "util/block_choice.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 using shard::UnitSizes;
 
@@ -276,4 +276,4 @@ void UnitMemory::wait(size_t place) {
   }
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan
