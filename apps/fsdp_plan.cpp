@@ -1,12 +1,13 @@
-// fsdp-plan CONFIG.toml [section.key=value ...]: what fsdp-train --plan prints, in a program without libtorch.
+// fsdp-plan CONFIG.toml [section.key=value ...]: what fsdp-train --plan prints, in a program without
+// libtorch.
 
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <string>
 #include <vector>
 
-#include "config/print.h"
 #include "config/load.h"
+#include "config/print.h"
 #include "plan/text.h"
 #include "plan_options.h"
 #include "util/error.h"
@@ -14,8 +15,10 @@
 int main(int argc, char** argv) {
   using namespace fsdp;
   CLI::App app(
-      "Prints what a rank of the run would need, computed from the config alone: memory, communication, time, "
-      "the largest micro batch that fits, and what to change when none does. The same as fsdp-train --plan, in "
+      "Prints what a rank of the run would need, computed from the config alone: memory, communication, "
+      "time, "
+      "the largest micro batch that fits, and what to change when none does. The same as fsdp-train --plan, "
+      "in "
       "some MiB of memory and some ms.",
       "fsdp-plan");
   std::string config_path;

@@ -18,9 +18,9 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
 }
 
 const std::vector<std::string>& plan_option_names() {
-  static const std::vector<std::string> names = {
-      "--world-size",         "--gpu-memory-gib", "--bandwidth-gbps",
-      "--dcn-bandwidth-gbps", "--flops-tflops",   "--json"};
+  static const std::vector<std::string> names = {"--world-size",     "--gpu-memory-gib",
+                                                 "--bandwidth-gbps", "--dcn-bandwidth-gbps",
+                                                 "--flops-tflops",   "--json"};
   return names;
 }
 

@@ -1,8 +1,7 @@
 #pragma once
 
-// The stages and parameters of a model as two lists of names and shapes: what one needs to know of a model to
-// plan how it is sharded. It is made from modules (shard/model_tree.h) or, for a decoder, from its options
-// alone (nn/decoder_outline.h). Needs no libtorch.
+// The stages and parameters of a model as two lists of names and shapes: what others need to know of a model
+// that is not there. A decoder's follows from its options alone (nn/decoder_outline.h). Needs no libtorch.
 
 #include <cstddef>
 #include <cstdint>

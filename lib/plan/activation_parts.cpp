@@ -7,11 +7,11 @@ void ActivationParts::accumulate(int64_t elements) {
   tape_.give(shape_.element * elements);
 }
 
-void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved, Into into) {
+void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved,
+                                       Into into) {
   tape_.take(shape_.element * in * out);
   tape_.take(wide(in));
-  if (shape_.onednn)
-    tape_.touch(wide(llama() ? out : in));  // a factor of the weight's gradient, transposed
+  if (shape_.onednn) tape_.touch(wide(llama() ? out : in));  // a factor of the weight's gradient, transposed
   if (!keep_gradient) tape_.give(wide(out));
   tape_.give(saved);
   if (into == Into::kSum) {

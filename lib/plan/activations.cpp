@@ -108,9 +108,7 @@ class Pass : protected ActivationParts {
   int64_t saved_ = 0;
 };
 
-int64_t element_of(const std::string& dtype) {
-  return util::element_size(util::dtype_from_name(dtype));
-}
+int64_t element_of(const std::string& dtype) { return util::element_size(util::dtype_from_name(dtype)); }
 
 }  // namespace
 

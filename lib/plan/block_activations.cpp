@@ -134,7 +134,8 @@ void BlockActivations::inner_forward(const char* type, const std::string& path, 
   events_.forward_ends(path);
 }
 
-void BlockActivations::inner_backward(const char* type, const std::string& path, Pass forward, Pass backward) {
+void BlockActivations::inner_backward(const char* type, const std::string& path, Pass forward,
+                                      Pass backward) {
   events_.backward_begins(path);
   bool again = recomputes(type);
   if (again) (this->*forward)();
@@ -167,7 +168,8 @@ void BlockActivations::backward(const std::string& path) {
   inner_backward("feed_forward", feed_forward_path(path), &BlockActivations::feed_forward_forward,
                  &BlockActivations::feed_forward_backward);
   norm_backward(/*residual=*/true);
-  inner_backward("attention", attention_path(path), &BlockActivations::attention_forward, &BlockActivations::attention_backward);
+  inner_backward("attention", attention_path(path), &BlockActivations::attention_forward,
+                 &BlockActivations::attention_backward);
   norm_backward(/*residual=*/true);
 }
 

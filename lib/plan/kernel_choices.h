@@ -1,7 +1,8 @@
 #pragma once
 
 // What lib/kernels chooses on this CPU, for a plan, which does not link it: it says the same as
-// kernels/fused.h and kernels/matmul.h, and tests/train/plan_kernels_test.cpp holds the one against the other.
+// kernels/fused.h and kernels/matmul.h, and tests/train/plan_kernels_test.cpp holds the one against the
+// other.
 
 #include <cstdint>
 #include <string>

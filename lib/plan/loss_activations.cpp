@@ -5,8 +5,7 @@
 namespace fsdp::plan {
 
 int64_t LossActivations::logits_chunk() const {
-  return shape_.element * model().vocab_size *
-         cross_entropy_chunk_rows(count(), model().vocab_size);
+  return shape_.element * model().vocab_size * cross_entropy_chunk_rows(count(), model().vocab_size);
 }
 
 void LossActivations::forward() {

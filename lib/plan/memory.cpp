@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "shard/step_formula.h"
 #include "plan/activations.h"
 #include "plan/unit_memory.h"
+#include "shard/step_formula.h"
 #include "util/held_bytes.h"
 
 namespace fsdp::plan {

@@ -11,10 +11,10 @@
 
 #include "comm/mesh_shape.h"
 #include "config/config.h"
-#include "shard/step_formula.h"
-#include "shard/unit_sizes.h"
 #include "plan/memory.h"
 #include "plan/time.h"
+#include "shard/step_formula.h"
+#include "shard/unit_sizes.h"
 
 namespace fsdp::plan {
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/activations.h"
+#include "plan/memory_tape.h"
 #include "shard/execution_order.h"
 #include "shard/unit_sizes.h"
-#include "plan/memory_tape.h"
-#include "plan/activations.h"
 
 namespace fsdp::plan {
 

@@ -23,8 +23,10 @@ class TreeMaker {
       auto [at, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), tree_.tensors.size());
       if (is_new) {
         tree_.tensors.push_back(tensor);
-        outline.parameters.push_back(
-            {.shape = tensor.sizes().vec(), .requires_grad = tensor.requires_grad(), .names = {}, .nodes = {}});
+        outline.parameters.push_back({.shape = tensor.sizes().vec(),
+                                      .requires_grad = tensor.requires_grad(),
+                                      .names = {},
+                                      .nodes = {}});
       }
       nn::OutlineParameter& entry = outline.parameters[at->second];
       entry.names.push_back(nn::name_inside(path, parameter.key()));

@@ -41,15 +41,13 @@ std::vector<PiecePlace> PerParameterLayout::pieces(size_t parameter) const {
   if (parameters_[parameter].numel == 0) return {};
   const int64_t full = cut.columns / cut.chunk, rest = cut.columns % cut.chunk;
   std::vector<PiecePlace> pieces;
-  pieces.push_back(
-      {.shape = {cut.rows, full, cut.chunk},
-       .whole = {.offset = 0, .strides = {cut.columns, cut.chunk, 1}},
-       .gathered = {.offset = cut.shard_offset, .strides = {cut.chunk, shard_numel_, 1}}});
+  pieces.push_back({.shape = {cut.rows, full, cut.chunk},
+                    .whole = {.offset = 0, .strides = {cut.columns, cut.chunk, 1}},
+                    .gathered = {.offset = cut.shard_offset, .strides = {cut.chunk, shard_numel_, 1}}});
   if (rest > 0) {
-    pieces.push_back(
-        {.shape = {cut.rows, rest},
-         .whole = {.offset = full * cut.chunk, .strides = {cut.columns, 1}},
-         .gathered = {.offset = full * shard_numel_ + cut.shard_offset, .strides = {rest, 1}}});
+    pieces.push_back({.shape = {cut.rows, rest},
+                      .whole = {.offset = full * cut.chunk, .strides = {cut.columns, 1}},
+                      .gathered = {.offset = full * shard_numel_ + cut.shard_offset, .strides = {rest, 1}}});
   }
   return pieces;
 }

@@ -180,8 +180,8 @@ class Chooser {
     for (size_t node : given) {
       if (in_use.count(node) > 0) continue;
       fail(ErrorKind::kUsage,
-           "units: expected stages with parameters that no unit inside them holds; found \"", unit_name(model_, node),
-           "\" of type ", model_.nodes[node].type, ", which has none; take it out");
+           "units: expected stages with parameters that no unit inside them holds; found \"",
+           unit_name(model_, node), "\" of type ", model_.nodes[node].type, ", which has none; take it out");
     }
   }
 
@@ -224,8 +224,7 @@ class Chooser {
     }
 
     std::vector<UnitChoice> units;
-    units.push_back(
-        {.name = unit_name(model_, kRoot), .node = kRoot, .parameters = std::move(held[kRoot])});
+    units.push_back({.name = unit_name(model_, kRoot), .node = kRoot, .parameters = std::move(held[kRoot])});
     for (UnitChoice& extra : extras) {
       if (!extra.parameters.empty()) units.push_back(std::move(extra));
     }

@@ -2,8 +2,8 @@
 
 // The sizes of a model's units: what the cost of a step is computed from (shard/step_formula.h). They come
 // from an engine (shard/engine_sizes.h), or, before there is one, from the choice of the units and the
-// arithmetic of the layout. The latter needs shapes only, so a model of which there is no more than an outline
-// is planned for any world without memory and without libtorch.
+// arithmetic of the layout. The latter needs shapes only, so a model of which there is no more than an
+// outline is planned for any world without memory and without libtorch.
 
 #include <torch/headeronly/core/ScalarType.h>
 

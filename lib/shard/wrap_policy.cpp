@@ -27,8 +27,8 @@ size_t place_of_given(const ModelTree& tree, const ShardOptions& options, size_t
          stage->type_name(), ", which is not; register it as a module of the root or take it out");
   }
   if (places.size() > 1) {
-    fail(ErrorKind::kUsage, "units: expected stages that are at one place of the model; found units[",
-         index, "] at \"", unit_name(tree.outline, places[0]), "\" and \"", unit_name(tree.outline, places[1]),
+    fail(ErrorKind::kUsage, "units: expected stages that are at one place of the model; found units[", index,
+         "] at \"", unit_name(tree.outline, places[0]), "\" and \"", unit_name(tree.outline, places[1]),
          "\"; make one unit of a stage around both, or a second stage");
   }
   return places.front();
@@ -84,8 +84,10 @@ std::vector<UnitPlan> plan_units(nn::Stage& root, const ShardOptions& options) {
     plan.keep_float32 = unit.keep_float32;
     for (const UnitChoice::Parameter& parameter : unit.parameters) {
       const std::vector<std::string>& names = tree.outline.parameters[parameter.index].names;
-      plan.parameters.push_back({names.front(), tree.tensors[parameter.index],
-                                 {names.begin() + 1, names.end()}, parameter.shard_dimension});
+      plan.parameters.push_back({names.front(),
+                                 tree.tensors[parameter.index],
+                                 {names.begin() + 1, names.end()},
+                                 parameter.shard_dimension});
     }
   }
   return plans;

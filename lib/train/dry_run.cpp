@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/idle_communicator.h"
-#include "shard/autograd_hooks.h"
 #include "plan/text.h"
+#include "shard/autograd_hooks.h"
 #include "train/run_parts.h"
 #include "util/error.h"
 #include "util/seeded_random.h"

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "shard/unit.h"
 #include "plan/plan.h"
+#include "shard/unit.h"
 
 namespace fsdp::train {
 
