@@ -16,10 +16,8 @@ int main(int argc, char** argv) {
   using namespace fsdp;
   CLI::App app(
       "Prints what a rank of the run would need, computed from the config alone: memory, communication, "
-      "time, "
-      "the largest micro batch that fits, and what to change when none does. The same as fsdp-train --plan, "
-      "in "
-      "some MiB of memory and some ms.",
+      "time, the largest micro batch that fits, and what to change when none does. The same as fsdp-train "
+      "--plan, in some MiB of memory.",
       "fsdp-plan");
   std::string config_path;
   std::vector<std::string> overrides;

@@ -1,7 +1,7 @@
 #pragma once
 
 // Which block of a pool serves a request. The rule of shard::BufferPool and of util::MappedAllocator; on
-// sizes alone, so that a plan can follow it (plan/unit_memory.h).
+// sizes alone, so that a plan can follow it (train/unit_memory.h).
 
 #include <cstddef>
 #include <cstdint>

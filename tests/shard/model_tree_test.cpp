@@ -99,8 +99,9 @@ TEST(ModelTree, HasAStageAndATensorForEachEntryOfItsOutline) {
   ASSERT_EQ(tree.stages.size(), tree.outline.nodes.size());
   ASSERT_EQ(tree.tensors.size(), tree.outline.parameters.size());
   for (size_t i = 0; i < tree.stages.size(); ++i) {
-    EXPECT_EQ(tree.stages[i] != nullptr, tree.outline.nodes[i].is_stage);
-    if (tree.stages[i] != nullptr) EXPECT_EQ(tree.stages[i]->type_name(), tree.outline.nodes[i].type);
+    const nn::Stage* stage = tree.stages[i];
+    EXPECT_EQ(stage != nullptr, tree.outline.nodes[i].is_stage);
+    EXPECT_EQ(stage != nullptr ? stage->type_name() : "", tree.outline.nodes[i].type);
   }
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const nn::OutlineParameter& parameter = tree.outline.parameters[i];

@@ -99,7 +99,9 @@ nn::ModelOutline three_stages() {
 }
 
 TEST(UnitSizes, OfAnOutlineNeedNoModules) {
-  const std::vector<UnitSizes> units = unit_sizes(three_stages(), {.min_num_params = 1}, {.data = 2});
+  ShardOptions options;
+  options.min_num_params = 1;
+  const std::vector<UnitSizes> units = unit_sizes(three_stages(), options, {.data = 2});
   ASSERT_EQ(units.size(), 3);
   EXPECT_EQ(units[0].name, "root");
   EXPECT_EQ(units[0].numel, 20) << "what two stages share is in the unit around both";
