@@ -12,9 +12,10 @@
 #include "comm/make_communicator.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "plan/text.h"
+#include "plan_options.h"
 #include "train/dry_run.h"
 #include "train/explain_step.h"
-#include "train/plan_text.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 #include "util/error.h"
@@ -33,8 +34,7 @@ struct Arguments {
   bool all_units = false;
   bool plan = false;
   bool dry_run = false;
-  bool json = false;  ///< of these two
-  fsdp::train::PlanOptions machines;
+  fsdp::apps::PlanArguments planning;  ///< of these two
 };
 
 using namespace fsdp;
@@ -83,13 +83,14 @@ void explain(const config::Config& config, const comm::LaunchEnvironment& enviro
 
 /// No process of the plan's world is needed; under a launcher the first one speaks.
 void plan(const config::Config& config, const Arguments& arguments) {
-  train::Plan plan = train::make_plan(config, arguments.machines);
+  const plan::Plan plan = plan::make_plan(config, arguments.planning.machines);
+  const bool json = arguments.planning.json;
   if (!arguments.dry_run) {
-    std::cout << (arguments.json ? plan_json(plan) : plan_text(plan)) << std::flush;
+    std::cout << (json ? plan_json(plan) : plan_text(plan)) << std::flush;
     return;
   }
   train::DryRun measured = train::dry_run(config, plan.mesh.world_size());
-  std::cout << (arguments.json ? dry_run_json(plan, measured) : dry_run_text(plan, measured)) << std::flush;
+  std::cout << (json ? dry_run_json(plan, measured) : dry_run_text(plan, measured)) << std::flush;
 }
 
 /// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
@@ -134,32 +135,19 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
       "--plan", arguments.plan,
       "print what a rank of the run would need, computed from the config alone: memory, communication, time, "
       "the largest micro batch that fits, and what to change when none does. Needs no data, no other process "
-      "and next to no memory");
+      "and next to no memory. The program fsdp-plan prints the same without loading libtorch");
   CLI::Option* dry_run = app.add_flag(
       "--dry-run", arguments.dry_run,
       "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the plan "
       "beside what was measured. Needs the memory of one rank, reads no data and writes no file");
   plan->excludes(dry_run);
-  train::PlanOptions& machines = arguments.machines;
-  const std::string either = "with --plan or --dry-run: ";
-  app.add_option("--world-size", machines.world_size,
-                 either + "ranks; may be left out where [mesh] gives every axis a size");
-  app.add_option("--gpu-memory-gib", machines.memory_gib, either + "memory of a rank's device")
-      ->capture_default_str();
-  app.add_option("--bandwidth-gbps", machines.bandwidth_gbps, either + "Gbit/s that a rank receives")
-      ->capture_default_str();
-  app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps, either + "the same between replicas")
-      ->capture_default_str();
-  app.add_option("--flops-tflops", machines.flops_tflops, either + "TFLOP/s that a rank sustains")
-      ->capture_default_str();
-  app.add_flag("--json", arguments.json, either + "one JSON object in place of text");
+  apps::add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
 }
 
 /// The options of a plan do nothing without one.
 void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   if (arguments.plan || arguments.dry_run) return;
-  for (const char* name : {"--world-size", "--gpu-memory-gib", "--bandwidth-gbps", "--dcn-bandwidth-gbps",
-                           "--flops-tflops", "--json"}) {
+  for (const std::string& name : apps::plan_option_names()) {
     if (app.count(name) == 0) continue;
     util::fail(util::ErrorKind::kUsage, name,
                ": expected --plan or --dry-run beside it; found neither; add one");

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "shard/autograd_hooks.h"
+#include "shard/order_check.h"
 #include "util/error.h"
 #include "util/log.h"
 

@@ -1,7 +1,5 @@
 #include "shard/execution_order.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 namespace fsdp::shard {
@@ -47,19 +45,6 @@ std::optional<size_t> ExecutionOrder::next_in_backward(size_t unit) const {
     else if (passed && *here != unit)
       return *here;
     passed = passed || *here == unit;
-  }
-  return std::nullopt;
-}
-
-std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit) {
-  int ranks = world.world_size();
-  at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({ranks}, at::kLong);
-  mine.data_ptr<int64_t>()[0] = static_cast<int64_t>(unit);
-  world.all_gather(all, mine, {.unit = "execution order", .pass = "forward"})->wait();
-  const int64_t* units = all.data_ptr<int64_t>();
-  for (int rank = 1; rank < ranks; ++rank) {
-    if (units[rank] == units[0]) continue;
-    return OrderDifference{rank, static_cast<size_t>(units[rank]), static_cast<size_t>(units[0])};
   }
   return std::nullopt;
 }

@@ -2,13 +2,11 @@
 
 // In which order units are used: what the passes so far tell about the next unit to gather.
 //
-// Units are numbers here. A pass is one forward of the root. Nothing is collective but check_across_ranks().
+// Units are numbers here. A pass is one forward of the root. Nothing is collective. Needs no libtorch.
 
 #include <cstddef>
 #include <optional>
 #include <vector>
-
-#include "comm/communicator.h"
 
 namespace fsdp::shard {
 
@@ -46,13 +44,5 @@ class ExecutionOrder {
   std::vector<size_t> last_pass_;  ///< begun
   bool follows_ = false;
 };
-
-/// Compares what every rank is about to use; number_of_units stands for the end of the pass. Collective.
-/// Returns the first rank that differs from rank 0 and what it and rank 0 are about to use.
-struct OrderDifference {
-  int rank = 0;
-  size_t theirs = 0, first_ranks = 0;
-};
-std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit);
 
 }  // namespace fsdp::shard

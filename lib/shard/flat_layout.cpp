@@ -18,10 +18,11 @@ LocalRange FlatLayout::local_range(size_t parameter, int rank) const {
   return {.begin = begin - place.offset, .end = end - place.offset, .shard_offset = begin - shard_begin};
 }
 
-std::vector<UnitLayout::Piece> FlatLayout::pieces(size_t parameter, const at::Tensor& whole,
-                                                  const at::Tensor& gathered) const {
+std::vector<PiecePlace> FlatLayout::pieces(size_t parameter) const {
   const ParameterPlace& place = parameters_.at(parameter);
-  return {{whole, gathered.narrow(0, place.offset, place.numel).view(whole.sizes())}};
+  return {{.shape = {place.numel},
+           .whole = {.offset = 0, .strides = {1}},
+           .gathered = {.offset = place.offset, .strides = {1}}}};
 }
 
 }  // namespace fsdp::shard

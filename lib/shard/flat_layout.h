@@ -22,8 +22,7 @@ class FlatLayout final : public UnitLayout {
   bool gathers_in_place() const override { return true; }
   /// Has one row.
   LocalRange local_range(size_t parameter, int rank) const override;
-  std::vector<Piece> pieces(size_t parameter, const at::Tensor& whole,
-                            const at::Tensor& gathered) const override;
+  std::vector<PiecePlace> pieces(size_t parameter) const override;
 };
 
 }  // namespace fsdp::shard

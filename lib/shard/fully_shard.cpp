@@ -1,16 +1,13 @@
 // fully_shard(): from options and a model to an engine with its surrounds attached.
 
 #include <algorithm>
-#include <cmath>
 
 #include "shard/autograd_hooks.h"
 #include "shard/engine.h"
 #include "shard/option_conflicts.h"
-#include "shard/strategy.h"
 #include "shard/wrap_policy.h"
 #include "util/dtype.h"
 #include "util/error.h"
-#include "util/name_patterns.h"
 
 namespace fsdp::shard {
 
@@ -56,35 +53,6 @@ namespace {
 
 bool is_root_plan(const UnitPlan& plan, const UnitPlan& root) { return plan.stage == root.stage; }
 
-/// For float16 sums: half of the division before the sum and half after keeps both from leaving its range.
-double predivide_factor(const ShardOptions& options, at::ScalarType reduce_dtype, int ranks) {
-  if (options.gradient_predivide_factor > 0) return options.gradient_predivide_factor;
-  if (reduce_dtype != at::kHalf) return 1;
-  return std::exp2(std::round(std::log2(ranks) / 2));
-}
-
-}  // namespace
-
-UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool root, int ranks) {
-  const MixedPrecisionOptions& precision = options.mixed_precision;
-  UnitOptions unit;
-  if (!plan.keep_float32) {
-    unit.storage.param_dtype = util::dtype_from_name(precision.param_dtype);
-    unit.storage.reduce_dtype = util::dtype_from_name(precision.reduce_dtype);
-  }
-  unit.storage.layout = options.layout;
-  unit.storage.keep_low_precision_grads = precision.keep_low_precision_grads;
-  unit.storage.cpu_offload = options.cpu_offload;
-  unit.storage.move_grads_to_cpu = options.move_grads_to_cpu;
-  unit.gradient_predivide_factor = predivide_factor(options, unit.storage.reduce_dtype, ranks);
-  unit.reshard_after_forward = reshards(options.strategy) && options.reshard_after_forward &&
-                               !util::matches_any(plan.name, options.keep_after_forward) &&
-                               (!root || options.reshard_root_after_forward);
-  return unit;
-}
-
-namespace {
-
 void require_real_buffers(nn::Stage& root) {
   for (const auto& buffer : root.named_buffers()) {
     if (!buffer.value().is_meta()) continue;
@@ -129,7 +97,9 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
     size_t index = units_.size();
     bool root = is_root_plan(plan, plans.front());
     const ProcessGroups& groups = plan.replicated ? replicated_groups_ : groups_;
-    UnitOptions options = unit_options(options_, plan, root, groups_.world->world_size());
+    UnitOptions options =
+        unit_options(options_, {.name = plan.name, .is_root = root, .keep_float32 = plan.keep_float32},
+                     groups_.world->world_size());
     Unit& unit = *units_.emplace_back(
         std::make_unique<Unit>(plan, groups, options, UnitParts{pool_, trace, materialize}));
     const UnitLayout& layout = unit.storage().layout();

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "shard/layout_views.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -56,7 +57,7 @@ at::Tensor GradientBuffer::view_of(size_t parameter) const {
 }
 
 void GradientBuffer::put(size_t parameter, const at::Tensor& gradient) {
-  for (auto& piece : layout_.pieces(parameter, gradient.contiguous(), flat_)) {
+  for (auto& piece : pieces_of(layout_, parameter, gradient.contiguous(), flat_)) {
     if (holds_[parameter]) {
       piece.gathered.add_(piece.whole);
     } else {

@@ -7,32 +7,42 @@ namespace {
 
 using torch::nn::Module;
 
-std::string join(const std::string& path, const std::string& name) {
-  return path.empty() ? name : path + "." + name;
-}
-
 class TreeMaker {
  public:
   void add(Module& module, const std::string& path, size_t parent) {
-    size_t own = tree_.nodes.size();
-    tree_.nodes.push_back({path, dynamic_cast<nn::Stage*>(&module), parent, 0});
+    nn::ModelOutline& outline = tree_.outline;
+    size_t own = outline.nodes.size();
+    auto* stage = dynamic_cast<nn::Stage*>(&module);
+    tree_.stages.push_back(stage);
+    outline.nodes.push_back({.path = path,
+                             .is_stage = stage != nullptr,
+                             .type = stage != nullptr ? stage->type_name() : std::string(),
+                             .parent = parent});
     for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
-      auto [at, is_new] =
-          index_.try_emplace(parameter.value().unsafeGetTensorImpl(), tree_.parameters.size());
-      if (is_new) tree_.parameters.push_back({parameter.value(), {}, {}});
-      ModelParameter& entry = tree_.parameters[at->second];
-      entry.names.push_back(join(path, parameter.key()));
+      const at::Tensor& tensor = parameter.value();
+      auto [at, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), tree_.tensors.size());
+      if (is_new) {
+        tree_.tensors.push_back(tensor);
+        outline.parameters.push_back({.shape = tensor.sizes().vec(),
+                                      .requires_grad = tensor.requires_grad(),
+                                      .names = {},
+                                      .nodes = {}});
+      }
+      nn::OutlineParameter& entry = outline.parameters[at->second];
+      entry.names.push_back(nn::name_inside(path, parameter.key()));
       entry.nodes.push_back(own);
     }
-    for (const auto& child : module.named_children()) add(*child.value(), join(path, child.key()), own);
-    tree_.nodes[own].end = tree_.nodes.size();
+    for (const auto& child : module.named_children()) {
+      add(*child.value(), nn::name_inside(path, child.key()), own);
+    }
+    outline.nodes[own].end = outline.nodes.size();
   }
 
   ModelTree take() { return std::move(tree_); }
 
  private:
   ModelTree tree_;
-  std::map<const void*, size_t> index_;  ///< of a tensor, into tree_.parameters
+  std::map<const void*, size_t> index_;  ///< of a tensor, into tree_.tensors
 };
 
 }  // namespace

@@ -43,7 +43,7 @@ struct ShardOptions {
   /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward),
   /// "hybrid_shard" and "hybrid_shard_zero2" (the same within a slice, mesh axis data, with a replica in each
   /// slice, mesh axis dcn) or "no_shard" (every rank holds everything; gradients are all-reduced, as DDP
-  /// does). See shard/process_groups.h.
+  /// does). See shard/group_sizes.h.
   std::string strategy = "full_shard";
   /// How a unit is cut into shards: "flat" (all its parameters as one, evenly) or "per_parameter" (each
   /// parameter on one dimension); see shard/unit_layout.h.

@@ -36,23 +36,18 @@ LocalRange PerParameterLayout::local_range(size_t parameter, int rank) const {
           .shard_offset = cut.shard_offset};
 }
 
-std::vector<UnitLayout::Piece> PerParameterLayout::pieces(size_t parameter, const at::Tensor& whole,
-                                                          const at::Tensor& gathered) const {
+std::vector<PiecePlace> PerParameterLayout::pieces(size_t parameter) const {
   const Cut& cut = cuts_.at(parameter);
   if (parameters_[parameter].numel == 0) return {};
-  at::Tensor columns = whole.view({cut.rows, cut.columns});
-  at::Tensor shards = gathered.view({world_size_, shard_numel_});
-  int64_t full = cut.columns / cut.chunk, rest = cut.columns % cut.chunk;
-  std::vector<Piece> pieces;
-  pieces.push_back({columns.narrow(1, 0, full * cut.chunk).view({cut.rows, full, cut.chunk}),
-                    shards.narrow(0, 0, full)
-                        .narrow(1, cut.shard_offset, cut.rows * cut.chunk)
-                        .view({full, cut.rows, cut.chunk})
-                        .transpose(0, 1)});
+  const int64_t full = cut.columns / cut.chunk, rest = cut.columns % cut.chunk;
+  std::vector<PiecePlace> pieces;
+  pieces.push_back({.shape = {cut.rows, full, cut.chunk},
+                    .whole = {.offset = 0, .strides = {cut.columns, cut.chunk, 1}},
+                    .gathered = {.offset = cut.shard_offset, .strides = {cut.chunk, shard_numel_, 1}}});
   if (rest > 0) {
-    pieces.push_back(
-        {columns.narrow(1, full * cut.chunk, rest),
-         shards.select(0, full).narrow(0, cut.shard_offset, cut.rows * rest).view({cut.rows, rest})});
+    pieces.push_back({.shape = {cut.rows, rest},
+                      .whole = {.offset = full * cut.chunk, .strides = {cut.columns, 1}},
+                      .gathered = {.offset = full * shard_numel_ + cut.shard_offset, .strides = {rest, 1}}});
   }
   return pieces;
 }

@@ -30,8 +30,7 @@ class PerParameterLayout final : public UnitLayout {
 
   bool gathers_in_place() const override { return world_size_ == 1; }
   LocalRange local_range(size_t parameter, int rank) const override;
-  std::vector<Piece> pieces(size_t parameter, const at::Tensor& whole,
-                            const at::Tensor& gathered) const override;
+  std::vector<PiecePlace> pieces(size_t parameter) const override;
 
  private:
   struct Cut {

@@ -1,20 +1,12 @@
 #pragma once
 
-// Which ranks share what.
-//
-//   strategy                          units are cut over    and replicated over
-//   full_shard, shard_grad_op         dcn x data            -
-//   hybrid_shard, hybrid_shard_zero2  data                  dcn
-//   no_shard                          -                     dcn x data
-//
-// Hybrid sharding keeps the gathers within a slice, and sends over the slow network between slices only the
-// shard's gradient, once a step (Zhao et al.: PyTorch FSDP, VLDB 2023, section 3.2.2). Units of replicated
-// parameters go by the last line whatever the strategy is.
+// The groups of ranks that communicate with one another; which they are is told in shard/group_sizes.h.
 
 #include <memory>
 #include <string>
 
 #include "comm/mesh.h"
+#include "shard/group_sizes.h"
 
 namespace fsdp::shard {
 
@@ -33,16 +25,5 @@ ProcessGroups process_groups(const comm::Mesh& mesh, const std::string& strategy
 
 /// Of what every rank holds whole.
 ProcessGroups replicated_groups(const comm::Mesh& mesh);
-
-/// Over how many ranks a strategy cuts units, and how often it replicates them: the same in numbers.
-struct GroupSizes {
-  int shards = 1;
-  int replicas = 1;
-  bool operator==(const GroupSizes&) const = default;
-};
-GroupSizes group_sizes(const comm::MeshShape& mesh, const std::string& strategy);
-
-/// "units sharded over data (4), replicated over dcn (2)", for people.
-std::string describe_groups(const comm::MeshShape& mesh, const std::string& strategy);
 
 }  // namespace fsdp::shard

@@ -252,8 +252,4 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
   return formula;
 }
 
-StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step) {
-  return step_formula(unit_sizes(engine), engine.options(), step);
-}
-
 }  // namespace fsdp::shard

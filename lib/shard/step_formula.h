@@ -53,6 +53,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "shard/traffic.h"
 #include "shard/unit_sizes.h"
 
 namespace fsdp::shard {
@@ -79,9 +80,8 @@ struct StepFormula {
   int64_t separate_buffers_bytes = 0;
 };
 
-/// Of units as unit_sizes() gives them, with or without an engine. Not collective.
+/// Of units as unit_sizes() gives them, with or without an engine (shard/engine_sizes.h).
 StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions& options,
                          const StepFormulaOptions& step = {});
-StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step = {});
 
 }  // namespace fsdp::shard

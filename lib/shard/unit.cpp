@@ -15,16 +15,6 @@ void finish(std::unique_ptr<comm::Work>& work) {
 
 }  // namespace
 
-Traffic& Traffic::operator+=(const Traffic& other) {
-  all_gathers += other.all_gathers;
-  all_gather_bytes += other.all_gather_bytes;
-  reduce_scatters += other.reduce_scatters;
-  reduce_scatter_bytes += other.reduce_scatter_bytes;
-  all_reduces += other.all_reduces;
-  all_reduce_bytes += other.all_reduce_bytes;
-  return *this;
-}
-
 Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
            const UnitParts& parts)
     : name_(plan.name),

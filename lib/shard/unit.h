@@ -22,31 +22,12 @@
 
 #include "comm/trace.h"
 #include "shard/process_groups.h"
+#include "shard/traffic.h"
+#include "shard/unit_options.h"
 #include "shard/unit_storage.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
-
-/// What a unit has moved: number of collectives and this rank's payload, as in comm/trace.h.
-struct Traffic {
-  int64_t all_gathers = 0, all_gather_bytes = 0;
-  int64_t reduce_scatters = 0, reduce_scatter_bytes = 0;
-  int64_t all_reduces = 0, all_reduce_bytes = 0;
-
-  Traffic& operator+=(const Traffic& other);
-  bool operator==(const Traffic&) const = default;
-};
-
-/// How a unit behaves.
-struct UnitOptions {
-  StorageOptions storage;
-  bool reshard_after_forward = true;
-  double gradient_predivide_factor = 1;  ///< the rest of the number of ranks divides after the sum
-};
-
-/// What the options say about a planned unit in a world of so many ranks (defined in fully_shard.cpp).
-/// `root`: it lives as the root does.
-UnitOptions unit_options(const ShardOptions& options, const UnitPlan& plan, bool root, int ranks);
 
 /// What a unit is made with beside its plan.
 struct UnitParts {

@@ -15,14 +15,6 @@ UnitLayout::UnitLayout(const std::vector<Parameter>& parameters, int world_size)
   }
 }
 
-UnitLayout::Piece UnitLayout::local_piece(size_t parameter, int rank, const at::Tensor& whole,
-                                          const at::Tensor& shard) const {
-  LocalRange range = local_range(parameter, rank);
-  int64_t length = range.end - range.begin;
-  return {whole.view({range.rows, parameters_[parameter].numel / range.rows}).narrow(1, range.begin, length),
-          shard.narrow(0, range.shard_offset, range.numel()).view({range.rows, length})};
-}
-
 std::unique_ptr<UnitLayout> make_layout(const std::string& layout,
                                         const std::vector<UnitLayout::Parameter>& parameters,
                                         int world_size) {

@@ -8,15 +8,13 @@
 //                   gathered is the unsharded buffer (FSDP1, FairScale)
 //   per_parameter   each parameter cut on one of its dimensions; what is gathered is copied once into the
 //                   unsharded buffer (FSDP2, FSDP via SPMD)
-
-#include <ATen/core/Tensor.h>
+//
+// Arithmetic only, without libtorch.
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "util/column_range.h"
 
 namespace fsdp::shard {
 
@@ -36,6 +34,17 @@ struct LocalRange {
   int64_t shard_offset = 0;  ///< of its first element in the shard
 
   int64_t numel() const { return rows * (end - begin); }
+};
+
+/// A part of a parameter as a view of the contiguous parameter and as a view of the gathered shards one after
+/// another: both have `shape`, an offset in elements and strides.
+struct PiecePlace {
+  std::vector<int64_t> shape;
+  struct View {
+    int64_t offset = 0;
+    std::vector<int64_t> strides;
+  };
+  View whole, gathered;
 };
 
 class UnitLayout {
@@ -62,19 +71,9 @@ class UnitLayout {
 
   virtual LocalRange local_range(size_t parameter, int rank) const = 0;
 
-  /// Views of the same shape of the same elements. At most two make up a parameter, whatever the number of
-  /// ranks.
-  struct Piece {
-    at::Tensor whole;     ///< of the parameter
-    at::Tensor gathered;  ///< of the shards one after another
-  };
-  /// `whole` is contiguous and has the parameter's shape, or is flat; `gathered` is [gathered_numel]. Their
-  /// types may differ.
-  virtual std::vector<Piece> pieces(size_t parameter, const at::Tensor& whole,
-                                    const at::Tensor& gathered) const = 0;
-
-  /// This parameter's part of `shard`, and the same part of `whole`; both [rows, end - begin].
-  Piece local_piece(size_t parameter, int rank, const at::Tensor& whole, const at::Tensor& shard) const;
+  /// Where parts of a parameter lie in it and among the gathered shards (shard/layout_views.h makes views of
+  /// tensors from them). At most two make up a parameter, whatever the number of ranks.
+  virtual std::vector<PiecePlace> pieces(size_t parameter) const = 0;
 
  protected:
   UnitLayout(const std::vector<Parameter>& parameters, int world_size);

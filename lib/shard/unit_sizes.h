@@ -1,20 +1,24 @@
 #pragma once
 
 // The sizes of a model's units: what the cost of a step is computed from (shard/step_formula.h). They come
-// from an engine, or, before there is one, from the plan of the units and the arithmetic of the layout. The
-// latter needs shapes only, so a model on the meta device can be planned for any world without memory.
+// from an engine (shard/engine_sizes.h), or, before there is one, from the choice of the units and the
+// arithmetic of the layout. The latter needs shapes only, so a model of which there is no more than an
+// outline is planned for any world without memory and without libtorch.
 
-#include <c10/core/ScalarType.h>
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "comm/mesh_shape.h"
-#include "nn/stage.h"
-#include "shard/engine.h"
+#include "nn/model_outline.h"
+#include "shard/group_sizes.h"
 #include "shard/options.h"
-#include "shard/process_groups.h"
+#include "shard/unit_choice.h"
+#include "shard/unit_layout.h"
+#include "shard/unit_options.h"
+#include "util/dtype.h"
 
 namespace fsdp::shard {
 
@@ -25,8 +29,8 @@ struct UnitSizes {
   int64_t shard_numel = 0;      ///< this rank's part, with padding
   int64_t gathered_numel = 0;   ///< what an all-gather gives and a reduce-scatter takes: all ranks' shards
   int64_t unsharded_numel = 0;  ///< the buffer that the parameters are views of
-  at::ScalarType param_dtype = at::kFloat;
-  at::ScalarType reduce_dtype = at::kFloat;
+  c10::ScalarType param_dtype = c10::ScalarType::Float;
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   GroupSizes groups;
 
   bool gathers_in_place = true;       ///< what is gathered is the unsharded buffer, see UnitLayout
@@ -54,15 +58,18 @@ struct UnitSizes {
 
   bool operator==(const UnitSizes&) const = default;
 
-  int64_t param_element() const { return static_cast<int64_t>(c10::elementSize(param_dtype)); }
-  int64_t reduce_element() const { return static_cast<int64_t>(c10::elementSize(reduce_dtype)); }
+  int64_t param_element() const { return util::element_size(param_dtype); }
+  int64_t reduce_element() const { return util::element_size(reduce_dtype); }
 };
 
-/// In the order of Engine::units().
-std::vector<UnitSizes> unit_sizes(const Engine& engine);
+/// What unit_sizes() of the engine would be that fully_shard() makes of such a model, before its first pass.
+/// Throws Error(kUsage) as fully_shard() does. Options that need modules (units, wrap_policy) are not looked
+/// at: `decisions` stand for them.
+std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOptions& options,
+                                  const comm::MeshShape& mesh, const UnitDecisions& decisions = {});
 
-/// What unit_sizes() of the engine would be that fully_shard() makes of the model, before its first pass.
-/// The model may lie on the meta device. Throws Error(kUsage) as fully_shard() does.
-std::vector<UnitSizes> unit_sizes(nn::Stage& model, const ShardOptions& options, const comm::MeshShape& mesh);
+/// Those that a unit has from its options and its layout.
+void take_options(const UnitOptions& options, UnitSizes& sizes);
+void take_layout(const UnitLayout& layout, UnitSizes& sizes);
 
 }  // namespace fsdp::shard

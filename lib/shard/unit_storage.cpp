@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include "shard/layout_views.h"
 #include "util/error.h"
 #include "util/storage.h"
 
@@ -72,7 +73,7 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     if (!parameter.is_meta()) {
-      auto local = layout_->local_piece(i, place_.rank, parameter.detach().contiguous(), shard_);
+      auto local = local_piece(*layout_, i, place_.rank, parameter.detach().contiguous(), shard_);
       local.gathered.copy_(local.whole);
       continue;
     }
@@ -114,7 +115,7 @@ void UnitStorage::unpack() {
 void UnitStorage::copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterPlace& place = layout_->parameters()[i];
-    for (auto& piece : layout_->pieces(i, to.narrow(0, place.offset, place.numel), gathered)) {
+    for (auto& piece : pieces_of(*layout_, i, to.narrow(0, place.offset, place.numel), gathered)) {
       piece.whole.copy_(piece.gathered);
     }
   }
@@ -130,7 +131,7 @@ at::Tensor UnitStorage::unpacked(const at::Tensor& gathered) const {
 void UnitStorage::take_shard_of(const at::Tensor& whole) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterPlace& place = layout_->parameters()[i];
-    auto local = layout_->local_piece(i, place_.rank, whole.narrow(0, place.offset, place.numel), shard_);
+    auto local = local_piece(*layout_, i, place_.rank, whole.narrow(0, place.offset, place.numel), shard_);
     local.gathered.copy_(local.whole);
   }
 }

@@ -23,19 +23,10 @@
 #include "shard/gradient_buffer.h"
 #include "shard/parameter_source.h"
 #include "shard/unit_layout.h"
+#include "shard/unit_options.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
-
-/// In what a unit is kept, computed and reduced, and where.
-struct StorageOptions {
-  std::string layout = "flat";  ///< see make_layout()
-  at::ScalarType param_dtype = at::kFloat;
-  at::ScalarType reduce_dtype = at::kFloat;
-  bool keep_low_precision_grads = false;
-  bool cpu_offload = false;
-  bool move_grads_to_cpu = false;
-};
 
 /// Which of how many equal parts this rank keeps.
 struct ShardPlace {

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "nn/stage.h"
+#include "shard/model_tree.h"
 #include "shard/options.h"
+#include "shard/unit_choice.h"
 
 namespace fsdp::shard {
 
@@ -29,8 +31,9 @@ WrapPolicy stage_type_policy(std::vector<std::string> types);
 /// order until one does. Throws Error(kUsage) for a policy that is empty.
 WrapPolicy any_of(std::vector<WrapPolicy> policies);
 
-/// What ShardOptions::shard_dimension ("largest" or "first") and shard_1d_parameters say.
-DimensionPolicy shard_dimension_policy(const std::string& choice, bool shard_1d_parameters);
+/// Those of the options that speak of modules, for choose_units() on the outline of the tree. They refer to
+/// both arguments.
+UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options);
 
 /// A parameter under the first of its names; tied names share one tensor and appear once.
 struct NamedParameter {

@@ -1,7 +1,7 @@
 #include "train/banner.h"
 
 #include "kernels/matmul.h"
-#include "shard/step_formula.h"
+#include "shard/engine_sizes.h"
 #include "util/error.h"
 #include "util/text.h"
 

@@ -13,11 +13,12 @@ std::shared_ptr<nn::Stage> build_model(const nn::ModelOptions& options, uint64_t
   at::NoGradGuard no_grad;
   auto model = nn::make_decoder(options);
   auto source = initial_weights(*model, options, seed, std::make_shared<comm::SingleCommunicator>());
-  for (const shard::ModelParameter& parameter : shard::make_model_tree(*model).parameters) {
-    const int64_t numel = parameter.tensor.numel();
-    source->read(
-        {parameter.names.front(), parameter.tensor, {parameter.names.begin() + 1, parameter.names.end()}},
-        {.rows = 1, .begin = 0, .end = numel}, parameter.tensor.detach().view({-1}));
+  const shard::ModelTree tree = shard::make_model_tree(*model);
+  for (size_t i = 0; i < tree.tensors.size(); ++i) {
+    const at::Tensor& tensor = tree.tensors[i];
+    const std::vector<std::string>& names = tree.outline.parameters[i].names;
+    source->read({names.front(), tensor, {names.begin() + 1, names.end()}},
+                 {.rows = 1, .begin = 0, .end = tensor.numel()}, tensor.detach().view({-1}));
   }
   return model;
 }

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/idle_communicator.h"
+#include "plan/text.h"
 #include "shard/autograd_hooks.h"
-#include "train/plan_text.h"
 #include "train/run_parts.h"
 #include "util/error.h"
 #include "util/seeded_random.h"
@@ -116,7 +116,7 @@ struct Row {
   int64_t planned, measured;
 };
 
-std::vector<Row> rows_of(const Plan& plan, const DryRun& measured) {
+std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
   const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
   return {{"shards, bytes", plan.memory.shards, measured.shards},
           {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
@@ -185,7 +185,7 @@ DryRun dry_run(const config::Config& config, int world_size) {
   return result;
 }
 
-std::string dry_run_text(const Plan& plan, const DryRun& measured) {
+std::string dry_run_text(const plan::Plan& plan, const DryRun& measured) {
   char line[256];
   std::snprintf(line, sizeof line, "%-34s %22s %22s\n", "rank 0 in a step", "planned", "measured");
   std::string text = concat(plan_heading(plan), "\n", line);
@@ -199,7 +199,7 @@ std::string dry_run_text(const Plan& plan, const DryRun& measured) {
                 " ms of compute on this machine\n");
 }
 
-std::string dry_run_json(const Plan& plan, const DryRun& measured) {
+std::string dry_run_json(const plan::Plan& plan, const DryRun& measured) {
   nlohmann::ordered_json json = nlohmann::ordered_json::parse(plan_json(plan));
   const shard::Traffic& traffic = measured.traffic;
   json["measured"] = {{"shard_bytes", measured.shards},

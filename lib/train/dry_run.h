@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "plan/plan.h"
 #include "shard/unit.h"
-#include "train/plan.h"
 
 namespace fsdp::train {
 
@@ -31,8 +31,8 @@ struct DryRun {
 DryRun dry_run(const config::Config& config, int world_size);
 
 /// Plan and measurement side by side.
-std::string dry_run_text(const Plan& plan, const DryRun& measured);
+std::string dry_run_text(const plan::Plan& plan, const DryRun& measured);
 /// The plan's object with "measured" in it.
-std::string dry_run_json(const Plan& plan, const DryRun& measured);
+std::string dry_run_json(const plan::Plan& plan, const DryRun& measured);
 
 }  // namespace fsdp::train

@@ -7,7 +7,7 @@
 
 #include "config/checks.h"
 #include "optim/schedule.h"
-#include "shard/step_formula.h"
+#include "shard/engine_sizes.h"
 #include "train/run_parts.h"
 #include "train/step_timeline.h"
 #include "util/error.h"

@@ -1,32 +1,42 @@
 #include "util/dtype.h"
 
-#include <utility>
-
 #include "util/error.h"
 
 namespace fsdp::util {
 namespace {
-constexpr std::pair<std::string_view, c10::ScalarType> kNames[] = {
-    {"float32", c10::ScalarType::Float}, {"bfloat16", c10::ScalarType::BFloat16},
-    {"float16", c10::ScalarType::Half},  {"float64", c10::ScalarType::Double},
-    {"int64", c10::ScalarType::Long},    {"int32", c10::ScalarType::Int},
-    {"int16", c10::ScalarType::Short},   {"uint8", c10::ScalarType::Byte},
-    {"int8", c10::ScalarType::Char},     {"bool", c10::ScalarType::Bool},
-};
-}  // namespace
 
-std::string dtype_name(c10::ScalarType dtype) {
-  for (const auto& [name, type] : kNames) {
-    if (type == dtype) return std::string(name);
+struct Type {
+  std::string_view name;
+  c10::ScalarType dtype;
+  int64_t element_size;
+};
+
+constexpr Type kTypes[] = {
+    {"float32", c10::ScalarType::Float, 4}, {"bfloat16", c10::ScalarType::BFloat16, 2},
+    {"float16", c10::ScalarType::Half, 2},  {"float64", c10::ScalarType::Double, 8},
+    {"int64", c10::ScalarType::Long, 8},    {"int32", c10::ScalarType::Int, 4},
+    {"int16", c10::ScalarType::Short, 2},   {"uint8", c10::ScalarType::Byte, 1},
+    {"int8", c10::ScalarType::Char, 1},     {"bool", c10::ScalarType::Bool, 1},
+};
+
+const Type& type_of(c10::ScalarType dtype) {
+  for (const Type& type : kTypes) {
+    if (type.dtype == dtype) return type;
   }
   FSDP_CHECK(false, "no name for the data type ", c10::toString(dtype));
 }
 
+}  // namespace
+
+std::string dtype_name(c10::ScalarType dtype) { return std::string(type_of(dtype).name); }
+
+int64_t element_size(c10::ScalarType dtype) { return type_of(dtype).element_size; }
+
 c10::ScalarType dtype_from_name(std::string_view name) {
   std::string known;
-  for (const auto& [candidate, type] : kNames) {
-    if (candidate == name) return type;
-    known.append(known.empty() ? "" : ", ").append(candidate);
+  for (const Type& candidate : kTypes) {
+    if (candidate.name == name) return candidate.dtype;
+    known.append(known.empty() ? "" : ", ").append(candidate.name);
   }
   fail(ErrorKind::kUsage, "unknown data type \"", name, "\"; expected one of ", known);
 }

@@ -1,9 +1,11 @@
 #pragma once
 
-// Names of the floating-point and integer types in configs, checkpoints and messages.
+// Names and sizes of the floating-point and integer types in configs, checkpoints and messages. Needs of
+// libtorch a header without code only, so that programs which do not load it speak of types too.
 
-#include <c10/core/ScalarType.h>
+#include <torch/headeronly/core/ScalarType.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -15,5 +17,8 @@ std::string dtype_name(c10::ScalarType dtype);
 
 /// The inverse; throws Error(kUsage) that lists the known names.
 c10::ScalarType dtype_from_name(std::string_view name);
+
+/// Bytes of one element; an assertion as above.
+int64_t element_size(c10::ScalarType dtype);
 
 }  // namespace fsdp::util

@@ -18,15 +18,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "util/held_bytes.h"
+
 namespace fsdp::util {
 
 class MappedAllocator final : public c10::Allocator {
  public:
   /// Never destroyed: tensors may outlive everything.
   static MappedAllocator& instance();
-
-  /// What all blocks take at most, where tensors take `peak_bytes` at most.
-  static constexpr int64_t most_held_bytes(int64_t peak_bytes) { return peak_bytes + peak_bytes / 5; }
 
   /// From here on CPU tensors come from it. Call it before other threads allocate tensors.
   static void install();

@@ -6,6 +6,10 @@ if(NOT EXISTS "${torch_dir}/lib/libtorch_cpu.so")
                       "run scripts/install_dependencies or set FSDP_LIBTORCH_DIR")
 endif()
 
+# Headers that stand alone, for what must not load the library.
+add_library(libtorch::headers INTERFACE IMPORTED)
+set_target_properties(libtorch::headers PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${torch_dir}/include")
+
 add_library(libtorch::c10 SHARED IMPORTED)
 set_target_properties(libtorch::c10 PROPERTIES IMPORTED_LOCATION "${torch_dir}/lib/libc10.so")
 

@@ -8,8 +8,8 @@
 
 #include "config/load.h"
 #include "e2e/programs.h"
+#include "plan/plan.h"
 #include "support/tiny_config.h"
-#include "train/plan.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -81,9 +81,9 @@ class DeferredInit : public ::testing::Test {
 TEST_F(DeferredInit, AModelEightTimesAProcessesPartTrainsInTheMemoryOfThePlan) {
   constexpr double kMib = 1 << 20;
   auto plan_of = [&](int64_t blocks) {
-    return train::make_plan(config_of(config_, blocks), {.world_size = kRanks});
+    return plan::make_plan(config_of(config_, blocks), {.world_size = kRanks});
   };
-  const train::Plan small = plan_of(1), large = plan_of(24);
+  const plan::Plan small = plan_of(1), large = plan_of(24);
   const int64_t weights = 4 * large.parameters;
   EXPECT_LT(large.memory.peak, weights) << "with gradients and moments less than the weights alone";
   // Libraries and connections, which no plan knows: what a process of one block has beyond its plan.

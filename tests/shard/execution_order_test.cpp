@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/thread_communicator.h"
+#include "shard/order_check.h"
 
 namespace fsdp::shard {
 namespace {

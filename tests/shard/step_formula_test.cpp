@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "shard/engine_sizes.h"
 #include "support/layout_under_test.h"
 #include "support/sharded_run.h"
 

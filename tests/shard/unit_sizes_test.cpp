@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "comm/idle_communicator.h"
-#include "shard/step_formula.h"
+#include "nn/decoder_outline.h"
+#include "shard/engine_sizes.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::shard {
@@ -33,6 +34,7 @@ TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
       auto planned = nn::make_decoder(model, at::kMeta);
       std::vector<UnitSizes> expected = unit_sizes(*engine);
       std::vector<UnitSizes> sizes = unit_sizes(*planned, options, {.data = world});
+      EXPECT_EQ(sizes, unit_sizes(nn::decoder_outline(model), options, {.data = world}));
       ASSERT_EQ(sizes.size(), expected.size());
       for (size_t i = 0; i < sizes.size(); ++i) {
         EXPECT_EQ(sizes[i], expected[i]) << expected[i].name;
@@ -69,6 +71,45 @@ TEST(UnitSizes, ReportOptionsThatContradictEachOtherAsTheEngineDoes) {
   ShardOptions options;
   options.move_grads_to_cpu = true;
   EXPECT_THROW(unit_sizes(*model, options, {.data = 2}), util::Error);
+}
+
+TEST(UnitSizes, OfModulesGoByCallablesThatSeeThem) {
+  nn::ModelOptions model = testing::tiny_options();
+  auto modules = nn::make_decoder(model, at::kMeta);
+  ShardOptions options;
+  options.wrap_policy = [&](const StageInfo& info) {
+    return info.stage.type_name() == "block" && info.path != "model.layers.1";
+  };
+  std::vector<std::string> names;
+  for (const UnitSizes& unit : unit_sizes(*modules, options, {.data = 2})) names.push_back(unit.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"root", "model.layers.0", "model.layers.2"}));
+}
+
+/// Two stages that share one parameter, and one that is frozen.
+nn::ModelOutline three_stages() {
+  nn::ModelOutline model;
+  model.nodes = {{.path = "", .is_stage = true, .type = "model", .parent = 0, .end = 4},
+                 {.path = "a", .is_stage = true, .type = "part", .parent = 0, .end = 2},
+                 {.path = "b", .is_stage = true, .type = "part", .parent = 0, .end = 3},
+                 {.path = "c", .is_stage = true, .type = "part", .parent = 0, .end = 4}};
+  model.parameters = {{.shape = {5, 4}, .names = {"a.weight", "b.weight"}, .nodes = {1, 2}},
+                      {.shape = {3}, .names = {"b.bias"}, .nodes = {2}},
+                      {.shape = {7}, .requires_grad = false, .names = {"c.weight"}, .nodes = {3}}};
+  return model;
+}
+
+TEST(UnitSizes, OfAnOutlineNeedNoModules) {
+  ShardOptions options;
+  options.min_num_params = 1;
+  const std::vector<UnitSizes> units = unit_sizes(three_stages(), options, {.data = 2});
+  ASSERT_EQ(units.size(), 3);
+  EXPECT_EQ(units[0].name, "root");
+  EXPECT_EQ(units[0].numel, 20) << "what two stages share is in the unit around both";
+  EXPECT_EQ(units[1].name, "b");
+  EXPECT_EQ(units[1].shard_numel, 2);
+  EXPECT_TRUE(units[1].has_trainable_parameters);
+  EXPECT_EQ(units[2].name, "c");
+  EXPECT_FALSE(units[2].has_trainable_parameters);
 }
 
 TEST(GroupSizes, FollowTheStrategy) {

@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "shard/step_formula.h"
+#include "shard/engine_sizes.h"
 #include "support/layout_under_test.h"
 #include "support/sharded_run.h"
 

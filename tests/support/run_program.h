@@ -13,12 +13,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -47,6 +49,9 @@ struct ProgramResult {
   std::string out, err;
   double seconds = 0;
   bool timed_out = false;
+  /// Most that was resident at once, of the program and, because the system counts so, of this process when
+  /// it started the program: a bound from above, which says something in small tests.
+  int64_t peak_resident_bytes = 0;
 };
 
 class RunningProgram {
@@ -98,10 +103,12 @@ class RunningProgram {
         ::kill(-pid_, SIGKILL);
       }
       int status = 0;
-      if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+      rusage usage{};
+      if (::wait4(pid_, &status, WNOHANG, &usage) == pid_) {
         pid_ = -1;
         result_.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         result_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+        result_.peak_resident_bytes = int64_t{1024} * usage.ru_maxrss;
       }
     }
     while (exchange(0)) {

@@ -1,6 +1,6 @@
 // Plans against what the engine measures, and the plans of configs/plan.
 
-#include "train/plan.h"
+#include "plan/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,14 +9,16 @@
 #include <nlohmann/json.hpp>
 
 #include "config/load.h"
+#include "plan/text.h"
 #include "train/dry_run.h"
-#include "train/plan_text.h"
 #include "util/error.h"
 #include "util/process_memory.h"
 #include "util/tensor_memory.h"
 
 namespace fsdp::train {
 namespace {
+
+using namespace plan;
 
 /// Some MiB a rank: activations, weights and buffers all count.
 config::Config small_config(const std::string& architecture = "llama") {

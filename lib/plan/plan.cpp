@@ -1,15 +1,14 @@
-#include "train/plan.h"
+#include "plan/plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 
-#include "nn/decoder.h"
-#include "shard/wrap_policy.h"
+#include "nn/decoder_outline.h"
 #include "util/error.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 namespace {
 
 using util::concat;
@@ -153,14 +152,13 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 }
 
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
-  auto model = nn::make_decoder(config.model, at::kMeta);
-  std::vector<shard::UnitSizes> units = unit_sizes(*model, config::shard_options(config), mesh);
+  const nn::ModelOutline model = nn::decoder_outline(config.model);
+  std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
   // Tokens need no gradient, so nothing tells when the backward of an embedding ends.
-  for (const auto& module : model->named_modules()) {
-    auto* stage = dynamic_cast<nn::Stage*>(module.value().get());
-    if (stage == nullptr || stage->type_name() != "embedding") continue;
+  for (const nn::OutlineNode& node : model.nodes) {
+    if (node.type != "embedding") continue;
     for (shard::UnitSizes& unit : units) {
-      if (unit.name == module.key()) unit.input_is_differentiable = false;
+      if (unit.name == node.path) unit.input_is_differentiable = false;
     }
   }
   return units;
@@ -187,4 +185,4 @@ Plan make_plan(const config::Config& config, const PlanOptions& options) {
   return plan;
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

@@ -8,10 +8,10 @@
 //                from the end of a unit's backward to the begin of the next step
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h. The pool
 //                keeps them from step to step
-//   activations  what autograd saves and what kernels take on the way (train/plan_activations.h)
+//   activations  what autograd saves and what kernels take on the way (plan/activations.h)
 //
 // The peak is where these are largest together, in a walk through a step: the model's activations
-// (train/plan_activations.h), with what units take and give back on the way (train/unit_memory.h), and the
+// (plan/activations.h), with what units take and give back on the way (plan/unit_memory.h), and the
 // optimizer at its end.
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 #include "config/config.h"
 #include "shard/unit_sizes.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 /// Bytes of one rank.
 struct MemoryPlan {
@@ -40,4 +40,4 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::Un
 /// What fsdp::optim keeps between steps.
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, int64_t shard_bytes);
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

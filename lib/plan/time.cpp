@@ -1,10 +1,10 @@
-#include "train/plan_time.h"
+#include "plan/time.h"
 
 #include <algorithm>
 #include <optional>
 #include <string>
 
-namespace fsdp::train {
+namespace fsdp::plan {
 namespace {
 
 using shard::UnitSizes;
@@ -224,4 +224,4 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
   return plan;
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

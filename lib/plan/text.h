@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include "train/plan.h"
+#include "plan/plan.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 /// The plan as tables for people, 100 columns wide at most.
 std::string plan_text(const Plan& plan);
@@ -18,4 +18,4 @@ std::string plan_json(const Plan& plan);
 /// Bytes in powers of ten, as communication is spoken of: 800016000 -> "0.80 GB".
 std::string decimal_bytes(int64_t bytes);
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

@@ -2,7 +2,7 @@
 
 // UnitMemory: what the units of a model take and give back of tensor memory in a step, as numbers: gathered
 // parameters, gradients before and after their reduction. It does what shard::Engine, shard::Unit and
-// shard::BufferPool do, in their order, on sizes; the model's walk (train/plan_activations.h) tells it where
+// shard::BufferPool do, in their order, on sizes; the model's walk (plan/activations.h) tells it where
 // in the pass it is. Whoever changes when those take or free memory changes it here too;
 // tests/train/plan_test.cpp holds the one against the other.
 
@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/activations.h"
+#include "plan/memory_tape.h"
 #include "shard/execution_order.h"
 #include "shard/unit_sizes.h"
-#include "train/memory_tape.h"
-#include "train/plan_activations.h"
 #include "util/free_ranges.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 /// Of a unit's shard, at rest.
 int64_t shard_gradient_bytes(const config::Config& config, const shard::UnitSizes& unit);
@@ -117,4 +117,4 @@ class UnitMemory {
   size_t issued_ = 0, done_ = 0;
 };
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

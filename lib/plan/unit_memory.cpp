@@ -1,9 +1,9 @@
-#include "train/unit_memory.h"
+#include "plan/unit_memory.h"
 
 #include <limits>
 #include <utility>
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
@@ -266,4 +266,4 @@ void UnitMemory::wait(size_t place) {
   }
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

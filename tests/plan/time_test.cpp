@@ -1,10 +1,10 @@
-#include "train/plan_time.h"
+#include "plan/time.h"
 
 #include <gtest/gtest.h>
 
-#include "train/plan.h"
+#include "plan/plan.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 namespace {
 
 /// Two blocks as units of 1000 elements each over 4 ranks, and a root.
@@ -89,4 +89,4 @@ TEST(PlanTime, AddsUpMicroBatches) {
 }
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

@@ -1,8 +1,8 @@
 #pragma once
 
-// fsdp-train --plan: what a run needs, on machines that need not be there. From the config alone: the model
-// is built on the meta device, its units are planned as fully_shard() plans them, and everything else is
-// arithmetic. No processes, no data, no memory to speak of.
+// fsdp-plan, and fsdp-train --plan: what a run needs, on machines that need not be there. From the config
+// alone: the model is there in outline, its units are chosen as fully_shard() chooses them, and everything
+// else is arithmetic. No processes, no data, no memory to speak of, and no libtorch.
 
 #include <cstdint>
 #include <optional>
@@ -11,12 +11,12 @@
 
 #include "comm/mesh_shape.h"
 #include "config/config.h"
+#include "plan/memory.h"
+#include "plan/time.h"
 #include "shard/step_formula.h"
 #include "shard/unit_sizes.h"
-#include "train/plan_memory.h"
-#include "train/plan_time.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 /// The machines that a plan is for.
 struct PlanOptions {
@@ -61,4 +61,4 @@ Plan make_plan(const config::Config& config, const PlanOptions& options);
 /// The units of the config's model in such a world, as the engine would have them in its second step.
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh);
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

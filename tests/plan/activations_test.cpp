@@ -1,10 +1,10 @@
-#include "train/plan_activations.h"
+#include "plan/activations.h"
 
 #include <gtest/gtest.h>
 
 #include "util/text.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 namespace {
 
 ActivationShape shape_of(const std::string& architecture, int64_t element,
@@ -80,4 +80,4 @@ TEST(PlanActivations, TellStagesInTheOrderOfBackward) {
 }
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

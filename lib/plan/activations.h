@@ -37,9 +37,9 @@
 #include <vector>
 
 #include "config/config.h"
-#include "train/memory_tape.h"
+#include "plan/memory_tape.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 /// What activations depend on.
 struct ActivationShape {
@@ -77,4 +77,4 @@ void run_micro_batch(const ActivationShape& shape, MemoryTape& tape, const Stage
 /// What backward finds saved when it begins.
 int64_t saved_activation_bytes(const ActivationShape& shape);
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

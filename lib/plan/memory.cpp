@@ -1,13 +1,13 @@
-#include "train/plan_memory.h"
+#include "plan/memory.h"
 
 #include <algorithm>
 
+#include "plan/activations.h"
+#include "plan/unit_memory.h"
 #include "shard/step_formula.h"
-#include "train/plan_activations.h"
-#include "train/unit_memory.h"
-#include "util/mapped_allocator.h"
+#include "util/held_bytes.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 namespace {
 
 using shard::UnitSizes;
@@ -93,7 +93,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = saved_activation_bytes(shape);
   plan.peak = plan.shards + plan.optimizer + inputs(shape) + step_peak(config, units, shape, true);
-  plan.resident = util::MappedAllocator::most_held_bytes(plan.peak);
+  plan.resident = util::most_held_bytes(plan.peak);
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
     plan.device_peak = inputs(shape) + step_peak(config, units, shape, false);
@@ -101,4 +101,4 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   return plan;
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

@@ -1,4 +1,4 @@
-#include "train/plan_text.h"
+#include "plan/text.h"
 
 #include <cmath>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include "util/error.h"
 #include "util/text.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 namespace {
 
 using shard::UnitSizes;
@@ -144,7 +144,7 @@ std::string time_table(const Plan& plan) {
   auto row = [](const char* name, const std::string& value, const std::string& remark) {
     return printed("  %-42s %12s  %s\n", name, value.c_str(), remark.c_str());
   };
-  std::string text = "time of a step (a simple model of it: lib/train/plan_time.h)\n";
+  std::string text = "time of a step (a simple model of it: lib/plan/time.h)\n";
   text += row("compute", duration(time.compute), printed("%.4g TFLOP", time.flops / 1e12));
   text += row("communication", duration(time.communication), "");
   text += row("exposed, without compute beside it", duration(time.exposed),
@@ -266,4 +266,4 @@ std::string plan_json(const Plan& plan) {
   return json.dump(2) + "\n";
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

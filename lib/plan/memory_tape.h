@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 class MemoryTape {
  public:
@@ -27,4 +27,4 @@ class MemoryTape {
   int64_t live_ = 0, peak_ = 0;
 };
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

@@ -23,7 +23,7 @@
 #include "config/config.h"
 #include "shard/unit_sizes.h"
 
-namespace fsdp::train {
+namespace fsdp::plan {
 
 struct MachineSpeed {
   double flops_per_second = 150e12;
@@ -44,4 +44,4 @@ struct TimePlan {
 TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                    const MachineSpeed& speed);
 
-}  // namespace fsdp::train
+}  // namespace fsdp::plan

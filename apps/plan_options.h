@@ -1,0 +1,26 @@
+#pragma once
+
+// The options that fsdp-plan and fsdp-train take of a plan.
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace fsdp::apps {
+
+/// What of a plan is asked for on the command line.
+struct PlanArguments {
+  plan::PlanOptions machines;
+  bool json = false;
+};
+
+/// Adds them to the program's options. `condition` begins their help texts where they do nothing by
+/// themselves: "with --plan: ".
+void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string& condition = "");
+
+/// Their names.
+const std::vector<std::string>& plan_option_names();
+
+}  // namespace fsdp::apps

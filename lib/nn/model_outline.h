@@ -1,0 +1,56 @@
+#pragma once
+
+// The stages and parameters of a model as two lists of names and shapes: what others need to know of a model
+// that is not there. A decoder's follows from its options alone (nn/decoder_outline.h). Needs no libtorch.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::nn {
+
+/// A module at one place of the model. A module that is registered at two places has two nodes.
+struct OutlineNode {
+  std::string path;       ///< dotted; empty for the root
+  bool is_stage = false;  ///< false for a module that is no stage, such as a list
+  std::string type;       ///< Stage::type_name()
+  size_t parent = 0;      ///< index of the node around it; the root's own is 0
+  size_t end = 0;         ///< the node and everything inside it are the indices [own, end)
+
+  bool operator==(const OutlineNode&) const = default;
+};
+
+/// A parameter with all its places; tied names share one tensor and are one entry.
+struct OutlineParameter {
+  std::vector<int64_t> shape;
+  bool requires_grad = true;
+  std::vector<std::string> names;  ///< in the order of the modules
+  std::vector<size_t> nodes;       ///< where each name is registered; ascending
+
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int64_t size : shape) count *= size;
+    return count;
+  }
+  bool operator==(const OutlineParameter&) const = default;
+};
+
+struct ModelOutline {
+  std::vector<OutlineNode> nodes;            ///< the root first, each module before those inside it
+  std::vector<OutlineParameter> parameters;  ///< in the order of their first names
+
+  bool operator==(const ModelOutline&) const = default;
+};
+
+/// Whether every place of the parameter is the node or inside it.
+inline bool lies_inside(const OutlineParameter& parameter, const ModelOutline& model, size_t node) {
+  return parameter.nodes.front() >= node && parameter.nodes.back() < model.nodes[node].end;
+}
+
+/// Dotted name of what is called `name` inside `path`.
+inline std::string name_inside(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+}  // namespace fsdp::nn

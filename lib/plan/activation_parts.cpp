@@ -1,0 +1,75 @@
+#include "plan/activation_parts.h"
+
+namespace fsdp::plan {
+
+void ActivationParts::accumulate(int64_t elements) {
+  if (shape_.converts_gradients) tape_.touch(kFloat * elements);
+  tape_.give(shape_.element * elements);
+}
+
+void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved,
+                                       Into into) {
+  tape_.take(shape_.element * in * out);
+  tape_.take(wide(in));
+  if (shape_.onednn) tape_.touch(wide(llama() ? out : in));  // a factor of the weight's gradient, transposed
+  if (!keep_gradient) tape_.give(wide(out));
+  tape_.give(saved);
+  if (into == Into::kSum) {
+    tape_.take(wide(in));
+    tape_.give(2 * wide(in));
+  } else if (into == Into::kThere) {
+    tape_.give(wide(in));
+  }
+  accumulate(in * out);
+}
+
+void ActivationParts::norm_forward() {
+  if (fused_block()) return tape_.take(wide32(1) + x());  // saved: the reciprocal roots; the result
+  if (low()) tape_.take(x32());                           // the input in fp32, saved
+  if (llama()) {
+    tape_.touch(x32() + 2 * wide32(1));  // squares and their means
+    tape_.take(wide32(1) + x32());       // saved: the reciprocal roots, the normed input
+  } else {
+    tape_.take(2 * wide32(1));  // saved: means and reciprocal deviations
+    if (low()) tape_.take(2 * kFloat * hidden());
+  }
+  tape_.take(x32());
+  if (low()) {
+    tape_.take(x());
+    tape_.give(x32());
+  }
+}
+
+void ActivationParts::norm_backward(bool residual) {
+  if (fused_block()) {
+    tape_.take(x());
+    tape_.give(2 * x() + wide32(1));  // the gradient of the result, the input
+    if (residual) tape_.give(x());
+    return;
+  }
+  if (low()) {
+    tape_.take(x32());
+    tape_.give(x());
+  }
+  bool added_at_once = residual && !low();
+  if (llama()) {
+    tape_.take(2 * x32());  // times the weight, and the weight's gradient
+    tape_.give(3 * x32());  // the latter, the gradient, the normed input
+    tape_.take(2 * x32());
+    tape_.give((added_at_once ? 3 : 2) * x32());
+    tape_.take(4 * x32());  // of the means, and the square's with two temporaries
+    tape_.give(5 * x32());  // these and the input
+    tape_.give(wide32(1));
+  } else {
+    tape_.take(x32());
+    tape_.give(2 * x32());  // the gradient and the input
+    tape_.give(2 * wide32(1) + (low() ? 2 * kFloat * hidden() : 0));
+    if (added_at_once) tape_.give(x32());
+  }
+  if (!low()) return;
+  tape_.take(x());
+  tape_.give(x32());
+  if (residual) tape_.give(x());
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,76 @@
+#pragma once
+
+// What the parts of a model's walk have in common: sizes of their tensors, products with weights, norms.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "plan/activations.h"
+#include "plan/memory_tape.h"
+
+namespace fsdp::plan {
+
+inline constexpr int64_t kFloat = 4;  ///< bytes
+inline constexpr int64_t kLong = 8;
+
+/// What a part of the walk works on; all of it outlives the part.
+class ActivationParts {
+ protected:
+  ActivationParts(const ActivationShape& shape, MemoryTape& tape, const StageEvents& events)
+      : shape_(shape), tape_(tape), events_(events) {}
+
+  // ---- sizes. x is a tensor [N, D] of the compute type
+
+  const nn::ModelOptions& model() const { return shape_.model; }
+  bool llama() const { return model().architecture == "llama"; }
+  bool low() const { return shape_.element < kFloat; }
+  bool fused_block() const { return shape_.fused && llama(); }
+  /// Whether norms compute on an fp32 copy of their input, and save that.
+  bool norms_copy() const { return low() && !fused_block(); }
+  int64_t count() const { return shape_.count(); }
+  int64_t hidden() const { return model().hidden_size; }
+  int64_t head_dim() const { return model().hidden_size / model().num_attention_heads; }
+  int64_t key_width() const {
+    return llama() ? head_dim() * model().num_key_value_heads : model().hidden_size;
+  }
+  /// [N, width] of the compute type, and in fp32.
+  int64_t wide(int64_t width) const { return shape_.element * count() * width; }
+  int64_t wide32(int64_t width) const { return kFloat * count() * width; }
+  int64_t x() const { return wide(hidden()); }
+  int64_t x32() const { return wide32(hidden()); }
+
+  bool recomputes(const char* type) const {
+    const auto& types = shape_.recomputed;
+    return std::find(types.begin(), types.end(), type) != types.end();
+  }
+
+  std::string path_of(const char* llama_name, const char* gpt2_name) const {
+    return llama() ? llama_name : gpt2_name;
+  }
+  std::string block_path(int64_t layer) const {
+    return path_of("model.layers.", "transformer.h.") + std::to_string(layer);
+  }
+
+  // ---- parts of stages
+
+  /// The gradient of a weight goes to where gradients are accumulated.
+  void accumulate(int64_t elements);
+
+  enum class Into { kNew, kSum, kThere };  ///< the first gradient of an input, the second, the third
+
+  /// y = x W. The gradient of y goes, unless the residual connection has it too; `saved` goes.
+  void product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved, Into into = Into::kNew);
+
+  /// Leaves the result, which the product behind it saves, and what backward needs.
+  void norm_forward();
+  /// Takes the gradient of the result; leaves that of the input, added to the residual's where there is one.
+  /// The saved input goes.
+  void norm_backward(bool residual);
+
+  const ActivationShape& shape_;
+  MemoryTape& tape_;
+  const StageEvents& events_;
+};
+
+}  // namespace fsdp::plan

@@ -1,0 +1,176 @@
+#include "plan/block_activations.h"
+
+namespace fsdp::plan {
+namespace {
+
+/// Sizes of the tiles of libtorch's flash attention on the CPU, by the length of a row.
+struct Tile {
+  int64_t queries, keys;
+};
+Tile attention_tile(int64_t tokens) {
+  int64_t queries = tokens >= 768 ? 256 : tokens >= 192 ? 64 : 32;
+  return {std::min(queries, tokens), std::min<int64_t>(512, tokens)};
+}
+
+}  // namespace
+
+void BlockActivations::rotary_forward(int64_t width) {
+  int64_t in = wide(width);
+  if (fused_rotary()) return tape_.touch(in);  // the result takes the input's place
+  int64_t mixed = std::max(shape_.element, shape_.buffer_element) * count() * width;
+  bool converts = mixed != in;
+  tape_.take(in + in / 2);  // the halves exchanged, one of them negated
+  tape_.give(in / 2);
+  for (int factor = 0; factor < 2; ++factor) {
+    if (converts) tape_.touch(2 * mixed);
+    tape_.take(mixed);
+  }
+  tape_.take(mixed);
+  if (converts) {
+    tape_.take(in);
+    tape_.give(mixed);
+  }
+  tape_.give(2 * mixed + 2 * in);  // the products, the exchanged halves, the input
+}
+
+void BlockActivations::rotary_backward(int64_t width) {
+  int64_t in = wide(width);
+  if (fused_rotary()) return tape_.touch(in);
+  int64_t mixed = std::max(shape_.element, shape_.buffer_element) * count() * width;
+  if (mixed != in) {
+    tape_.take(mixed);
+    tape_.give(in);
+    for (int factor = 0; factor < 2; ++factor) {
+      tape_.touch(mixed + in);
+      tape_.take(in);
+    }
+    tape_.give(mixed);
+  } else {
+    tape_.take(2 * in);
+    tape_.give(in);
+  }
+  tape_.touch(in);
+  tape_.give(in / 2);  // the gradient of the exchanged halves becomes that of one half
+  tape_.touch(in);
+  tape_.give(in / 2);
+}
+
+int64_t BlockActivations::scores_forward() const {
+  Tile tile = attention_tile(shape_.tokens);
+  int64_t scratch = kFloat * tile.queries * (tile.keys + 2 + head_dim());
+  if (low()) scratch += shape_.element * tile.queries * tile.keys;
+  return scratch * shape_.threads;
+}
+
+int64_t BlockActivations::scores_backward() const {
+  Tile tile = attention_tile(shape_.tokens);
+  return 2 * tile.queries * tile.keys * (kFloat + (low() ? shape_.element : 0)) * shape_.threads;
+}
+
+void BlockActivations::attention_forward() {
+  int64_t keys = key_width();
+  tape_.take(x() + 2 * wide(keys));
+  if (llama()) {
+    rotary_forward(hidden());
+    rotary_forward(keys);
+  }
+  tape_.take(x() + log_sums());
+  tape_.touch(scores_forward());
+  tape_.take(x());
+}
+
+void BlockActivations::attention_backward() {
+  int64_t keys = key_width();
+  product_backward(hidden(), hidden(), /*keep_gradient=*/true, /*saved=*/0);
+  tape_.take(x() + 2 * wide(keys));
+  tape_.touch(scores_backward());
+  tape_.give(2 * x());                            // the gradient of the result, the result
+  tape_.give(x() + 2 * wide(keys) + log_sums());  // query, key, value
+  if (!llama()) {
+    tape_.take(3 * x());  // the three gradients as one tensor
+    tape_.give(3 * x());
+    product_backward(hidden(), 3 * hidden(), false, x());
+    return;
+  }
+  rotary_backward(keys);
+  rotary_backward(hidden());
+  product_backward(hidden(), keys, false, 0);
+  product_backward(hidden(), keys, false, 0, Into::kSum);
+  product_backward(hidden(), hidden(), false, x(), Into::kThere);
+}
+
+void BlockActivations::feed_forward_forward() {
+  const int64_t saved = fused_block() ? 3 : llama() ? 4 : 2;
+  tape_.take(saved * wide(model().intermediate_size));
+  tape_.take(x());
+}
+
+void BlockActivations::feed_forward_backward() {
+  int64_t inner = model().intermediate_size, one = wide(inner);
+  product_backward(inner, hidden(), /*keep_gradient=*/true, one);
+  if (llama()) {
+    tape_.take(2 * one);  // of both factors
+    tape_.give(3 * one);  // that of the product, and the factors
+    if (!fused_block()) {
+      tape_.take(one);
+      tape_.give(2 * one);  // the gate and its gradient behind silu
+    }
+    product_backward(hidden(), inner, false, 0);
+    product_backward(hidden(), inner, false, x(), Into::kSum);
+  } else {
+    tape_.take(one);
+    tape_.give(2 * one);
+    product_backward(hidden(), inner, false, x());
+  }
+}
+
+void BlockActivations::inner_forward(const char* type, const std::string& path, Pass forward) {
+  events_.forward_begins(path);
+  if (recomputes(type)) {
+    tape_.take(x());
+  } else {
+    (this->*forward)();
+  }
+  events_.forward_ends(path);
+}
+
+void BlockActivations::inner_backward(const char* type, const std::string& path, Pass forward,
+                                      Pass backward) {
+  events_.backward_begins(path);
+  bool again = recomputes(type);
+  if (again) (this->*forward)();
+  (this->*backward)();
+  if (again) tape_.give(x());  // the output of the second forward
+  events_.backward_ends(path);
+}
+
+void BlockActivations::forward(const std::string& path) {
+  norm_forward();
+  inner_forward("attention", attention_path(path), &BlockActivations::attention_forward);
+  tape_.take(x());
+  tape_.give(x());
+  norm_forward();
+  inner_forward("feed_forward", feed_forward_path(path), &BlockActivations::feed_forward_forward);
+  tape_.take(x());
+  tape_.give(x());
+  if (norms_copy()) tape_.give(x());  // what was between the two halves; the norm saved it in fp32
+}
+
+void BlockActivations::forward_unrecorded(const std::string& path) {
+  for (const std::string& inner : {attention_path(path), feed_forward_path(path)}) {
+    events_.forward_begins(inner);
+    events_.forward_ends(inner);
+  }
+  tape_.take(x());
+}
+
+void BlockActivations::backward(const std::string& path) {
+  inner_backward("feed_forward", feed_forward_path(path), &BlockActivations::feed_forward_forward,
+                 &BlockActivations::feed_forward_backward);
+  norm_backward(/*residual=*/true);
+  inner_backward("attention", attention_path(path), &BlockActivations::attention_forward,
+                 &BlockActivations::attention_backward);
+  norm_backward(/*residual=*/true);
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <string>
+
+#include "plan/activation_parts.h"
+
+namespace fsdp::plan {
+
+/// The blocks of a llama or gpt2 on the tape. Forward leaves a block's output and what is saved; backward
+/// finds the gradient of the output and leaves that of the input.
+class BlockActivations : protected ActivationParts {
+ public:
+  BlockActivations(const ActivationShape& shape, MemoryTape& tape, const StageEvents& events)
+      : ActivationParts(shape, tape, events) {}
+
+  /// `path` is the block's.
+  void forward(const std::string& path);
+  /// Of a block that is recomputed: the output only.
+  void forward_unrecorded(const std::string& path);
+  void backward(const std::string& path);
+
+ private:
+  /// The rotation of queries or keys: [N, width] in, [N, width] out.
+  void rotary_forward(int64_t width);
+  void rotary_backward(int64_t width);
+  bool fused_rotary() const { return fused_block() && shape_.buffer_element == kFloat; }
+
+  int64_t scores_forward() const;
+  int64_t scores_backward() const;
+  int64_t log_sums() const { return wide32(model().num_attention_heads); }
+
+  // Of the stages inside, backward finds the gradient of the output, which stays for the residual connection.
+  void attention_forward();
+  void attention_backward();
+  void feed_forward_forward();
+  void feed_forward_backward();
+
+  /// A stage inside a block that may be recomputed by itself.
+  using Pass = void (BlockActivations::*)();
+  void inner_forward(const char* type, const std::string& path, Pass forward);
+  void inner_backward(const char* type, const std::string& path, Pass forward, Pass backward);
+
+  std::string attention_path(const std::string& block) const {
+    return block + path_of(".self_attn", ".attn");
+  }
+  static std::string feed_forward_path(const std::string& block) { return block + ".mlp"; }
+};
+
+}  // namespace fsdp::plan

@@ -1,0 +1,28 @@
+#include "plan/kernel_choices.h"
+
+#include <algorithm>
+
+namespace fsdp::plan {
+namespace {
+
+constexpr int64_t kChunkElements = 16 << 20;
+
+bool is_fastest_here() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f") && !__builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary) {
+  return std::clamp<int64_t>(kChunkElements / vocabulary, 1, std::max<int64_t>(rows, 1));
+}
+
+bool computes_by_onednn(const std::string& matmul) {
+  return matmul == "onednn" || (matmul == "auto" && is_fastest_here());
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,35 @@
+#include "shard/engine_sizes.h"
+
+#include "shard/model_tree.h"
+#include "shard/wrap_policy.h"
+
+namespace fsdp::shard {
+
+std::vector<UnitSizes> unit_sizes(const Engine& engine) {
+  std::vector<UnitSizes> all;
+  for (const auto& unit : engine.units()) {
+    const UnitStorage& storage = unit->storage();
+    UnitSizes& sizes = all.emplace_back();
+    sizes.name = unit->name();
+    take_options(unit->options(), sizes);
+    take_layout(storage.layout(), sizes);
+    sizes.groups = {.shards = unit->groups().shard->world_size(), .replicas = unit->groups().replicas()};
+    sizes.is_root = engine.is_root(*unit);
+    sizes.has_trainable_parameters = storage.has_trainable_parameters();
+    sizes.shard_is_unsharded = storage.shard_is_unsharded();
+    sizes.input_is_differentiable = engine.input_is_differentiable(*unit);
+  }
+  return all;
+}
+
+std::vector<UnitSizes> unit_sizes(nn::Stage& model, const ShardOptions& options,
+                                  const comm::MeshShape& mesh) {
+  const ModelTree tree = make_model_tree(model);
+  return unit_sizes(tree.outline, options, mesh, unit_decisions(tree, options));
+}
+
+StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step) {
+  return step_formula(unit_sizes(engine), engine.options(), step);
+}
+
+}  // namespace fsdp::shard

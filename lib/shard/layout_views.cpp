@@ -1,0 +1,37 @@
+#include "shard/layout_views.h"
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+at::Tensor view_of(const at::Tensor& tensor, const std::vector<int64_t>& shape,
+                   const PiecePlace::View& view) {
+  return tensor.as_strided(shape, view.strides, tensor.storage_offset() + view.offset);
+}
+
+}  // namespace
+
+std::vector<LayoutPiece> pieces_of(const UnitLayout& layout, size_t parameter, const at::Tensor& whole,
+                                   const at::Tensor& gathered) {
+  FSDP_CHECK(whole.is_contiguous() && gathered.is_contiguous());
+  FSDP_CHECK(whole.numel() == layout.parameters().at(parameter).numel &&
+             gathered.numel() == layout.gathered_numel());
+  std::vector<LayoutPiece> pieces;
+  for (const PiecePlace& place : layout.pieces(parameter)) {
+    pieces.push_back(
+        {view_of(whole, place.shape, place.whole), view_of(gathered, place.shape, place.gathered)});
+  }
+  return pieces;
+}
+
+LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,
+                        const at::Tensor& shard) {
+  LocalRange range = layout.local_range(parameter, rank);
+  int64_t length = range.end - range.begin;
+  return {whole.view({range.rows, layout.parameters().at(parameter).numel / range.rows})
+              .narrow(1, range.begin, length),
+          shard.narrow(0, range.shard_offset, range.numel()).view({range.rows, length})};
+}
+
+}  // namespace fsdp::shard

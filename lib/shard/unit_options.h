@@ -1,0 +1,40 @@
+#pragma once
+
+// What the options of a model say about each of its units. Needs no libtorch.
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <string>
+
+#include "shard/options.h"
+
+namespace fsdp::shard {
+
+/// In what a unit is kept, computed and reduced, and where.
+struct StorageOptions {
+  std::string layout = "flat";  ///< see make_layout()
+  c10::ScalarType param_dtype = c10::ScalarType::Float;
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
+  bool keep_low_precision_grads = false;
+  bool cpu_offload = false;
+  bool move_grads_to_cpu = false;
+};
+
+/// How a unit behaves.
+struct UnitOptions {
+  StorageOptions storage;
+  bool reshard_after_forward = true;
+  double gradient_predivide_factor = 1;  ///< the rest of the number of ranks divides after the sum
+};
+
+/// What they depend on, of a unit.
+struct UnitTraits {
+  std::string name;
+  bool is_root = false;       ///< it lives as the root does
+  bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
+};
+
+/// In a world of so many ranks.
+UnitOptions unit_options(const ShardOptions& options, const UnitTraits& unit, int ranks);
+
+}  // namespace fsdp::shard

@@ -1,0 +1,49 @@
+// fsdp-plan and fsdp-train --plan say the same, to the byte.
+
+#include <gtest/gtest.h>
+
+#include "e2e/programs.h"
+
+namespace fsdp::e2e {
+namespace {
+
+using Words = std::vector<std::string>;
+
+std::string config_path(const std::string& name) {
+  return std::string(FSDP_SOURCE_DIR) + "/configs/" + name + ".toml";
+}
+
+void expect_alike(const Words& arguments, const testing::RunOptions& options = {}) {
+  Words planner = {program("fsdp-plan")}, trainer = {program("fsdp-train"), "--plan"};
+  planner.insert(planner.end(), arguments.begin(), arguments.end());
+  trainer.insert(trainer.end(), arguments.begin(), arguments.end());
+  const testing::ProgramResult result = testing::run(planner, options);
+  const testing::ProgramResult expected = testing::run(trainer, options);
+  EXPECT_EQ(result.exit_code, expected.exit_code);
+  EXPECT_EQ(result.out, expected.out);
+  EXPECT_EQ(result.err, expected.err);
+}
+
+TEST(FsdpPlan, SaysWhatFsdpTrainSays) {
+  for (const char* name : {"plan/1t", "plan/175b", "plan/llama3_8b", "plan/llama2_2b", "quickstart"}) {
+    SCOPED_TRACE(name);
+    expect_alike({config_path(name)});
+    expect_alike({config_path(name), "--json", "--gpu-memory-gib", "4"});
+  }
+  expect_alike({config_path("quickstart"), "--world-size", "24", "fsdp.layout=\"per_parameter\"",
+                "model.tie_word_embeddings=true"});
+}
+
+TEST(FsdpPlan, RefusesWhatFsdpTrainRefuses) {
+  const std::string config = config_path("quickstart");
+  for (const Words& arguments : {Words{}, Words{"none.toml"}, Words{config, "model.hidden_size=7"},
+                                 Words{config, "--world-size", "-3"}, Words{config, "--flops-tflops", "0"},
+                                 Words{config, "mesh.data=3", "--world-size", "8"},
+                                 Words{config, "fsdp.leaf_stages=[\"blok\"]"}, Words{config, "--jsno"}}) {
+    SCOPED_TRACE(arguments.empty() ? "nothing" : arguments.back());
+    expect_alike(arguments);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::e2e
