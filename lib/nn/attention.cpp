@@ -4,26 +4,32 @@
 
 #include <optional>
 
+#include "kernels/attention.h"
 #include "kernels/fused.h"
 #include "nn/rotary.h"
 
 namespace fsdp::nn {
 namespace {
 
-/// x: [B, T, heads * head_dim] -> [B, heads, T, head_dim]
+/// x: [B, T, heads * head_dim] -> [B, T, heads, head_dim]
 at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
-  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads});
 }
 
-/// x: [B, heads, T, head_dim] -> [B, T, heads * head_dim]
+/// x: [B, T, heads, head_dim] -> [B, T, heads * head_dim]
 at::Tensor join_heads(const at::Tensor& x) {
-  return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
+  return x.reshape({x.size(0), x.size(1), x.size(2) * x.size(3)});
 }
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
+/// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> [B, T, heads, head_dim]
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const Compute& compute) {
+  if (compute.fused && kernels::can_attend(q)) return kernels::causal_attention(q, k, v);
+  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                          /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
                                           /*is_causal=*/true, /*scale=*/std::nullopt,
-                                          /*enable_gqa=*/q.size(1) != k.size(1));
+                                          /*enable_gqa=*/q.size(2) != k.size(2))
+      .transpose(1, 2);
 }
 
 }  // namespace
@@ -45,28 +51,28 @@ at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& cont
   at::Tensor q = rotated(q_proj_->forward(x), num_heads_, context);
   at::Tensor k = rotated(k_proj_->forward(x), num_kv_heads_, context);
   at::Tensor v = split_heads(v_proj_->forward(x), num_kv_heads_);
-  return o_proj_->forward(join_heads(causal_attention(q, k, v)));
+  return o_proj_->forward(join_heads(causal_attention(q, k, v, compute_)));
 }
 
 at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
   const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
   if (compute_.fused && kernels::can_fuse(x) && cos.scalar_type() == at::kFloat) {
-    return kernels::rotary(x.view({x.size(0), x.size(1), heads, head_dim_}), cos, sin).transpose(1, 2);
+    return kernels::rotary(split_heads(x, heads), cos, sin);
   }
-  return apply_rotary(split_heads(x, heads), cos, sin);
+  return apply_rotary(split_heads(x, heads).transpose(1, 2), cos, sin).transpose(1, 2);
 }
 
-Gpt2Attention::Gpt2Attention(const ModelOptions& options) : num_heads_(options.num_attention_heads) {
-  const Compute compute(options);
+Gpt2Attention::Gpt2Attention(const ModelOptions& options)
+    : num_heads_(options.num_attention_heads), compute_(options) {
   int64_t hidden = options.hidden_size;
-  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute));
-  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute));
+  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute_));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute_));
 }
 
 at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext&) {
   auto qkv = c_attn_->forward(x).chunk(3, /*dim=*/-1);
-  return c_proj_->forward(join_heads(causal_attention(
-      split_heads(qkv[0], num_heads_), split_heads(qkv[1], num_heads_), split_heads(qkv[2], num_heads_))));
+  for (at::Tensor& part : qkv) part = split_heads(part, num_heads_);
+  return c_proj_->forward(join_heads(causal_attention(qkv[0], qkv[1], qkv[2], compute_)));
 }
 
 }  // namespace fsdp::nn

@@ -1,6 +1,7 @@
 #pragma once
 
-// Causal self-attention through libtorch's scaled-dot-product attention.
+// Causal self-attention, by kernels/attention.h where that is for the tensors, else by libtorch's
+// scaled-dot-product attention.
 // Shapes: x: [B, T, D] -> [B, T, D].
 
 #include "nn/linear.h"
@@ -20,7 +21,7 @@ class LlamaAttention final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
-  /// x: [B, T, heads * head_dim] -> [B, heads, T, head_dim]
+  /// x: [B, T, heads * head_dim] -> [B, T, heads, head_dim]
   at::Tensor rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const;
 
   int64_t num_heads_, num_kv_heads_, head_dim_;
@@ -39,6 +40,7 @@ class Gpt2Attention final : public Stage {
 
  private:
   int64_t num_heads_;
+  Compute compute_;
   std::shared_ptr<TransposedLinear> c_attn_, c_proj_;
 };
 

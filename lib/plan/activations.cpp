@@ -126,6 +126,9 @@ ActivationShape activation_shape(const config::Config& config) {
     shape.recomputed = config.activation_checkpointing.stage_types;
   }
   shape.fused = config.training.fused_kernels && precision.param_dtype != "float16";
+  shape.attends =
+      shape.fused && has_attention_kernel(precision.param_dtype,
+                                          config.model.hidden_size / config.model.num_attention_heads);
   shape.onednn = precision.param_dtype == "float32" && computes_by_onednn(config.model.matmul);
   shape.threads = util::default_compute_threads();
   return shape;

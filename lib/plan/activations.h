@@ -27,7 +27,7 @@
 //
 // Beyond that the largest moments are three tensors of 4 N V at the begin of backward, and within the
 // backward of a block the feed-forward's, with some e N I and the gradient of one weight. A recomputed block
-// has all of its own memory then. Attention saves no N * T scores (libtorch's flash kernel).
+// has all of its own memory then. Attention saves no N * T scores.
 //
 // Not in it: scratch memory of oneDNN's products in low precision, which depends on the CPU.
 
@@ -53,6 +53,7 @@ struct ActivationShape {
   bool converts_gradients = false;
   std::vector<std::string> recomputed;  ///< stage types; empty: nothing is recomputed
   bool fused = false;                   ///< by kernels/fused.h
+  bool attends = false;                 ///< by kernels/attention.h
   bool onednn = false;                  ///< fp32 products by it
   int64_t threads = 1;                  ///< that compute; kernels have scratch memory for each
 

@@ -1,5 +1,7 @@
 #include "plan/block_activations.h"
 
+#include <algorithm>
+
 namespace fsdp::plan {
 namespace {
 
@@ -55,7 +57,16 @@ void BlockActivations::rotary_backward(int64_t width) {
   tape_.give(in / 2);
 }
 
+kernels::AttentionSizes BlockActivations::attention_sizes() const {
+  return {.tokens = shape_.tokens, .head_dim = head_dim(), .element = shape_.element};
+}
+
+int64_t BlockActivations::attention_threads() const {
+  return std::min(shape_.threads, shape_.rows * key_width() / head_dim());
+}
+
 int64_t BlockActivations::scores_forward() const {
+  if (shape_.attends) return attention_sizes().forward_bytes() * attention_threads();
   Tile tile = attention_tile(shape_.tokens);
   int64_t scratch = kFloat * tile.queries * (tile.keys + 2 + head_dim());
   if (low()) scratch += shape_.element * tile.queries * tile.keys;
@@ -63,6 +74,7 @@ int64_t BlockActivations::scores_forward() const {
 }
 
 int64_t BlockActivations::scores_backward() const {
+  if (shape_.attends) return attention_sizes().backward_bytes() * attention_threads();
   Tile tile = attention_tile(shape_.tokens);
   return 2 * tile.queries * tile.keys * (kFloat + (low() ? shape_.element : 0)) * shape_.threads;
 }

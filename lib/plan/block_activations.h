@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "kernels/attention_memory.h"
 #include "plan/activation_parts.h"
 
 namespace fsdp::plan {
@@ -25,6 +26,8 @@ class BlockActivations : protected ActivationParts {
   void rotary_backward(int64_t width);
   bool fused_rotary() const { return fused_block() && shape_.buffer_element == kFloat; }
 
+  kernels::AttentionSizes attention_sizes() const;
+  int64_t attention_threads() const;
   int64_t scores_forward() const;
   int64_t scores_backward() const;
   int64_t log_sums() const { return wide32(model().num_attention_heads); }

@@ -40,6 +40,7 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
 struct StepPeak {
   int64_t arena = 0;   ///< of the pool of buffers
   int64_t beside = 0;  ///< the most of everything else at once
+  int64_t sum() const { return arena + beside; }
 };
 
 StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
@@ -61,8 +62,8 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
 
 /// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
 /// rest need not come from the same step. `count_moved`: with what fsdp.cpu_offload does in host memory.
-int64_t step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
-                  const ActivationShape& shape, bool count_moved) {
+StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
+                   const ActivationShape& shape, bool count_moved) {
   StepPeak most;
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
@@ -70,7 +71,15 @@ int64_t step_peak(const config::Config& config, const std::vector<UnitSizes>& un
     most.arena = std::max(most.arena, peak.arena);
     most.beside = std::max(most.beside, peak.beside);
   }
-  return most.arena + most.beside;
+  return most;
+}
+
+/// Through shared memory a rank reads its part of each other rank's gradients and that one's part of the
+/// parameters where they lie: pages of theirs, which count as resident here too.
+int64_t read_of_others(const config::Config& config, const std::vector<UnitSizes>& units, int64_t arena) {
+  if (config.comm.backend == "gloo" || units.empty()) return 0;
+  const int64_t ranks = units.front().groups.shards;
+  return arena * (ranks - 1) / ranks;
 }
 
 }  // namespace
@@ -92,11 +101,12 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   for (const UnitSizes& unit : units) plan.gradients += shard_gradient_bytes(config, unit);
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = saved_activation_bytes(shape);
-  plan.peak = plan.shards + plan.optimizer + inputs(shape) + step_peak(config, units, shape, true);
-  plan.resident = util::most_held_bytes(plan.peak);
+  const StepPeak peak = step_peak(config, units, shape, true);
+  plan.peak = plan.shards + plan.optimizer + inputs(shape) + peak.sum();
+  plan.resident = util::most_held_bytes(plan.peak) + read_of_others(config, units, peak.arena);
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
-    plan.device_peak = inputs(shape) + step_peak(config, units, shape, false);
+    plan.device_peak = inputs(shape) + step_peak(config, units, shape, false).sum();
   }
   return plan;
 }

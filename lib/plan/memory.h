@@ -30,8 +30,10 @@ struct MemoryPlan {
   int64_t buffers = 0;
   int64_t saved_activations = 0;  ///< when backward begins
   int64_t peak = 0;               ///< of all of it together
-  int64_t resident = 0;           ///< on the CPU, with blocks that wait to be used again, without libraries
-  int64_t device_peak = 0;        ///< without what cpu_offload keeps in host memory
+  /// Trained on the CPUs of one host: with blocks that wait to be used again and what is read of other ranks'
+  /// memory, without libraries.
+  int64_t resident = 0;
+  int64_t device_peak = 0;  ///< without what cpu_offload keeps in host memory
 };
 
 /// `units` are those of the config's model.

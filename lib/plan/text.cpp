@@ -129,8 +129,7 @@ std::string memory_table(const Plan& plan) {
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
   text += row("saved activations", memory.saved_activations, "when backward begins");
   text += row("peak", memory.peak, "of all of it together");
-  text += row("resident, trained on the CPU", memory.resident,
-              "with memory that waits; about 160 MiB of libraries more");
+  text += row("resident, trained on the CPUs of one host", memory.resident, "and about 160 MiB of libraries");
   if (offload) text += row("peak of the device", memory.device_peak, "");
   text += printed("  %-42s %12s  %s\n", "memory of the device", human_bytes(plan.memory_limit()).c_str(),
                   plan.fits() ? "it fits" : "IT DOES NOT FIT");

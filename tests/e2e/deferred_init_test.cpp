@@ -60,13 +60,12 @@ class DeferredInit : public ::testing::Test {
   /// Peak resident memory of rank 0.
   int64_t peak_of_run(int64_t blocks) {
     std::filesystem::path out = folder_ / ("out" + std::to_string(blocks));
-    auto result = testing::run(
-        {program("fsdp-launch"), "--nproc-per-node", std::to_string(kRanks), "--", program("fsdp-train"),
-         config_.string(), "run.output_dir=" + out.string(),
-         // Through shared memory, what a process reads of the others' counts as resident in it too.
-         "comm.backend=gloo", "data.train=[\"" + (folder_ / "train.bin").string() + "\"]",
-         "model.num_hidden_layers=" + std::to_string(blocks)},
-        {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 240});
+    auto result = testing::run({program("fsdp-launch"), "--nproc-per-node", std::to_string(kRanks), "--",
+                                program("fsdp-train"), config_.string(), "run.output_dir=" + out.string(),
+
+                                "data.train=[\"" + (folder_ / "train.bin").string() + "\"]",
+                                "model.num_hidden_layers=" + std::to_string(blocks)},
+                               {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 240});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     if (result.exit_code != 0) return 0;
     EXPECT_EQ(testing::values_of(out / "metrics.jsonl", "loss").size(), 2u);

@@ -1,12 +1,15 @@
 // What a plan says of kernels that it does not link, against those kernels.
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "kernels/attention.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
 #include "plan/kernel_choices.h"
@@ -30,6 +33,17 @@ TEST(PlanKernels, AreOfTheSameLibrary) {
   for (const char* name : {"auto", "mkl", "onednn"}) {
     EXPECT_EQ(plan::computes_by_onednn(name), kernels::matmul_by_name(name) == kernels::Matmul::kOneDnn)
         << name;
+  }
+}
+
+TEST(PlanKernels, AttendInTheSameWay) {
+  for (const auto& [name, type] : {std::pair("float32", at::kFloat), std::pair("bfloat16", at::kBFloat16),
+                                   std::pair("float16", at::kHalf)}) {
+    for (int64_t head_dim : {64, 63}) {
+      EXPECT_EQ(plan::has_attention_kernel(name, head_dim),
+                kernels::can_attend(at::empty({1, 2, 1, head_dim}, at::TensorOptions().dtype(type))))
+          << name << " " << head_dim;
+    }
   }
 }
 

@@ -1,11 +1,15 @@
 #include "kernels/cpu/loops.h"
 
+#include "kernels/cpu/attention_loops.h"
+
 namespace fsdp::kernels::cpu {
 
-#define FSDP_DECLARE_LEVEL(level)    \
-  namespace level {                  \
-  extern const Loops kFloatLoops;    \
-  extern const Loops kBFloat16Loops; \
+#define FSDP_DECLARE_LEVEL(level)                      \
+  namespace level {                                    \
+  extern const Loops kFloatLoops;                      \
+  extern const Loops kBFloat16Loops;                   \
+  extern const AttentionLoops kFloatAttentionLoops;    \
+  extern const AttentionLoops kBFloat16AttentionLoops; \
   }
 FSDP_DECLARE_LEVEL(baseline)
 #ifdef FSDP_X86_LEVELS
@@ -13,16 +17,40 @@ FSDP_DECLARE_LEVEL(avx2)
 FSDP_DECLARE_LEVEL(avx512)
 #endif
 
+namespace {
+
+enum class Level { kBaseline, kAvx2, kAvx512 };
+
+Level level_here() {
+#ifdef FSDP_X86_LEVELS
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return Level::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Level::kAvx2;
+#endif
+  return Level::kBaseline;
+}
+
+}  // namespace
+
 const Loops& loops(Element element) {
   const bool is_float = element == Element::kFloat;
 #ifdef FSDP_X86_LEVELS
-  static const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx512) return is_float ? avx512::kFloatLoops : avx512::kBFloat16Loops;
-  if (has_avx2) return is_float ? avx2::kFloatLoops : avx2::kBFloat16Loops;
+  static const Level level = level_here();
+  if (level == Level::kAvx512) return is_float ? avx512::kFloatLoops : avx512::kBFloat16Loops;
+  if (level == Level::kAvx2) return is_float ? avx2::kFloatLoops : avx2::kBFloat16Loops;
 #endif
   return is_float ? baseline::kFloatLoops : baseline::kBFloat16Loops;
+}
+
+const AttentionLoops* attention_loops(Element element) {
+#ifdef FSDP_X86_LEVELS
+  static const bool is_there = level_here() == Level::kAvx512;
+  if (is_there && element == Element::kFloat) return &avx512::kFloatAttentionLoops;
+  if (is_there && __builtin_cpu_supports("avx512bf16")) return &avx512::kBFloat16AttentionLoops;
+#endif
+  return nullptr;
 }
 
 }  // namespace fsdp::kernels::cpu

@@ -1,0 +1,321 @@
+#include "kernels/attention.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/attention_memory.h"
+#include "kernels/cpu/attention_loops.h"
+#include "util/error.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+const cpu::AttentionLoops* loops_for(at::ScalarType type) {
+  if (type == at::kFloat) return cpu::attention_loops(cpu::Element::kFloat);
+  return type == at::kBFloat16 ? cpu::attention_loops(cpu::Element::kBFloat16) : nullptr;
+}
+
+/// One head of one sequence of x: [B, T, heads, head_dim].
+template <typename T>
+struct Head {
+  T* data;
+  int64_t stride;  ///< from token to token
+
+  Head(const at::Tensor& x, int64_t batch, int64_t head)
+      : data(static_cast<T*>(x.data_ptr()) + batch * x.stride(0) + head * x.stride(2)), stride(x.stride(1)) {}
+  T* row(int64_t token) const { return data + token * stride; }
+  cpu::StridedRows rows(int64_t first, int64_t count, int64_t width) const {
+    return {.data = row(first), .stride = stride, .rows = count, .width = width};
+  }
+};
+
+/// c [m, n] = a [m, k] b, or is added to; b is packed, [k, n]
+struct Shape {
+  int64_t m, n, k;
+};
+template <typename T>
+void multiply(const Shape& shape, const T* a, int64_t stride_a, const T* b, int64_t stride_b, bool adds,
+              float* c) {
+  at::native::cpublas::brgemm(shape.m, shape.n, shape.k, stride_a, stride_b, shape.n, adds, a, b, c,
+                              /*is_vnni=*/!std::is_same_v<T, float>);
+}
+
+/// Hands out parts of a block of memory that a thread has for its tiles.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) : memory_(at::empty({bytes}, at::kByte)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    auto* part = reinterpret_cast<T*>(memory_.data_ptr<uint8_t>() + used_);
+    used_ += count * static_cast<int64_t>(sizeof(T));
+    FSDP_CHECK(used_ <= memory_.numel(), used_, " bytes");
+    return part;
+  }
+
+ private:
+  at::Tensor memory_;
+  int64_t used_ = 0;
+};
+
+struct Sizes {
+  int64_t batch, tokens, heads, kv_heads, head_dim;
+  float scale;
+
+  Sizes(const at::Tensor& q, const at::Tensor& k)
+      : batch(q.size(0)),
+        tokens(q.size(1)),
+        heads(q.size(2)),
+        kv_heads(k.size(2)),
+        head_dim(q.size(3)),
+        scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))) {}
+  int64_t group() const { return heads / kv_heads; }
+  AttentionSizes memory(const at::Tensor& q) const {
+    return {.tokens = tokens, .head_dim = head_dim, .element = static_cast<int64_t>(q.element_size())};
+  }
+  /// body(batch, key-value head) on several threads.
+  template <typename Body>
+  void for_kv_heads(const Body& body) const {
+    at::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
+      at::native::cpublas::brgemm_release();
+    });
+  }
+};
+
+template <typename T>
+class ForwardPass {
+ public:
+  ForwardPass(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& y,
+              const at::Tensor& log_sums)
+      : loops_(*loops_for(q.scalar_type())),
+        sizes_(q, k),
+        memory_(sizes_.memory(q)),
+        q_(q),
+        k_(k),
+        v_(v),
+        y_(y),
+        log_sums_(log_sums) {}
+
+  void run() {
+    sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
+  }
+
+ private:
+  void heads_of(int64_t batch, int64_t kv_head) {
+    const int64_t tokens = sizes_.tokens, width = sizes_.head_dim, even = AttentionSizes::even(tokens);
+    Scratch scratch(memory_.forward_bytes());
+    T* keys = scratch.take<T>(even * width);
+    T* values = scratch.take<T>(even * width);
+    float* scores = scratch.take<float>(memory_.queries() * memory_.keys());
+    T* factors = scratch.take<T>(memory_.queries() * memory_.keys());
+    float* output = scratch.take<float>(memory_.queries() * width);
+    float* most = scratch.take<float>(memory_.queries());
+    float* sum = scratch.take<float>(memory_.queries());
+    loops_.pack_transposed(Head<T>(k_, batch, kv_head).rows(0, tokens, width), keys);
+    loops_.pack(Head<T>(v_, batch, kv_head).rows(0, tokens, width), even, values);
+
+    for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
+      const Head<T> q(q_, batch, head), y(y_, batch, head);
+      float* log_sums = log_sums_.data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
+      for (int64_t first = 0; first < tokens; first += AttentionSizes::kQueries) {
+        const int64_t queries = std::min(AttentionSizes::kQueries, tokens - first), end = first + queries;
+        std::fill_n(output, queries * width, 0.0F);
+        std::fill_n(most, queries, -std::numeric_limits<float>::infinity());
+        std::fill_n(sum, queries, 0.0F);
+        for (int64_t key = 0; key < end; key += AttentionSizes::kKeys) {
+          const int64_t count = std::min(AttentionSizes::kKeys, end - key),
+                        padded = AttentionSizes::even(count);
+          multiply<T>({queries, count, width}, q.row(first), q.stride, keys + pairs() * key, tokens, false,
+                      scores);
+          loops_.softmax({.scores = scores,
+                          .factors = factors,
+                          .most = most,
+                          .sum = sum,
+                          .output = output,
+                          .queries = queries,
+                          .keys = count,
+                          .padded = padded,
+                          .width = width,
+                          .diagonal = first - key,
+                          .scale = sizes_.scale});
+          multiply<T>({queries, width, padded}, factors, padded, values + key * width, width, true, output);
+        }
+        loops_.finish({.output = output,
+                       .most = most,
+                       .sum = sum,
+                       .y = y.row(first),
+                       .stride = y.stride,
+                       .log_sums = log_sums + first,
+                       .queries = queries,
+                       .width = width});
+      }
+    }
+  }
+
+  /// Elements of a packed column that lie side by side.
+  static constexpr int64_t pairs() { return std::is_same_v<T, float> ? 1 : 2; }
+
+  const cpu::AttentionLoops& loops_;
+  Sizes sizes_;
+  AttentionSizes memory_;
+  const at::Tensor &q_, &k_, &v_, &y_, &log_sums_;
+};
+
+template <typename T>
+class BackwardPass {
+ public:
+  struct Tensors {
+    at::Tensor q, k, v, y, log_sums, dy, dq, dk, dv;
+  };
+  explicit BackwardPass(const Tensors& tensors)
+      : loops_(*loops_for(tensors.q.scalar_type())),
+        sizes_(tensors.q, tensors.k),
+        memory_(sizes_.memory(tensors.q)),
+        t_(tensors) {}
+
+  void run() {
+    sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
+  }
+
+ private:
+  /// What one thread has: inputs of products, packed, and gradients in fp32.
+  struct Work {
+    T *k, *q, *q_transposed, *dy, *dy_transposed;
+    float *dq, *dk, *dv, *products;
+    float *scores, *dfactors;
+    T *factors, *dscores, *dscores_by_query;
+  };
+
+  void heads_of(int64_t batch, int64_t kv_head) {
+    const int64_t tokens = sizes_.tokens, width = sizes_.head_dim, even = AttentionSizes::even(tokens);
+    const int64_t tile = memory_.queries() * memory_.keys_backward();
+    Scratch scratch(memory_.backward_bytes());
+    Work w{};
+    for (T** packed : {&w.k, &w.q, &w.q_transposed, &w.dy, &w.dy_transposed})
+      *packed = scratch.take<T>(even * width);
+    for (float** gradient : {&w.dq, &w.dk, &w.dv}) *gradient = scratch.take<float>(tokens * width);
+    w.products = scratch.take<float>(tokens);
+    for (float** part : {&w.scores, &w.dfactors}) *part = scratch.take<float>(tile);
+    for (T** part : {&w.factors, &w.dscores, &w.dscores_by_query}) *part = scratch.take<T>(tile);
+
+    const Head<T> k(t_.k, batch, kv_head), v(t_.v, batch, kv_head);
+    loops_.pack(k.rows(0, tokens, width), even, w.k);
+    std::fill_n(w.dk, tokens * width, 0.0F);
+    std::fill_n(w.dv, tokens * width, 0.0F);
+    for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
+      const Head<T> q(t_.q, batch, head), y(t_.y, batch, head), dy(t_.dy, batch, head),
+          dq(t_.dq, batch, head);
+      const cpu::StridedRows q_rows = q.rows(0, tokens, width), dy_rows = dy.rows(0, tokens, width);
+      loops_.pack(q_rows, even, w.q);
+      loops_.pack_transposed(q_rows, w.q_transposed);
+      loops_.pack(dy_rows, even, w.dy);
+      loops_.pack_transposed(dy_rows, w.dy_transposed);
+      loops_.row_products(y.rows(0, tokens, width), dy_rows, w.products);
+      std::fill_n(w.dq, tokens * width, 0.0F);
+      const float* log_sums = t_.log_sums.template data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
+      for (int64_t key = 0; key < tokens; key += AttentionSizes::kKeysBackward) {
+        for (int64_t query = key / AttentionSizes::kQueries * AttentionSizes::kQueries; query < tokens;
+             query += AttentionSizes::kQueries) {
+          tile_of(w, k, v, log_sums, key, query);
+        }
+      }
+      loops_.round(w.dq, dq.row(0), dq.stride, tokens, width);
+    }
+    const Head<T> dk(t_.dk, batch, kv_head), dv(t_.dv, batch, kv_head);
+    loops_.round(w.dk, dk.row(0), dk.stride, tokens, width);
+    loops_.round(w.dv, dv.row(0), dv.stride, tokens, width);
+  }
+
+  void tile_of(const Work& w, const Head<T>& k, const Head<T>& v, const float* log_sums, int64_t key,
+               int64_t query) {
+    const int64_t tokens = sizes_.tokens, width = sizes_.head_dim;
+    const int64_t queries = std::min(AttentionSizes::kQueries, tokens - query);
+    const int64_t keys = std::min({AttentionSizes::kKeysBackward, tokens - key, query + queries - key});
+    const int64_t padded_queries = AttentionSizes::even(queries), padded_keys = AttentionSizes::even(keys);
+    constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
+    multiply<T>({keys, queries, width}, k.row(key), k.stride, w.q_transposed + kPairs * query, tokens, false,
+                w.scores);
+    multiply<T>({keys, queries, width}, v.row(key), v.stride, w.dy_transposed + kPairs * query, tokens, false,
+                w.dfactors);
+    loops_.gradient({.scores = w.scores,
+                     .dfactors = w.dfactors,
+                     .log_sums = log_sums + query,
+                     .products = w.products + query,
+                     .factors = w.factors,
+                     .dscores = w.dscores,
+                     .dscores_by_query = w.dscores_by_query,
+                     .queries = queries,
+                     .padded_queries = padded_queries,
+                     .keys = keys,
+                     .padded_keys = padded_keys,
+                     .diagonal = query - key,
+                     .scale = sizes_.scale});
+    multiply<T>({keys, width, padded_queries}, w.factors, padded_queries, w.dy + query * width, width, true,
+                w.dv + key * width);
+    multiply<T>({keys, width, padded_queries}, w.dscores, padded_queries, w.q + query * width, width, true,
+                w.dk + key * width);
+    multiply<T>({queries, width, padded_keys}, w.dscores_by_query, padded_keys, w.k + key * width, width,
+                true, w.dq + query * width);
+  }
+
+  const cpu::AttentionLoops& loops_;
+  Sizes sizes_;
+  AttentionSizes memory_;
+  const Tensors& t_;
+};
+
+class CausalAttention final : public Function<CausalAttention> {
+ public:
+  static Variable forward(AutogradContext* context, const Variable& q, const Variable& k, const Variable& v) {
+    at::Tensor y = at::empty(q.sizes(), q.options());
+    at::Tensor log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
+    if (q.scalar_type() == at::kFloat) {
+      ForwardPass<float>(q, k, v, y, log_sums).run();
+    } else {
+      ForwardPass<at::BFloat16>(q, k, v, y, log_sums).run();
+    }
+    context->save_for_backward({q, k, v, y, log_sums});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list s = context->get_saved_variables();
+    const at::Tensor &q = s[0], &k = s[1], &v = s[2];
+    at::Tensor dy = gradients[0].contiguous();
+    at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
+               dv = at::empty(v.sizes(), v.options());
+    if (q.scalar_type() == at::kFloat) {
+      BackwardPass<float>({q, k, v, s[3], s[4], dy, dq, dk, dv}).run();
+    } else {
+      BackwardPass<at::BFloat16>({q, k, v, s[3], s[4], dy, dq, dk, dv}).run();
+    }
+    return {dq, dk, dv};
+  }
+};
+
+}  // namespace
+
+bool can_attend(const at::Tensor& q) {
+  return q.is_cpu() && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
+         loops_for(q.scalar_type()) != nullptr;
+}
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  FSDP_CHECK(q.dim() == 4 && k.sizes() == v.sizes() && q.size(2) % k.size(2) == 0, q.sizes(), k.sizes(),
+             v.sizes());
+  return CausalAttention::apply(q, k, v);
+}
+
+}  // namespace fsdp::kernels
