@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kLookMilliseconds = 100;
 
 /// About 10 microseconds, less than a sleep and a wake take.
-constexpr int kSpins = 300;
+constexpr int kSpins = 2000;
 
 int usable_cores() {
   cpu_set_t set;

@@ -1,5 +1,8 @@
 // collectives [rounds]: all-gather and reduce-scatter through shared memory, against gloo and against memcpy.
 //
+// "c10d" is gloo as PyTorch uses it (ProcessGroupGloo's _allgather_base and _reduce_scatter_base, which is an
+// all-reduce), "gloo" is comm.backend = "gloo", which exchanges the parts and adds them up itself.
+//
 // For worlds of 2 and of 4 processes and wholes of 256 KiB to 64 MiB (what an all-gather gives, what a
 // reduce-scatter takes; float32), each round runs all of them in turn, so that a busy machine disturbs all
 // alike. The buffers are those that the communicator allocates, the all-gather's input lies in its output,
@@ -18,6 +21,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
 #include "comm/gloo_communicator.h"
@@ -47,34 +52,37 @@ struct Buffers {
 
 class Bench {
  public:
-  Bench(Communicator& gloo, Communicator& shm, int rounds) : gloo_(gloo), shm_(shm), rounds_(rounds) {}
+  Bench(c10d::ProcessGroupGloo& c10d, Communicator& gloo, Communicator& shm, int rounds)
+      : c10d_(c10d), gloo_(gloo), shm_(shm), rounds_(rounds) {}
 
   void run(int64_t bytes) {
     const int64_t numel = bytes / static_cast<int64_t>(sizeof(float));
     const int64_t fetched = bytes / gloo_.world_size() * (gloo_.world_size() - 1);
     Buffers slow(gloo_, numel), fast(shm_, numel);
     at::Tensor source = at::ones({numel}), target = at::ones({numel});
-    std::vector<double> times[5];
+    std::vector<double> times[kContestants];
     for (int round = -2; round < rounds_; ++round) {
       const double taken[] = {
+          timed([&] { c10d_._allgather_base(slow.whole, slow.own)->wait(); }),
           timed([&] { gloo_.all_gather(slow.whole, slow.own, {.unit = "bench"})->wait(); }),
           timed([&] { shm_.all_gather(fast.whole, fast.own, {.unit = "bench"})->wait(); }),
           timed([&] { std::memcpy(target.data_ptr(), source.data_ptr(), static_cast<size_t>(fetched)); }),
+          timed([&] { c10d_._reduce_scatter_base(slow.part, slow.whole)->wait(); }),
           timed([&] { gloo_.reduce_scatter(slow.part, slow.whole, {.unit = "bench"})->wait(); }),
           timed([&] { shm_.reduce_scatter(fast.part, fast.whole, {.unit = "bench"})->wait(); })};
       if (round < 0) continue;  // first touch
-      for (size_t i = 0; i < 5; ++i) times[i].push_back(taken[i]);
+      for (size_t i = 0; i < kContestants; ++i) times[i].push_back(taken[i]);
     }
     if (gloo_.rank() > 0) return;
-    const double copy = median(times[2]);
-    for (size_t i : {size_t{0}, size_t{3}}) {
-      const double over_gloo = median(times[i]), over_shm = median(times[i + 1]);
+    const double copy = median(times[3]);
+    for (size_t i : {size_t{0}, size_t{4}}) {
+      const double c10d = median(times[i]), gloo = median(times[i + 1]), shm = median(times[i + 2]);
       std::printf(
-          "%d ranks  %8.2f MiB  %-14s  gloo %9.1f us  shm %8.1f us  %5.1f times as fast  %5.2f GB/s"
-          "  %5.2f of a memcpy's time (%.1f us)\n",
+          "%d ranks  %6.2f MiB  %-14s  c10d %9.1f us  gloo %9.1f us  shm %8.1f us: %5.1f and %5.1f times as"
+          " fast, %5.2f GB/s, %5.2f of a memcpy's time (%.1f us)\n",
           gloo_.world_size(), static_cast<double>(bytes) / (1 << 20),
-          i == 0 ? "all_gather" : "reduce_scatter", over_gloo, over_shm, over_gloo / over_shm,
-          static_cast<double>(fetched) / over_shm / 1e3, over_shm / copy, copy);
+          i == 0 ? "all_gather" : "reduce_scatter", c10d, gloo, shm, c10d / shm, gloo / shm,
+          static_cast<double>(fetched) / shm / 1e3, shm / copy, copy);
     }
     std::fflush(stdout);
   }
@@ -88,6 +96,8 @@ class Bench {
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
+  static constexpr size_t kContestants = 7;
+  c10d::ProcessGroupGloo& c10d_;
   Communicator &gloo_, &shm_;
   int rounds_;
 };
@@ -99,7 +109,11 @@ void run_rank(int rank, int world_size, int port, int rounds) {
   auto attempt = comm::try_shm_communicator(environment, {}, store);
   FSDP_CHECK(attempt.communicator, attempt.obstacle);
   auto gloo = comm::make_gloo_communicator(environment, {}, store);
-  Bench bench(*gloo, *attempt.communicator, rounds);
+  auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(60));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  auto c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>("c10d", store), rank, world_size, options);
+  Bench bench(*c10d, *gloo, *attempt.communicator, rounds);
   for (int64_t bytes = 256 << 10; bytes <= 64 << 20; bytes *= 4) bench.run(bytes);
   attempt.communicator->barrier({.unit = "end"});
 }
