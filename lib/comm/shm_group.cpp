@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 /// How often a rank that sleeps looks whether those it waits for are still there.
 constexpr int64_t kLookMilliseconds = 100;
 
-/// About 10 microseconds, less than a sleep and a wake take.
+/// Some tens of microseconds, about what a sleep and a wake take.
 constexpr int kSpins = 2000;
 
 int usable_cores() {
