@@ -7,7 +7,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <exception>
 #include <limits>
 
 #include "kernels/attention_memory.h"
@@ -276,6 +278,23 @@ class BackwardPass {
   const Tensors& t_;
 };
 
+/// Whether oneDNN has its small products in bf16; an environment (ONEDNN_MAX_CPU_ISA) may keep it from using
+/// what the CPU has.
+bool multiplies_bf16() {
+  static const bool does = [] {
+    const std::array<at::BFloat16, 4> ones = {1, 1, 1, 1};
+    std::array<float, 4> result{};
+    try {
+      multiply<at::BFloat16>({2, 2, 2}, ones.data(), 2, ones.data(), 2, false, result.data());
+    } catch (const std::exception&) {
+      return false;
+    }
+    at::native::cpublas::brgemm_release();
+    return true;
+  }();
+  return does;
+}
+
 class CausalAttention final : public Function<CausalAttention> {
  public:
   static Variable forward(AutogradContext* context, const Variable& q, const Variable& k, const Variable& v) {
@@ -309,7 +328,7 @@ class CausalAttention final : public Function<CausalAttention> {
 
 bool can_attend(const at::Tensor& q) {
   return q.is_cpu() && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
-         loops_for(q.scalar_type()) != nullptr;
+         loops_for(q.scalar_type()) != nullptr && (q.scalar_type() == at::kFloat || multiplies_bf16());
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
