@@ -1,18 +1,16 @@
 #include "kernels/attention.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <exception>
 #include <limits>
 
 #include "kernels/attention_memory.h"
+#include "kernels/block_product.h"
 #include "kernels/cpu/attention_loops.h"
 #include "util/error.h"
 
@@ -29,6 +27,10 @@ const cpu::AttentionLoops* loops_for(at::ScalarType type) {
   return type == at::kBFloat16 ? cpu::attention_loops(cpu::Element::kBFloat16) : nullptr;
 }
 
+const cpu::Packing* packing_for(at::ScalarType type) {
+  return cpu::packing(type == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16);
+}
+
 /// One head of one sequence of x: [B, T, heads, head_dim].
 template <typename T>
 struct Head {
@@ -43,15 +45,11 @@ struct Head {
   }
 };
 
-/// c [m, n] = a [m, k] b, or is added to; b is packed, [k, n]
-struct Shape {
-  int64_t m, n, k;
-};
+/// c [m, n] = a [m, k] b, or is added to; b is packed
 template <typename T>
-void multiply(const Shape& shape, const T* a, int64_t stride_a, const T* b, int64_t stride_b, bool adds,
+void multiply(const SmallShape& shape, const T* a, int64_t stride_a, const T* b, int64_t stride_b, bool adds,
               float* c) {
-  at::native::cpublas::brgemm(shape.m, shape.n, shape.k, stride_a, stride_b, shape.n, adds, a, b, c,
-                              /*is_vnni=*/!std::is_same_v<T, float>);
+  small_product<T>(shape, {a, stride_a}, {b, stride_b}, adds, c, shape.n);
 }
 
 /// Hands out parts of a block of memory that a thread has for its tiles.
@@ -91,7 +89,7 @@ struct Sizes {
   void for_kv_heads(const Body& body) const {
     at::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
-      at::native::cpublas::brgemm_release();
+      end_small_products();
     });
   }
 };
@@ -102,6 +100,7 @@ class ForwardPass {
   ForwardPass(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& y,
               const at::Tensor& log_sums)
       : loops_(*loops_for(q.scalar_type())),
+        packing_(*packing_for(q.scalar_type())),
         sizes_(q, k),
         memory_(sizes_.memory(q)),
         q_(q),
@@ -125,8 +124,8 @@ class ForwardPass {
     float* output = scratch.take<float>(memory_.queries() * width);
     float* most = scratch.take<float>(memory_.queries());
     float* sum = scratch.take<float>(memory_.queries());
-    loops_.pack_transposed(Head<T>(k_, batch, kv_head).rows(0, tokens, width), keys);
-    loops_.pack(Head<T>(v_, batch, kv_head).rows(0, tokens, width), even, values);
+    packing_.columns(Head<T>(k_, batch, kv_head).rows(0, tokens, width), keys);
+    packing_.rows(Head<T>(v_, batch, kv_head).rows(0, tokens, width), even, values);
 
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
       const Head<T> q(q_, batch, head), y(y_, batch, head);
@@ -170,6 +169,7 @@ class ForwardPass {
   static constexpr int64_t pairs() { return std::is_same_v<T, float> ? 1 : 2; }
 
   const cpu::AttentionLoops& loops_;
+  const cpu::Packing& packing_;
   Sizes sizes_;
   AttentionSizes memory_;
   const at::Tensor &q_, &k_, &v_, &y_, &log_sums_;
@@ -183,6 +183,7 @@ class BackwardPass {
   };
   explicit BackwardPass(const Tensors& tensors)
       : loops_(*loops_for(tensors.q.scalar_type())),
+        packing_(*packing_for(tensors.q.scalar_type())),
         sizes_(tensors.q, tensors.k),
         memory_(sizes_.memory(tensors.q)),
         t_(tensors) {}
@@ -213,17 +214,17 @@ class BackwardPass {
     for (T** part : {&w.factors, &w.dscores, &w.dscores_by_query}) *part = scratch.take<T>(tile);
 
     const Head<T> k(t_.k, batch, kv_head), v(t_.v, batch, kv_head);
-    loops_.pack(k.rows(0, tokens, width), even, w.k);
+    packing_.rows(k.rows(0, tokens, width), even, w.k);
     std::fill_n(w.dk, tokens * width, 0.0F);
     std::fill_n(w.dv, tokens * width, 0.0F);
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
       const Head<T> q(t_.q, batch, head), y(t_.y, batch, head), dy(t_.dy, batch, head),
           dq(t_.dq, batch, head);
       const cpu::StridedRows q_rows = q.rows(0, tokens, width), dy_rows = dy.rows(0, tokens, width);
-      loops_.pack(q_rows, even, w.q);
-      loops_.pack_transposed(q_rows, w.q_transposed);
-      loops_.pack(dy_rows, even, w.dy);
-      loops_.pack_transposed(dy_rows, w.dy_transposed);
+      packing_.rows(q_rows, even, w.q);
+      packing_.columns(q_rows, w.q_transposed);
+      packing_.rows(dy_rows, even, w.dy);
+      packing_.columns(dy_rows, w.dy_transposed);
       loops_.row_products(y.rows(0, tokens, width), dy_rows, w.products);
       std::fill_n(w.dq, tokens * width, 0.0F);
       const float* log_sums = t_.log_sums.template data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
@@ -273,27 +274,11 @@ class BackwardPass {
   }
 
   const cpu::AttentionLoops& loops_;
+  const cpu::Packing& packing_;
   Sizes sizes_;
   AttentionSizes memory_;
   const Tensors& t_;
 };
-
-/// Whether oneDNN has its small products in bf16; an environment (ONEDNN_MAX_CPU_ISA) may keep it from using
-/// what the CPU has.
-bool multiplies_bf16() {
-  static const bool does = [] {
-    const std::array<at::BFloat16, 4> ones = {1, 1, 1, 1};
-    std::array<float, 4> result{};
-    try {
-      multiply<at::BFloat16>({2, 2, 2}, ones.data(), 2, ones.data(), 2, false, result.data());
-    } catch (const std::exception&) {
-      return false;
-    }
-    at::native::cpublas::brgemm_release();
-    return true;
-  }();
-  return does;
-}
 
 class CausalAttention final : public Function<CausalAttention> {
  public:
@@ -328,7 +313,7 @@ class CausalAttention final : public Function<CausalAttention> {
 
 bool can_attend(const at::Tensor& q) {
   return q.is_cpu() && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
-         loops_for(q.scalar_type()) != nullptr && (q.scalar_type() == at::kFloat || multiplies_bf16());
+         loops_for(q.scalar_type()) != nullptr && has_small_products(q.scalar_type());
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

@@ -2,18 +2,19 @@
 
 #include <ATen/ops/embedding.h>
 
+#include "kernels/embedding.h"
 #include "kernels/fused.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
 
 namespace fsdp::nn {
 
-Embedding::Embedding(int64_t count, int64_t size) {
+Embedding::Embedding(int64_t count, int64_t size, const Compute& compute) : compute_(compute) {
   weight_ = register_parameter("weight", empty_parameter({count, size}));
 }
 
 at::Tensor Embedding::compute(const at::Tensor& ids, const StageContext&) {
-  return at::embedding(weight_, ids);
+  return compute_.fused ? kernels::embedding(weight_, ids) : at::embedding(weight_, ids);
 }
 
 Head::Head(int64_t hidden_size, int64_t vocab_size, const Compute& compute) : compute_(compute) {

@@ -8,7 +8,7 @@ namespace fsdp::nn {
 /// Rows of a learned table. Each is a stage, so that large tables can be units of their own.
 class Embedding final : public Stage {
  public:
-  Embedding(int64_t count, int64_t size);
+  Embedding(int64_t count, int64_t size, const Compute& compute = {});
   std::string type_name() const override { return "embedding"; }
   const at::Tensor& weight() const { return weight_; }
 
@@ -18,6 +18,7 @@ class Embedding final : public Stage {
 
  private:
   at::Tensor weight_;  // [count, size]
+  Compute compute_;
 };
 
 /// The language-model head: hidden states to scores of every token of the vocabulary; or, where the context

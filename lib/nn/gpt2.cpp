@@ -21,10 +21,10 @@ at::Tensor Gpt2Block::compute(const at::Tensor& x, const StageContext& context) 
 
 Gpt2::Gpt2(const ModelOptions& options) : max_positions_(options.max_position_embeddings) {
   auto transformer = register_module("transformer", std::make_shared<torch::nn::Module>());
-  wte_ = transformer->register_module("wte",
-                                      std::make_shared<Embedding>(options.vocab_size, options.hidden_size));
-  wpe_ =
-      transformer->register_module("wpe", std::make_shared<Embedding>(max_positions_, options.hidden_size));
+  wte_ = transformer->register_module(
+      "wte", std::make_shared<Embedding>(options.vocab_size, options.hidden_size, Compute(options)));
+  wpe_ = transformer->register_module(
+      "wpe", std::make_shared<Embedding>(max_positions_, options.hidden_size, Compute(options)));
   h_ = transformer->register_module("h", std::make_shared<StageList>());
   for (int64_t i = 0; i < options.num_hidden_layers; ++i) h_->append(std::make_shared<Gpt2Block>(options));
   ln_f_ = transformer->register_module(

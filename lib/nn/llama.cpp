@@ -21,7 +21,7 @@ at::Tensor LlamaBlock::compute(const at::Tensor& x, const StageContext& context)
 Llama::Llama(const ModelOptions& options) {
   auto model = register_module("model", std::make_shared<torch::nn::Module>());
   embed_tokens_ = model->register_module(
-      "embed_tokens", std::make_shared<Embedding>(options.vocab_size, options.hidden_size));
+      "embed_tokens", std::make_shared<Embedding>(options.vocab_size, options.hidden_size, Compute(options)));
   layers_ = model->register_module("layers", std::make_shared<StageList>());
   for (int64_t i = 0; i < options.num_hidden_layers; ++i)
     layers_->append(std::make_shared<LlamaBlock>(options));

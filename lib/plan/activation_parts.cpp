@@ -9,9 +9,10 @@ void ActivationParts::accumulate(int64_t elements) {
 
 void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved,
                                        Into into) {
-  tape_.take(shape_.element * in * out);
   tape_.take(wide(in));
-  if (shape_.onednn) tape_.touch(wide(llama() ? out : in));  // a factor of the weight's gradient, transposed
+  if (!shape_.products_accumulate) tape_.take(shape_.element * in * out);
+  // A factor of the weight's gradient, transposed.
+  if (shape_.onednn && !shape_.small_products) tape_.touch(wide(llama() ? out : in));
   if (!keep_gradient) tape_.give(wide(out));
   tape_.give(saved);
   if (into == Into::kSum) {
@@ -20,7 +21,7 @@ void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradie
   } else if (into == Into::kThere) {
     tape_.give(wide(in));
   }
-  accumulate(in * out);
+  if (!shape_.products_accumulate) accumulate(in * out);
 }
 
 void ActivationParts::norm_forward() {

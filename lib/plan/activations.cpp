@@ -86,20 +86,29 @@ class Pass : protected ActivationParts {
     int64_t positions = llama() ? 0 : shape_.element * shape_.tokens * hidden();
     tape_.take(positions);  // the sum over rows
     events_.backward_begins(path);
-    tape_.take(shape_.element * table);
-    tape_.give(x());
-    if (model().tie_word_embeddings) {
-      const bool in_place = shape_.fused || shape_.onednn;  // else the head's gradient is a transposed view
-      if (!in_place) tape_.take(shape_.element * table);    // the sum of both gradients
-      tape_.give((in_place ? 1 : 2) * shape_.element * table);
+    const bool waits = model().tie_word_embeddings && loss_.table_gradient_waits();
+    if (shape_.embeddings_accumulate) {
+      tape_.give(x());
+      // The head's is added to what is there.
+      if (waits && shape_.element < kFloat) tape_.touch(kFloat * table);
+      if (waits) tape_.give(shape_.element * table);
+    } else {
+      tape_.take(shape_.element * table);
+      tape_.give(x());
+      if (waits) {
+        const bool in_place = shape_.fused || shape_.onednn;  // else the head's gradient is a transposed view
+        if (!in_place) tape_.take(shape_.element * table);    // the sum of both gradients
+        tape_.give((in_place ? 1 : 2) * shape_.element * table);
+      }
+      accumulate(table);
     }
-    accumulate(table);
     events_.backward_ends(path);
     if (llama()) return;
+    const int64_t position_table = model().max_position_embeddings * hidden();
     events_.backward_begins("transformer.wpe");
-    tape_.take(shape_.element * model().max_position_embeddings * hidden());
+    if (!shape_.embeddings_accumulate) tape_.take(shape_.element * position_table);
     tape_.give(positions + kLong * shape_.tokens);
-    accumulate(model().max_position_embeddings * hidden());
+    if (!shape_.embeddings_accumulate) accumulate(position_table);
     events_.backward_ends("transformer.wpe");
   }
 
@@ -107,6 +116,11 @@ class Pass : protected ActivationParts {
   LossActivations loss_;
   int64_t saved_ = 0;
 };
+
+/// As shard/gradient_buffer.cpp has it: in fp32 buffers in which parameters are in one piece.
+bool gradients_have_places(const config::Config& config) {
+  return config.mixed_precision.reduce_dtype == "float32" && config.fsdp.layout == "flat";
+}
 
 int64_t element_of(const std::string& dtype) { return util::element_size(util::dtype_from_name(dtype)); }
 
@@ -129,7 +143,13 @@ ActivationShape activation_shape(const config::Config& config) {
   shape.attends =
       shape.fused && has_attention_kernel(precision.param_dtype,
                                           config.model.hidden_size / config.model.num_attention_heads);
-  shape.onednn = precision.param_dtype == "float32" && computes_by_onednn(config.model.matmul);
+  const bool onednn = computes_by_onednn(config.model.matmul);
+  const bool has_products = has_small_products(precision.param_dtype);
+  shape.onednn = onednn && precision.param_dtype == "float32";
+  shape.small_products = shape.onednn && has_products;
+  const bool have_places = gradients_have_places(config);
+  shape.products_accumulate = have_places && onednn && has_products;
+  shape.embeddings_accumulate = have_places && shape.fused;
   shape.threads = util::default_compute_threads();
   return shape;
 }

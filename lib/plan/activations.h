@@ -55,7 +55,11 @@ struct ActivationShape {
   bool fused = false;                   ///< by kernels/fused.h
   bool attends = false;                 ///< by kernels/attention.h
   bool onednn = false;                  ///< fp32 products by it
-  int64_t threads = 1;                  ///< that compute; kernels have scratch memory for each
+  bool small_products = false;          ///< and these by kernels/block_product.h
+  /// Gradients have places in the buffers of units (kernels/gradient_sink.h): those of products with weights,
+  /// and of embeddings.
+  bool products_accumulate = false, embeddings_accumulate = false;
+  int64_t threads = 1;  ///< that compute; kernels have scratch memory for each
 
   int64_t count() const { return rows * tokens; }
 };

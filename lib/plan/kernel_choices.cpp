@@ -25,17 +25,20 @@ bool computes_by_onednn(const std::string& matmul) {
   return matmul == "onednn" || (matmul == "auto" && is_fastest_here());
 }
 
-bool has_attention_kernel(const std::string& dtype, int64_t head_dim) {
+bool has_small_products(const std::string& dtype) {
 #if defined(__x86_64__)
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (!has_avx512 || head_dim % 2 != 0) return false;
+  if (!has_avx512) return false;
   return dtype == "float32" || (dtype == "bfloat16" && __builtin_cpu_supports("avx512bf16"));
 #else
   static_cast<void>(dtype);
-  static_cast<void>(head_dim);
   return false;
 #endif
+}
+
+bool has_attention_kernel(const std::string& dtype, int64_t head_dim) {
+  return has_small_products(dtype) && head_dim % 2 == 0;
 }
 
 }  // namespace fsdp::plan

@@ -27,7 +27,8 @@ void LossActivations::loss_forward() {
     tape_.take(x() + chunk);
     tape_.touch(shape_.element * rows * hidden());
     tape_.take((sums ? kFloat : shape_.element) * table);
-    tape_.touch((sums ? shape_.element * table : 0) + (shape_.onednn ? chunk : 0));  // transposed, for it
+    const bool transposes = shape_.onednn && !shape_.small_products;
+    tape_.touch((sums ? shape_.element * table : 0) + (transposes ? chunk : 0));
     tape_.give(chunk);
     if (sums && low()) {
       tape_.take(shape_.element * table);
@@ -73,7 +74,7 @@ void LossActivations::backward_of_head() {
     product_backward(hidden(), model().vocab_size, false, x());
   }
   // The gradient of a tied table waits for the embedding's.
-  if (model().tie_word_embeddings) tape_.take(shape_.element * table);
+  if (model().tie_word_embeddings && table_gradient_waits()) tape_.take(shape_.element * table);
   events_.backward_ends("lm_head");
 }
 

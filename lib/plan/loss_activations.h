@@ -16,6 +16,8 @@ class LossActivations : protected ActivationParts {
   void backward_of_loss();
   /// Leaves the gradient of the head's input, and the weight's.
   void backward_of_head();
+  /// Whether that of a table which is the embedding's too is still there when that one's comes.
+  bool table_gradient_waits() const { return shape_.fused || !shape_.products_accumulate; }
 
  private:
   /// Of one chunk of kernels::linear_cross_entropy.

@@ -6,22 +6,31 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "kernels/gradient_sink.h"
 #include "shard/layout_views.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
 
-/// Runs when autograd has put a gradient into parameter.grad.
-class GradientBuffer::AddToBuffer final : public torch::autograd::PostAccumulateGradHook {
+class GradientBuffer::Sink final : public kernels::GradientSink {
  public:
-  AddToBuffer(GradientBuffer& buffer, size_t index) : buffer_(buffer), index_(index) {}
+  Sink(GradientBuffer& buffer, size_t index) : buffer_(buffer), index_(index) {}
 
   void operator()(const at::Tensor& parameter) override {
+    if (!parameter.grad().defined()) return;  // a kernel has put it there
     at::NoGradGuard no_grad;
     FSDP_CHECK(buffer_.is_attached(), buffer_.parameters_[index_].name,
                " got a gradient outside of the backward of its unit");
     buffer_.put(index_, parameter.grad());
     at::Tensor(parameter).mutable_grad() = at::Tensor();
+  }
+
+  std::optional<Place> take(at::ScalarType dtype) override {
+    const bool has_place = buffer_.is_attached() && buffer_.layout_.gathers_in_place();
+    if (!has_place || dtype != buffer_.dtype_) return std::nullopt;
+    const bool adds = buffer_.holds_[index_];
+    buffer_.holds_[index_] = true;
+    return Place{buffer_.view_of(index_), adds};
   }
 
  private:
@@ -31,21 +40,13 @@ class GradientBuffer::AddToBuffer final : public torch::autograd::PostAccumulate
 
 GradientBuffer::GradientBuffer(const std::vector<NamedParameter>& parameters, const UnitLayout& layout,
                                at::ScalarType dtype)
-    : parameters_(parameters),
-      layout_(layout),
-      dtype_(dtype),
-      adds_by_hook_(!parameters.empty() &&
-                    (parameters.front().tensor.scalar_type() != dtype || !layout.gathers_in_place())),
-      holds_(parameters.size(), false) {
-  if (!adds_by_hook_) return;
+    : parameters_(parameters), layout_(layout), dtype_(dtype), holds_(parameters.size(), false) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor,
-                                                   std::make_unique<AddToBuffer>(*this, i));
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor, std::make_unique<Sink>(*this, i));
   }
 }
 
 GradientBuffer::~GradientBuffer() {
-  if (!adds_by_hook_) return;
   for (const NamedParameter& parameter : parameters_) {
     torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
   }
@@ -73,29 +74,16 @@ void GradientBuffer::attach(BufferPool* pool) {
   at::TensorOptions options = parameters_.front().tensor.options().dtype(dtype_).requires_grad(false);
   flat_ = pool != nullptr ? pool->acquire_tensor(numel, dtype_, BufferKind::kGradients)
                           : at::empty({numel}, options);
-  // What hooks put there needs no zeros first, but for what lies between the parameters.
-  if (!adds_by_hook_ || layout_.gathered_numel() != layout_.numel()) flat_.zero_();
   holds_.assign(parameters_.size(), false);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    at::Tensor parameter = parameters_[i].tensor;
-    if (parameter.requires_grad() && !adds_by_hook_) parameter.mutable_grad() = view_of(i);
-  }
+  const int64_t padding = numel - layout_.numel();
+  if (padding == 0) return;
+  (layout_.gathers_in_place() ? flat_.narrow(0, layout_.numel(), padding) : flat_).zero_();
 }
 
 at::Tensor GradientBuffer::detach() {
   if (!is_attached()) return {};
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    at::Tensor parameter = parameters_[i].tensor;
-    if (adds_by_hook_) {
-      if (!holds_[i]) put(i, at::zeros(layout_.parameters()[i].shape, flat_.options()));
-      continue;
-    }
-    if (!parameter.requires_grad()) continue;
-    // Autograd adds in place into a defined grad; should anything have replaced it, the sum must not be lost.
-    const at::Tensor& grad = parameter.grad();
-    at::Tensor expected = view_of(i);
-    if (grad.defined() && grad.data_ptr() != expected.data_ptr()) expected.copy_(grad);
-    parameter.mutable_grad() = at::Tensor();
+    if (!holds_[i]) put(i, at::zeros(layout_.parameters()[i].shape, flat_.options()));
   }
   return std::exchange(flat_, at::Tensor());
 }

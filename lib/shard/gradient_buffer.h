@@ -3,10 +3,9 @@
 // GradientBuffer: one flat tensor into which autograd accumulates the gradients of a unit's parameters, so
 // that what is reduced over ranks is already in one piece.
 //
-// When gradients are accumulated in the parameters' own type, each parameter's grad is a view of the buffer.
-// In another type (fp32 sums of bf16 gradients), or where a parameter is not in one piece in the buffer (the
-// per_parameter layout), each gradient is put there as soon as autograd has it, and dropped: one gradient at
-// a time exists beside the buffer.
+// A kernel that finds the buffer at its weight (kernels/gradient_sink.h) writes there itself. Any other
+// gradient is put there as soon as autograd has it, and dropped: one gradient at a time exists beside the
+// buffer.
 
 #include <ATen/core/Tensor.h>
 
@@ -38,15 +37,14 @@ class GradientBuffer {
   int64_t nbytes() const;
 
  private:
-  class AddToBuffer;
+  class Sink;
   at::Tensor view_of(size_t parameter) const;
   void put(size_t parameter, const at::Tensor& gradient);
 
   const std::vector<NamedParameter>& parameters_;
   const UnitLayout& layout_;
   at::ScalarType dtype_;
-  bool adds_by_hook_;  ///< decided once: FullParameters shows the parameters in another type for a while
-  std::vector<bool> holds_;  ///< by parameter: what adds_by_hook_ has put there
+  std::vector<bool> holds_;  ///< by parameter: a gradient; what it has no memory of is not initialised
   at::Tensor flat_;
 };
 

@@ -91,7 +91,7 @@ class UnitStorage {
   void show_parameters_in(const at::Tensor& flat);
   void show_parameters_in_unsharded() { show_parameters_in(unsharded_); }
 
-  /// A zeroed buffer that autograd accumulates into; see GradientBuffer. A unit of one rank takes memory that
+  /// A buffer in which gradients accumulate; see GradientBuffer. A unit of one rank takes memory that
   /// may become its shard's gradient.
   void attach_gradients() { gradients_->attach(place_.world_size > 1 ? pool_.get() : nullptr); }
   at::Tensor detach_gradients() { return gradients_->detach(); }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/single_communicator.h"
+#include "kernels/gradient_sink.h"
 #include "shard/flat_layout.h"
 
 namespace fsdp::shard {
@@ -30,17 +31,41 @@ at::Tensor expected_gradient(at::ScalarType dtype) {
   return at::cat({at::full({6}, 6.0, dtype), at::full({5}, 4.0, dtype), at::zeros({1}, dtype)});
 }
 
-TEST(GradientBuffer, AccumulatesInPlaceInTheTypeOfTheParameters) {
+TEST(GradientBuffer, AccumulatesInTheTypeOfTheParameters) {
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     TwoParameters two(dtype);
     GradientBuffer buffer(two.parameters, two.layout, dtype);
     buffer.attach(nullptr);
-    const void* a = two.a().grad().data_ptr();
     two.backward();
-    EXPECT_EQ(two.a().grad().data_ptr(), a);
-    EXPECT_TRUE(at::equal(buffer.detach(), expected_gradient(dtype)));
     EXPECT_FALSE(two.a().grad().defined());
+    EXPECT_TRUE(at::equal(buffer.detach(), expected_gradient(dtype)));
     EXPECT_FALSE(buffer.is_attached());
+  }
+}
+
+TEST(GradientBuffer, GivesKernelsAPlaceInIt) {
+  TwoParameters two(at::kBFloat16);
+  GradientBuffer buffer(two.parameters, two.layout, at::kFloat);
+  EXPECT_FALSE(kernels::take_gradient_place(two.a(), at::kFloat)) << "there is no buffer yet";
+  buffer.attach(nullptr);
+  EXPECT_FALSE(kernels::take_gradient_place(two.a(), at::kBFloat16)) << "sums are in fp32";
+  auto place = kernels::take_gradient_place(two.a(), at::kFloat);
+  ASSERT_TRUE(place);
+  EXPECT_FALSE(place->adds);
+  place->memory.fill_(1);
+  two.backward();
+  place = kernels::take_gradient_place(two.a(), at::kFloat);
+  EXPECT_TRUE(place && place->adds);
+  EXPECT_TRUE(at::equal(buffer.detach().narrow(0, 0, 6), at::full({6}, 7.0)));
+}
+
+TEST(GradientBuffer, IsZeroWhereNoGradientCame) {
+  TwoParameters two(at::kFloat);
+  GradientBuffer buffer(two.parameters, two.layout, at::kFloat);
+  for (int pass = 0; pass < 2; ++pass) {
+    buffer.attach(nullptr);
+    two.a().sum().backward();
+    EXPECT_TRUE(at::equal(buffer.detach(), at::cat({at::ones({6}), at::zeros({6})})));
   }
 }
 

@@ -66,8 +66,10 @@ TEST(Unit, ReducesToTheMeanAndAddsMicroBatches) {
     TestUnit test(stage, communicator);
     Unit& unit = test.unit;
     for (int micro = 0; micro < 2; ++micro) {
+      unit.finish_gather("forward");
       unit.attach_gradients();
-      stage.weight().mutable_grad().add_(communicator.rank() == 0 ? 1.0 : 3.0);
+      (stage.weight() * (communicator.rank() == 0 ? 1.0 : 3.0)).sum().backward();
+      unit.reshard();
       unit.start_reduction();
       EXPECT_FALSE(stage.weight().grad().defined());
       unit.finish_reduction();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/attention.h"
+#include "kernels/block_product.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
 #include "plan/kernel_choices.h"
@@ -36,9 +37,10 @@ TEST(PlanKernels, AreOfTheSameLibrary) {
   }
 }
 
-TEST(PlanKernels, AttendInTheSameWay) {
+TEST(PlanKernels, MultiplyAndAttendInTheSameWay) {
   for (const auto& [name, type] : {std::pair("float32", at::kFloat), std::pair("bfloat16", at::kBFloat16),
                                    std::pair("float16", at::kHalf)}) {
+    EXPECT_EQ(plan::has_small_products(name), kernels::has_small_products(type)) << name;
     for (int64_t head_dim : {64, 63}) {
       EXPECT_EQ(plan::has_attention_kernel(name, head_dim),
                 kernels::can_attend(at::empty({1, 2, 1, head_dim}, at::TensorOptions().dtype(type))))

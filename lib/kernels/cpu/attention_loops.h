@@ -3,13 +3,11 @@
 // The inner loops of attention beside its matrix products (kernels/attention.h), as cpu/loops.h has them for
 // the other kernels. A tile is a block of some queries and some keys of one head. Query r of a tile sees its
 // keys c <= diagonal + r.
-//
-// The products take their second factor packed: fp32 as it is, [K, N]; bf16 in pairs of rows, [K / 2, N, 2],
-// as the instructions for it want.
 
 #include <cstdint>
 
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/packing.h"
 
 namespace fsdp::kernels::cpu {
 
@@ -49,22 +47,12 @@ struct GradientTile {
   float scale = 0;
 };
 
-/// Rows of a tensor, `stride` elements apart.
-struct StridedRows {
-  const void* data = nullptr;
-  int64_t stride = 0, rows = 0, width = 0;
-};
-
 struct AttentionLoops {
   void (*softmax)(const SoftmaxTile&);
   void (*finish)(const FinishedRows&);
   void (*gradient)(const GradientTile&);
   /// out [rows]: the sum over a row of a * b.
   void (*row_products)(const StridedRows& a, const StridedRows& b, float* out);
-  /// Packs rows as K, up to `padded_rows` with zeros.
-  void (*pack)(const StridedRows& from, int64_t padded_rows, void* to);
-  /// Packs rows as N, and the width, which is even, as K.
-  void (*pack_transposed)(const StridedRows& from, void* to);
   /// y [rows, width], rows `stride` apart, rounded from x [rows, width].
   void (*round)(const float* x, void* y, int64_t stride, int64_t rows, int64_t width);
 };

@@ -1,6 +1,7 @@
 #include "kernels/cpu/loops.h"
 
 #include "kernels/cpu/attention_loops.h"
+#include "kernels/cpu/packing.h"
 
 namespace fsdp::kernels::cpu {
 
@@ -10,6 +11,8 @@ namespace fsdp::kernels::cpu {
   extern const Loops kBFloat16Loops;                   \
   extern const AttentionLoops kFloatAttentionLoops;    \
   extern const AttentionLoops kBFloat16AttentionLoops; \
+  extern const Packing kFloatPacking;                  \
+  extern const Packing kBFloat16Packing;               \
   }
 FSDP_DECLARE_LEVEL(baseline)
 #ifdef FSDP_X86_LEVELS
@@ -32,6 +35,14 @@ Level level_here() {
   return Level::kBaseline;
 }
 
+#ifdef FSDP_X86_LEVELS
+/// Whether there are fast products.
+bool multiplies(Element element) {
+  static const bool is_there = level_here() == Level::kAvx512;
+  return is_there && (element == Element::kFloat || __builtin_cpu_supports("avx512bf16"));
+}
+#endif
+
 }  // namespace
 
 const Loops& loops(Element element) {
@@ -44,11 +55,20 @@ const Loops& loops(Element element) {
   return is_float ? baseline::kFloatLoops : baseline::kBFloat16Loops;
 }
 
-const AttentionLoops* attention_loops(Element element) {
+const AttentionLoops* attention_loops([[maybe_unused]] Element element) {
 #ifdef FSDP_X86_LEVELS
-  static const bool is_there = level_here() == Level::kAvx512;
-  if (is_there && element == Element::kFloat) return &avx512::kFloatAttentionLoops;
-  if (is_there && __builtin_cpu_supports("avx512bf16")) return &avx512::kBFloat16AttentionLoops;
+  if (multiplies(element)) {
+    return element == Element::kFloat ? &avx512::kFloatAttentionLoops : &avx512::kBFloat16AttentionLoops;
+  }
+#endif
+  return nullptr;
+}
+
+const Packing* packing([[maybe_unused]] Element element) {
+#ifdef FSDP_X86_LEVELS
+  if (multiplies(element)) {
+    return element == Element::kFloat ? &avx512::kFloatPacking : &avx512::kBFloat16Packing;
+  }
 #endif
   return nullptr;
 }

@@ -1,0 +1,68 @@
+#include "kernels/embedding.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "kernels/gradient_sink.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// Columns that one thread takes at least.
+constexpr int64_t kColumns = 64;
+
+/// table [V, D] += rows [N, D] at `ids` [N]. Every thread goes through all rows, so that each element is
+/// summed in the order of the rows.
+template <typename T>
+void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids) {
+  const int64_t width = table.size(1), count = ids.numel();
+  auto* to = table.data_ptr<float>();
+  const T* from = rows.const_data_ptr<T>();
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  at::parallel_for(0, width, kColumns, [&](int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < count; ++row) {
+      float* sum = to + id[row] * width;
+      const T* part = from + row * width;
+      for (int64_t i = begin; i < end; ++i) sum[i] += static_cast<float>(part[i]);
+    }
+  });
+}
+
+class Embedding final : public Function<Embedding> {
+ public:
+  static Variable forward(AutogradContext* context, const Variable& weight, const Variable& ids) {
+    context->save_for_backward({weight, ids});
+    return at::embedding(weight, ids);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& weight = saved[0];
+    const at::Tensor dy = gradients[0].contiguous(), ids = saved[1].contiguous();
+    const at::ScalarType type = dy.scalar_type();
+    if (dy.is_cpu() && (type == at::kFloat || type == at::kBFloat16)) {
+      if (auto place = take_gradient_place(weight, at::kFloat)) {
+        if (!place->adds) place->memory.zero_();
+        type == at::kFloat ? add_rows<float>(place->memory, dy, ids)
+                           : add_rows<at::BFloat16>(place->memory, dy, ids);
+        return {at::Tensor(), at::Tensor()};
+      }
+    }
+    return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  return Embedding::apply(weight, ids);
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,108 @@
+#include "kernels/gradient_sink.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "kernels/block_product.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+
+namespace fsdp::kernels {
+namespace {
+
+/// Holds what it gets in fp32; autograd's own way adds too.
+class TestSink final : public GradientSink {
+ public:
+  static TestSink& attach(const at::Tensor& parameter) {
+    auto sink = std::make_unique<TestSink>();
+    sink->memory = at::full(parameter.sizes(), 1e6);
+    TestSink& result = *sink;
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(sink));
+    return result;
+  }
+  void operator()(const at::Tensor& parameter) override {
+    if (!parameter.grad().defined()) return;
+    at::NoGradGuard no_grad;
+    ++by_autograd;
+    memory = holds ? memory + parameter.grad() : parameter.grad().to(at::kFloat);
+    holds = true;
+    at::Tensor(parameter).mutable_grad() = at::Tensor();
+  }
+  std::optional<Place> take(at::ScalarType dtype) override {
+    if (dtype != at::kFloat || refuses) return std::nullopt;
+    return Place{memory, std::exchange(holds, true)};
+  }
+
+  at::Tensor memory;
+  bool holds = false, refuses = false;
+  int by_autograd = 0;
+};
+
+TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
+  at::manual_seed(3);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    if (!has_small_products(type)) GTEST_SKIP() << "no small products on this CPU";
+    for (bool transposed : {false, true}) {
+      const at::Tensor x = at::randn({37, 20}).to(type), bias = at::zeros({24}, type).requires_grad_();
+      const at::Tensor weight =
+          at::randn(transposed ? at::IntArrayRef{20, 24} : at::IntArrayRef{24, 20}).to(type).requires_grad_();
+      TestSink& sink = TestSink::attach(weight);
+      const at::Tensor dy = at::randn({37, 24}).to(type);
+      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+        const at::Tensor y = transposed ? transposed_linear(x, weight, bias, Matmul::kOneDnn)
+                                        : linear(x, weight, Matmul::kOneDnn);
+        y.backward(dy);
+      }
+      EXPECT_EQ(sink.by_autograd, 0);
+      EXPECT_FALSE(weight.grad().defined());
+      const at::Tensor X = x.to(at::kDouble), D = dy.to(at::kDouble);
+      const at::Tensor expected = 2 * (transposed ? at::mm(X.t(), D) : at::mm(D.t(), X));
+      EXPECT_LT((sink.memory - expected).abs().max().item<double>(), 1e-4) << type << transposed;
+    }
+  }
+}
+
+TEST(GradientSink, LeavesItToAutogradWhereItHasNoPlace) {
+  at::Tensor weight = at::randn({8, 4}).requires_grad_(), x = at::randn({70, 4});
+  TestSink& sink = TestSink::attach(weight);
+  sink.refuses = true;
+  linear(x, weight, Matmul::kOneDnn).sum().backward();
+  EXPECT_EQ(sink.by_autograd, 1);
+  EXPECT_TRUE(at::allclose(sink.memory, x.sum(0).expand({8, 4}), 1e-4, 1e-5));
+}
+
+TEST(Embedding, AddsRowsToTheSinkAndGivesATableWithoutOne) {
+  const at::Tensor ids = at::tensor({1, 3, 1, 0}, at::kLong).view({2, 2});
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor dy = at::randn({2, 2, 100}).to(type);
+    const at::Tensor expected =
+        at::zeros({5, 100}).index_add(0, ids.flatten(), dy.view({4, 100}).to(at::kFloat));
+    const at::Tensor weight = at::randn({5, 100}).to(type).requires_grad_();
+    const at::Tensor y = kernels::embedding(weight, ids);
+    EXPECT_TRUE(at::equal(y, at::embedding(weight, ids)));
+    y.backward(dy);
+    EXPECT_TRUE(at::allclose(weight.grad().to(at::kFloat), expected, 1e-2, 1e-2));
+
+    at::Tensor(weight).mutable_grad() = at::Tensor();
+    TestSink& sink = TestSink::attach(weight);
+    for (int i = 0; i < 2; ++i) kernels::embedding(weight, ids).backward(dy);
+    EXPECT_EQ(sink.by_autograd, 0);
+    EXPECT_TRUE(at::allclose(sink.memory, 2 * expected, 1e-6, 1e-6));
+  }
+}
+
+TEST(Embedding, OfATableThatIsTheHeadTooSumsBoth) {
+  const at::Tensor ids = at::tensor({1, 3}, at::kLong), weight = at::randn({5, 8}).requires_grad_();
+  auto loss = [&] { return linear(kernels::embedding(weight, ids), weight, Matmul::kMkl).square().sum(); };
+  loss().backward();
+  const at::Tensor expected = weight.grad().clone();
+  at::Tensor(weight).mutable_grad() = at::Tensor();
+  TestSink& sink = TestSink::attach(weight);
+  loss().backward();
+  EXPECT_EQ(sink.by_autograd, 1);
+  EXPECT_TRUE(at::allclose(sink.memory, expected, 1e-5, 1e-5));
+}
+
+}  // namespace
+}  // namespace fsdp::kernels
