@@ -97,15 +97,22 @@ void talk(const RunStore& store, const std::string& prefix, const GroupIdentity&
   }
   learnt.changed.notify_all();
   // Only this thread adds, so it may look without the lock.
-  for (const auto deadline = Clock::now() + kPatience;;) {
+  const auto deadline = Clock::now() + kPatience;
+  const auto all_known = [&] {
     for (int other : learnt.quiet(group.ranks)) {
       if (store->check({key(other)})) learnt.add(other, parse(store->get(key(other))).sight);
     }
     const std::vector<int> silent = learnt.silent(), quiet = learnt.quiet(group.ranks);
-    if (std::includes(silent.begin(), silent.end(), quiet.begin(), quiet.end())) return;
-    if (Clock::now() >= deadline) return;
-    std::this_thread::sleep_for(kLookAgain);
-  }
+    return std::includes(silent.begin(), silent.end(), quiet.begin(), quiet.end());
+  };
+  while (!all_known() && Clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
+  // Rank 0, with whose process the store may end, stays until the others have learnt the same.
+  const auto read_by = [&](int reader) { return util::concat(prefix, "/read/", reader); };
+  store->set(read_by(rank), std::vector<uint8_t>{});
+  if (rank != 0) return;
+  std::vector<std::string> readers;
+  for (const auto& [reader, sight] : learnt.sights) readers.push_back(read_by(reader));
+  while (!store->check(readers) && Clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
 }
 
 }  // namespace
