@@ -2,21 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <future>
 #include <map>
 #include <thread>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "comm/group_identity.h"
 #include "comm/rank_order_sum.h"
 #include "comm/run_store.h"
 #include "util/error.h"
@@ -27,33 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using util::ErrorKind;
-
-/// The address of this host from which packets to the master leave; gloo listens there.
-std::string address_towards(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (code != 0) {
-    util::fail(ErrorKind::kUsage, "MASTER_ADDR: expected the name or address of a host; \"", host,
-               "\" cannot be resolved: ", gai_strerror(code));
-  }
-  std::string address = "127.0.0.1";
-  // Connecting a datagram socket sends nothing; it asks the kernel for the route.
-  int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0) {
-    sockaddr_storage local{};
-    socklen_t size = sizeof(local);
-    char text[NI_MAXHOST];
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
-        getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text, sizeof(text), nullptr, 0,
-                    NI_NUMERICHOST) == 0) {
-      address = text;
-    }
-  }
-  if (fd >= 0) close(fd);
-  freeaddrinfo(found);
-  return address;
-}
 
 /// After a failure each living rank of the group leaves a sign in the store; who left none within two seconds
 /// is named. `ranks` and `rank` are numbers in the whole run. Runs in a thread of its own, because a store
@@ -85,9 +50,7 @@ std::string silent_ranks(const RunStore& store, int rank, const std::vector<int>
 
 /// The connections of one group of ranks, and what is needed to explain a failure.
 struct Group {
-  RunStore store;       ///< of the whole run
-  std::string address;  ///< of this host, where the ranks are connected
-  milliseconds timeout{};
+  GlooPlace place;
   std::string prefix;  ///< in the store, the members' alone
   GroupIdentity identity;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
@@ -99,23 +62,14 @@ struct Group {
   }
 
   /// Collective over the members.
-  void connect() {
-    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-    options->devices.push_back(interface != nullptr && *interface != '\0'
-                                   ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
-                                   : c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    auto own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
-    process_group =
-        c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, identity.rank, identity.size(), options);
-  }
+  void connect() { process_group = connect_gloo(place, prefix, identity.rank, identity.size()); }
 
   [[noreturn]] void fail(const std::string& description, const std::string& cause) {
     failed = true;
     fail_group(identity, description,
                {.timeout = says_timeout(cause),
-                .timeout_seconds = static_cast<double>(timeout.count()) / 1000.0,
-                .silent = silent_ranks(store, identity.global_rank(), identity.ranks),
+                .timeout_seconds = static_cast<double>(place.timeout.count()) / 1000.0,
+                .silent = silent_ranks(place.store, identity.global_rank(), identity.ranks),
                 .cause = first_line(cause)});
   }
 };
@@ -199,20 +153,11 @@ class GlooCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
-    auto group = std::make_unique<Group>();
-    group->store = group_->store;
-    group->address = group_->address;
-    group->timeout = group_->timeout;
-    group->identity = group_->identity.subgroup(name, ranks);
     // Groups of one name may be of other ranks, or be made again.
-    group->prefix = util::concat(group_->prefix, "/", name, "/", group->identity.joined_ranks());
-    group->prefix += util::concat("/", groups_made_[group->prefix]++);
-    try {
-      group->connect();
-    } catch (const std::exception& error) {
-      group->fail("connecting", error.what());
-    }
-    return std::make_shared<GlooCommunicator>(std::move(group));
+    GroupIdentity identity = group_->identity.subgroup(name, ranks);
+    std::string prefix = util::concat(group_->prefix, "/", name, "/", identity.joined_ranks());
+    prefix += util::concat("/", groups_made_[prefix]++);
+    return make_gloo_group(group_->place, std::move(identity), prefix);
   }
 
  private:
@@ -252,11 +197,7 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
                                                      const CommOptions& options, RunStore store) {
   auto group = std::make_unique<Group>();
   group->identity = run_identity(environment);
-  group->timeout = options.timeout();
-  group->address = environment.single_node()
-                       ? std::string("127.0.0.1")
-                       : address_towards(environment.master_addr, environment.master_port);
-  group->store = std::move(store);
+  group->place = gloo_place(environment, options, std::move(store));
   try {
     group->prefix = "world";
     group->connect();
@@ -264,8 +205,22 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
     std::string text = error.what();
     util::fail(says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
                " could not connect to its ", environment.world_size - 1, " peers from address ",
-               group->address, ": ", first_line(text),
+               group->place.address, ": ", first_line(text),
                " (GLOO_SOCKET_IFNAME chooses another network interface)");
+  }
+  return std::make_unique<GlooCommunicator>(std::move(group));
+}
+
+std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
+                                              const std::string& prefix) {
+  auto group = std::make_unique<Group>();
+  group->place = place;
+  group->identity = std::move(identity);
+  group->prefix = prefix;
+  try {
+    group->connect();
+  } catch (const std::exception& error) {
+    group->fail("connecting", error.what());
   }
   return std::make_unique<GlooCommunicator>(std::move(group));
 }

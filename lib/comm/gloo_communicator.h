@@ -3,6 +3,8 @@
 #include <memory>
 
 #include "comm/communicator.h"
+#include "comm/gloo_place.h"
+#include "comm/group_identity.h"
 #include "comm/launch_environment.h"
 #include "comm/options.h"
 #include "comm/run_store.h"
@@ -21,5 +23,9 @@ std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& en
 /// The same where the processes have joined the store already.
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options, RunStore store);
+
+/// Of some of the run's ranks, and collective over them; `prefix` in the store is theirs alone.
+std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
+                                              const std::string& prefix);
 
 }  // namespace fsdp::comm

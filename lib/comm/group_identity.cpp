@@ -2,16 +2,21 @@
 
 #include <numeric>
 
-#include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
 
-std::string GroupIdentity::joined_ranks(const char* separator) const {
+namespace {
+
+std::string joined(const std::vector<int>& ranks, const char* separator) {
   std::vector<std::string> texts;
-  for (int member : ranks) texts.push_back(std::to_string(member));
+  for (int rank : ranks) texts.push_back(std::to_string(rank));
   return util::join(texts, separator);
 }
+
+}  // namespace
+
+std::string GroupIdentity::joined_ranks(const char* separator) const { return joined(ranks, separator); }
 
 std::string GroupIdentity::shown() const {
   if (name.empty()) return "";
@@ -43,12 +48,21 @@ std::string described(const char* op, const CallSite& site) {
 }
 
 void fail_group(const GroupIdentity& group, const std::string& what, const GroupFailure& failure) {
-  util::fail(failure.timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost, what,
-             " failed on rank ", group.global_rank(), " of ", group.run_size, group.shown(), ": ",
-             failure.timeout
-                 ? util::concat("no result within ", failure.timeout_seconds, " s (comm.timeout_seconds)")
-                 : std::string("a process of the run is gone"),
-             failure.silent.empty() ? "" : "; ", failure.silent, " (", failure.cause, ")");
+  std::string text = util::concat(what, " failed on rank ", group.global_rank(), " of ", group.run_size,
+                                  group.shown(), ": ");
+  text += failure.timeout
+              ? util::concat("no result within ", failure.timeout_seconds, " s (comm.timeout_seconds)")
+              : std::string("a process of the run is gone");
+  if (!failure.silent.empty()) {
+    text += util::concat("; ", failure.silent);
+  } else if (!failure.silent_ranks.empty()) {
+    text += util::concat("; no answer from rank ", joined(failure.silent_ranks, ", "));
+  }
+  throw GroupError(util::concat(text, " (", failure.cause, ")"), failure);
 }
+
+GroupError::GroupError(const std::string& message, GroupFailure failure)
+    : Error(failure.timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost, message),
+      failure_(std::move(failure)) {}
 
 }  // namespace fsdp::comm

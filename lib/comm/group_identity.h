@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "comm/launch_environment.h"
+#include "util/error.h"
 
 namespace fsdp::comm {
 
@@ -33,13 +34,24 @@ GroupIdentity run_identity(const LaunchEnvironment& environment);
 std::string described(const char* op, const CallSite& site);
 
 struct GroupFailure {
-  bool timeout = false;        ///< nobody is known to be gone, but the time is up
-  double timeout_seconds = 0;  ///< comm.timeout_seconds
-  std::string silent;          ///< "no answer from rank 2", or empty
-  std::string cause;           ///< what was seen
+  bool timeout = false;             ///< nobody is known to be gone, but the time is up
+  double timeout_seconds = 0;       ///< comm.timeout_seconds
+  std::vector<int> silent_ranks{};  ///< ranks of the run that did not answer, as far as known
+  std::string silent{};             ///< in their stead, "no answer from rank 0, which hosts the store"
+  std::string cause{};              ///< what was seen
 };
 
-/// Throws the Error (kTimeout or kPeerLost) that tells this failure of `what`.
+/// A failure of a group, kTimeout or kPeerLost.
+class GroupError : public util::Error {
+ public:
+  GroupError(const std::string& message, GroupFailure failure);
+  const GroupFailure& failure() const { return failure_; }
+
+ private:
+  GroupFailure failure_;
+};
+
+/// Throws the GroupError that tells this failure of `what`.
 [[noreturn]] void fail_group(const GroupIdentity& group, const std::string& what,
                              const GroupFailure& failure);
 

@@ -37,6 +37,7 @@ struct Offer {
     out << obstacle << '\n'
         << identity.boot_id << '\n'
         << identity.pid_namespace << '\n'
+        << identity.network_namespace << '\n'
         << pid << ' ' << fd << ' ' << bytes << ' ' << sign;
     return out.str();
   }
@@ -47,6 +48,7 @@ struct Offer {
     std::getline(in, offer.obstacle);
     std::getline(in, offer.identity.boot_id);
     std::getline(in, offer.identity.pid_namespace);
+    std::getline(in, offer.identity.network_namespace);
     in >> offer.pid >> offer.fd >> offer.bytes >> offer.sign;
     return offer;
   }
@@ -61,17 +63,44 @@ int64_t default_segment_bytes(int ranks) {
 
 std::string first_obstacle(const std::vector<Offer>& offers) {
   for (size_t rank = 0; rank < offers.size(); ++rank) {
-    const Offer& offer = offers[rank];
-    if (!offer.obstacle.empty()) return util::concat("on rank ", rank, " ", offer.obstacle);
-    if (offer.identity.boot_id != offers[0].identity.boot_id) {
-      return util::concat("ranks 0 and ", rank, " are on different hosts");
-    }
-    if (offer.identity.pid_namespace != offers[0].identity.pid_namespace) {
-      return util::concat("ranks 0 and ", rank,
-                          " are in different containers and cannot see each other's processes");
-    }
+    if (!offers[rank].obstacle.empty()) return util::concat("on rank ", rank, " ", offers[rank].obstacle);
   }
   return "";
+}
+
+std::vector<int> hosts_of(const std::vector<Offer>& offers) {
+  std::vector<HostIdentity> known;
+  std::vector<int> hosts;
+  for (const Offer& offer : offers) {
+    const auto found = std::find(known.begin(), known.end(), offer.identity);
+    hosts.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(offer.identity);
+  }
+  return hosts;
+}
+
+/// What the first rank that is not on rank 0's host has of its own.
+std::string difference(const std::vector<Offer>& offers) {
+  const HostIdentity& first = offers[0].identity;
+  for (size_t rank = 1; rank < offers.size(); ++rank) {
+    const HostIdentity& other = offers[rank].identity;
+    if (other == first) continue;
+    const char* apart = "in containers with networks of their own";
+    if (other.boot_id != first.boot_id) {
+      apart = "on different hosts";
+    } else if (other.pid_namespace != first.pid_namespace) {
+      apart = "in different containers and cannot see each other's processes";
+    }
+    return util::concat("ranks 0 and ", rank, " are ", apart);
+  }
+  return "";
+}
+
+/// What a link in /proc/self/ns says.
+std::string namespace_of(const char* path) {
+  char text[64];
+  const ssize_t length = ::readlink(path, text, sizeof(text));
+  return length > 0 ? std::string(text, static_cast<size_t>(length)) : std::string();
 }
 
 }  // namespace
@@ -79,9 +108,8 @@ std::string first_obstacle(const std::vector<Offer>& offers) {
 HostIdentity HostIdentity::read() {
   HostIdentity identity;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> identity.boot_id;
-  char text[64];
-  const ssize_t length = ::readlink("/proc/self/ns/pid", text, sizeof(text));
-  if (length > 0) identity.pid_namespace.assign(text, static_cast<size_t>(length));
+  identity.pid_namespace = namespace_of("/proc/self/ns/pid");
+  identity.network_namespace = namespace_of("/proc/self/ns/net");
   return identity;
 }
 
@@ -105,8 +133,8 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
   }
   std::shared_ptr<SharedSegment> segment;
   try {
-    const int64_t bytes =
-        options.segment_bytes > 0 ? options.segment_bytes : default_segment_bytes(environment.world_size);
+    const int64_t bytes = options.segment_bytes > 0 ? options.segment_bytes
+                                                    : default_segment_bytes(environment.local_world_size);
     static_assert(sizeof(Board) <= SharedSegment::kPage);
     segment = SharedSegment::create(bytes);
     own.fd = segment->fd();
@@ -120,11 +148,19 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
     offers.push_back(Offer::parse(text));
   }
   std::string obstacle = first_obstacle(offers);
-  if (!obstacle.empty()) return {nullptr, obstacle};
+  const std::string apart = difference(offers);
+  if (!obstacle.empty()) return {nullptr, obstacle, apart};
+  ranks->hosts_ = hosts_of(offers);
 
   try {
     for (int rank = 0; rank < environment.world_size; ++rank) {
       const Offer& offer = offers[static_cast<size_t>(rank)];
+      if (ranks->hosts_[static_cast<size_t>(rank)] != ranks->hosts_[static_cast<size_t>(environment.rank)]) {
+        ranks->pids_.push_back(0);
+        ranks->pid_fds_.push_back(-1);
+        ranks->segments_.emplace_back();
+        continue;
+      }
       ranks->pids_.push_back(offer.pid);
       // The process's end is watched before its memory is opened, so the number cannot be another's by then.
       const int pid_fd =
@@ -145,10 +181,10 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (!outcomes[rank].empty()) {
       ranks->segments_.resize(outcomes.size(), segment);
-      return {nullptr, util::concat("on rank ", rank, " ", outcomes[rank])};
+      return {nullptr, util::concat("on rank ", rank, " ", outcomes[rank]), apart};
     }
   }
-  return {ranks, ""};
+  return {ranks, "", apart};
 }
 
 HostRanks::~HostRanks() {
@@ -161,6 +197,10 @@ HostRanks::~HostRanks() {
   mine.closed.store(1);
   mine.changes.fetch_add(1);
   futex_wake_all(mine.changes);
+}
+
+int HostRanks::host_size() const {
+  return static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<size_t>(rank_)]));
 }
 
 HostRanks::Board& HostRanks::board(int rank) const { return *reinterpret_cast<Board*>(of(rank).data()); }

@@ -1,6 +1,7 @@
 #pragma once
 
 // HostRanks: what the ranks of one host know of each other: the shared memory of all, and who still runs.
+// Ranks are numbered as the whole run numbers them.
 
 #include <sys/types.h>
 
@@ -11,17 +12,21 @@
 #include <string>
 #include <vector>
 
+#include "comm/launch_environment.h"
 #include "comm/run_store.h"
 #include "comm/shared_segment.h"
 
 namespace fsdp::comm {
 
-/// What tells hosts apart, and containers on one host that cannot see each other's processes.
+/// What tells hosts apart, and on one host containers that cannot see each other's processes or that have
+/// addresses of their own: each of them counts as a host.
 struct HostIdentity {
-  std::string boot_id;        ///< /proc/sys/kernel/random/boot_id
-  std::string pid_namespace;  ///< /proc/self/ns/pid
+  std::string boot_id;            ///< /proc/sys/kernel/random/boot_id
+  std::string pid_namespace;      ///< /proc/self/ns/pid
+  std::string network_namespace;  ///< /proc/self/ns/net
 
   static HostIdentity read();
+  bool operator==(const HostIdentity&) const = default;
 };
 
 class HostRanks {
@@ -32,18 +37,22 @@ class HostRanks {
   };
 
   struct Meeting {
-    std::shared_ptr<HostRanks> ranks;  ///< null where they cannot share memory
+    std::shared_ptr<HostRanks> ranks;  ///< null where those of some host cannot share memory
     std::string obstacle;              ///< why not; the same text on all ranks
+    std::string apart;                 ///< "ranks 0 and 2 are on different hosts"; empty: all are on one
   };
 
-  /// Collective over the run: all ranks map each other's memory, or none does.
+  /// Collective over the run: on every host all ranks map each other's memory, or on none.
   static Meeting meet(const LaunchEnvironment& environment, RunStore& store, const Options& options);
 
   ~HostRanks();
 
   int rank() const { return rank_; }
-  int run_size() const { return static_cast<int>(segments_.size()); }
+  /// The host of every rank of the run; hosts are numbered in the order of their first ranks.
+  const std::vector<int>& hosts() const { return hosts_; }
+  int host_size() const;
   const std::shared_ptr<SharedSegment>& own() const { return segments_[static_cast<size_t>(rank_)]; }
+  /// Of a rank of this host, as all that follow.
   SharedSegment& of(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
 
   /// Whether the rank can still answer: its process has not ended, and it has not destroyed its HostRanks.
@@ -70,9 +79,10 @@ class HostRanks {
   Board& board(int rank) const;
 
   int rank_ = 0;
-  std::vector<std::shared_ptr<SharedSegment>> segments_;
+  std::vector<int> hosts_;
+  std::vector<std::shared_ptr<SharedSegment>> segments_;  ///< null: of a rank of another host
   std::vector<pid_t> pids_;
-  std::vector<int> pid_fds_;  ///< -1: this process
+  std::vector<int> pid_fds_;  ///< -1: this process, or another host
   mutable std::mutex mutex_;
   std::vector<Retired> retired_;
 };

@@ -4,6 +4,7 @@
 
 #include "comm/activity.h"
 #include "comm/communicator.h"
+#include "comm/host_ranks.h"
 #include "comm/launch_environment.h"
 #include "comm/options.h"
 
@@ -11,12 +12,14 @@ namespace fsdp::comm {
 
 /// The communicator of all processes of the run; its collectives run beside the caller. Collective; see
 /// join_run_store() and make_gloo_communicator() for errors and make_queued_communicator() for its end.
-/// `activity`, if any, hears of every collective.
+/// `activity`, if any, hears of every collective. `host` says what this process takes its host for.
 ///
-/// Backend "auto" is shared memory when the launcher has started all processes on one node and they can share
-/// it; else gloo, and rank 0 logs why. Backend "shm" throws Error(kUsage) when they cannot.
+/// Backend "auto" is shared memory when all processes are on one host, hierarchical when they are on several
+/// hosts with several on each, the same number on all; else gloo, and rank 0 logs why. Backends "shm" and
+/// "hierarchical" throw Error(kUsage) when they cannot be had.
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
-                                                std::shared_ptr<Activity> activity = nullptr);
+                                                std::shared_ptr<Activity> activity = nullptr,
+                                                const HostRanks::Options& host = {});
 
 }  // namespace fsdp::comm

@@ -7,7 +7,8 @@
 namespace fsdp::comm {
 
 struct CommOptions {
-  /// "shm", "gloo" or "auto": shm when all ranks are on one host and can share memory, else gloo.
+  /// "shm", "hierarchical", "gloo" or "auto": shm when all ranks are on one host and can share memory,
+  /// hierarchical when they are on several hosts with several each, the same number on all, else gloo.
   std::string backend = "auto";
   double timeout_seconds = 60;  ///< of a collective, and of the rendezvous
 

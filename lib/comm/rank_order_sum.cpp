@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "util/error.h"
 
@@ -91,6 +92,7 @@ struct Vectors<BFloat16Bits> {
     const Narrow narrow = __builtin_convertvector(result, Narrow);
     std::memcpy(to, &narrow, sizeof(narrow));
   }
+  FSDP_INLINE static void store(const Wide& from, float* to) { std::memcpy(to, &from, sizeof(Wide)); }
 };
 
 template <ReduceOp op, typename Wide>
@@ -103,8 +105,8 @@ FSDP_INLINE void combine(Wide* sum, const Wide& next) {
 }
 
 /// `kCount` vectors from element `at` on.
-template <typename T, ReduceOp op, int kCount>
-FSDP_INLINE void reduce_vectors(T* out, const T* const* parts, size_t count, int64_t at) {
+template <typename T, ReduceOp op, int kCount, typename Out>
+FSDP_INLINE void reduce_vectors(Out* out, const T* const* parts, size_t count, int64_t at) {
   using V = Vectors<T>;
   typename V::Wide sums[kCount], next;
 #pragma GCC unroll 4
@@ -120,8 +122,8 @@ FSDP_INLINE void reduce_vectors(T* out, const T* const* parts, size_t count, int
   for (int i = 0; i < kCount; ++i) V::store(sums[i], out + at + i * V::kLanes);
 }
 
-template <typename T, ReduceOp op>
-FSDP_INLINE void reduce_all(T* out, const T* const* parts, size_t count, int64_t numel) {
+template <typename T, ReduceOp op, typename Out>
+FSDP_INLINE void reduce_all(Out* out, const T* const* parts, size_t count, int64_t numel) {
   constexpr int64_t kLanes = Vectors<T>::kLanes;
   int64_t done = 0;
   for (; done + 4 * kLanes <= numel; done += 4 * kLanes) {
@@ -142,38 +144,39 @@ FSDP_INLINE void reduce_all(T* out, const T* const* parts, size_t count, int64_t
     Vectors<T>::load(rest, &next);
     combine<op>(&sum, next);
   }
-  Vectors<T>::store(sum, rest);
-  std::memcpy(out + done, rest, bytes);
+  Out results[kLanes];
+  Vectors<T>::store(sum, results);
+  std::memcpy(out + done, results, static_cast<size_t>(numel - done) * sizeof(Out));
 }
 
-template <typename T, ReduceOp op>
+template <typename T, ReduceOp op, typename Out>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")]] void reduce_avx512(
-    T* out, const T* const* parts, size_t count, int64_t numel) {
+    Out* out, const T* const* parts, size_t count, int64_t numel) {
   reduce_all<T, op>(out, parts, count, numel);
 }
 
-template <typename T, ReduceOp op>
-[[gnu::target("avx2")]] void reduce_avx2(T* out, const T* const* parts, size_t count, int64_t numel) {
+template <typename T, ReduceOp op, typename Out>
+[[gnu::target("avx2")]] void reduce_avx2(Out* out, const T* const* parts, size_t count, int64_t numel) {
   reduce_all<T, op>(out, parts, count, numel);
 }
 
-template <typename T, ReduceOp op>
-void reduce_baseline(T* out, const T* const* parts, size_t count, int64_t numel) {
+template <typename T, ReduceOp op, typename Out>
+void reduce_baseline(Out* out, const T* const* parts, size_t count, int64_t numel) {
   reduce_all<T, op>(out, parts, count, numel);
 }
 
-template <typename T, ReduceOp op>
+template <typename T, ReduceOp op, typename Out = T>
 auto chosen_reduce() {
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq")) {
-    return &reduce_avx512<T, op>;
+    return &reduce_avx512<T, op, Out>;
   }
-  return __builtin_cpu_supports("avx2") ? &reduce_avx2<T, op> : &reduce_baseline<T, op>;
+  return __builtin_cpu_supports("avx2") ? &reduce_avx2<T, op, Out> : &reduce_baseline<T, op, Out>;
 }
 
 /// By blocks that are widened to float and stay in the first-level cache.
-template <ReduceOp op>
-void reduce_halves(HalfBits* out, const HalfBits* const* parts, size_t count, int64_t numel) {
+template <ReduceOp op, typename Out>
+void reduce_halves(Out* out, const HalfBits* const* parts, size_t count, int64_t numel) {
   static const auto combine_floats = chosen_reduce<float, op>();
   alignas(64) float sums[kBlock], next[kBlock];
   const float* both[] = {sums, next};
@@ -184,7 +187,11 @@ void reduce_halves(HalfBits* out, const HalfBits* const* parts, size_t count, in
       to_floats(parts[part] + begin, next, length);
       combine_floats(sums, both, 2, length);
     }
-    to_halves(sums, out + begin, length);
+    if constexpr (std::is_same_v<Out, float>) {
+      std::memcpy(out + begin, sums, static_cast<size_t>(length) * sizeof(float));
+    } else {
+      to_halves(sums, out + begin, length);
+    }
   }
 }
 
@@ -211,6 +218,16 @@ void sum_in_rank_order(const at::Tensor& out, const std::vector<at::Tensor>& par
   reduce_in_rank_order(out.data_ptr(), pointers, out.numel(), out.scalar_type(), ReduceOp::kSum);
 }
 
+void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t numel, at::ScalarType dtype) {
+  FSDP_CHECK(sums_in_float(dtype), "sums of ", c10::toString(dtype), " are not taken in float");
+  if (dtype == at::kHalf) {
+    const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
+    return reduce_halves<ReduceOp::kSum>(out, halves, parts.size(), numel);
+  }
+  static const auto sum = chosen_reduce<BFloat16Bits, ReduceOp::kSum, float>();
+  sum(out, reinterpret_cast<const BFloat16Bits* const*>(parts.data()), parts.size(), numel);
+}
+
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op) {
   switch (dtype) {
@@ -221,8 +238,9 @@ void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int6
     case at::kHalf: {
       const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
       const bool sum = op == ReduceOp::kSum;
-      return (sum ? &reduce_halves<ReduceOp::kSum>
-                  : &reduce_halves<ReduceOp::kMax>)(static_cast<HalfBits*>(out), halves, parts.size(), numel);
+      return (sum ? &reduce_halves<ReduceOp::kSum, HalfBits>
+                  : &reduce_halves<ReduceOp::kMax, HalfBits>)(static_cast<HalfBits*>(out), halves,
+                                                              parts.size(), numel);
     }
     case at::kDouble:
       return reduce<double>(out, parts, numel, op);

@@ -24,4 +24,8 @@ void sum_in_rank_order(const at::Tensor& out, const std::vector<at::Tensor>& par
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op);
 
+/// out [numel] = the sum of bfloat16 or float16 parts in that order, left in float32. For sums that are taken
+/// in two stages and rounded after the second.
+void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t numel, at::ScalarType dtype);
+
 }  // namespace fsdp::comm

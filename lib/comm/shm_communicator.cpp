@@ -56,7 +56,7 @@ struct Call {
 /// and for small tensors, the data goes through the ranks' stages, a piece a meeting.
 class ShmCommunicator final : public Communicator {
  public:
-  ShmCommunicator(std::unique_ptr<ShmGroup> group, std::string key)
+  ShmCommunicator(std::shared_ptr<ShmGroup> group, std::string key)
       : group_(std::move(group)), key_(std::move(key)) {}
 
   int rank() const override { return group_->identity().rank; }
@@ -98,11 +98,12 @@ class ShmCommunicator final : public Communicator {
 
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const CallSite& site) override {
+    const bool unrounded = output.scalar_type() == at::kFloat && sums_in_float(input.scalar_type());
     FSDP_CHECK(input.numel() == output.numel() * world_size() &&
-               output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
+               (output.scalar_type() == input.scalar_type() || unrounded) && output.is_contiguous() &&
                input.is_contiguous());
     // The others read all of the input but this rank's part, which may be the output.
-    const int64_t bytes = static_cast<int64_t>(output.nbytes());
+    const int64_t bytes = output.numel() * input.element_size();
     const std::byte* from = bytes_of(input);
     if (output.is_alias_of(input) && bytes_of(output) != from + rank() * bytes) {
       at::Tensor apart = at::empty(output.sizes(), output.options());
@@ -114,8 +115,8 @@ class ShmCommunicator final : public Communicator {
     const int64_t all_bytes = static_cast<int64_t>(input.nbytes());
     const int64_t own = rank() * bytes;
     if (all_bytes > kSmallBytes && meet_directly(call, shared(from, all_bytes))) {
-      reduce(output, 0, bytes, parts(from + own, [&](int peer) { return shown_by(peer) + own; }),
-             ReduceOp::kSum);
+      sum(output, input.scalar_type(), 0, bytes,
+          parts(from + own, [&](int peer) { return shown_by(peer) + own; }));
       meet(call);
       return done_work();
     }
@@ -126,8 +127,8 @@ class ShmCommunicator final : public Communicator {
       }
       meet_on_stage(call);
       const int64_t at = rank() * length;
-      reduce(output, begin, length, parts(from + own + begin, [&](int peer) { return shown_by(peer) + at; }),
-             ReduceOp::kSum);
+      sum(output, input.scalar_type(), begin, length,
+          parts(from + own + begin, [&](int peer) { return shown_by(peer) + at; }));
     });
     return done_work();
   }
@@ -180,19 +181,8 @@ class ShmCommunicator final : public Communicator {
 
   void barrier(const CallSite& site) override { meet(Call(kBarrier, "barrier", {}, site)); }
 
-  /// In shared memory; in ordinary memory when the system has none of that left.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    const auto options = at::TensorOptions().dtype(dtype);
-    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    std::unique_ptr<SharedSegment::Block> block;
-    if (bytes > 0) block = SharedSegment::take(group_->host()->own(), bytes);
-    if (!block) return at::empty({numel}, options);
-    void* data = block->data();
-    c10::DataPtr memory(data, block.release(), &free_block, at::kCPU);
-    // With an allocator, so that who frees this storage can give it memory again (util/storage.h).
-    c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory),
-                         c10::GetCPUAllocator(), false);
-    return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+    return allocate_shared(*group_->host(), numel, dtype);
   }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
@@ -254,6 +244,14 @@ class ShmCommunicator final : public Communicator {
                          output.scalar_type(), op);
   }
 
+  /// The same for sums of parts of type `dtype`, whose bytes are meant; `output` is of it or unrounded.
+  static void sum(const at::Tensor& output, at::ScalarType dtype, int64_t begin, int64_t length,
+                  const std::vector<const void*>& parts) {
+    if (output.scalar_type() == dtype) return reduce(output, begin, length, parts, ReduceOp::kSum);
+    const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+    sum_unrounded(output.data_ptr<float>() + begin / element_bytes, parts, length / element_bytes, dtype);
+  }
+
   /// Calls `step(begin, length)` for pieces of `bytes`, of which `copies` fit into half a stage.
   template <typename Step>
   static void in_pieces(int64_t bytes, int64_t copies, const Step& step) {
@@ -297,20 +295,39 @@ class ShmCommunicator final : public Communicator {
     }
   }
 
-  std::unique_ptr<ShmGroup> group_;
+  std::shared_ptr<ShmGroup> group_;
   std::string key_;  ///< this group's alone in the run
   std::map<std::string, int> groups_made_;
 };
 
 }  // namespace
 
+at::Tensor allocate_shared(const HostRanks& host, int64_t numel, at::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  std::unique_ptr<SharedSegment::Block> block;
+  if (bytes > 0) block = SharedSegment::take(host.own(), bytes);
+  if (!block) return at::empty({numel}, options);
+  void* data = block->data();
+  c10::DataPtr memory(data, block.release(), &free_block, at::kCPU);
+  // With an allocator, so that who frees this storage can give it memory again (util/storage.h).
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory),
+                       c10::GetCPUAllocator(), false);
+  return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+}
+
+std::unique_ptr<Communicator> make_shm_communicator(std::shared_ptr<ShmGroup> group, std::string key) {
+  return std::make_unique<ShmCommunicator>(std::move(group), std::move(key));
+}
+
 ShmAttempt try_shm_communicator(const LaunchEnvironment& environment, const CommOptions& options,
                                 RunStore& store, const HostRanks::Options& host) {
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
+  if (!meeting.apart.empty()) return {nullptr, meeting.apart};
   if (!meeting.ranks) return {nullptr, meeting.obstacle};
   auto group = ShmGroup::connect(std::move(meeting.ranks), run_identity(environment), options.timeout_seconds,
                                  util::hash_of(0, "run"));
-  return {std::make_unique<ShmCommunicator>(std::move(group), "run"), ""};
+  return {make_shm_communicator(std::move(group), "run"), ""};
 }
 
 }  // namespace fsdp::comm

@@ -8,6 +8,7 @@
 #include "comm/launch_environment.h"
 #include "comm/options.h"
 #include "comm/run_store.h"
+#include "comm/shm_group.h"
 
 namespace fsdp::comm {
 
@@ -25,5 +26,12 @@ struct ShmAttempt {
 /// by way of a buffer. A rank whose process has ended is noticed within a second.
 ShmAttempt try_shm_communicator(const LaunchEnvironment& environment, const CommOptions& options,
                                 RunStore& store, const HostRanks::Options& host = {});
+
+/// The same over a group of ranks of one host; `key` is the group's alone in the run. Here a sum of bfloat16
+/// or float16 may be left unrounded: reduce_scatter() takes a float32 output for such an input.
+std::unique_ptr<Communicator> make_shm_communicator(std::shared_ptr<ShmGroup> group, std::string key);
+
+/// Memory for collectives of the ranks of this host; ordinary memory when the system has no more to share.
+at::Tensor allocate_shared(const HostRanks& host, int64_t numel, at::ScalarType dtype);
 
 }  // namespace fsdp::comm

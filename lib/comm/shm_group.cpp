@@ -29,12 +29,6 @@ int usable_cores() {
   return CPU_COUNT(&set);
 }
 
-std::string numbers(const std::vector<int>& ranks) {
-  std::vector<std::string> texts;
-  for (int rank : ranks) texts.push_back(std::to_string(rank));
-  return util::join(texts, ", ");
-}
-
 }  // namespace
 
 /// One rank's part of the control block. It alone writes it, but for `blamed`.
@@ -58,7 +52,7 @@ ShmGroup::ShmGroup(std::shared_ptr<HostRanks> host, GroupIdentity identity, doub
                    uint64_t key)
     : host_(std::move(host)), identity_(std::move(identity)), timeout_seconds_(timeout_seconds), key_(key) {
   // Where ranks share cores, a spinning one keeps the one that it waits for from running.
-  spins_ = host_->run_size() <= usable_cores() ? kSpins : 0;
+  spins_ = host_->host_size() <= usable_cores() ? kSpins : 0;
 }
 
 std::unique_ptr<ShmGroup> ShmGroup::connect(std::shared_ptr<HostRanks> host, GroupIdentity identity,
@@ -225,11 +219,23 @@ void ShmGroup::give_up(const std::vector<int>& silent, bool timeout, const std::
     const int global = identity_.ranks[static_cast<size_t>(rank)];
     if (std::find(silent.begin(), silent.end(), global) != silent.end()) member(rank).blamed.store(1);
   }
+  tell_failure(timeout);
+  fail(silent, timeout, timeout ? "the time is up" : "it has ended or has given up", what);
+}
+
+void ShmGroup::abandon(bool timeout) {
+  tell_failure(timeout);
+  if (failure_) return;
+  const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
+  failure_ = std::make_exception_ptr(util::Error(kind, "this rank has given up the group"));
+}
+
+/// The first who gives up says why.
+void ShmGroup::tell_failure(bool timeout) {
   uint32_t none = 0;
   const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
   control_->failed.compare_exchange_strong(none, static_cast<uint32_t>(kind));
   futex_wake_all(control_->round);
-  fail(silent, timeout, timeout ? "the time is up" : "it has ended or has given up", what);
 }
 
 /// Another rank of the group has given up.
@@ -247,11 +253,9 @@ void ShmGroup::follow_failure(const std::string& what) {
 
 void ShmGroup::fail(const std::vector<int>& silent, bool timeout, const std::string& cause,
                     const std::string& what) {
-  fail_group(identity_, what,
-             {.timeout = timeout,
-              .timeout_seconds = timeout_seconds_,
-              .silent = silent.empty() ? "" : "no answer from rank " + numbers(silent),
-              .cause = cause});
+  fail_group(
+      identity_, what,
+      {.timeout = timeout, .timeout_seconds = timeout_seconds_, .silent_ranks = silent, .cause = cause});
 }
 
 }  // namespace fsdp::comm

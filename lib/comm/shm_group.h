@@ -54,6 +54,9 @@ class ShmGroup {
   /// Waits for all ranks. `what` names the collective in errors (described()). After a failure every later
   /// call throws the same error.
   void meet(const Record& record, const std::string& what);
+  /// This rank comes to no more meetings, for want of something else that it needs: those who wait for it
+  /// here fail at once.
+  void abandon(bool timeout);
   /// A rank's record of the last meeting; valid until the next.
   const Record& record(int rank) const;
   /// A rank's segment at `offset`, as this process has it.
@@ -74,6 +77,7 @@ class ShmGroup {
   void arrive(const std::string& what);
   void wait_for_round(uint32_t round, const std::string& what);
   std::vector<int> missing(uint32_t round, bool only_lost) const;
+  void tell_failure(bool timeout);
   [[noreturn]] void give_up(const std::vector<int>& silent, bool timeout, const std::string& what);
   [[noreturn]] void follow_failure(const std::string& what);
   [[noreturn]] void fail(const std::vector<int>& silent, bool timeout, const std::string& cause,

@@ -222,9 +222,13 @@ std::vector<Key> make_keys() {
        {}},
 
       {KEY(comm, backend),
-       "how processes talk: shm, through memory that those of one host share; gloo, over TCP; auto: shm "
-       "where it can be",
-       Constraint{.choices = {"auto", "shm", "gloo"}, .because = "this version has no other backend"},
+       "how processes talk: shm, through memory that those of one host share; gloo, over TCP; hierarchical, "
+       "shm "
+       "inside each host and gloo between hosts; auto: shm on one host, hierarchical on several with the "
+       "same "
+       "number of processes, 2 or more, else gloo",
+       Constraint{.choices = {"auto", "shm", "gloo", "hierarchical"},
+                  .because = "this version has no other backend"},
        {}},
       {KEY(comm, timeout_seconds),
        "patience of a collective and of the rendezvous",

@@ -75,7 +75,8 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
 }
 
 /// Through shared memory a rank reads its part of each other rank's gradients and that one's part of the
-/// parameters where they lie: pages of theirs, which count as resident here too.
+/// parameters where they lie: pages of theirs, which count as resident here too. Where ranks are on several
+/// hosts it is less, because it reads only of those on its own.
 int64_t read_of_others(const config::Config& config, const std::vector<UnitSizes>& units, int64_t arena) {
   if (config.comm.backend == "gloo" || units.empty()) return 0;
   const int64_t ranks = units.front().groups.shards;

@@ -1,5 +1,5 @@
-// Every communicator keeps the same promises: the same tests over threads, shared memory, gloo and a
-// world of one.
+// Every communicator keeps the same promises: the same tests over threads, shared memory, gloo, several hosts
+// and a world of one.
 
 #include "comm/communicator.h"
 
@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <thread>
 
 #include "comm/gloo_communicator.h"
@@ -33,11 +34,20 @@ at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
   return (at::sin(index * 12.9898) * (rank % 2 == 0 ? 100.0 : 1.0)).to(dtype);
 }
 
-/// The sum over ranks of numbers_of(), added in rank order in float32 and rounded once.
-at::Tensor sum_of_numbers(int world, int64_t numel, at::ScalarType dtype) {
-  at::Tensor sum = numbers_of(0, numel, dtype).to(at::kFloat);
-  for (int rank = 1; rank < world; ++rank) sum = sum + numbers_of(rank, numel, dtype).to(at::kFloat);
-  return sum.to(dtype);
+/// The sum over ranks of numbers_of(), added in float32 and rounded once: in rank order, where there are
+/// several hosts in that on each host, and then by host.
+at::Tensor sum_of_numbers(const Setting& setting, int64_t numel, at::ScalarType dtype) {
+  std::vector<int> hosts = testing::hosts_in(setting.backend, setting.world_size);
+  hosts.resize(static_cast<size_t>(setting.world_size));
+  std::map<int, at::Tensor> sums;
+  for (int rank = 0; rank < setting.world_size; ++rank) {
+    at::Tensor& sum = sums[hosts[static_cast<size_t>(rank)]];
+    at::Tensor numbers = numbers_of(rank, numel, dtype).to(at::kFloat);
+    sum = sum.defined() ? sum + numbers : numbers;
+  }
+  at::Tensor all = sums[0];
+  for (size_t host = 1; host < sums.size(); ++host) all = all + sums[static_cast<int>(host)];
+  return all.to(dtype);
 }
 
 class Collectives : public ::testing::TestWithParam<Setting> {
@@ -89,7 +99,7 @@ TEST_P(Collectives, ReduceScatterAddsInRankOrderAndRoundsOnce) {
     for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       at::Tensor input = numbers_of(communicator.rank(), world * kPart, dtype);
       at::Tensor expected =
-          sum_of_numbers(world, world * kPart, dtype).narrow(0, communicator.rank() * kPart, kPart);
+          sum_of_numbers(GetParam(), world * kPart, dtype).narrow(0, communicator.rank() * kPart, kPart);
       at::Tensor output = at::empty({kPart}, dtype);
       communicator.reduce_scatter(output, input, {.unit = "test"})->wait();
       EXPECT_TRUE(at::equal(output, expected)) << c10::toString(dtype);
@@ -208,9 +218,12 @@ INSTANTIATE_TEST_SUITE_P(All, Collectives,
                          ::testing::Values(Setting{"single", 1}, Setting{"threads", 1}, Setting{"threads", 2},
                                            Setting{"threads", 5}, Setting{"gloo", 2}, Setting{"gloo", 3},
                                            Setting{"direct_gloo", 2}, Setting{"shm", 2}, Setting{"shm", 3},
-                                           Setting{"shm", 5}, Setting{"direct_shm", 2}),
+                                           Setting{"shm", 5}, Setting{"direct_shm", 2},
+                                           Setting{"hierarchical2", 4}, Setting{"hierarchical3", 6},
+                                           Setting{"hierarchical2", 6}, Setting{"scattered2", 4},
+                                           Setting{"scattered3", 6}, Setting{"direct_hierarchical2", 4}),
                          [](const auto& info) {
-                           return info.param.backend + std::to_string(info.param.world_size);
+                           return info.param.backend + "_" + std::to_string(info.param.world_size);
                          });
 
 TEST(ThreadCommunicator, ARankThatThrowsEndsTheOthers) {

@@ -8,20 +8,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <atomic>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <future>
-#include <mutex>
-#include <tuple>
 
-#include "comm/make_communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
-#include "util/log.h"
+#include "support/process_ranks.h"
 
 namespace fsdp::comm {
 namespace {
@@ -279,107 +274,10 @@ TEST(ShmCommunicator, TakesOrdinaryMemoryWhenSharedMemoryIsUsedUp) {
   });
 }
 
-/// Lines that the library logs meanwhile.
-std::string logged(const std::function<void()>& body) {
-  std::string lines;
-  std::mutex mutex;
-  util::set_log_sink([&](util::LogLevel, std::string_view line) {
-    std::lock_guard lock(mutex);
-    lines += std::string(line) + "\n";
-  });
-  body();
-  util::set_log_sink({});
-  return lines;
-}
-
-/// Ranks connected by make_communicator(), as on `nodes` nodes.
-void run_made(const std::string& backend, int nodes, const std::function<void(Communicator&)>& body) {
-  const auto connect = [&](LaunchEnvironment environment, CommOptions options) {
-    environment.local_world_size = environment.world_size / nodes;
-    options.backend = backend;
-    return make_communicator(environment, options);
-  };
-  testing::run_connected_ranks({.world_size = 2, .queued = false}, connect, [&](Group& communicator) {
-    body(*communicator);
-    communicator->barrier({.unit = "end"});
-  });
-}
-
-TEST(MakeCommunicator, TakesSharedMemoryOnOneHostUnlessToldOtherwise) {
-  for (auto [backend, nodes, expected] : {std::tuple{"auto", 1, "shm"}, std::tuple{"shm", 1, "shm"},
-                                          std::tuple{"shm", 2, "shm"}, std::tuple{"gloo", 1, "gloo"}}) {
-    const std::string lines = logged([&, its_backend = backend, its_nodes = nodes, its_expected = expected] {
-      run_made(its_backend, its_nodes,
-               [&](Communicator& communicator) { EXPECT_EQ(communicator.backend_name(), its_expected); });
-    });
-    EXPECT_EQ(lines, "");
-  }
-}
-
-TEST(MakeCommunicator, SaysOnceWhyItTakesGloo) {
-  const std::string lines = logged([] {
-    run_made("auto", 2, [](Communicator& communicator) { EXPECT_EQ(communicator.backend_name(), "gloo"); });
-  });
-  EXPECT_EQ(lines, "processes talk over gloo, not through shared memory: the run has several nodes\n");
-}
-
-/// Processes as ranks; what `body` leaves as exit code of each, 128 + the signal where one ended it.
-std::vector<int> run_processes(int world_size, double timeout_seconds,
-                               const std::function<int(Communicator&)>& body) {
-  const int port = testing::free_port();
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < world_size; ++rank) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      at::set_num_threads(1);  // the threads of a team do not come along
-      int code = 99;
-      try {
-        LaunchEnvironment environment{rank, world_size, rank, world_size, "127.0.0.1", port};
-        CommOptions options;
-        options.timeout_seconds = timeout_seconds;
-        code = body(*testing::connect_over_shm(environment, options));
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      }
-      std::_Exit(code);
-    }
-    pids.push_back(pid);
-  }
-  std::vector<int> codes;
-  for (pid_t pid : pids) {
-    int status = 0;
-    // A stopped one cannot end by itself.
-    while (::waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status) && pid == pids.back()) {
-      for (size_t i = 0; i + 1 < pids.size(); ++i) {
-        siginfo_t ended{};
-        ::waitid(P_PID, static_cast<id_t>(pids[i]), &ended, WEXITED | WNOWAIT);
-      }
-      ::kill(pid, SIGKILL);
-    }
-    codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-  }
-  return codes;
-}
-
-/// All-reduces until it fails; the last rank sends itself `signal` after some. The kind of the error, when it
-/// names that rank and came in time.
 std::vector<int> codes_after(int signal, double timeout_seconds, double most_seconds) {
-  return run_processes(3, timeout_seconds, [=](Communicator& communicator) {
-    at::Tensor value = communicator.allocate(50'000, at::kFloat).fill_(0);
-    for (int round = 0;; ++round) {
-      if (round == 20 && communicator.rank() == 2) ::raise(signal);
-      const auto begin = std::chrono::steady_clock::now();
-      try {
-        communicator.all_reduce(value, ReduceOp::kSum, {.unit = "test"})->wait();
-      } catch (const Error& error) {
-        const bool names = std::string(error.what()).find("no answer from rank 2") != std::string::npos;
-        const bool in_time =
-            std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(most_seconds);
-        if (!names || !in_time) std::fprintf(stderr, "%s\n", error.what());
-        return names && in_time ? error.exit_code() : 98;
-      }
-    }
-  });
+  return testing::codes_of_processes(
+      testing::connect_over_shm,
+      {.world_size = 3, .timeout_seconds = timeout_seconds, .signal = signal, .most_seconds = most_seconds});
 }
 
 TEST(ShmProcesses, NoticeAKilledOneSoon) {

@@ -144,7 +144,7 @@ TEST_P(QueuedSubgroups, StayUsableWhenAnotherGroupHasFailed) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QueuedSubgroups, ::testing::Values("threads", "gloo", "shm"),
+INSTANTIATE_TEST_SUITE_P(All, QueuedSubgroups, ::testing::Values("threads", "gloo", "shm", "hierarchical2"),
                          [](const auto& info) { return info.param; });
 
 class ConnectedSubgroups : public ::testing::TestWithParam<std::string> {};

@@ -69,8 +69,10 @@ class MultiNodeTraining : public ::testing::Test {
     return losses_in(folder_ / "single");
   }
 
-  std::map<int64_t, double> losses_of_hosts(NetworkHosts& hosts, int count) const {
-    const std::string name = std::to_string(count) + "hosts";
+  /// Two processes on each host, which find out by themselves that they are on several, or use gloo alone.
+  std::map<int64_t, double> losses_of_hosts(NetworkHosts& hosts, int count,
+                                            const std::string& backend = "auto") const {
+    const std::string name = std::to_string(count) + "hosts-" + backend;
     std::vector<std::unique_ptr<RunningProgram>> nodes;
     for (int host = count - 1; host >= 0; --host) {
       std::vector<std::string> command{program("fsdp-launch"),   "--nnodes",  std::to_string(count),
@@ -78,11 +80,15 @@ class MultiNodeTraining : public ::testing::Test {
                                        NetworkHosts::address(0), "--rdzv-id", "run7",
                                        "--nproc-per-node",       "2",         "--"};
       for (const std::string& argument : training(name, 2 * count, 20)) command.push_back(argument);
+      command.push_back("comm.backend=" + backend);
       nodes.push_back(std::make_unique<RunningProgram>(hosts.on(host, command), kOptions));
     }
     for (auto& node : nodes) {
       const ProgramResult result = node->wait();
       EXPECT_EQ(result.exit_code, 0) << result.err;
+      if (node != nodes.back()) continue;
+      EXPECT_THAT(result.out + result.err, HasSubstr(std::to_string(2 * count) + " over " +
+                                                     (backend == "auto" ? "hierarchical" : backend)));
     }
     return losses_in(folder_ / name);
   }
@@ -98,6 +104,7 @@ TEST_F(MultiNodeTraining, HasTheLossesOfASingleNode) {
   for (int count : {2, 3}) {
     NetworkHosts hosts(count);
     expect_same(losses_of_hosts(hosts, count), expected);
+    expect_same(losses_of_hosts(hosts, count, "gloo"), expected);
   }
 }
 
@@ -106,6 +113,38 @@ TEST_F(MultiNodeTraining, HasThemOverASlowLinkToo) {
   NetworkHosts hosts(2);
   hosts.delay(std::chrono::milliseconds(2));
   expect_same(losses_of_hosts(hosts, 2), losses_of_one_node(20));
+}
+
+TEST_F(MultiNodeTraining, EndsOnAllHostsWhenARankIsKilled) {
+  if (const std::string why = NetworkHosts::missing(); !why.empty()) GTEST_SKIP() << why;
+  NetworkHosts hosts(2);
+  RunOptions options = kOptions;
+  options.env["FSDP_INJECT_FAULT"] = "rank=3,step=3,at=collective,do=kill";
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (int host : {0, 1}) {
+    // Without a launcher nobody but the processes themselves tells the others of the lost one.
+    for (int rank : {2 * host, 2 * host + 1}) {
+      std::vector<std::string> command{"env",
+                                       "RANK=" + std::to_string(rank),
+                                       "WORLD_SIZE=4",
+                                       "LOCAL_RANK=" + std::to_string(rank % 2),
+                                       "LOCAL_WORLD_SIZE=2",
+                                       "MASTER_ADDR=" + NetworkHosts::address(0),
+                                       "MASTER_PORT=29500"};
+      for (const std::string& argument : training("killed", 4, 20)) command.push_back(argument);
+      nodes.push_back(std::make_unique<RunningProgram>(hosts.on(host, command), options));
+    }
+  }
+  for (auto& node : nodes) {
+    const ProgramResult result = node->wait();
+    EXPECT_LT(result.seconds, 40) << "less than comm.timeout_seconds";
+    if (node == nodes.back()) {
+      EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+    } else {
+      EXPECT_EQ(result.exit_code, 5) << result.err;
+      EXPECT_THAT(result.err, HasSubstr("no answer from rank 3"));
+    }
+  }
 }
 
 TEST_F(MultiNodeTraining, EndsWithTheLossesOfAnUndisturbedRunAfterCrashes) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // Ranks that are threads of one process and talk as processes do: over real sockets, or through memory that
-// each of them maps for itself.
+// each of them maps for itself, or by both, as if they were on several hosts.
 
 #include <cstdlib>
 #include <exception>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/gloo_communicator.h"
+#include "comm/hierarchical_communicator.h"
 #include "comm/queued_communicator.h"
 #include "comm/shm_communicator.h"
 #include "support/free_port.h"
@@ -79,10 +80,46 @@ inline void run_ranks_over_shm(const ConnectedRanks& ranks,
   run_connected_ranks(ranks, connect_over_shm, body);
 }
 
-/// "gloo", "shm", and with "direct_" before it: not queued.
+/// What a rank takes its host for that is to be alone with those of its number.
+inline comm::HostRanks::Options pretended_host(int number) {
+  comm::HostRanks::Options options;
+  options.identity.boot_id += util::concat("/", number);
+  return options;
+}
+
+/// Of ranks on these hosts; see comm::connect_group().
+inline Connect connect_over_hosts(std::vector<int> hosts) {
+  return [hosts = std::move(hosts)](const comm::LaunchEnvironment& environment,
+                                    const comm::CommOptions& options) {
+    comm::RunStore store = comm::join_run_store(environment, options.timeout());
+    const int host = hosts.at(static_cast<size_t>(environment.rank));
+    auto meeting = comm::HostRanks::meet(environment, store, pretended_host(host));
+    FSDP_CHECK(meeting.ranks != nullptr, meeting.obstacle);
+    return comm::connect_group({meeting.ranks, comm::gloo_place(environment, options, store)},
+                               comm::run_identity(environment), "run");
+  };
+}
+
+/// The host of each rank: "hierarchical3" has three with consecutive ranks, "scattered3" deals the ranks out.
+/// Empty for other backends.
+inline std::vector<int> hosts_in(const std::string& backend, int world_size) {
+  const bool scattered = backend.find("scattered") != std::string::npos;
+  if (!scattered && backend.find("hierarchical") == std::string::npos) return {};
+  const int count = backend.back() - '0';
+  std::vector<int> hosts;
+  for (int rank = 0; rank < world_size; ++rank) {
+    hosts.push_back(scattered ? rank % count : rank * count / world_size);
+  }
+  return hosts;
+}
+
+/// "gloo", "shm", "hierarchical2", "scattered3", and with "direct_" before it: not queued.
 inline void run_ranks_over(const std::string& backend, ConnectedRanks ranks,
                            const std::function<void(std::shared_ptr<comm::Communicator>&)>& body) {
   ranks.queued = backend.find("direct_") == std::string::npos;
+  if (auto hosts = hosts_in(backend, ranks.world_size); !hosts.empty()) {
+    return run_connected_ranks(ranks, connect_over_hosts(std::move(hosts)), body);
+  }
   const bool shm = backend.find("shm") != std::string::npos;
   (shm ? run_ranks_over_shm : run_ranks_over_gloo)(ranks, body);
 }
