@@ -38,9 +38,9 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
 }
 
 struct StepPeak {
-  int64_t arena = 0;   ///< of the pool of buffers
-  int64_t beside = 0;  ///< the most of everything else at once
-  int64_t sum() const { return arena + beside; }
+  util::Arena::Shape arena;  ///< of the pool of buffers
+  int64_t beside = 0;        ///< the most of everything else at once
+  int64_t sum() const { return arena.length + beside; }
 };
 
 StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
@@ -57,7 +57,7 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
     if (options.count_moved) tape.touch(update_temporaries(config, units));
     memory.zero_gradients();
   }
-  return {.arena = memory.arena_bytes(), .beside = tape.peak() - memory.arena_bytes()};
+  return {.arena = memory.arena(), .beside = tape.peak() - memory.arena().length};
 }
 
 /// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
@@ -68,7 +68,7 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
     const StepPeak peak = step_peak(config, units, shape, {.timing = timing, .count_moved = count_moved});
-    most.arena = std::max(most.arena, peak.arena);
+    if (peak.arena.length > most.arena.length) most.arena = peak.arena;
     most.beside = std::max(most.beside, peak.beside);
   }
   return most;
@@ -104,12 +104,16 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   plan.saved_activations = saved_activation_bytes(shape);
   const StepPeak peak = step_peak(config, units, shape, true);
   plan.peak = plan.shards + plan.optimizer + inputs(shape) + peak.sum();
-  plan.resident = util::most_held_bytes(plan.peak) + read_of_others(config, units, peak.arena);
+  plan.resident = util::most_held_bytes(plan.peak) + read_of_others(config, units, peak.arena.length);
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
     plan.device_peak = inputs(shape) + step_peak(config, units, shape, false).sum();
   }
   return plan;
+}
+
+util::Arena::Shape arena_shape(const config::Config& config, const std::vector<UnitSizes>& units) {
+  return step_peak(config, units, activation_shape(config), true).arena;
 }
 
 }  // namespace fsdp::plan

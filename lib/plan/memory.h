@@ -19,6 +19,7 @@
 
 #include "config/config.h"
 #include "shard/unit_sizes.h"
+#include "util/free_ranges.h"
 
 namespace fsdp::plan {
 
@@ -38,6 +39,10 @@ struct MemoryPlan {
 
 /// `units` are those of the config's model.
 MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units);
+
+/// How the arena of the pool of buffers (shard/buffer_pool.h) is from the second step on at the latest,
+/// however fast the network is.
+util::Arena::Shape arena_shape(const config::Config& config, const std::vector<shard::UnitSizes>& units);
 
 /// What fsdp::optim keeps between steps.
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, int64_t shard_bytes);

@@ -34,7 +34,7 @@ class PoolMemory {
   using Place = util::Arena::Place;
   Place take(int64_t bytes, util::Arena::Sort sort);
   void give_back(const Place& place);
-  int64_t arena_bytes() const { return places_.length(); }
+  util::Arena::Shape arena() const { return places_.shape(); }
 
  private:
   MemoryTape& tape_;
@@ -60,7 +60,7 @@ class UnitMemory {
   /// The gradients of shards go.
   void zero_gradients();
   /// What the pool holds from the second step on.
-  int64_t arena_bytes() const { return pool_.arena_bytes(); }
+  util::Arena::Shape arena() const { return pool_.arena(); }
 
  private:
   /// A unit as shard::Unit has it.

@@ -66,6 +66,11 @@ void BufferPool::grow_arena() {
   places_.grow();
 }
 
+void BufferPool::reserve(const util::Arena::Shape& shape) {
+  std::lock_guard lock(mutex_);
+  places_.reserve(shape);
+}
+
 void BufferPool::release(Lease& lease) {
   std::lock_guard lock(mutex_);
   account_.live_of(lease.kind) -= lease.place.bytes;

@@ -4,10 +4,10 @@
 //
 // Units take a buffer when they are gathered and give it back when they are freed; the next unit gets the
 // same memory, whatever its size. Every buffer has a place in one arena (util/free_ranges.h). While the pool
-// does not know how long that must be, in the first step, buffers for which it is too short have memory of
-// their own; when none is in use the next time, it is made long enough. From then on the system is not asked
-// for memory any more. It comes from the communicator, so that it can lie where collectives find it without a
-// copy.
+// does not know how long that must be, in the first step unless it was reserved, buffers for which it is too
+// short have memory of their own; when none is in use the next time, it is made long enough. From then on the
+// system is not asked for memory any more, but where communication falls further behind than ever before. It
+// comes from the communicator, so that it can lie where collectives find it without a copy.
 //
 // Thread-safe: collectives take and give back on the communication stream.
 
@@ -55,6 +55,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   /// A flat tensor in such memory, uninitialised.
   at::Tensor acquire_tensor(int64_t numel, at::ScalarType dtype, BufferKind kind);
+
+  /// Makes the arena so when the first buffer is asked for. A plan knows it (plan::arena_shape()).
+  void reserve(const util::Arena::Shape& shape);
 
   BufferAccount account() const;
   /// Peaks count from here.

@@ -165,9 +165,9 @@ DryRun dry_run(const config::Config& config, int world_size) {
       train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
       result.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    // Prefetching knows the order of units from the second step on, and the pool of buffers has found its
-    // size when it has seen all timings.
+    // Prefetching knows the order of units from the second step on.
     run_step(Timing::kAtOnce);
+    result.first_arena = parts.engine->buffer_pool().held_bytes();
     run_step(Timing::kBesideCompute);
     run_step(Timing::kAsLateAsCanBe);
     run_step(Timing::kAtOnce);
@@ -178,6 +178,7 @@ DryRun dry_run(const config::Config& config, int world_size) {
       result.peak = std::max(result.peak, memory.peak_bytes());
     }
     result.buffers = parts.engine->unsharded_memory().peak;
+    result.arena = parts.engine->buffer_pool().held_bytes();
     result.shards = parts.engine->shard_bytes();
     result.gradients = gradient_bytes(*parts.engine);
     result.optimizer = optimizer_bytes(*parts.optimizer);

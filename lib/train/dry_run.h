@@ -16,7 +16,9 @@ struct DryRun {
   int64_t shards = 0;
   int64_t optimizer = 0;
   int64_t gradients = 0;
-  int64_t buffers = 0;  ///< most gathered parameters and unreduced gradients together
+  int64_t buffers = 0;      ///< most gathered parameters and unreduced gradients together
+  int64_t first_arena = 0;  ///< what the pool of these holds after the first step
+  int64_t arena = 0;        ///< and after the last
   shard::Traffic traffic{};
   int64_t peak = 0;         ///< of tensor memory
   double step_seconds = 0;  ///< of compute and of the engine's bookkeeping; nothing is communicated

@@ -2,6 +2,8 @@
 
 #include "nn/decoder.h"
 #include "nn/recompute.h"
+#include "plan/memory.h"
+#include "shard/engine_sizes.h"
 #include "train/initial_weights.h"
 #include "train/state_slices.h"
 
@@ -28,6 +30,8 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   comm::agree(*communicator, "sharding the model", [&] {
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
                                       {source.get(), at::kCPU});
+    // Else the buffers of the first step would be memory of their own each.
+    parts.engine->buffer_pool().reserve(plan::arena_shape(config, shard::unit_sizes(*parts.engine)));
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
     parts.optimizer =

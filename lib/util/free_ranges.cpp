@@ -80,12 +80,18 @@ void Arena::give_back(const Place& place) {
 }
 
 std::optional<int64_t> Arena::longer() const {
+  if (reserved_is_longer()) return reserved_.length;
   if (ways_[way_].needed <= length_) return std::nullopt;
   return std::min(ways_[0].needed, ways_[1].needed);
 }
 
 void Arena::grow() {
   FSDP_CHECK(live_ == 0, live_, " places are taken");
+  if (reserved_is_longer()) {
+    way_ = reserved_.way;
+    length_ = reserved_.length;
+    return;
+  }
   way_ = ways_[1].needed < ways_[0].needed ? 1 : 0;
   length_ = ways_[way_].needed;
 }

@@ -42,13 +42,24 @@ class Arena {
     int64_t offset = 0;  ///< from the beginning, unless it is outside
   };
 
+  /// How long it is, and which way of placing it follows.
+  struct Shape {
+    int64_t length = 0;
+    size_t way = 0;
+  };
+
   Place take(int64_t bytes, Sort sort);
   void give_back(const Place& place);
+
+  Shape shape() const { return {length_, way_}; }
+  /// Lets it grow to that at once, for who knows what will be taken.
+  void reserve(const Shape& shape) { reserved_ = shape; }
 
   /// Places that are taken.
   int64_t live() const { return live_; }
   int64_t length() const { return length_; }
-  /// The length with which no place would have been outside, if that is more than it has.
+  /// The length with which no place would have been outside, or the reserved one, if that is more than it
+  /// has.
   std::optional<int64_t> longer() const;
   /// Only when nothing is taken: takes that length, or none.
   void grow();
@@ -63,8 +74,13 @@ class Arena {
   static bool is_high(size_t way, Sort sort) { return way == 1 && sort == Sort::kSecond; }
 
   std::array<Way, 2> ways_;
+  bool reserved_is_longer() const {
+    return reserved_.length > length_ && ways_[reserved_.way].needed <= reserved_.length;
+  }
+
   size_t way_ = 0;
   int64_t length_ = 0, live_ = 0;
+  Shape reserved_;
 };
 
 }  // namespace fsdp::util

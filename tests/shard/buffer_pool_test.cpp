@@ -46,6 +46,24 @@ TEST_F(BufferPoolTest, AsksForNoMemoryInTheStepsAfterTheFirstWhateverTheSizes) {
   }
 }
 
+TEST_F(BufferPoolTest, HasWhatIsReservedInOnePieceFromTheFirstBufferOn) {
+  const int64_t mib = 1 << 20;
+  pool_->reserve({.length = 12 * mib, .way = 1});
+  EXPECT_EQ(pool_->held_bytes(), 0);
+  for (int step = 0; step < 2; ++step) {
+    c10::DataPtr parameters = pool_->acquire(4 * mib, BufferKind::kParameters);
+    c10::DataPtr gradients = pool_->acquire(8 * mib, BufferKind::kGradients);
+    EXPECT_EQ(pool_->held_bytes(), 12 * mib);
+    EXPECT_EQ(static_cast<char*>(gradients.get()), static_cast<char*>(parameters.get()) + 4 * mib);
+  }
+  {
+    c10::DataPtr more = pool_->acquire(13 * mib, BufferKind::kParameters);
+    EXPECT_EQ(pool_->held_bytes(), 25 * mib);
+  }
+  c10::DataPtr again = pool_->acquire(13 * mib, BufferKind::kParameters);
+  EXPECT_EQ(pool_->held_bytes(), 13 * mib) << "it grows where more was needed";
+}
+
 TEST_F(BufferPoolTest, CountsParametersAndGradientsApart) {
   c10::DataPtr parameters = pool_->acquire(1000, BufferKind::kParameters);
   {
