@@ -17,7 +17,7 @@ namespace {
 
 // What one thread works on at a time; with the packed factors it fits into a second-level cache of 1 MiB and
 // more.
-constexpr int64_t kRows = 512;     ///< of the result
+constexpr int64_t kRows = 512;     ///< of the result, where the left factor is packed
 constexpr int64_t kColumns = 128;  ///< of the result
 constexpr int64_t kDepth = 512;    ///< of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
@@ -90,8 +90,9 @@ class BlockProduct {
   }
 
   void run() {
-    const int64_t most = std::min(kRows, rounded_up(shape_.m / at::get_num_threads(), kMultiple));
-    const int64_t rows = equal_part(shape_.m, std::max(most, kMultiple));
+    // Rows that need no packing may be as many as there are, so that the right factor is packed once.
+    const int64_t fair = std::max(rounded_up(shape_.m / at::get_num_threads(), kMultiple), kMultiple);
+    const int64_t rows = equal_part(shape_.m, a_.transposed ? std::min(kRows, fair) : fair);
     at::parallel_for(0, (shape_.m + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) rows_of(i * rows, std::min(rows, shape_.m - i * rows));
       end_small_products();
