@@ -64,11 +64,13 @@ struct Stored {
   int64_t stride;
   bool transposed;
 
-  explicit Stored(const at::Tensor& x)
+  /// A single row or column may be taken as either.
+  Stored(const at::Tensor& x, bool rather_transposed)
       : data(static_cast<const T*>(x.const_data_ptr())),
-        stride(x.stride(1) == 1 ? x.stride(0) : x.stride(1)),
-        transposed(x.stride(1) != 1) {
+        stride(0),
+        transposed(rather_transposed ? x.stride(0) == 1 : x.stride(1) != 1) {
     FSDP_CHECK(x.stride(1) == 1 || x.stride(0) == 1, x.sizes(), " ", x.strides());
+    stride = transposed ? x.stride(1) : x.stride(0);
   }
   const T* at(int64_t row, int64_t column) const {
     return transposed ? data + column * stride + row : data + row * stride + column;
@@ -79,8 +81,8 @@ template <typename T>
 class BlockProduct {
  public:
   BlockProduct(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds)
-      : a_(a),
-        b_(b),
+      : a_(a, /*rather_transposed=*/kPairs > 1),  // packed then, so that it may be padded
+        b_(b, /*rather_transposed=*/false),
         c_(c.data_ptr<float>()),
         shape_{.m = a.size(0), .n = b.size(1), .k = a.size(1)},
         adds_(adds),

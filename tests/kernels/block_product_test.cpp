@@ -43,6 +43,8 @@ TEST(BlockProduct, AddsProductsOfBf16InFp32) {
   for (auto [m, k, n] : {std::tuple{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {70, 33, 130}, {600, 1101, 300}}) {
     for (bool adds : {false, true}) {
       expect_product(factor(m, k, true, at::kBFloat16), factor(k, n, false, at::kBFloat16), adds);
+      // A gradient of one column, whose rows and columns both are contiguous.
+      expect_product(at::randn({k, 1}).to(at::kBFloat16).t(), factor(k, n, false, at::kBFloat16), adds);
       const int64_t even = 2 * k;
       expect_product(factor(m, even, false, at::kBFloat16), factor(even, n, true, at::kBFloat16), adds);
     }
