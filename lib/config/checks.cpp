@@ -88,6 +88,24 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
              " (data.sequence_length); make one of them smaller"));
 }
 
+void check_optimizer(const Config& config, Conflicts& conflicts) {
+  const optim::OptimizerOptions& options = config.optimizer;
+  const bool sgd = options.name == "sgd", momentum = options.momentum != 0;
+  conflicts.unless(
+      options.dampening == 0 || (sgd && momentum),
+      {"optimizer.dampening", "optimizer.name", "optimizer.momentum"},
+      concat("optimizer.dampening: expected 0 unless optimizer.name is sgd with a momentum; found ",
+             options.dampening, " with ", options.name, " and optimizer.momentum = ", options.momentum,
+             "; leave it out"));
+  conflicts.unless(
+      !options.nesterov || (sgd && momentum && options.dampening == 0),
+      {"optimizer.nesterov", "optimizer.name", "optimizer.momentum", "optimizer.dampening"},
+      concat("optimizer.nesterov: expected false unless optimizer.name is sgd with a momentum and without "
+             "dampening; found true with ",
+             options.name, ", optimizer.momentum = ", options.momentum,
+             " and optimizer.dampening = ", options.dampening, "; leave it out"));
+}
+
 void check_schedule(const Config& config, Conflicts& conflicts) {
   const optim::ScheduleOptions& schedule = config.lr_scheduler;
   int64_t steps = config.training.steps;
@@ -163,6 +181,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   Conflicts conflicts;
   check_heads(config.model, conflicts);
   check_lengths(config, conflicts);
+  check_optimizer(config, conflicts);
   check_schedule(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);

@@ -7,7 +7,8 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/adamw.h"
+#include "optim/adam.h"
+#include "optim/lion.h"
 #include "optim/sgd.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -145,7 +146,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, bool decay, d
   for (auto& [original, copy] : rests) original.copy_(copy);
 }
 
-std::vector<std::string> optimizer_names() { return {"adamw", "sgd"}; }
+std::vector<std::string> optimizer_names() { return {"adamw", "adam", "sgd", "lion"}; }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters) {
@@ -157,7 +158,13 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
     fail(ErrorKind::kUsage, "optimizer.weight_decay = ", options.weight_decay,
          " must be a number of at least 0; correct the config");
   }
-  if (options.name == "adamw") return std::make_unique<AdamW>(options, std::move(parameters));
+  if (options.name == "adamw") {
+    return std::make_unique<Adam>(options, Adam::Decay::kDecoupled, std::move(parameters));
+  }
+  if (options.name == "adam") {
+    return std::make_unique<Adam>(options, Adam::Decay::kInGradient, std::move(parameters));
+  }
+  if (options.name == "lion") return std::make_unique<Lion>(options, std::move(parameters));
   if (options.name == "sgd") return std::make_unique<Sgd>(options, std::move(parameters));
   std::string near = util::nearest(options.name, optimizer_names());
   fail(ErrorKind::kUsage, "unknown optimizer.name \"", options.name,

@@ -7,15 +7,17 @@
 namespace fsdp::optim {
 
 struct OptimizerOptions {
-  std::string name = "adamw";  ///< "adamw" or "sgd"
+  std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
-  std::vector<double> betas = {0.9, 0.95};  ///< adamw
-  double eps = 1e-8;                        ///< adamw
+  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, lion
+  double eps = 1e-8;                        ///< adam, adamw
   double momentum = 0.0;                    ///< sgd
+  double dampening = 0.0;                   ///< sgd
+  bool nesterov = false;                    ///< sgd
   double weight_decay = 0.1;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
   std::vector<std::string> no_decay;
-  bool fused = true;  ///< libtorch's fused kernels; off: the same arithmetic from single tensor operations
+  bool fused = true;  ///< kernels of one pass over memory; off: the same arithmetic from tensor operations
 };
 
 struct ScheduleOptions {

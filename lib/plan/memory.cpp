@@ -24,6 +24,14 @@ int64_t inputs(const ActivationShape& shape) {
   return bytes;
 }
 
+/// Tensors of a range's size that the composed arithmetic has at once at most (lib/optim).
+int64_t composed_temporaries(const optim::OptimizerOptions& options) {
+  const bool decays_in_gradient = options.weight_decay != 0;
+  if (options.name == "adam") return decays_in_gradient ? 2 : 1;
+  if (options.name == "sgd") return (decays_in_gradient ? 1 : 0) + (options.nesterov ? 1 : 0);
+  return 1;
+}
+
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
   int64_t largest = 0;
@@ -33,7 +41,7 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
   // Of norms other than the second libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
-  if (!config.optimizer.fused) update += 4 * largest;
+  if (!config.optimizer.fused) update += 4 * largest * composed_temporaries(config.optimizer);
   return std::max(norm, update);
 }
 
@@ -86,7 +94,8 @@ int64_t read_of_others(const config::Config& config, const std::vector<UnitSizes
 }  // namespace
 
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, int64_t shard_bytes) {
-  if (options.name == "adamw") return 2 * shard_bytes;
+  if (options.name == "adamw" || options.name == "adam") return 2 * shard_bytes;
+  if (options.name == "lion") return shard_bytes;
   return options.momentum != 0 ? shard_bytes : 0;
 }
 

@@ -3,7 +3,7 @@
 // The memory of one rank in a step, from sizes alone.
 //
 //   shards       master weights, 4 bytes an element, padding included
-//   optimizer    adamw: two such; sgd: one with momentum, else none
+//   optimizer    adamw, adam: two such; lion: one; sgd: one with momentum, else none
 //   gradients    of the shards: 4 bytes an element, or reduce_dtype's with keep_low_precision_grads; there
 //                from the end of a unit's backward to the begin of the next step
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h. The pool

@@ -1,6 +1,7 @@
 #include "train/banner.h"
 
 #include "kernels/matmul.h"
+#include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -23,6 +24,12 @@ std::string how(const config::Config& config) {
   if (config.fsdp.cpu_offload) text += ", shards in host memory";
   if (config.activation_checkpointing.mode != "none") text += ", activations recomputed";
   return text;
+}
+
+/// ", 2.0 GiB for the optimizer", or nothing.
+std::string for_optimizer(const config::Config& config, int64_t shard_bytes) {
+  const int64_t bytes = plan::optimizer_state_bytes(config.optimizer, shard_bytes);
+  return bytes == 0 ? "" : concat(", ", human_bytes(bytes), " for the optimizer");
 }
 
 }  // namespace
@@ -61,7 +68,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
                  shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
   text +=
       concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, as much for gradients",
-             config.optimizer.name == "adamw" ? ", twice as much for the optimizer" : "", "\n");
+             for_optimizer(config, engine.shard_bytes()), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
                    human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");

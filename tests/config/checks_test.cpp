@@ -70,6 +70,22 @@ TEST(Conflicts, BatchesAndRunsStayCountable) {
   EXPECT_NE(only_conflict(config).find("100,000,000,000,000 tokens"), std::string::npos);
 }
 
+TEST(Conflicts, OptionsOfSgdAreForSgd) {
+  Config config;
+  config.optimizer.nesterov = true;
+  EXPECT_NE(only_conflict(config).find("found true with adamw"), std::string::npos);
+  config.optimizer.name = "sgd";
+  EXPECT_NE(only_conflict(config).find("optimizer.momentum = 0"), std::string::npos);
+  config.optimizer.momentum = 0.9;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.optimizer.dampening = 0.1;
+  EXPECT_NE(only_conflict(config).find("optimizer.nesterov: expected false"), std::string::npos);
+  config.optimizer.nesterov = false;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.optimizer.momentum = 0;
+  EXPECT_NE(only_conflict(config).find("optimizer.dampening: expected 0"), std::string::npos);
+}
+
 TEST(Conflicts, WarmupAndDecayFitTheRun) {
   Config config;
   config.lr_scheduler.warmup_steps = 200;

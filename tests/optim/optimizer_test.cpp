@@ -18,6 +18,7 @@ struct Case {
   std::string name;
   double momentum;
   bool fused;
+  bool nesterov = false;
 };
 
 class EveryOptimizer : public ::testing::TestWithParam<Case> {
@@ -27,6 +28,7 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
     options.name = GetParam().name;
     options.momentum = GetParam().momentum;
     options.fused = GetParam().fused;
+    options.nesterov = GetParam().nesterov;
     options.weight_decay = 0.1;
     return options;
   }
@@ -38,9 +40,13 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
 INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
                          ::testing::Values(Case{"adamw", 0, true}, Case{"adamw", 0, false},
                                            Case{"sgd", 0, true}, Case{"sgd", 0, false},
-                                           Case{"sgd", 0.9, true}, Case{"sgd", 0.9, false}),
+                                           Case{"sgd", 0.9, true}, Case{"sgd", 0.9, false},
+                                           Case{"sgd", 0.9, true, true}, Case{"sgd", 0.9, false, true},
+                                           Case{"adam", 0, true}, Case{"adam", 0, false},
+                                           Case{"lion", 0, true}, Case{"lion", 0, false}),
                          [](const auto& info) {
                            return info.param.name + (info.param.momentum != 0 ? "_momentum" : "") +
+                                  (info.param.nesterov ? "_nesterov" : "") +
                                   (info.param.fused ? "_fused" : "_composed");
                          });
 
@@ -271,7 +277,7 @@ void expect_refused(const OptimizerOptions& options, const std::string& part) {
 
 TEST(MakeOptimizer, RefusesOptionsWithoutMeaning) {
   OptimizerOptions options;
-  options.name = "adam";
+  options.name = "adamn";
   expect_refused(options, "did you mean \"adamw\"?");
   options = {};
   options.lr = -1;

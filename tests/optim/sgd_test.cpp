@@ -1,8 +1,10 @@
 #include "optim/sgd.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 
 #include "optim/shards.h"
+#include "util/error.h"
 
 namespace fsdp::optim {
 namespace {
@@ -65,6 +67,64 @@ TEST(Sgd, FusedAgreesWithComposed) {
     take_steps(*fused, 20, gradient, 1e-2);
     take_steps(*composed, 20, gradient, 1e-2);
     EXPECT_TRUE(fused->parameters()[0].value.allclose(composed->parameters()[0].value, 1e-5, 1e-6));
+  }
+}
+
+struct Variant {
+  double momentum, dampening;
+  bool nesterov;
+};
+constexpr Variant kVariants[] = {
+    {0, 0, false}, {0.9, 0, false}, {0.9, 0.3, false}, {0.9, 1, false}, {0.9, 0, true}};
+
+OptimizerOptions sgd_options(const Variant& variant, bool fused) {
+  OptimizerOptions options = sgd_options(variant.momentum, fused);
+  options.dampening = variant.dampening;
+  options.nesterov = variant.nesterov;
+  return options;
+}
+
+TEST(Sgd, AgreesWithTorchsOwn) {
+  at::Tensor value = random_values(1003, "value"), gradient = random_values(1003, "gradient");
+  for (const Variant& variant : kVariants) {
+    at::Tensor parameter = value.clone().requires_grad_();
+    torch::optim::SGD torch({parameter}, torch::optim::SGDOptions(1e-2)
+                                             .momentum(variant.momentum)
+                                             .dampening(variant.dampening)
+                                             .nesterov(variant.nesterov)
+                                             .weight_decay(0.1));
+    for (int64_t i = 0; i < 10; ++i) {
+      parameter.mutable_grad() = gradient_of_step(gradient, i + 1);
+      torch.step();
+    }
+    for (bool fused : {true, false}) {
+      auto optimizer = make_optimizer(sgd_options(variant, fused), {parameter_of(value)});
+      take_steps(*optimizer, 10, gradient, 1e-2);
+      EXPECT_TRUE(optimizer->parameters()[0].value.allclose(parameter.detach(), 1e-5, 1e-6))
+          << variant.momentum << " " << variant.dampening << " " << variant.nesterov;
+    }
+  }
+}
+
+// The first gradient fills the buffer whole, in the first step of the parameter and in no other.
+TEST(Sgd, GoesOnWithDampeningAsIfNeverStopped) {
+  at::Tensor value = random_values(100, "value"), gradient = random_values(100, "gradient");
+  const OptimizerOptions options = sgd_options(Variant{0.9, 0.5, false}, true);
+  auto through = make_optimizer(options, {parameter_of(value)});
+  auto first = make_optimizer(options, {parameter_of(value)});
+  take_steps(*through, 3, gradient, 1e-2);
+  take_steps(*first, 1, gradient, 1e-2);
+  auto second = make_optimizer(options, {first->parameters()[0]});
+  second->state("momentum_buffer", 0).copy_(first->state("momentum_buffer", 0));
+  second->set_step_count(1);
+  take_steps(*second, 2, gradient, 1e-2);
+  EXPECT_TRUE(same_bits(second->parameters()[0].value, through->parameters()[0].value));
+}
+
+TEST(Sgd, RefusesCombinationsThatTorchRefuses) {
+  for (const Variant& variant : {Variant{0, 0, true}, Variant{0.9, 0.1, true}, Variant{0, 0.1, false},
+                                 Variant{0.9, 1.1, false}, Variant{0.9, -0.1, false}}) {
+    EXPECT_THROW(make_optimizer(sgd_options(variant, true), {}), util::Error);
   }
 }
 

@@ -21,11 +21,16 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.contiguous().view(at::kInt).equal(b.contiguous().view(at::kInt));
 }
 
+/// The gradient of take_steps() at the step, which counts from 1.
+inline at::Tensor gradient_of_step(const at::Tensor& gradients, int64_t step) {
+  auto t = static_cast<double>(step);
+  return gradients * (1 / t) - 0.01 * t;
+}
+
 /// Steps an optimizer `steps` times with gradients that depend on the step.
 inline void take_steps(Optimizer& optimizer, int64_t steps, const at::Tensor& gradients, double lr) {
   for (int64_t i = 0; i < steps; ++i) {
-    double t = static_cast<double>(optimizer.step_count() + 1);
-    optimizer.step({gradients * (1 / t) - 0.01 * t}, lr);
+    optimizer.step({gradient_of_step(gradients, optimizer.step_count() + 1)}, lr);
   }
 }
 

@@ -131,6 +131,21 @@ INSTANTIATE_TEST_SUITE_P(
                c.optimizer.fused = false;
                c.data.sequence_length = 16;
              }},
+        Case{"composed_adam", 2, "llama",
+             [](auto& c) {
+               c.optimizer.name = "adam";
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
+        Case{"composed_nesterov", 2, "llama",
+             [](auto& c) {
+               c.optimizer.name = "sgd";
+               c.optimizer.momentum = 0.9;
+               c.optimizer.nesterov = true;
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
+        Case{"lion", 2, "llama", [](auto& c) { c.optimizer.name = "lion"; }},
         Case{"everything_resharded", 4, "llama",
              [](auto& c) { c.fsdp.reshard_root_after_forward = c.fsdp.reshard_last_after_forward = true; }},
         Case{"no_prefetch", 4, "llama",

@@ -1,6 +1,8 @@
-#include "optim/adamw.h"
+#include "optim/adam.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include <cmath>
 
@@ -13,6 +15,12 @@ OptimizerOptions adamw_options(bool fused) {
   OptimizerOptions options;
   options.name = "adamw";
   options.fused = fused;
+  return options;
+}
+
+OptimizerOptions adam_options(bool fused) {
+  OptimizerOptions options = adamw_options(fused);
+  options.name = "adam";
   return options;
 }
 
@@ -102,6 +110,71 @@ TEST(AdamW, TheFirstStepMovesByTheRateAgainstTheGradientsSign) {
   optimizer->step({at::tensor({1e-3f, -1e3f})}, 0.125);
   EXPECT_NEAR(optimizer->parameters()[0].value[0].item<double>(), -0.125, 1e-5);
   EXPECT_NEAR(optimizer->parameters()[0].value[1].item<double>(), 0.125, 1e-5);
+}
+
+// Of the C++ frontend; one parameter, gradients that depend on the step.
+template <typename Torch, typename TorchOptions>
+at::Tensor torchs_result(const at::Tensor& value, const at::Tensor& gradients, int64_t steps, double lr) {
+  at::Tensor parameter = value.clone().requires_grad_();
+  TorchOptions options(lr);
+  options.betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1);
+  Torch torch({parameter}, options);
+  for (int64_t i = 0; i < steps; ++i) {
+    parameter.mutable_grad() = gradient_of_step(gradients, i + 1);
+    torch.step();
+  }
+  return parameter.detach();
+}
+
+TEST(Adam, AgreesWithTorchsOwn) {
+  at::Tensor value = random_values(1003, "value"), gradient = random_values(1003, "gradient");
+  at::Tensor coupled =
+      torchs_result<torch::optim::Adam, torch::optim::AdamOptions>(value, gradient, 10, 1e-2);
+  at::Tensor decoupled =
+      torchs_result<torch::optim::AdamW, torch::optim::AdamWOptions>(value, gradient, 10, 1e-2);
+  EXPECT_FALSE(coupled.allclose(decoupled, 1e-3, 1e-3));
+  for (bool fused : {true, false}) {
+    auto adam = make_optimizer(adam_options(fused), {parameter_of(value)});
+    auto adamw = make_optimizer(adamw_options(fused), {parameter_of(value)});
+    take_steps(*adam, 10, gradient, 1e-2);
+    take_steps(*adamw, 10, gradient, 1e-2);
+    EXPECT_TRUE(adam->parameters()[0].value.allclose(coupled, 1e-5, 1e-6));
+    EXPECT_TRUE(adamw->parameters()[0].value.allclose(decoupled, 1e-5, 1e-6));
+  }
+}
+
+TEST(Adam, AgreesWithTheDefinitionInDoublePrecision) {
+  const double lr = 1e-2, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+  for (bool fused : {true, false}) {
+    auto optimizer = make_optimizer(adam_options(fused), {parameter_of(at::full({19}, 0.75))});
+    double expected = 0.75, mean = 0, square = 0;
+    int t = 0;
+    for (double gradient : {0.5, -0.25, 0.0, 1.5, 0.125, -2.0}) {
+      ++t;
+      optimizer->step({at::full({19}, gradient)}, lr);
+      double decayed = gradient + weight_decay * expected;
+      mean = beta1 * mean + (1 - beta1) * decayed;
+      square = beta2 * square + (1 - beta2) * decayed * decayed;
+      expected -=
+          lr * (mean / (1 - std::pow(beta1, t))) / (std::sqrt(square / (1 - std::pow(beta2, t))) + eps);
+      for (int64_t i = 0; i < 19; ++i) {
+        EXPECT_NEAR(optimizer->parameters()[0].value[i].item<double>(), expected, 3e-7) << "step " << t;
+      }
+    }
+  }
+}
+
+TEST(Adam, IsAdamWWithoutWeightDecay) {
+  at::Tensor value = random_values(100, "value"), gradient = random_values(100, "gradient");
+  for (bool fused : {true, false}) {
+    OptimizerOptions coupled = adam_options(fused), decoupled = adamw_options(fused);
+    coupled.weight_decay = decoupled.weight_decay = 0;
+    auto adam = make_optimizer(coupled, {parameter_of(value)});
+    auto adamw = make_optimizer(decoupled, {parameter_of(value)});
+    take_steps(*adam, 3, gradient, 1e-2);
+    take_steps(*adamw, 3, gradient, 1e-2);
+    EXPECT_TRUE(same_bits(adam->parameters()[0].value, adamw->parameters()[0].value));
+  }
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
-#include "optim/adamw.h"
+#include "optim/adam.h"
 
 #include <ATen/Functions.h>
 
 #include <cmath>
+#include <tuple>
 
+#include "optim/betas.h"
 #include "util/error.h"
 
 namespace fsdp::optim {
@@ -11,28 +13,18 @@ namespace fsdp::optim {
 using util::ErrorKind;
 using util::fail;
 
-AdamW::AdamW(const OptimizerOptions& options, std::vector<FlatParameter> parameters)
+Adam::Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParameter> parameters)
     : Optimizer(std::move(parameters), {"exp_avg", "exp_avg_sq"}, options.weight_decay),
+      decay_(decay),
       eps_(options.eps),
       fused_(options.fused) {
-  if (options.betas.size() != 2) {
-    fail(ErrorKind::kUsage, "optimizer.betas has ", options.betas.size(),
-         " numbers where two were expected; write it as [0.9, 0.95]");
-  }
-  beta1_ = options.betas[0];
-  beta2_ = options.betas[1];
-  for (double beta : options.betas) {
-    if (!(beta >= 0 && beta < 1)) {
-      fail(ErrorKind::kUsage, "optimizer.betas holds ", beta,
-           " where numbers of at least 0 and below 1 were expected; correct the config");
-    }
-  }
+  std::tie(beta1_, beta2_) = checked_betas(options);
   if (!(eps_ >= 0 && std::isfinite(eps_))) {
     fail(ErrorKind::kUsage, "optimizer.eps = ", eps_, " must be a number of at least 0; correct the config");
   }
 }
 
-void AdamW::update(const Update& update) {
+void Adam::update(const Update& update) {
   if (fused_) {
     update_fused(update);
   } else {
@@ -40,27 +32,36 @@ void AdamW::update(const Update& update) {
   }
 }
 
-void AdamW::update_fused(const Update& update) {
+void Adam::update_fused(const Update& update) {
   // The kernel takes the step as a float tensor for each value; it only reads it, so one serves all.
   at::Tensor step = at::full({}, static_cast<double>(update.step), update.values[0].options());
   std::vector<at::Tensor> steps(update.values.size(), step);
-  at::_fused_adamw_(update.values, update.gradients, update.states[0], update.states[1],
-                    /*max_exp_avg_sqs=*/{}, steps, update.lr, beta1_, beta2_, update.weight_decay, eps_,
-                    /*amsgrad=*/false,
-                    /*maximize=*/false);
+  if (decay_ == Decay::kDecoupled) {
+    at::_fused_adamw_(update.values, update.gradients, update.states[0], update.states[1],
+                      /*max_exp_avg_sqs=*/{}, steps, update.lr, beta1_, beta2_, update.weight_decay, eps_,
+                      /*amsgrad=*/false, /*maximize=*/false);
+  } else {
+    at::_fused_adam_(update.values, update.gradients, update.states[0], update.states[1],
+                     /*max_exp_avg_sqs=*/{}, steps, update.lr, beta1_, beta2_, update.weight_decay, eps_,
+                     /*amsgrad=*/false, /*maximize=*/false);
+  }
 }
 
 // The order of torch.optim.adam's _single_tensor_adam.
-void AdamW::update_composed(const Update& update) {
+void Adam::update_composed(const Update& update) {
   auto step = static_cast<double>(update.step);
   double step_size = update.lr / (1 - std::pow(beta1_, step));
   double second_correction = std::sqrt(1 - std::pow(beta2_, step));
   for (size_t k = 0; k < update.values.size(); ++k) {
     const at::Tensor& value = update.values[k];
-    const at::Tensor& gradient = update.gradients[k];
+    at::Tensor gradient = update.gradients[k];
     const at::Tensor& exp_avg = update.states[0][k];
     const at::Tensor& exp_avg_sq = update.states[1][k];
-    if (update.weight_decay != 0) value.mul_(1 - update.lr * update.weight_decay);
+    if (update.weight_decay != 0 && decay_ == Decay::kDecoupled) {
+      value.mul_(1 - update.lr * update.weight_decay);
+    } else if (update.weight_decay != 0) {
+      gradient = gradient.add(value, update.weight_decay);
+    }
     exp_avg.lerp_(gradient, 1 - beta1_);
     exp_avg_sq.mul_(beta2_).addcmul_(gradient, gradient, 1 - beta2_);
     at::Tensor denominator = exp_avg_sq.sqrt().div_(second_correction).add_(eps_);
