@@ -1,5 +1,6 @@
 #include "config/checks.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/mesh_shape.h"
@@ -90,7 +91,17 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
 
 void check_optimizer(const Config& config, Conflicts& conflicts) {
   const optim::OptimizerOptions& options = config.optimizer;
-  const bool sgd = options.name == "sgd", momentum = options.momentum != 0;
+  const bool sgd = options.name == "sgd", muon = options.name == "muon", momentum = options.momentum != 0;
+  conflicts.unless(
+      !muon || momentum, {"optimizer.momentum", "optimizer.name"},
+      "optimizer.momentum: expected a number above 0 with optimizer.name muon; found 0; set it to "
+      "0.95, as is usual");
+  const bool has_rates = std::any_of(options.groups.begin(), options.groups.end(),
+                                     [](const auto& group) { return group.lr.has_value(); });
+  conflicts.unless(
+      !has_rates || options.lr != 0, {"optimizer.groups", "optimizer.lr"},
+      "optimizer.groups: expected no lr with optimizer.lr = 0, because groups follow the schedule "
+      "of that; found one; give optimizer.lr and groups with lr_scale = 0 for the rest");
   conflicts.unless(
       options.dampening == 0 || (sgd && momentum),
       {"optimizer.dampening", "optimizer.name", "optimizer.momentum"},
@@ -98,10 +109,10 @@ void check_optimizer(const Config& config, Conflicts& conflicts) {
              options.dampening, " with ", options.name, " and optimizer.momentum = ", options.momentum,
              "; leave it out"));
   conflicts.unless(
-      !options.nesterov || (sgd && momentum && options.dampening == 0),
+      !options.nesterov || muon || (sgd && momentum && options.dampening == 0),
       {"optimizer.nesterov", "optimizer.name", "optimizer.momentum", "optimizer.dampening"},
-      concat("optimizer.nesterov: expected false unless optimizer.name is sgd with a momentum and without "
-             "dampening; found true with ",
+      concat("optimizer.nesterov: expected false unless optimizer.name is muon, or sgd with a momentum and "
+             "without dampening; found true with ",
              options.name, ", optimizer.momentum = ", options.momentum,
              " and optimizer.dampening = ", options.dampening, "; leave it out"));
 }

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "config/parameter_groups.h"
 #include "util/text.h"
 
 namespace fsdp::config {
@@ -19,13 +20,6 @@ bool number_is_allowed(const Constraint& c, double value) {
   if (c.min && (c.above_min ? value <= *c.min : value < *c.min)) return false;
   if (c.max && (c.below_max ? value >= *c.max : value > *c.max)) return false;
   return true;
-}
-
-bool text_is_clean(const std::string& text) {
-  return std::none_of(text.begin(), text.end(), [](char c) {
-    auto code = static_cast<unsigned char>(c);
-    return code < 0x20 || code == 0x7f;
-  });
 }
 
 /// How `value` is compared with the choices.
@@ -78,17 +72,19 @@ bool allows(const Constraint& c, const Value& value) {
       [&c](const auto& held) {
         using Held = std::decay_t<decltype(held)>;
         if constexpr (std::is_same_v<Held, std::string>) {
-          return text_is_clean(held) && !(c.non_empty && held.empty());
+          return is_printable(held) && !(c.non_empty && held.empty());
         } else if constexpr (std::is_same_v<Held, bool>) {
           return true;
         } else if constexpr (std::is_same_v<Held, int64_t> || std::is_same_v<Held, double>) {
           return number_is_allowed(c, static_cast<double>(held));
+        } else if constexpr (std::is_same_v<Held, ParameterGroups>) {
+          return are_allowed(held);
         } else {
           if (c.non_empty && held.empty()) return false;
           if (c.length > 0 && held.size() != c.length) return false;
           return std::all_of(held.begin(), held.end(), [&c](const auto& item) {
             if constexpr (std::is_same_v<Held, Strings>) {
-              return !item.empty() && text_is_clean(item);
+              return !item.empty() && is_printable(item);
             } else {
               return number_is_allowed(c, item);
             }
@@ -115,6 +111,9 @@ std::string expectation(const Constraint& c, const Value& example) {
         } else if constexpr (std::is_same_v<Held, Strings>) {
           return c.non_empty ? "a list of at least one non-empty string, such as [\"one\", \"two\"]"
                              : "a list of non-empty strings, such as [\"one\", \"two\"]";
+        } else if constexpr (std::is_same_v<Held, ParameterGroups>) {
+          return "a list of tables, each with a pattern (names with * and ?), lr or lr_scale, weight_decay, "
+                 "of these at least one, numbers >= 0";
         } else {
           return "a list of " + (c.length > 0 ? std::to_string(c.length) + " " : std::string()) + "numbers" +
                  spaced(bounds_text(c));
@@ -131,8 +130,8 @@ std::string limits(const Constraint& c, const Value& example) {
 }
 
 std::string type_name(const Value& example) {
-  static const char* const kNames[] = {"string", "integer",         "float",
-                                       "bool",   "list of strings", "list of floats"};
+  static const char* const kNames[] = {"string",          "integer",        "float",         "bool",
+                                       "list of strings", "list of floats", "list of tables"};
   static_assert(std::size(kNames) == std::variant_size_v<Value>);
   return kNames[example.index()];
 }

@@ -3,6 +3,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "config/parameter_groups.h"
+
 namespace fsdp::config {
 namespace {
 
@@ -33,7 +35,14 @@ struct IsList<std::vector<T>> : std::true_type {};
 
 template <typename T>
 Value read_value(const Key& key, const Literal& literal) {
-  if constexpr (IsList<T>::value) {
+  if constexpr (std::is_same_v<T, ParameterGroups>) {
+    if (literal.kind != Kind::kList) throw Misfit{misfit_text(key, described(literal)), literal.region};
+    try {
+      return read_groups(literal);
+    } catch (const GroupMisfit& misfit) {
+      throw Misfit{misfit_text(key, misfit.found), misfit.region};
+    }
+  } else if constexpr (IsList<T>::value) {
     if (literal.kind != Kind::kList) throw Misfit{misfit_text(key, described(literal)), literal.region};
     T items;
     for (const Literal& item : literal.items) {

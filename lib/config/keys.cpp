@@ -22,6 +22,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint axis_or_rest() { return {.min = 1, .max = kMaxMeshAxis, .also = -1}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
+Constraint three_numbers() { return {.length = 3}; }
 Constraint float_type() { return one_of({"float32", "bfloat16", "float16"}); }
 
 Constraint strictly_between(double min, double max) {
@@ -94,20 +95,33 @@ std::vector<Key> make_keys() {
       {KEY(evaluation, max_samples), "validation samples at most; 0: all", at_least(0), {}},
 
       {KEY(optimizer, name),
-       "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum",
-       one_of({"adamw", "adam", "sgd", "lion"}),
+       "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
+       "steps of whole matrices, adamw for the rest",
+       one_of({"adamw", "adam", "sgd", "lion", "muon"}),
        {}},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0), {}},
       {KEY(optimizer, betas), "adamw, adam, lion: decay of the two averages", two_betas(), {}},
       {KEY(optimizer, eps), "adamw, adam: added to the denominator", above(0), {}},
-      {KEY(optimizer, momentum), "sgd: momentum", from_up_to_below(0, 1), {}},
+      {KEY(optimizer, momentum), "sgd, muon: momentum", from_up_to_below(0, 1), {}},
       {KEY(optimizer, dampening), "sgd: share of a gradient that momentum leaves out", between(0, 1), {}},
-      {KEY(optimizer, nesterov), "sgd: Nesterov's momentum", {}, {}},
+      {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum", {}, {}},
       {KEY(optimizer, weight_decay),
-       "weight decay (adamw, lion: decoupled from the gradient)",
+       "weight decay (decoupled from the gradient but with adam and sgd)",
        at_least(0),
        {}},
       {KEY(optimizer, no_decay), "patterns (* and ?) of parameters without weight decay", {}, {}},
+      {KEY(optimizer, groups),
+       "parameters with a rate (lr, or lr_scale times the optimizer's) or weight_decay of their own, by the "
+       "first pattern that matches: [[optimizer.groups]]",
+       {},
+       {}},
+      {KEY(optimizer, adamw_parameters), "muon: patterns of matrices that adamw updates", {}, {}},
+      {KEY(optimizer, ns_steps), "muon: steps of the Newton-Schulz iteration", between(1, 99), {}},
+      {KEY(optimizer, ns_coefficients), "muon: coefficients of that iteration", three_numbers(), {}},
+      {KEY(optimizer, adjust_lr_fn),
+       "muon: how the rate of a matrix follows from its shape; match_rms_adamw: steps as long as adamw's",
+       one_of({"original", "match_rms_adamw"}),
+       {}},
 
       {KEY(lr_scheduler, name),
        "course of the learning rate",

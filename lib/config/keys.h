@@ -17,7 +17,8 @@ namespace fsdp::config {
 /// The field of a Config that a key sets. The types are those of Value, in the same order.
 using Field =
     std::variant<std::string& (*)(Config&), int64_t& (*)(Config&), double& (*)(Config&), bool& (*)(Config&),
-                 std::vector<std::string>& (*)(Config&), std::vector<double>& (*)(Config&)>;
+                 std::vector<std::string>& (*)(Config&), std::vector<double>& (*)(Config&),
+                 std::vector<optim::ParameterGroupOptions>& (*)(Config&)>;
 
 struct Key {
   std::string section;

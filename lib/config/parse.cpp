@@ -52,6 +52,21 @@ void read_float(Literal& literal) {
   literal.out_of_range = error != std::errc();
 }
 
+/// Tables of the library are unordered.
+bool stands_before(const Region& a, const Region& b) {
+  return std::tie(a.line, a.column) < std::tie(b.line, b.column);
+}
+
+Literal literal_of(const toml::value& value, const Source& source);
+
+std::vector<std::pair<std::string, Literal>> fields_of(const toml::value& table, const Source& source) {
+  std::vector<std::pair<std::string, Literal>> fields;
+  for (const auto& [name, value] : table.as_table()) fields.emplace_back(name, literal_of(value, source));
+  std::sort(fields.begin(), fields.end(),
+            [](const auto& a, const auto& b) { return stands_before(a.second.region, b.second.region); });
+  return fields;
+}
+
 Literal literal_of(const toml::value& value, const Source& source) {
   Literal literal;
   literal.region = region_of(value);
@@ -76,7 +91,10 @@ Literal literal_of(const toml::value& value, const Source& source) {
       break;
     case toml::value_t::array:
       literal.kind = Kind::kList;
-      for (const toml::value& item : value.as_array()) literal.items.push_back(literal_of(item, source));
+      for (const toml::value& item : value.as_array()) {
+        Literal& added = literal.items.emplace_back(literal_of(item, source));
+        if (item.is_table()) added.fields = fields_of(item, source);
+      }
       break;
     case toml::value_t::table:
       literal.kind = Kind::kTable;

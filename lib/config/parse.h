@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/source.h"
@@ -24,6 +25,8 @@ struct Literal {
   bool boolean = false;
   bool out_of_range = false;   ///< a number that 64 bits do not hold
   std::vector<Literal> items;  ///< of a list
+  /// Of a table in a list, in the order in which they stand in the text.
+  std::vector<std::pair<std::string, Literal>> fields;
   Region region;
 };
 

@@ -1,10 +1,12 @@
 #include "config/value.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <type_traits>
 
+#include "config/parameter_groups.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -43,6 +45,13 @@ std::string quoted_text(std::string_view text) {
   return result + "\"";
 }
 
+bool is_printable(std::string_view text) {
+  return std::none_of(text.begin(), text.end(), [](char c) {
+    auto code = static_cast<unsigned char>(c);
+    return code < 0x20 || code == 0x7f;
+  });
+}
+
 std::string toml_text(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
@@ -74,6 +83,8 @@ std::string toml_text(const Value& value) {
           return toml_text(held);
         } else if constexpr (std::is_same_v<Held, std::vector<std::string>>) {
           return list_text(held, quoted_text);
+        } else if constexpr (std::is_same_v<Held, ParameterGroups>) {
+          return toml_text(held);
         } else {
           return list_text(held, [](double item) { return toml_text(item); });
         }

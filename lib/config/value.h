@@ -8,13 +8,19 @@
 #include <variant>
 #include <vector>
 
+#include "optim/options.h"
+
 namespace fsdp::config {
 
 /// The types that a key can have. Key::field lists the same types in the same order.
-using Value = std::variant<std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>>;
+using Value = std::variant<std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>,
+                           std::vector<optim::ParameterGroupOptions>>;
 
 /// A TOML basic string: in quotes, with what must be escaped escaped.
 std::string quoted_text(std::string_view text);
+
+/// Whether text has no control characters.
+bool is_printable(std::string_view text);
 
 /// The value as TOML. Floats are written with the fewest digits that read back as the same float.
 std::string toml_text(const Value& value);

@@ -14,10 +14,7 @@ using util::ErrorKind;
 using util::fail;
 
 Adam::Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParameter> parameters)
-    : Optimizer(std::move(parameters), {"exp_avg", "exp_avg_sq"}, options.weight_decay),
-      decay_(decay),
-      eps_(options.eps),
-      fused_(options.fused) {
+    : Optimizer(options, std::move(parameters)), decay_(decay), eps_(options.eps), fused_(options.fused) {
   std::tie(beta1_, beta2_) = checked_betas(options);
   if (!(eps_ >= 0 && std::isfinite(eps_))) {
     fail(ErrorKind::kUsage, "optimizer.eps = ", eps_, " must be a number of at least 0; correct the config");

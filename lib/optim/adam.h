@@ -23,8 +23,10 @@ class Adam : public Optimizer {
   /// Throws Error(kUsage) unless there are two betas of at least 0 and below 1, and eps is not negative.
   Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParameter> parameters);
 
- private:
+ protected:
   void update(const Update& update) override;
+
+ private:
   void update_fused(const Update& update);
   void update_composed(const Update& update);
 

@@ -31,7 +31,7 @@ void lion_loop(const LionStep& step, int64_t n, float* __restrict value, const f
 }  // namespace
 
 Lion::Lion(const OptimizerOptions& options, std::vector<FlatParameter> parameters)
-    : Optimizer(std::move(parameters), {"exp_avg"}, options.weight_decay), fused_(options.fused) {
+    : Optimizer(options, std::move(parameters)), fused_(options.fused) {
   std::tie(beta1_, beta2_) = checked_betas(options);
 }
 

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "optim/adam.h"
 #include "optim/lion.h"
+#include "optim/muon.h"
 #include "optim/sgd.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -51,7 +53,7 @@ std::vector<FlatParameter::Range> merged(const std::vector<FlatParameter::Range>
   std::vector<FlatParameter::Range> result;
   for (const FlatParameter::Range& range : ranges) {
     if (range.begin == range.end) continue;
-    if (!result.empty() && result.back().end == range.begin && result.back().decay == range.decay) {
+    if (!result.empty() && result.back().end == range.begin && result.back().treatment == range.treatment) {
       result.back().end = range.end;
     } else {
       result.push_back(range);
@@ -60,26 +62,99 @@ std::vector<FlatParameter::Range> merged(const std::vector<FlatParameter::Range>
   return result;
 }
 
+void check_number(const std::string& name, double value) {
+  if (value >= 0 && std::isfinite(value)) return;
+  fail(ErrorKind::kUsage, name, " = ", value, " must be a number of at least 0; correct the config");
+}
+
+void check_numbers(const OptimizerOptions& options) {
+  check_number("optimizer.lr", options.lr);
+  check_number("optimizer.weight_decay", options.weight_decay);
+  for (const ParameterGroupOptions& group : options.groups) {
+    check_number("lr in optimizer.groups", group.lr.value_or(0));
+    check_number("lr_scale in optimizer.groups", group.lr_scale.value_or(0));
+    check_number("weight_decay in optimizer.groups", group.weight_decay.value_or(0));
+    if (group.lr && (group.lr_scale || options.lr == 0)) {
+      fail(ErrorKind::kUsage, "lr in optimizer.groups needs optimizer.lr above 0 and no lr_scale beside it; ",
+           "correct the config");
+    }
+  }
+}
+
+std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ranges) {
+  std::vector<Treatment> treatments;
+  for (const FlatParameter::Range& range : ranges) {
+    if (std::find(treatments.begin(), treatments.end(), range.treatment) == treatments.end()) {
+      treatments.push_back(range.treatment);
+    }
+  }
+  return treatments;
+}
+
+/// Elements of the value for which such a state has memory: with padding where it covers all.
+int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
+  if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
+  int64_t numel = 0;
+  for (const FlatParameter::Range& range : parameter.ranges) {
+    if (kind.covers(range.treatment.matrix)) numel += range.end - range.begin;
+  }
+  return numel;
+}
+
 }  // namespace
 
-Optimizer::Optimizer(std::vector<FlatParameter> parameters, std::vector<std::string> state_names,
-                     double weight_decay)
-    : parameters_(std::move(parameters)), state_names_(std::move(state_names)), weight_decay_(weight_decay) {
-  states_.resize(state_names_.size());
+Optimizer::Optimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters)
+    : options_(options), parameters_(std::move(parameters)), state_kinds_(optim::state_kinds(options)) {
+  check_numbers(options_);
+  states_.resize(state_kinds_.size());
   step_counts_.resize(parameters_.size());
   for (FlatParameter& parameter : parameters_) {
     check_parameter(parameter);
     parameter.ranges = merged(parameter.ranges);
-    for (auto& states : states_)
-      states.push_back(at::zeros(parameter.value.sizes(), parameter.value.options()));
+    treatments_.push_back(treatments_in(parameter.ranges));
+    for (const Treatment& treatment : treatments_.back()) {
+      FSDP_CHECK(treatment.group <= options_.groups.size(), parameter.name, " is in group ", treatment.group);
+    }
+    for (size_t s = 0; s < states_.size(); ++s) {
+      states_[s].push_back(at::zeros({covered(state_kinds_[s], parameter)}, parameter.value.options()));
+    }
   }
 }
 
-at::Tensor Optimizer::state(const std::string& name, size_t i) const {
-  for (size_t s = 0; s < state_names_.size(); ++s) {
-    if (state_names_[s] == name) return states_[s].at(i);
+std::vector<std::string> Optimizer::state_names() const {
+  std::vector<std::string> names;
+  for (const StateKind& kind : state_kinds_) names.push_back(kind.name);
+  return names;
+}
+
+size_t Optimizer::state_index(const std::string& name) const {
+  for (size_t s = 0; s < state_kinds_.size(); ++s) {
+    if (state_kinds_[s].name == name) return s;
   }
   FSDP_CHECK(false, "no optimizer state \"", name, "\"");
+}
+
+at::Tensor Optimizer::state(const std::string& name, size_t i) const {
+  return states_[state_index(name)].at(i);
+}
+
+int64_t Optimizer::state_offset(size_t state, size_t i, int64_t begin) const {
+  const StateKind& kind = state_kinds_[state];
+  if (kind.elements == StateKind::Elements::kAll) return begin;
+  int64_t offset = 0;
+  for (const FlatParameter::Range& range : parameters_[i].ranges) {
+    if (!kind.covers(range.treatment.matrix)) continue;
+    if (begin >= range.begin && begin < range.end) return offset + begin - range.begin;
+    offset += range.end - range.begin;
+  }
+  FSDP_CHECK(false, parameters_[i].name, " has no ", kind.name, " of element ", begin);
+}
+
+at::Tensor Optimizer::state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const {
+  const size_t s = state_index(name);
+  const at::Tensor& state = states_[s].at(i);
+  if (begin == end) return state.narrow(0, 0, 0);
+  return state.narrow(0, state_offset(s, i, begin), end - begin);
 }
 
 void Optimizer::set_step_count(int64_t count) {
@@ -106,35 +181,48 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr) {
     ++step_counts_[i];
     // The tensor itself where type and device are those of the value.
     at::Tensor gradient = gradients[i].to(parameters_[i].value.options());
-    update_alike(i, gradient, true, lr);
-    update_alike(i, gradient, false, lr);
+    for (const Treatment& treatment : treatments_[i]) {
+      if (!treatment.matrix) update_alike(i, gradient, treatment, lr);
+    }
+    update_matrices(i, gradient, lr);
   }
 }
 
-void Optimizer::update_alike(size_t i, const at::Tensor& gradient, bool decay, double lr) {
+void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
+  for (const Treatment& treatment : treatments_[i]) {
+    FSDP_CHECK(!treatment.matrix, parameters_[i].name, " has matrices for an optimizer of elements");
+  }
+}
+
+void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double lr) {
   // A tensor that the kernels write, and where the padded copies of its rests go back to.
   struct Column {
     at::Tensor whole;
     std::vector<at::Tensor>* parts;
+    std::optional<size_t> state = std::nullopt;  ///< its index, if it is one
   };
   Update todo;
-  todo.states.resize(states_.size());
-  todo.weight_decay = decay ? weight_decay_ : 0;
-  todo.lr = lr;
+  todo.states.reserve(states_.size());
+  todo.weight_decay = weight_decay_of(options_, treatment);
+  todo.lr = lr_of(options_, treatment, lr);
   todo.step = step_counts_[i];
   std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
-  for (size_t s = 0; s < states_.size(); ++s) columns.push_back({states_[s][i], &todo.states[s]});
+  for (size_t s = 0; s < states_.size(); ++s) {
+    if (!state_kinds_[s].covers(treatment.matrix)) continue;
+    columns.push_back({states_[s][i], &todo.states.emplace_back(), s});
+  }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // the original and its copy
   bool pad = parameters_[i].value.is_cpu();
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
-    if (range.decay != decay) continue;
+    if (range.treatment != treatment) continue;
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;
     for (Column& column : columns) {
-      if (length > rest) column.parts->push_back(column.whole.narrow(0, range.begin, length - rest));
+      int64_t begin = column.state ? state_offset(*column.state, i, range.begin) : range.begin;
+      if (length > rest) column.parts->push_back(column.whole.narrow(0, begin, length - rest));
       if (rest == 0) continue;
-      at::Tensor original = column.whole.narrow(0, range.end - rest, rest);
+      at::Tensor original = column.whole.narrow(0, begin + length - rest, rest);
       at::Tensor padded = at::zeros({kVectorFloats}, column.whole.options());
       at::Tensor copy = padded.narrow(0, 0, rest).copy_(original);
       if (column.parts != &todo.gradients) rests.emplace_back(original, copy);  // gradients are only read
@@ -146,24 +234,17 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, bool decay, d
   for (auto& [original, copy] : rests) original.copy_(copy);
 }
 
-std::vector<std::string> optimizer_names() { return {"adamw", "adam", "sgd", "lion"}; }
+std::vector<std::string> optimizer_names() { return {"adamw", "adam", "sgd", "lion", "muon"}; }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
-                                          std::vector<FlatParameter> parameters) {
-  if (!(options.lr >= 0 && std::isfinite(options.lr))) {
-    fail(ErrorKind::kUsage, "optimizer.lr = ", options.lr,
-         " must be a number of at least 0; correct the config");
-  }
-  if (!(options.weight_decay >= 0 && std::isfinite(options.weight_decay))) {
-    fail(ErrorKind::kUsage, "optimizer.weight_decay = ", options.weight_decay,
-         " must be a number of at least 0; correct the config");
-  }
+                                          std::vector<FlatParameter> parameters, WholeMatrices* matrices) {
   if (options.name == "adamw") {
     return std::make_unique<Adam>(options, Adam::Decay::kDecoupled, std::move(parameters));
   }
   if (options.name == "adam") {
     return std::make_unique<Adam>(options, Adam::Decay::kInGradient, std::move(parameters));
   }
+  if (options.name == "muon") return std::make_unique<Muon>(options, std::move(parameters), matrices);
   if (options.name == "lion") return std::make_unique<Lion>(options, std::move(parameters));
   if (options.name == "sgd") return std::make_unique<Sgd>(options, std::move(parameters));
   std::string near = util::nearest(options.name, optimizer_names());

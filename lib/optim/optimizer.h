@@ -1,9 +1,10 @@
 #pragma once
 
-// Optimizers over this rank's flat shards. They see no names, shapes or other ranks: an element's update
-// depends on that element alone, so a parameter is updated bit for bit the same whole or cut into shards.
+// Optimizers over this rank's flat shards. They see no shapes or other ranks: an element's update depends on
+// that element alone, so a parameter is updated bit for bit the same whole or cut into shards. The exception
+// is muon, which reaches whole matrices through WholeMatrices; its step() is collective. Nothing else is.
 //
-// Not thread-safe; nothing is collective.
+// Not thread-safe.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include "optim/options.h"
+#include "optim/parameter_groups.h"
+#include "optim/whole_matrices.h"
 
 namespace fsdp::optim {
 
@@ -21,8 +24,8 @@ struct FlatParameter {
   /// A part that is updated. Padding and what belongs to nobody lies in no range.
   struct Range {
     int64_t begin = 0;
-    int64_t end = 0;    ///< elements [begin, end) of value
-    bool decay = true;  ///< whether weight decay applies
+    int64_t end = 0;  ///< elements [begin, end) of value
+    Treatment treatment = {};
   };
 
   std::string name;
@@ -44,10 +47,17 @@ class Optimizer {
 
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
-  /// What is kept for each element between steps, as PyTorch names it: "exp_avg".
-  const std::vector<std::string>& state_names() const { return state_names_; }
-  /// The state of parameter i: flat like its value, zero from construction on. Writing to it restores it.
+  const OptimizerOptions& options() const { return options_; }
+
+  /// What is kept between steps: state_kinds() of the options.
+  const std::vector<StateKind>& states() const { return state_kinds_; }
+  std::vector<std::string> state_names() const;
+  /// The state of parameter i, zero from construction on: flat like its value, or, where the state covers
+  /// some elements only, those of its ranges one after another. Writing to it restores it.
   at::Tensor state(const std::string& name, size_t i) const;
+  /// The part of it that belongs to elements [begin, end) of the value, which lie in one range, or in none
+  /// when there are none of them; the state covers them.
+  at::Tensor state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
 
   /// Calls of step() so far.
   int64_t step_count() const { return step_count_; }
@@ -61,13 +71,14 @@ class Optimizer {
   void set_parameter_step_count(size_t i, int64_t count);
 
  protected:
-  Optimizer(std::vector<FlatParameter> parameters, std::vector<std::string> state_names, double weight_decay);
+  /// Throws Error(kUsage) for rates and weight decays that are negative or not finite.
+  Optimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters);
 
   /// Tensors that are updated alike; entry k of each list belongs to the same elements.
   struct Update {
     std::vector<at::Tensor> values;
     std::vector<at::Tensor> gradients;
-    std::vector<std::vector<at::Tensor>> states;  ///< one list for each of state_names()
+    std::vector<std::vector<at::Tensor>> states;  ///< one list for each of states() that covers the elements
     double weight_decay = 0;
     double lr = 0;
     int64_t step = 0;  ///< of the parameter that the elements belong to, from 1
@@ -75,21 +86,30 @@ class Optimizer {
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
 
- private:
-  void update_alike(size_t i, const at::Tensor& gradient, bool decay, double lr);
+  /// Updates the ranges of parameter i that are matrices. Called for every parameter with a gradient.
+  virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
+ private:
+  void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double lr);
+  size_t state_index(const std::string& name) const;
+  /// Where the state has what belongs to element `begin` of a range of parameter i.
+  int64_t state_offset(size_t state, size_t i, int64_t begin) const;
+
+  OptimizerOptions options_;
   std::vector<FlatParameter> parameters_;
-  std::vector<std::string> state_names_;
+  std::vector<std::vector<Treatment>> treatments_;  ///< [parameter] those of its ranges, each once
+  std::vector<StateKind> state_kinds_;
   std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
-  double weight_decay_;
   int64_t step_count_ = 0;
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };
 
 std::vector<std::string> optimizer_names();
 
-/// Throws Error(kUsage) for an unknown name or a number outside its range.
+/// Throws Error(kUsage) for an unknown name or a number outside its range. `matrices` must outlive the
+/// optimizer; muon needs it.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
-                                          std::vector<FlatParameter> parameters);
+                                          std::vector<FlatParameter> parameters,
+                                          WholeMatrices* matrices = nullptr);
 
 }  // namespace fsdp::optim

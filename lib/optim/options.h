@@ -1,31 +1,50 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace fsdp::optim {
 
+/// Parameters that are treated apart.
+struct ParameterGroupOptions {
+  std::vector<std::string> pattern = {};  ///< (with * and ?) of their names
+  /// In place of OptimizerOptions::lr; follows the schedule as that does.
+  std::optional<double> lr = std::nullopt;
+  std::optional<double> lr_scale = std::nullopt;  ///< times that; not beside lr
+  std::optional<double> weight_decay = std::nullopt;
+
+  bool operator==(const ParameterGroupOptions&) const = default;
+};
+
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
-  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, lion
-  double eps = 1e-8;                        ///< adam, adamw
-  double momentum = 0.0;                    ///< sgd
+  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, lion, muon's adamw
+  double eps = 1e-8;                        ///< adam, adamw, muon's adamw
+  double momentum = 0.0;                    ///< sgd, muon
   double dampening = 0.0;                   ///< sgd
-  bool nesterov = false;                    ///< sgd
+  bool nesterov = false;                    ///< sgd, muon
   double weight_decay = 0.1;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
   std::vector<std::string> no_decay;
+  /// muon: patterns of matrices that adamw updates, as it does all that are no matrices.
+  std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*", "*wte*", "*wpe*"};
+  int64_t ns_steps = 5;                                             ///< muon
+  std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< muon
+  std::string adjust_lr_fn = "original";                            ///< muon; or "match_rms_adamw"
+  /// Of several that match, the first counts. no_decay goes before their weight decay.
+  std::vector<ParameterGroupOptions> groups;
   bool fused = true;  ///< kernels of one pass over memory; off: the same arithmetic from tensor operations
 };
 
 struct ScheduleOptions {
-  std::string name = "constant";  ///< constant, cosine, linear, wsd, inverse_sqrt, polynomial
+  std::string name = "constant";  ///< one of schedule_names()
   int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
   int64_t decay_steps = 0;        ///< wsd: length of the final decay; 0: a tenth of the run
-  double min_lr_ratio = 0.0;      ///< the rate never falls under this share of lr after warm-up
-  double power = 1.0;             ///< polynomial
+  double min_lr_ratio = 0.0;  ///< the rate never falls under this share of lr after warm-up
+  double power = 1.0;         ///< polynomial
 };
 
 /// Dynamic loss scaling (optim/grad_scaler.h).

@@ -7,10 +7,7 @@
 namespace fsdp::optim {
 
 Sgd::Sgd(const OptimizerOptions& options, std::vector<FlatParameter> parameters)
-    : Optimizer(
-          std::move(parameters),
-          options.momentum != 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{},
-          options.weight_decay),
+    : Optimizer(options, std::move(parameters)),
       momentum_(options.momentum),
       dampening_(options.dampening),
       nesterov_(options.nesterov),

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "optim/parameter_groups.h"
 #include "plan/activations.h"
 #include "plan/unit_memory.h"
+#include "shard/matrix_shares.h"
 #include "shard/step_formula.h"
 #include "util/held_bytes.h"
 
@@ -26,23 +28,50 @@ int64_t inputs(const ActivationShape& shape) {
 
 /// Tensors of a range's size that the composed arithmetic has at once at most (lib/optim).
 int64_t composed_temporaries(const optim::OptimizerOptions& options) {
-  const bool decays_in_gradient = options.weight_decay != 0;
+  bool decays_in_gradient = options.weight_decay != 0;
+  for (const optim::ParameterGroupOptions& group : options.groups) {
+    decays_in_gradient = decays_in_gradient || group.weight_decay.value_or(0) != 0;
+  }
   if (options.name == "adam") return decays_in_gradient ? 2 : 1;
   if (options.name == "sgd") return (decays_in_gradient ? 1 : 0) + (options.nesterov ? 1 : 0);
   return 1;
 }
 
+std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const shard::ParameterSizes& parameter : unit.parameters) {
+    if (optim::treatment_of(options, parameter.name, parameter.shape).matrix)
+      shapes.push_back(parameter.shape);
+  }
+  return shapes;
+}
+
+/// What muon has while it computes the matrices of a unit (shard/matrix_exchange.h, optim/muon.h).
+int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  const std::vector<std::vector<int64_t>> shapes = matrices_of(options, unit);
+  if (shapes.empty()) return 0;
+  const int ranks = static_cast<int>(unit.is_cut() ? unit.groups.shards : unit.groups.replicas);
+  const std::vector<int> owners = shard::share_matrices(shapes, ranks);
+  int64_t most = 0;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const int64_t numel = shapes[i][0] * shapes[i][1], least = std::min(shapes[i][0], shapes[i][1]);
+    most = std::max(most, owners[i] == 0 ? 3 * numel + least * least : numel);
+  }
+  return 4 * (unit.shard_numel + (unit.is_cut() ? unit.gathered_numel : 0) + most);
+}
+
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
-  int64_t largest = 0;
+  int64_t largest = 0, matrices = 0;
   for (const UnitSizes& unit : units) {
     if (unit.has_trainable_parameters) largest = std::max(largest, unit.shard_numel);
+    matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
   }
   // Of norms other than the second libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
-  if (!config.optimizer.fused) update += 4 * largest * composed_temporaries(config.optimizer);
-  return std::max(norm, update);
+  const int64_t composed = config.optimizer.fused ? 0 : 4 * largest * composed_temporaries(config.optimizer);
+  return std::max(norm, update + std::max(composed, matrices));
 }
 
 struct StepPeak {
@@ -93,10 +122,39 @@ int64_t read_of_others(const config::Config& config, const std::vector<UnitSizes
 
 }  // namespace
 
-int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, int64_t shard_bytes) {
-  if (options.name == "adamw" || options.name == "adam") return 2 * shard_bytes;
-  if (options.name == "lion") return shard_bytes;
-  return options.momentum != 0 ? shard_bytes : 0;
+int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std::vector<UnitSizes>& units) {
+  int64_t bytes = 0;
+  for (const optim::StateKind& kind : optim::state_kinds(options)) {
+    for (const UnitSizes& unit : units) {
+      if (kind.elements == optim::StateKind::Elements::kAll) {
+        bytes += unit.shard_bytes();
+        continue;
+      }
+      for (const shard::ParameterSizes& parameter : unit.parameters) {
+        const bool matrix = optim::treatment_of(options, parameter.name, parameter.shape).matrix;
+        if (kind.covers(matrix)) bytes += 4 * parameter.shard_numel;
+      }
+    }
+  }
+  return bytes;
+}
+
+shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
+                                 const std::vector<UnitSizes>& units) {
+  shard::Traffic traffic;
+  for (const UnitSizes& unit : units) {
+    if (matrices_of(options, unit).empty()) continue;
+    if (unit.is_cut()) {
+      ++traffic.all_gathers;
+      ++traffic.reduce_scatters;
+      traffic.all_gather_bytes += unit.shard_bytes();
+      traffic.reduce_scatter_bytes += unit.shard_bytes();
+    } else if (unit.groups.replicas > 1) {
+      ++traffic.all_reduces;
+      traffic.all_reduce_bytes += unit.shard_bytes();
+    }
+  }
+  return traffic;
 }
 
 MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
@@ -107,7 +165,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
 
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
-  plan.optimizer = optimizer_state_bytes(config.optimizer, step.shard_bytes);
+  plan.optimizer = optimizer_state_bytes(config.optimizer, units);
   for (const UnitSizes& unit : units) plan.gradients += shard_gradient_bytes(config, unit);
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = saved_activation_bytes(shape);

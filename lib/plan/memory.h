@@ -3,7 +3,8 @@
 // The memory of one rank in a step, from sizes alone.
 //
 //   shards       master weights, 4 bytes an element, padding included
-//   optimizer    adamw, adam: two such; lion: one; sgd: one with momentum, else none
+//   optimizer    adamw, adam: two such; lion: one; sgd: one with momentum, else none; muon: 4 bytes an
+//                element of matrices, 8 of others
 //   gradients    of the shards: 4 bytes an element, or reduce_dtype's with keep_low_precision_grads; there
 //                from the end of a unit's backward to the begin of the next step
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h. The pool
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "shard/traffic.h"
 #include "shard/unit_sizes.h"
 #include "util/free_ranges.h"
 
@@ -44,7 +46,12 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::Un
 /// however fast the network is.
 util::Arena::Shape arena_shape(const config::Config& config, const std::vector<shard::UnitSizes>& units);
 
-/// What fsdp::optim keeps between steps.
-int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, int64_t shard_bytes);
+/// What fsdp::optim keeps between steps. Nothing is frozen.
+int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
+                              const std::vector<shard::UnitSizes>& units);
+
+/// What a rank exchanges for the update (shard/matrix_exchange.h).
+shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
+                                 const std::vector<shard::UnitSizes>& units);
 
 }  // namespace fsdp::plan

@@ -175,6 +175,7 @@ Plan make_plan(const config::Config& config, const PlanOptions& options) {
   plan.step = shard::step_formula(
       plan.units, config::shard_options(config),
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  plan.optimizer_traffic = optimizer_traffic(config.optimizer, plan.units);
   plan.memory = plan_memory(config, plan.units);
   plan.time = plan_time(config, plan.units,
                         {.flops_per_second = options.flops_tflops * 1e12,

@@ -41,6 +41,7 @@ struct Plan {
   int64_t parameters = 0;
   std::vector<shard::UnitSizes> units;
   shard::StepFormula step;
+  shard::Traffic optimizer_traffic;  ///< of whole matrices (muon); not in `step`
   MemoryPlan memory;
   TimePlan time;
   /// Largest data.micro_batch_size whose device peak is within memory_gib; 0: not even 1 is.

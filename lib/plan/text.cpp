@@ -112,6 +112,10 @@ std::string communication_table(const Plan& plan) {
   text += concat("  ", traffic.all_gathers, " all-gathers (", plan.step.forward_all_gathers, " forward, ",
                  plan.step.backward_all_gathers, " backward), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
+  if (const shard::Traffic& update = plan.optimizer_traffic; collectives(update) > 0) {
+    text += printed("  %-42s %6ld %16s %12s %12s\n", "besides, whole matrices for muon",
+                    static_cast<long>(collectives(update)), "", "", decimal_bytes(payload(update)).c_str());
+  }
   return text;
 }
 
@@ -254,6 +258,7 @@ std::string plan_json(const Plan& plan) {
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},
       {"communication", json_of(plan.step.traffic)},
+      {"optimizer_communication", json_of(plan.optimizer_traffic)},
       {"time",
        {{"flops", plan.time.flops},
         {"compute_seconds", plan.time.compute},

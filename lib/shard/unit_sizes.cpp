@@ -19,6 +19,11 @@ void take_layout(const UnitLayout& layout, UnitSizes& sizes) {
   sizes.gathered_numel = layout.gathered_numel();
   sizes.unsharded_numel = layout.unsharded_numel();
   sizes.gathers_in_place = layout.gathers_in_place();
+  for (size_t i = 0; i < layout.parameters().size(); ++i) {
+    const ParameterPlace& place = layout.parameters()[i];
+    sizes.parameters.push_back(
+        {.name = place.name, .shape = place.shape, .shard_numel = layout.local_range(i, 0).numel()});
+  }
 }
 
 std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOptions& options,

@@ -22,6 +22,15 @@
 
 namespace fsdp::shard {
 
+/// One parameter of a unit.
+struct ParameterSizes {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t shard_numel = 0;  ///< elements of the unit's first rank, which has the most of the unit
+
+  bool operator==(const ParameterSizes&) const = default;
+};
+
 /// One unit as one rank has it. Elements, unless the name says bytes.
 struct UnitSizes {
   std::string name;
@@ -32,6 +41,7 @@ struct UnitSizes {
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   GroupSizes groups;
+  std::vector<ParameterSizes> parameters;
 
   bool gathers_in_place = true;       ///< what is gathered is the unsharded buffer, see UnitLayout
   bool is_root = false;               ///< lives as the root does, see Engine::is_root()

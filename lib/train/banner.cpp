@@ -27,8 +27,8 @@ std::string how(const config::Config& config) {
 }
 
 /// ", 2.0 GiB for the optimizer", or nothing.
-std::string for_optimizer(const config::Config& config, int64_t shard_bytes) {
-  const int64_t bytes = plan::optimizer_state_bytes(config.optimizer, shard_bytes);
+std::string for_optimizer(const config::Config& config, const shard::Engine& engine) {
+  const int64_t bytes = plan::optimizer_state_bytes(config.optimizer, shard::unit_sizes(engine));
   return bytes == 0 ? "" : concat(", ", human_bytes(bytes), " for the optimizer");
 }
 
@@ -66,9 +66,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
              "\n");
   text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
                  shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
-  text +=
-      concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, as much for gradients",
-             for_optimizer(config, engine.shard_bytes()), "\n");
+  text += concat("shard      ", human_bytes(engine.shard_bytes()),
+                 " of parameters a rank, as much for gradients", for_optimizer(config, engine), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
                    human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");

@@ -34,8 +34,9 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     parts.engine->buffer_pool().reserve(plan::arena_shape(config, shard::unit_sizes(*parts.engine)));
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
-    parts.optimizer =
-        optim::make_optimizer(config.optimizer, flat_parameters(*parts.engine, config.optimizer.no_decay));
+    parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
+    parts.optimizer = optim::make_optimizer(
+        config.optimizer, flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());
   });
   const auto& precision = config.mixed_precision;
   bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
@@ -45,12 +46,13 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
 
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested) {
-  return TrainStep({*parts.model, *parts.engine, *parts.optimizer, batches,
-                    parts.scaler ? &*parts.scaler : nullptr, std::move(stop_requested)},
-                   {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
-                    .max_grad_norm = config.training.max_grad_norm,
-                    .norm_type = config.training.norm_type,
-                    .no_sync = config.training.no_sync});
+  return TrainStep(
+      {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
+       std::move(stop_requested), parts.guard ? &*parts.guard : nullptr},
+      {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
+       .max_grad_norm = config.training.max_grad_norm,
+       .norm_type = config.training.norm_type,
+       .no_sync = config.training.no_sync});
 }
 
 }  // namespace fsdp::train

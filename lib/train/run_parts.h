@@ -19,7 +19,8 @@ namespace fsdp::train {
 
 struct RunParts {
   std::shared_ptr<nn::Stage> model;
-  std::shared_ptr<shard::Engine> engine;  ///< shards the model
+  std::shared_ptr<shard::Engine> engine;           ///< shards the model
+  std::unique_ptr<optim::WholeMatrices> matrices;  ///< of the optimizer
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::GradScaler> scaler;
 };

@@ -3,28 +3,24 @@
 #include <tuple>
 #include <utility>
 
-#include "util/name_patterns.h"
-
 namespace fsdp::train {
 
 std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
-                                                  const std::vector<std::string>& no_decay) {
+                                                  const optim::OptimizerOptions& options) {
   std::vector<optim::FlatParameter> parameters;
   for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
   for (const shard::Segment& segment : engine.segments()) {
     if (!segment.requires_grad || segment.begin == segment.end) continue;
-    bool decay = !util::matches_any(segment.name, no_decay);
-    int64_t begin = segment.shard_offset, end = begin + segment.numel();
-    auto& ranges = parameters[segment.unit].ranges;
-    // Neighbours that are treated alike are one pass for the optimizer.
-    if (!ranges.empty() && ranges.back().end == begin && ranges.back().decay == decay) {
-      ranges.back().end = end;
-    } else {
-      ranges.push_back({begin, end, decay});
-    }
+    parameters[segment.unit].ranges.push_back({segment.shard_offset, segment.shard_offset + segment.numel(),
+                                               optim::treatment_of(options, segment.name, segment.shape)});
   }
   return parameters;
 }
+
+ShardedMatrices::ShardedMatrices(const shard::Engine& engine, const optim::OptimizerOptions& options)
+    : exchange_(engine, [&options](const shard::Segment& segment) {
+        return segment.requires_grad && optim::treatment_of(options, segment.name, segment.shape).matrix;
+      }) {}
 
 namespace {
 
@@ -45,27 +41,32 @@ std::pair<int64_t, int64_t> replicas_part(const shard::Segment& segment, size_t 
 std::vector<checkpoint::TensorSlice> state_slices(const shard::Engine& engine,
                                                   const optim::Optimizer& optimizer, SlicePurpose purpose) {
   std::vector<checkpoint::TensorSlice> slices;
-  auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& flat) {
+  auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& part) {
     auto index = static_cast<size_t>(&segment - engine.segments().data());
     auto [begin, end] = std::pair(segment.begin, segment.end);
     if (purpose == SlicePurpose::kSave) {
       std::tie(begin, end) = replicas_part(segment, index, engine.units()[segment.unit]->groups());
     }
-    slices.push_back({.name = prefix + segment.name,
-                      .shape = segment.shape,
-                      .begin = begin,
-                      .end = end,
-                      .data = flat.narrow(0, segment.shard_offset + segment.rows * (begin - segment.begin),
-                                          segment.rows * (end - begin)),
-                      .rows = segment.rows});
+    slices.push_back(
+        {.name = prefix + segment.name,
+         .shape = segment.shape,
+         .begin = begin,
+         .end = end,
+         .data = part.narrow(0, segment.rows * (begin - segment.begin), segment.rows * (end - begin)),
+         .rows = segment.rows});
   };
   for (const shard::Segment& segment : engine.segments()) {
-    add("model/", segment, engine.units()[segment.unit]->storage().shard());
+    const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
+    add("model/", segment, shard.narrow(0, segment.shard_offset, segment.numel()));
   }
-  for (const std::string& state : optimizer.state_names()) {
+  for (const optim::StateKind& state : optimizer.states()) {
     for (const shard::Segment& segment : engine.segments()) {
-      if (segment.requires_grad)
-        add("optimizer/" + state + "/", segment, optimizer.state(state, segment.unit));
+      if (!segment.requires_grad) continue;
+      if (!state.covers(optim::treatment_of(optimizer.options(), segment.name, segment.shape).matrix))
+        continue;
+      const int64_t end = segment.shard_offset + segment.numel();
+      add("optimizer/" + state.name + "/", segment,
+          optimizer.state_of(state.name, segment.unit, segment.shard_offset, end));
     }
   }
   return slices;

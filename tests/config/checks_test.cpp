@@ -86,6 +86,15 @@ TEST(Conflicts, OptionsOfSgdAreForSgd) {
   EXPECT_NE(only_conflict(config).find("optimizer.dampening: expected 0"), std::string::npos);
 }
 
+TEST(Conflicts, MuonNeedsMomentum) {
+  Config config;
+  config.optimizer.name = "muon";
+  EXPECT_NE(only_conflict(config).find("optimizer.momentum: expected a number above 0"), std::string::npos);
+  config.optimizer.momentum = 0.95;
+  config.optimizer.nesterov = true;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(Conflicts, WarmupAndDecayFitTheRun) {
   Config config;
   config.lr_scheduler.warmup_steps = 200;

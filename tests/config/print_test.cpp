@@ -25,6 +25,8 @@ Config unusual() {
   config.training.fused_kernels = false;
   config.model.num_key_value_heads = 4;
   config.fsdp.exclude_stages = {};
+  config.optimizer.groups = {{.pattern = {"*no\"rm*", "*.bias"}, .lr_scale = 0.1, .weight_decay = 1.0 / 3.0},
+                             {.pattern = {"*"}, .lr = 3e-4}};
   return config;
 }
 

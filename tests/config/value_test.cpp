@@ -28,6 +28,10 @@ TEST(TomlText, WritesEveryType) {
   EXPECT_EQ(toml_text(Value(int64_t{-3})), "-3");
   EXPECT_EQ(toml_text(Value(std::vector<std::string>{"a", "b"})), R"(["a", "b"])");
   EXPECT_EQ(toml_text(Value(std::vector<double>{0.9, 1})), "[0.9, 1.0]");
+  EXPECT_EQ(
+      toml_text(Value(std::vector<optim::ParameterGroupOptions>{
+          {.pattern = {"a", "b*"}, .lr_scale = 2}, {.pattern = {"c"}, .lr = 0.5, .weight_decay = 0}})),
+      R"([{ pattern = ["a", "b*"], lr_scale = 2.0 }, { pattern = ["c"], lr = 0.5, weight_decay = 0.0 }])");
   EXPECT_EQ(toml_text(Value(std::vector<double>{})), "[]");
 }
 

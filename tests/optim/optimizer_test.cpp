@@ -91,8 +91,7 @@ TEST_P(EveryOptimizer, TouchesNothingOutsideTheRanges) {
   at::Tensor value = random_values(100, "value"), gradient = random_values(100, "gradient");
   // Padding may hold anything.
   value.slice(0, 60, 64).fill_(std::numeric_limits<float>::quiet_NaN());
-  FlatParameter parameter{
-      "p", value.clone(), {{3, 40, true}, {40, 40, true}, {40, 60, false}, {64, 97, true}}};
+  FlatParameter parameter{"p", value.clone(), {{3, 40}, {40, 40}, {40, 60, {.decay = false}}, {64, 97}}};
   auto optimizer = make({parameter});
   take_steps(*optimizer, 3, gradient, 1e-2);
   const at::Tensor& updated = optimizer->parameters()[0].value;
@@ -108,7 +107,7 @@ TEST_P(EveryOptimizer, TouchesNothingOutsideTheRanges) {
 
 TEST_P(EveryOptimizer, DecaysOnlyTheRangesThatDecay) {
   at::Tensor value = random_values(50, "value"), gradient = random_values(50, "gradient");
-  auto mixed = make({{"p", value.clone(), {{0, 20, true}, {20, 50, false}}}});
+  auto mixed = make({{"p", value.clone(), {{0, 20}, {20, 50, {.decay = false}}}}});
   auto decayed = make({parameter_of(value)});
   OptimizerOptions without = options();
   without.weight_decay = 0;
@@ -236,7 +235,7 @@ TEST_P(EveryOptimizer, RestoresTheStepsOfEachParameter) {
 
 TEST_P(EveryOptimizer, UpdatesLeavesOfAutograd) {
   at::Tensor value = random_values(37, "value").requires_grad_();
-  auto optimizer = make({{"p", value, {{0, 37, true}}}});
+  auto optimizer = make({{"p", value, {{0, 37}}}});
   optimizer->step({at::ones({37})}, 1e-2);
   EXPECT_TRUE(value.is_leaf());
   EXPECT_FALSE(optimizer->parameters()[0].value.grad_fn());
@@ -260,8 +259,8 @@ TEST_P(EveryOptimizer, AssertsItsContract) {
   EXPECT_THROW(optimizer->set_step_count(-1), util::Error);
   EXPECT_THROW(optimizer->set_parameter_step_count(0, -1), util::Error);
   EXPECT_THROW(optimizer->set_parameter_step_count(0, 1), util::Error);
-  EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 6, true}}}}), util::Error);
-  EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 3, true}, {2, 5, true}}}}), util::Error);
+  EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 6}}}}), util::Error);
+  EXPECT_THROW(make({{"p", at::zeros({5}), {{0, 3}, {2, 5}}}}), util::Error);
   EXPECT_THROW(make({{"p", at::zeros({5, 2}), {}}}), util::Error);
 }
 

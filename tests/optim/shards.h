@@ -14,7 +14,7 @@ inline at::Tensor random_values(int64_t n, const std::string& name) {
 }
 
 inline FlatParameter parameter_of(const at::Tensor& value) {
-  return {"p", value.clone(), {{0, value.numel(), true}}};
+  return {"p", value.clone(), {{0, value.numel()}}};
 }
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {

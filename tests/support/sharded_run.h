@@ -79,8 +79,8 @@ inline std::unique_ptr<optim::Optimizer> optimizer_over(const shard::Engine& eng
   for (const shard::Segment& segment : engine.segments()) {
     if (!segment.requires_grad || segment.begin == segment.end) continue;
     int64_t end = segment.shard_offset + segment.numel();
-    bool decay = !util::matches_any(segment.name, plan.optimizer->no_decay);
-    parameters[segment.unit].ranges.push_back({segment.shard_offset, end, decay});
+    parameters[segment.unit].ranges.push_back(
+        {segment.shard_offset, end, optim::treatment_of(*plan.optimizer, segment.name, segment.shape)});
   }
   return optim::make_optimizer(*plan.optimizer, std::move(parameters));
 }
@@ -151,8 +151,11 @@ inline RunResult train_unsharded(const RunPlan& plan) {
     const at::Tensor& parameter = named.value();
     if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     parameters.push_back(parameter);
-    bool decay = !plan.optimizer || !util::matches_any(named.key(), plan.optimizer->no_decay);
-    flat.push_back({named.key(), parameter.detach().view({-1}), {{0, parameter.numel(), decay}}});
+    optim::Treatment treatment;
+    if (plan.optimizer) {
+      treatment = optim::treatment_of(*plan.optimizer, named.key(), parameter.sizes().vec());
+    }
+    flat.push_back({named.key(), parameter.detach().view({-1}), {{0, parameter.numel(), treatment}}});
   }
   std::unique_ptr<optim::Optimizer> optimizer;
   if (plan.optimizer) optimizer = optim::make_optimizer(*plan.optimizer, flat);

@@ -70,6 +70,12 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_GT(measured.peak, 4 << 20) << "too small for a difference to mean anything";
 }
 
+void muon(config::Config& config) {
+  config.optimizer.name = "muon";
+  config.optimizer.momentum = 0.95;
+  config.data.sequence_length = 16;
+}
+
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
 void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
 
@@ -146,6 +152,18 @@ INSTANTIATE_TEST_SUITE_P(
                c.data.sequence_length = 16;
              }},
         Case{"lion", 2, "llama", [](auto& c) { c.optimizer.name = "lion"; }},
+        Case{"muon", 2, "llama", muon},
+        Case{"muon_gpt2_alone", 1, "gpt2", muon},
+        Case{"muon_per_parameter", 3, "llama",
+             [](auto& c) {
+               muon(c);
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"muon_no_shard", 2, "llama",
+             [](auto& c) {
+               muon(c);
+               c.fsdp.strategy = "no_shard";
+             }},
         Case{"everything_resharded", 4, "llama",
              [](auto& c) { c.fsdp.reshard_root_after_forward = c.fsdp.reshard_last_after_forward = true; }},
         Case{"no_prefetch", 4, "llama",
@@ -253,6 +271,27 @@ TEST(Plan, OfTheTenBlocksGivesThePayloadsOfTheNotes) {
           "model.layers.0 ... model.layers.9              30    1,600,032,000      0.80 GB     24.00 GB"),
       std::string::npos)
       << text;
+}
+
+TEST(Plan, CountsWhatMuonExchangesForWholeMatrices) {
+  config::Config config = small_config();
+  EXPECT_EQ(make_plan(config, {.world_size = 2}).optimizer_traffic.all_gathers, 0);
+  muon(config);
+  const Plan plan = make_plan(config, {.world_size = 2});
+  int64_t blocks = 0, bytes = 0;
+  for (const shard::UnitSizes& unit : plan.units) {
+    if (unit.name.find("layers") == std::string::npos) continue;
+    ++blocks;
+    bytes += unit.shard_bytes();
+  }
+  EXPECT_EQ(blocks, 3);
+  EXPECT_EQ(plan.optimizer_traffic.all_gathers, blocks);
+  EXPECT_EQ(plan.optimizer_traffic.reduce_scatters, blocks);
+  EXPECT_EQ(plan.optimizer_traffic.all_gather_bytes, bytes);
+  EXPECT_NE(plan_text(plan).find("whole matrices for muon"), std::string::npos);
+  config.fsdp.strategy = "no_shard";
+  EXPECT_GT(make_plan(config, {.world_size = 2}).optimizer_traffic.all_reduces, 0);
+  EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
 }
 
 TEST(Plan, OfATrillionParametersTakesNeitherTimeNorMemory) {

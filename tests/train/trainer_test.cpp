@@ -170,6 +170,18 @@ INSTANTIATE_TEST_SUITE_P(
     All, ResumedRun,
     ::testing::Values(
         Resumption{"adamw", [](config::Config&) {}},
+        Resumption{"muon",
+                   [](config::Config& config) {
+                     config.optimizer.name = "muon";
+                     config.optimizer.momentum = 0.95;
+                     config.optimizer.nesterov = true;
+                   }},
+        Resumption{"sgd_with_dampening",
+                   [](config::Config& config) {
+                     config.optimizer.name = "sgd";
+                     config.optimizer.momentum = 0.9;
+                     config.optimizer.dampening = 0.5;
+                   }},
         Resumption{"tied_with_accumulation",
                    [](config::Config& config) {
                      config.model.tie_word_embeddings = true;
@@ -235,6 +247,22 @@ TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {
   auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
   fs::remove_all(folder_ / "out/step-00000006");
   config_.data.micro_batch_size = 2;
+  train(3, config_);
+  auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
+  ASSERT_EQ(resumed.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]);
+}
+
+TEST_F(TrainerTest, MuonResumesAtAnotherWorldSizeAndLayout) {
+  config_.optimizer.name = "muon";
+  config_.optimizer.momentum = 0.95;
+  config_.data.micro_batch_size = 6;
+  config_.checkpoint.interval_steps = 3;
+  train(1, config_);
+  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  fs::remove_all(folder_ / "out/step-00000006");
+  config_.data.micro_batch_size = 2;
+  config_.fsdp.layout = "per_parameter";
   train(3, config_);
   auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
   ASSERT_EQ(resumed.size(), whole.size());

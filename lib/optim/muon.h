@@ -1,0 +1,46 @@
+#pragma once
+
+#include "optim/adam.h"
+
+namespace fsdp::optim {
+
+/// Muon (Jordan et al.: Muon: An optimizer for hidden layers in neural networks, 2024) with the arithmetic of
+/// PyTorch's torch.optim.Muon, but for the matrix products, which are float32 here and bfloat16 there. For a
+/// matrix [rows, columns] with gradient g:
+///
+///   momentum_buffer = momentum * momentum_buffer + (1 - momentum) * g
+///   d      = nesterov ? momentum * momentum_buffer + (1 - momentum) * g : momentum_buffer
+///   value *= 1 - lr * weight_decay
+///   value -= lr * r * orthogonalized(d)
+///
+/// where r is sqrt(max(1, rows / columns)) with adjust_lr_fn "original", and 0.2 * sqrt(max(rows, columns))
+/// with "match_rms_adamw" (Liu et al.: Muon is scalable for LLM training, 2025), which makes steps about as
+/// long as AdamW's. Parameters that are no matrices, and those of adamw_parameters, are updated by AdamW with
+/// the same options. A weight that is stored transposed (gpt2's) counts as it is stored.
+///
+/// Whole matrices come through WholeMatrices, once a step for each parameter that has any. step() is
+/// collective.
+class Muon : public Adam {
+ public:
+  /// Throws Error(kUsage) for a momentum that is not above 0 and below 1, and for numbers of the iteration
+  /// that it cannot have.
+  Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices);
+
+ private:
+  void update_matrices(size_t i, const at::Tensor& gradient, double lr) override;
+  /// Moves `buffer` on and gives the direction that follows; all [n].
+  void add_to_momentum(const at::Tensor& gradient, const at::Tensor& buffer, const at::Tensor& direction);
+  void descend(const at::Tensor& value, const at::Tensor& direction, double lr, double decay);
+  bool can_fuse(const at::Tensor& tensor) const;
+  at::Tensor scaled_orthogonal(const at::Tensor& matrix) const;
+
+  WholeMatrices* matrices_;
+};
+
+/// Newton-Schulz iteration towards the nearest matrix with orthonormal rows or columns: X becomes
+/// a X + (b A + c A^2) X, with A = X X^T and coefficients {a, b, c}, `steps` times, from matrix / its
+/// Frobenius norm. With the usual coefficients the singular values end near 1, not at it. matrix: [rows,
+/// columns].
+at::Tensor orthogonalized(const at::Tensor& matrix, int64_t steps, const std::vector<double>& coefficients);
+
+}  // namespace fsdp::optim

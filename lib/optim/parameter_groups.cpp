@@ -1,0 +1,45 @@
+#include "optim/parameter_groups.h"
+
+#include "util/name_patterns.h"
+
+namespace fsdp::optim {
+
+Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
+                       const std::vector<int64_t>& shape) {
+  Treatment treatment{.decay = !util::matches_any(name, options.no_decay)};
+  for (size_t i = 0; i < options.groups.size() && treatment.group == 0; ++i) {
+    if (util::matches_any(name, options.groups[i].pattern)) treatment.group = i + 1;
+  }
+  treatment.matrix =
+      options.name == "muon" && shape.size() == 2 && !util::matches_any(name, options.adamw_parameters);
+  return treatment;
+}
+
+double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr) {
+  if (treatment.group == 0) return lr;
+  const ParameterGroupOptions& group = options.groups[treatment.group - 1];
+  // The schedule gives shares of options.lr.
+  if (group.lr) return options.lr == 0 ? 0 : lr * (*group.lr / options.lr);
+  return lr * group.lr_scale.value_or(1);
+}
+
+double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment) {
+  if (!treatment.decay) return 0;
+  if (treatment.group == 0) return options.weight_decay;
+  return options.groups[treatment.group - 1].weight_decay.value_or(options.weight_decay);
+}
+
+std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
+  using Elements = StateKind::Elements;
+  if (options.name == "adamw" || options.name == "adam") return {{"exp_avg"}, {"exp_avg_sq"}};
+  if (options.name == "lion") return {{"exp_avg"}};
+  if (options.name == "sgd" && options.momentum != 0) return {{"momentum_buffer"}};
+  if (options.name == "muon") {
+    return {{"momentum_buffer", Elements::kMatrices},
+            {"exp_avg", Elements::kOthers},
+            {"exp_avg_sq", Elements::kOthers}};
+  }
+  return {};
+}
+
+}  // namespace fsdp::optim

@@ -1,0 +1,47 @@
+#pragma once
+
+// How the optimizer's options treat each parameter, by its name and shape. Needs no libtorch.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "optim/options.h"
+
+namespace fsdp::optim {
+
+/// What the elements of a parameter have in common in an update.
+struct Treatment {
+  bool decay = true;    ///< whether weight decay applies
+  size_t group = 0;     ///< g > 0: OptimizerOptions::groups[g - 1]; 0: none
+  bool matrix = false;  ///< updated as a whole matrix (Muon), not element by element
+
+  bool operator==(const Treatment&) const = default;
+};
+
+/// Of several groups whose patterns match, the first counts.
+Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
+                       const std::vector<int64_t>& shape);
+
+/// The rate of such a parameter, where others have `lr`.
+double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr);
+
+double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment);
+
+/// What an optimizer keeps of each element between steps.
+struct StateKind {
+  enum class Elements { kAll, kMatrices, kOthers };
+
+  std::string name;  ///< as PyTorch has it: "exp_avg"
+  Elements elements = Elements::kAll;
+
+  bool covers(bool matrix) const {
+    return elements == Elements::kAll || (elements == Elements::kMatrices) == matrix;
+  }
+};
+
+/// Those of the optimizer of that name; none for an unknown name.
+std::vector<StateKind> state_kinds(const OptimizerOptions& options);
+
+}  // namespace fsdp::optim

@@ -1,0 +1,81 @@
+#include "shard/matrix_exchange.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "shard/layout_views.h"
+#include "shard/matrix_shares.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+/// The ranks that share the work of a unit.
+comm::Communicator& sharing(const Unit& unit) {
+  const ProcessGroups& groups = unit.groups();
+  return unit.is_cut() || groups.replicas() == 1 ? *groups.shard : *groups.replicate;
+}
+
+}  // namespace
+
+MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix)
+    : engine_(engine) {
+  for (size_t u = 0; u < engine.units().size(); ++u) {
+    const Unit& unit = *engine.units()[u];
+    const std::vector<ParameterPlace>& places = unit.storage().layout().parameters();
+    std::vector<Owned> owned;
+    std::vector<std::vector<int64_t>> shapes;
+    for (const Segment& segment : engine.segments()) {
+      if (segment.unit != u || !is_matrix(segment)) continue;
+      auto place = std::find_if(places.begin(), places.end(), [&](const ParameterPlace& candidate) {
+        return candidate.name == segment.name;
+      });
+      FSDP_CHECK(place != places.end() && place->shape.size() == 2, segment.name, " is no matrix of ",
+                 unit.name());
+      owned.push_back({.parameter = static_cast<size_t>(place - places.begin())});
+      shapes.push_back(place->shape);
+    }
+    const std::vector<int> ranks = share_matrices(shapes, sharing(unit).world_size());
+    for (size_t i = 0; i < owned.size(); ++i) owned[i].rank = ranks[i];
+    owners_.push_back(std::move(owned));
+  }
+}
+
+void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& function) const {
+  const Unit& unit = *engine_.units().at(index);
+  const UnitLayout& layout = unit.storage().layout();
+  comm::Communicator& group = sharing(unit);
+  FSDP_CHECK(flat.dim() == 1 && flat.numel() == layout.shard_numel() && flat.is_contiguous(), unit.name(),
+             ": not shaped like its shard");
+  if (!has_matrices(index)) return;
+  at::NoGradGuard no_grad;
+  const comm::CallSite site{.unit = unit.name(), .pass = "optimizer"};
+  at::Tensor gathered = flat;
+  if (unit.is_cut()) {
+    gathered = at::empty({layout.gathered_numel()}, flat.options());
+    at::Tensor own = gathered.narrow(0, group.rank() * flat.numel(), flat.numel()).copy_(flat);
+    group.all_gather(gathered, own, site)->wait();
+  }
+  for (const Owned& owned : owners_[index]) {
+    // A tensor of its own, so that what is computed does not depend on where the matrix lies.
+    const bool mine = owned.rank == group.rank();
+    at::Tensor matrix = at::empty(layout.parameters()[owned.parameter].shape, flat.options());
+    std::vector<LayoutPiece> pieces = pieces_of(layout, owned.parameter, matrix, gathered);
+    if (mine) {
+      for (const LayoutPiece& piece : pieces) piece.whole.copy_(piece.gathered);
+      at::Tensor image = function(matrix);
+      FSDP_CHECK(image.sizes() == matrix.sizes(), unit.name(), ": a matrix changed its shape");
+      matrix.copy_(image);
+    }
+    for (const LayoutPiece& piece : pieces) mine ? piece.gathered.copy_(piece.whole) : piece.gathered.zero_();
+  }
+  if (unit.is_cut()) {
+    group.reduce_scatter(flat, gathered, site)->wait();
+  } else if (group.world_size() > 1) {
+    group.all_reduce(flat, comm::ReduceOp::kSum, site)->wait();
+  }
+}
+
+}  // namespace fsdp::shard
