@@ -132,6 +132,24 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
                steps, " - ", schedule.warmup_steps, " = ", steps - schedule.warmup_steps, "; found ",
                schedule.decay_steps, "; make it smaller or the run longer"));
   }
+  const bool tri_stage = schedule.name == "tri_stage";
+  conflicts.unless(tri_stage || schedule.hold_steps == 0, {"lr_scheduler.hold_steps", "lr_scheduler.name"},
+                   concat("lr_scheduler.hold_steps: expected 0 unless lr_scheduler.name is tri_stage; found ",
+                          schedule.hold_steps, "; leave it out"));
+  if (tri_stage && warmup_fits) {
+    conflicts.unless(schedule.min_lr_ratio > 0, {"lr_scheduler.min_lr_ratio", "lr_scheduler.name"},
+                     "lr_scheduler.min_lr_ratio: expected a number above 0 with tri_stage, whose decay is "
+                     "exponential; found 0; 0.01 is usual");
+    const int64_t left = steps - schedule.warmup_steps;
+    conflicts.unless(
+        schedule.hold_steps <= left && schedule.decay_steps <= left - schedule.hold_steps,
+        {"lr_scheduler.decay_steps", "lr_scheduler.hold_steps", "lr_scheduler.warmup_steps", "training.steps",
+         "lr_scheduler.name"},
+        concat("lr_scheduler.decay_steps: expected hold_steps + decay_steps of at most training.steps - "
+               "lr_scheduler.warmup_steps = ",
+               steps, " - ", schedule.warmup_steps, " = ", left, "; found ", schedule.hold_steps, " + ",
+               schedule.decay_steps, "; make them smaller or the run longer"));
+  }
   conflicts.unless(
       config.evaluation.interval_steps == 0 || !config.data.validation.empty(),
       {"evaluation.interval_steps", "data.validation"},

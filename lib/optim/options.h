@@ -42,7 +42,9 @@ struct OptimizerOptions {
 struct ScheduleOptions {
   std::string name = "constant";  ///< one of schedule_names()
   int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
-  int64_t decay_steps = 0;        ///< wsd: length of the final decay; 0: a tenth of the run
+  int64_t hold_steps = 0;         ///< tri_stage: steps with the whole rate after the warm-up
+  /// wsd: length of the final decay; 0: a tenth of the run. tri_stage: of the decay; 0: the rest of the run.
+  int64_t decay_steps = 0;
   double min_lr_ratio = 0.0;  ///< the rate never falls under this share of lr after warm-up
   double power = 1.0;         ///< polynomial
 };

@@ -55,13 +55,22 @@ double inverse_sqrt(const ScheduleOptions& schedule, const Moment& at) {
                   std::sqrt(static_cast<double>(at.peak) / static_cast<double>(at.step)));
 }
 
+double tri_stage(const ScheduleOptions& schedule, const Moment& at) {
+  const int64_t end_of_hold = at.peak + schedule.hold_steps;
+  if (at.step <= end_of_hold) return 1;
+  const int64_t left = at.total - end_of_hold;
+  const int64_t decay = schedule.decay_steps > 0 ? std::min(schedule.decay_steps, left) : left;
+  const double done = static_cast<double>(at.step - end_of_hold) / static_cast<double>(decay);
+  return std::pow(schedule.min_lr_ratio, std::min(done, 1.0));
+}
+
 struct NamedShape {
   const char* name;
   Shape shape;
 };
 constexpr NamedShape kShapes[] = {
-    {"constant", constant},         {"cosine", cosine},        {"linear", linear}, {"wsd", wsd},
-    {"inverse_sqrt", inverse_sqrt}, {"polynomial", polynomial}};
+    {"constant", constant},         {"cosine", cosine},         {"linear", linear},      {"wsd", wsd},
+    {"inverse_sqrt", inverse_sqrt}, {"polynomial", polynomial}, {"tri_stage", tri_stage}};
 
 Shape shape_of(const std::string& name) {
   for (const NamedShape& candidate : kShapes) {
@@ -83,14 +92,20 @@ std::vector<std::string> schedule_names() {
 
 void check_schedule(const ScheduleOptions& schedule) {
   shape_of(schedule.name);
-  if (schedule.warmup_steps < 0 || schedule.decay_steps < 0) {
+  if (schedule.warmup_steps < 0 || schedule.hold_steps < 0 || schedule.decay_steps < 0) {
     fail(ErrorKind::kUsage, "lr_scheduler.warmup_steps = ", schedule.warmup_steps,
+         ", lr_scheduler.hold_steps = ", schedule.hold_steps,
          " and lr_scheduler.decay_steps = ", schedule.decay_steps,
          " must not be negative; correct the config");
   }
   if (!(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1)) {
     fail(ErrorKind::kUsage, "lr_scheduler.min_lr_ratio = ", schedule.min_lr_ratio,
          " must be a share from 0 to 1; correct the config");
+  }
+  if (schedule.name == "tri_stage" && schedule.min_lr_ratio == 0) {
+    fail(ErrorKind::kUsage,
+         "lr_scheduler.min_lr_ratio = 0 must be above 0 for tri_stage, whose decay is exponential; 0.01 is "
+         "usual");
   }
   if (!(schedule.power > 0 && std::isfinite(schedule.power))) {
     fail(ErrorKind::kUsage, "lr_scheduler.power = ", schedule.power,

@@ -14,6 +14,9 @@
 //   wsd           1 up to step S - d, then linear to m at step S, d = decay_steps (0: S/10, at least 1; never
 //                 more than S - f)                      Hu et al.: MiniCPM, 2024; Haegele et al., 2024
 //   inverse_sqrt  max(m, sqrt(f / s))                   Vaswani et al.: Attention is all you need, 2017
+//   tri_stage     1 up to step f + h, then m^((s - f - h) / d), then m; h = hold_steps, d = decay_steps (0:
+//   to
+//                 step S; never longer); m > 0          Park et al.: SpecAugment, 2019; fairseq's tri_stage
 //
 // So the last step has exactly m times the rate where the rate falls to m, and a run that is shorter than its
 // warm-up never leaves it. Steps after S keep the share of step S.

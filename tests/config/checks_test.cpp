@@ -86,6 +86,20 @@ TEST(Conflicts, OptionsOfSgdAreForSgd) {
   EXPECT_NE(only_conflict(config).find("optimizer.dampening: expected 0"), std::string::npos);
 }
 
+TEST(Conflicts, TheStagesFitTheRun) {
+  Config config;
+  config.lr_scheduler.hold_steps = 10;
+  EXPECT_NE(only_conflict(config).find("hold_steps: expected 0 unless"), std::string::npos);
+  config.lr_scheduler.name = "tri_stage";
+  EXPECT_NE(only_conflict(config).find("min_lr_ratio: expected a number above 0"), std::string::npos);
+  config.lr_scheduler.min_lr_ratio = 0.01;
+  config.lr_scheduler.warmup_steps = 50;
+  config.lr_scheduler.decay_steps = 140;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.lr_scheduler.decay_steps = 141;
+  EXPECT_NE(only_conflict(config).find("200 - 50 = 150; found 10 + 141"), std::string::npos);
+}
+
 TEST(Conflicts, MuonNeedsMomentum) {
   Config config;
   config.optimizer.name = "muon";

@@ -113,6 +113,8 @@ const std::map<std::string, Sample>& samples() {
       {"optimizer.adjust_lr_fn", {"\"match_rms_adamw\"", "\"none\""}},
       {"lr_scheduler.name", {"\"wsd\"", "\"cos\""}},
       {"lr_scheduler.warmup_steps", {"10", "-1"}},
+      {"lr_scheduler.hold_steps",
+       {"20", "-1", {"lr_scheduler.name=tri_stage", "lr_scheduler.min_lr_ratio=0.1"}}},
       {"lr_scheduler.decay_steps", {"20", "-1"}},
       {"lr_scheduler.min_lr_ratio", {"0.1", "1.5"}},
       {"lr_scheduler.power", {"2", "0"}},

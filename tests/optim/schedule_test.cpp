@@ -51,6 +51,13 @@ TEST(Schedule, FollowsTheDocumentedFormulas) {
   ScheduleOptions wsd = named("wsd", 2);
   wsd.decay_steps = 4;
   expect_shares(wsd, {0.5, 1, 1, 1, 0.75, 0.5, 0.25, 0});
+  ScheduleOptions tri_stage = named("tri_stage", 2, 0.01);
+  tri_stage.hold_steps = 2;
+  tri_stage.decay_steps = 4;
+  const double root = std::sqrt(0.1);
+  expect_shares(tri_stage, {0.5, 1, 1, 1, root, 0.1, 0.1 * root, 0.01, 0.01, 0.01});
+  tri_stage.decay_steps = 0;
+  expect_shares(tri_stage, {0.5, 1, 1, 1, 0.1, 0.01});
   expect_shares(named("wsd"), {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.5, 0});
 }
 
@@ -65,6 +72,7 @@ TEST(Schedule, ScalesWithTheRate) {
 TEST(Schedule, RisesToTheWholeRateAndNeverAgain) {
   for (const std::string& name : schedule_names()) {
     for (double floor : {0.0, 0.1, 1.0}) {
+      if (name == "tri_stage" && floor == 0) continue;  // refused
       for (int64_t total = 1; total <= 24; ++total) {
         for (int64_t warmup = 0; warmup <= total + 2; ++warmup) {
           for (int64_t decay = 0; decay <= total + 2; decay += 3) {
@@ -96,7 +104,7 @@ TEST(Schedule, RisesToTheWholeRateAndNeverAgain) {
 // No jump where the warm-up ends: on long runs neighbouring steps differ by little.
 TEST(Schedule, IsContinuousAtTheEndOfTheWarmUp) {
   for (const std::string& name : schedule_names()) {
-    ScheduleOptions schedule = named(name, 10'000);
+    ScheduleOptions schedule = named(name, 10'000, name == "tri_stage" ? 0.1 : 0);
     std::vector<double> rate = shares(schedule, 100'000);
     for (size_t i = 1; i < rate.size(); ++i)
       ASSERT_NEAR(rate[i], rate[i - 1], 1.1e-4) << name << " at " << i + 1;
@@ -127,6 +135,10 @@ TEST(Schedule, RefusesWhatItDoesNotKnow) {
   ScheduleOptions schedule = named("polynomial");
   schedule.power = 0;
   expect_refused(schedule, "power = 0");
+  expect_refused(named("tri_stage"), "min_lr_ratio = 0 must be above 0");
+  schedule = named("tri_stage", 0, 0.1);
+  schedule.hold_steps = -1;
+  expect_refused(schedule, "hold_steps = -1");
   schedule = named("wsd");
   schedule.decay_steps = -5;
   expect_refused(schedule, "decay_steps = -5");
