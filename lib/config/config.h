@@ -30,6 +30,13 @@ struct TrainingOptions {
   std::string matmul = "auto";
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
   bool no_sync = false;
+  /// No update, and no end of the run, where the loss or the gradient norm is not finite.
+  bool skip_nonfinite = false;
+  /// No update where one of the two lies more than so many standard deviations above its mean over the last
+  /// skip_window updates; 0: not looked at.
+  double skip_zscore = 0.0;
+  int64_t skip_window = 128;
+  int64_t max_skipped_steps = 10;  ///< skipped in a row; one more ends the run
 };
 
 struct EvaluationOptions {

@@ -87,6 +87,21 @@ std::vector<Key> make_keys() {
        "add gradients of micro-steps up unsharded, reduce after the last: less traffic, more memory",
        {},
        {}},
+      {KEY(training, skip_nonfinite),
+       "skip the update of a step whose loss or gradient norm is not finite; off: such a step ends the run",
+       {},
+       {}},
+      {KEY(training, skip_zscore),
+       "skip the update of a step whose loss or gradient norm lies so many standard deviations above the "
+       "mean; "
+       "0: none",
+       at_least(0),
+       {}},
+      {KEY(training, skip_window), "of skip_zscore: the last so many updates", between(2, 100'000), {}},
+      {KEY(training, max_skipped_steps),
+       "so many skipped steps in a row are borne; one more ends the run",
+       at_least(0),
+       {}},
 
       {KEY(evaluation, interval_steps),
        "validate every so many steps; 0: only after the last",

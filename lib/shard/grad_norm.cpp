@@ -78,6 +78,24 @@ double clip_grad_norm(Engine& engine, double max_norm, double norm_type, double 
   return norm;
 }
 
+std::string unit_with_largest_gradient(Engine& engine) {
+  at::NoGradGuard no_grad;
+  const auto& units = engine.units();
+  at::Tensor squares = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
+  double* values = squares.data_ptr<double>();
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (counts(*units[i])) values[i] = std::pow(local_norm(*units[i], 2), 2);
+  }
+  engine.communicator()
+      .all_reduce(squares, comm::ReduceOp::kSum, {.unit = "gradient norms of units", .pass = "optimizer"})
+      ->wait();
+  size_t largest = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (values[i] > values[largest]) largest = i;
+  }
+  return units.empty() || values[largest] == 0 ? std::string() : units[largest]->name();
+}
+
 std::string first_unit_that_is_not_finite(Engine& engine) {
   at::NoGradGuard no_grad;
   const auto& units = engine.units();

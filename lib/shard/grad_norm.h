@@ -17,6 +17,9 @@ double grad_norm(Engine& engine, double norm_type = 2.0);
 /// caller decides. Collective.
 double clip_grad_norm(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0);
 
+/// The unit with the largest 2-norm of its gradient; empty when none has one. Collective.
+std::string unit_with_largest_gradient(Engine& engine);
+
 /// The unit nearest the loss whose gradient has an infinity or NaN on any rank, where a backward pass met it
 /// first; empty when all are finite. Collective.
 std::string first_unit_that_is_not_finite(Engine& engine);

@@ -58,6 +58,7 @@ void MetricsFile::write(const StepMetrics& metrics) {
                                  {"step_seconds", metrics.step_seconds},
                                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
+  if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
   write_line(line.dump());
 }
 

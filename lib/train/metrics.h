@@ -20,6 +20,8 @@ struct StepMetrics {
   double step_seconds = 0.0;  ///< mean since the line before
   int64_t peak_memory_bytes = 0;
   std::optional<double> loss_scale = std::nullopt;  ///< for the next step; only with a loss scaler
+  /// Steps of the run whose update was skipped for their loss or norm; only where that may be.
+  std::optional<int64_t> skipped_steps = std::nullopt;
 };
 
 class MetricsFile {

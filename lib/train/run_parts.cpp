@@ -41,6 +41,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   const auto& precision = config.mixed_precision;
   bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
   if (optim::uses_grad_scaler(config.loss_scaler, float16_in_use)) parts.scaler.emplace(config.loss_scaler);
+  if (UpdateGuard::is_wanted(config.training)) parts.guard.emplace(config.training);
   return parts;
 }
 

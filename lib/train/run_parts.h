@@ -23,6 +23,7 @@ struct RunParts {
   std::unique_ptr<optim::WholeMatrices> matrices;  ///< of the optimizer
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::GradScaler> scaler;
+  std::optional<UpdateGuard> guard;
 };
 
 /// This rank's place among those that share the global batch.

@@ -1,6 +1,7 @@
 #include "train/train_step.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 
@@ -25,12 +26,33 @@ StepResult TrainStep::run(const StepPosition& position) {
   double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   result.grad_norm = shard::clip_grad_norm(engine, options_.max_grad_norm, options_.norm_type, loss_scale);
   // Both numbers come out of all-reduces, so every rank sees the same and decides alike.
-  bool finite = std::isfinite(result.grad_norm);
-  bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
-  if (!std::isfinite(result.loss) || !can_go_on) report_divergence(position, result);
-  result.skipped = !finite;
-  if (finite) update_shards(position.lr);
+  const bool finite = std::isfinite(result.grad_norm);
+  const bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
+  if (!finite && can_go_on && std::isfinite(result.loss)) {
+    result.skip_reason =
+        util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
+  } else if (passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {
+    update_shards(position.lr);
+  }
+  result.skipped = !result.skip_reason.empty();
   return result;
+}
+
+bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
+                             StepResult& result) {
+  if (!finite && !(parts_.guard && parts_.guard->skips_nonfinite())) {
+    report_divergence(position, local_loss, result);
+  }
+  if (!parts_.guard) return true;
+  result.skip_reason = finite ? parts_.guard->outlier(result.loss, result.grad_norm)
+                              : util::concat("its loss ", result.loss, " or gradient norm ", result.grad_norm,
+                                             " is not finite");
+  if (result.skip_reason.empty()) {
+    parts_.guard->accept(result.loss, result.grad_norm);
+    return true;
+  }
+  if (!parts_.guard->skip()) report_divergence(position, local_loss, result);
+  return false;
 }
 
 double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step) {
@@ -61,13 +83,41 @@ void TrainStep::update_shards(double lr) {
   parts_.optimizer.step(gradients, lr);
 }
 
-void TrainStep::report_divergence(const StepPosition& position, const StepResult& result) {
-  std::string unit = shard::first_unit_that_is_not_finite(parts_.engine);
+std::string TrainStep::whose_samples(const StepPosition& position, double local_loss) {
+  comm::Communicator& communicator = parts_.engine.communicator();
+  at::Tensor flags = at::zeros({communicator.world_size()}, at::kDouble);
+  flags.data_ptr<double>()[communicator.rank()] = std::isfinite(local_loss) ? 0 : 1;
+  communicator.all_reduce(flags, comm::ReduceOp::kSum, {.unit = "finite losses"})->wait();
+  std::string ranks;
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    if (flags.data_ptr<double>()[rank] != 0) ranks += util::concat(ranks.empty() ? "" : ", ", rank);
+  }
+  std::string text;
+  if (position.samples > 0) {
+    text = util::concat(", samples ", position.first_global_sample, " to ",
+                        position.first_global_sample + position.samples - 1, " of the run");
+  }
+  return ranks.empty() ? text : util::concat(text, ", loss not finite on rank ", ranks);
+}
+
+void TrainStep::report_divergence(const StepPosition& position, double local_loss, const StepResult& result) {
+  const std::string samples = whose_samples(position, local_loss);
+  const std::string unit = shard::first_unit_that_is_not_finite(parts_.engine);
+  std::string where, how;
+  if (!unit.empty()) {
+    where = util::concat(", not finite first in the backward of unit ", unit);
+  } else if (!result.skip_reason.empty()) {
+    where = util::concat(", the largest gradient in unit ", shard::unit_with_largest_gradient(parts_.engine));
+  }
+  if (!result.skip_reason.empty()) {
+    how =
+        util::concat("; ", result.skip_reason, ", and it is skipped step ", parts_.guard->skipped_in_a_row(),
+                     " in a row where training.max_skipped_steps allows ", parts_.guard->max_skipped_steps());
+  }
   throw comm::AgreedError(
       util::ErrorKind::kDiverged,
-      util::concat("training diverged at step ", position.step, ": loss ", result.loss, ", gradient norm ",
-                   result.grad_norm,
-                   unit.empty() ? "" : util::concat(", not finite first in the backward of unit ", unit),
+      util::concat("training diverged at step ", position.step, samples, ": loss ", result.loss,
+                   ", gradient norm ", result.grad_norm, where, how,
                    "; the weights were not updated; go on from the last checkpoint with a lower "
                    "optimizer.lr, a longer warm-up or a smaller training.max_grad_norm"));
 }

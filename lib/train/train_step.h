@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "data/loader.h"
 #include "nn/stage.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
+#include "train/update_guard.h"
 
 namespace fsdp::train {
 
@@ -25,14 +27,17 @@ struct StepPosition {
   int64_t step = 1;                 ///< 1-based, for messages
   int64_t first_global_sample = 0;  ///< the run's sample position before the step
   double lr = 0.0;
+  int64_t samples = 0;  ///< of the step, over all ranks, for messages; 0: not known
 };
 
 struct StepResult {
   double loss = 0.0;       ///< mean over all tokens of the global batch, in nats
   double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
-  /// The gradients overflowed at this loss scale: nothing was updated, and the next step has a lower one.
+  /// Nothing was updated: the gradients overflowed at this loss scale, and the next step has a lower one; or
+  /// the guard said so.
   bool skipped = false;
-  bool stop = false;  ///< a rank was told to stop; the same on every rank
+  std::string skip_reason;  ///< empty unless skipped
+  bool stop = false;        ///< a rank was told to stop; the same on every rank
 };
 
 class TrainStep {
@@ -45,12 +50,14 @@ class TrainStep {
     const data::BatchSource& batches;
     optim::GradScaler* scaler = nullptr;             ///< none: the loss is not scaled
     std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked once a step
+    UpdateGuard* guard = nullptr;  ///< none: the first number that is not finite ends the run
   };
   TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {}
 
   /// Forward and backward of every micro-batch, clipping, one update of the shards. Collective.
   /// Throws Error(kDiverged) on every rank, before anything is updated, when the loss is not finite, or the
-  /// gradient norm is not and no lower loss scale is left to try.
+  /// gradient norm is not and no lower loss scale is left to try; with a guard that skips such steps, when it
+  /// has skipped too many in a row.
   StepResult run(const StepPosition& position);
 
  private:
@@ -58,7 +65,12 @@ class TrainStep {
   double run_micro_batch(const StepPosition& position, int64_t micro_step);
   void share_loss(double local_loss, StepResult& result);
   void update_shards(double lr);
-  [[noreturn]] void report_divergence(const StepPosition& position, const StepResult& result);
+  /// Asks the guard about a step that scaled gradients do not explain; whether to update.
+  bool passes_guard(const StepPosition& position, double local_loss, bool finite, StepResult& result);
+  [[noreturn]] void report_divergence(const StepPosition& position, double local_loss,
+                                      const StepResult& result);
+  /// "samples 64 to 127; the loss is not finite on rank 1". Collective.
+  std::string whose_samples(const StepPosition& position, double local_loss);
 
   Parts parts_;
   StepOptions options_;

@@ -39,7 +39,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
   checkpointer_ = std::make_unique<Checkpointer>(
-      config_, TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr},
+      config_,
+      TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr,
+                    parts_.guard ? &*parts_.guard : nullptr},
       *communicator_,
       Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
@@ -137,7 +139,10 @@ void Trainer::train() {
     faults_.at(FaultPlace::kStep, step + 1);
     if (trace_) trace_->begin_step(step + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
-    StepResult result = train_step.run({.step = step + 1, .first_global_sample = samples_seen, .lr = lr});
+    StepResult result = train_step.run({.step = step + 1,
+                                        .first_global_sample = samples_seen,
+                                        .lr = lr,
+                                        .samples = loader_->samples_per_step()});
     ++step;
     samples_seen += loader_->samples_per_step();
     tokens_seen += loader_->samples_per_step() * config_.data.sequence_length;
@@ -145,9 +150,7 @@ void Trainer::train() {
     summary_.stopped = result.stop && step < steps;
     if (result.skipped && is_first_rank()) {
       progress_.finish_line();
-      util::log_warning(util::concat("step ", step,
-                                     " was skipped: its gradients overflow; the loss scale is now ",
-                                     parts_.scaler->scale()));
+      util::log_warning(util::concat("step ", step, " was skipped: ", result.skip_reason));
     }
     if (step == steps || summary_.stopped || due(config_.logging.interval_steps)) report(result, lr);
     if (summary_.stopped) break;  // run() saves
@@ -183,6 +186,7 @@ void Trainer::report(const StepResult& result, double lr) {
                       .step_seconds = reading.step_seconds,
                       .peak_memory_bytes = util::peak_resident_bytes()};
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
+  if (parts_.guard) metrics.skipped_steps = parts_.guard->skipped();
   metrics_->write(metrics);
   progress_.show(metrics);
 }

@@ -49,6 +49,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
     record["loss_scaler"] = {{"scale", state.scaler->state().scale},
                              {"growth_tracker", state.scaler->state().growth_tracker}};
   }
+  if (state.guard) record["update_guard"] = state.guard->state();
   return record;
 }
 
@@ -59,6 +60,7 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     position.samples_seen = record.at("samples_seen").get<int64_t>();
     position.tokens_seen = record.at("tokens_seen").get<int64_t>();
     restore_step_counts(state.optimizer, record);
+    if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.scaler && record.contains("loss_scaler")) {
       state.scaler->set_state(
           {.scale = record.at("loss_scaler").at("scale").get<double>(),

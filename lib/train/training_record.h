@@ -10,6 +10,7 @@
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
+#include "train/update_guard.h"
 
 namespace fsdp::train {
 
@@ -18,6 +19,7 @@ struct TrainingState {
   const shard::Engine& engine;
   optim::Optimizer& optimizer;
   optim::GradScaler* scaler = nullptr;  ///< none: the loss is not scaled
+  UpdateGuard* guard = nullptr;         ///< none: no step is skipped for its loss or norm
 };
 
 /// How far a run has come.
@@ -30,8 +32,8 @@ struct RunPosition {
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
                                const RunPosition& position);
 
-/// Puts step counts and loss scale back and returns the position. kCheckpoint when the record is not one of
-/// training_record(); `where` opens the message.
+/// Puts step counts, loss scale and what the guard remembers back and returns the position. kCheckpoint when
+/// the record is not one of training_record(); `where` opens the message.
 RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
                                     const std::string& where);
 

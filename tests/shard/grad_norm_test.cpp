@@ -156,5 +156,17 @@ TEST(GradNorm, ClipsAsTheWholeModelWhateverIsSharded) {
   }
 }
 
+TEST(GradNorm, FindsTheUnitWithTheLargestGradient) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    testing::ChainStage chain(3, 3);
+    auto engine = testing::shard_under_test(chain, {.min_num_params = 1}, testing::borrowed(communicator));
+    EXPECT_EQ(unit_with_largest_gradient(*engine), "");
+    chain.forward(at::ones({2, 3})).sum().backward();
+    // Only the second rank's part of it is large.
+    if (communicator.rank() == 1) engine->units()[2]->storage().shard_gradient().fill_(1e6);
+    EXPECT_EQ(unit_with_largest_gradient(*engine), engine->units()[2]->name());
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::shard

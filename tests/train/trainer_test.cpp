@@ -182,6 +182,13 @@ INSTANTIATE_TEST_SUITE_P(
                      config.optimizer.momentum = 0.9;
                      config.optimizer.dampening = 0.5;
                    }},
+        Resumption{"skipping_spikes",
+                   [](config::Config& config) {
+                     // So low that ordinary steps are spikes, before the checkpoint and after it.
+                     config.training.skip_zscore = 0.5;
+                     config.training.skip_window = 2;
+                     config.training.max_skipped_steps = 100;
+                   }},
         Resumption{"tied_with_accumulation",
                    [](config::Config& config) {
                      config.model.tie_word_embeddings = true;
