@@ -159,7 +159,9 @@ TEST(GradNorm, ClipsAsTheWholeModelWhateverIsSharded) {
 TEST(GradNorm, FindsTheUnitWithTheLargestGradient) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::ChainStage chain(3, 3);
-    auto engine = testing::shard_under_test(chain, {.min_num_params = 1}, testing::borrowed(communicator));
+    ShardOptions options;
+    options.min_num_params = 1;
+    auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
     EXPECT_EQ(unit_with_largest_gradient(*engine), "");
     chain.forward(at::ones({2, 3})).sum().backward();
     // Only the second rank's part of it is large.

@@ -18,6 +18,13 @@ bool is_matrix(const Segment& segment) { return segment.shape.size() == 2; }
 /// What no rank could do with a part alone.
 at::Tensor image_of(const at::Tensor& matrix) { return matrix.mm(matrix.t()).mm(matrix).div_(matrix.norm()); }
 
+/// Every stage is a unit.
+ShardOptions every_stage() {
+  ShardOptions options;
+  options.min_num_params = 1;
+  return options;
+}
+
 struct Setting {
   const char* name;
   int world_size;
@@ -36,7 +43,9 @@ TEST_P(Exchange, MapsEveryMatrixOnceAndGivesEachRankItsPart) {
     auto model = testing::make_initialized(testing::tiny_options());
     std::map<std::string, at::Tensor> weights;
     for (const auto& named : model->named_parameters()) weights[named.key()] = named.value().detach().clone();
-    ShardOptions options{.strategy = GetParam().strategy, .min_num_params = 200};
+    ShardOptions options;
+    options.strategy = GetParam().strategy;
+    options.min_num_params = 200;
     auto engine = testing::shard_under_test(
         *model, options, comm::Mesh({.dcn = GetParam().dcn}, testing::borrowed(communicator)));
     MatrixExchange exchange(*engine, is_matrix);
@@ -77,7 +86,7 @@ TEST(MatrixExchange, GathersAndScattersOnceAUnit) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
     testing::CountingCommunicator communicator(inner);
     testing::ChainStage chain(2, 3);
-    auto engine = testing::shard_under_test(chain, {.min_num_params = 1}, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, every_stage(), testing::borrowed(communicator));
     MatrixExchange exchange(*engine, is_matrix);
     const int64_t gathers = communicator.count("all_gather"), scatters = communicator.count("reduce_scatter");
     int64_t units = 0;
@@ -95,7 +104,7 @@ TEST(MatrixExchange, GathersAndScattersOnceAUnit) {
 TEST(MatrixExchange, KnowsUnitsWithoutMatrices) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::ChainStage chain(2, 3);
-    auto engine = testing::shard_under_test(chain, {.min_num_params = 1}, testing::borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, every_stage(), testing::borrowed(communicator));
     MatrixExchange none(*engine, [](const Segment&) { return false; });
     for (size_t u = 0; u < engine->units().size(); ++u) {
       EXPECT_FALSE(none.has_matrices(u));

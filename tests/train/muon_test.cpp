@@ -47,7 +47,10 @@ Tensors trained(const Cut& cut, const optim::OptimizerOptions& update = muon_opt
   comm::run_ranks_as_threads(cut.world_size, [&](comm::Communicator& communicator) {
     at::set_num_threads(1);
     auto model = testing::make_initialized(testing::tiny_options());
-    const shard::ShardOptions options{.strategy = cut.strategy, .layout = cut.layout, .min_num_params = 200};
+    shard::ShardOptions options;
+    options.strategy = cut.strategy;
+    options.layout = cut.layout;
+    options.min_num_params = 200;
     auto engine =
         shard::fully_shard(*model, options, comm::Mesh({.dcn = cut.dcn}, testing::borrowed(communicator)));
     ShardedMatrices matrices(*engine, update);

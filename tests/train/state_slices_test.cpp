@@ -123,15 +123,40 @@ TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) 
   shard::ShardOptions options;
   options.min_num_params = 1000;  // everything in the root: bias (2), then three weights of 4
   auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
-  auto parameters = flat_parameters(*engine, {"*bias"});
+  optim::OptimizerOptions optimizer;
+  optimizer.no_decay = {"*bias"};
+  auto parameters = flat_parameters(*engine, optimizer);
   ASSERT_EQ(parameters.size(), 1u);
   ASSERT_EQ(parameters[0].ranges.size(), 3u);
   EXPECT_EQ(parameters[0].ranges[0].end, 2);
-  EXPECT_FALSE(parameters[0].ranges[0].decay);
+  EXPECT_FALSE(parameters[0].ranges[0].treatment.decay);
   EXPECT_EQ(parameters[0].ranges[1].begin, 2);
   EXPECT_EQ(parameters[0].ranges[1].end, 6);
-  EXPECT_TRUE(parameters[0].ranges[1].decay);
+  EXPECT_TRUE(parameters[0].ranges[1].treatment.decay);
   EXPECT_EQ(parameters[0].ranges[2].begin, 10);
+}
+
+TEST(StateSlices, OfMuonAreOneAverageOfMatricesAndTwoOfTheRestOnEveryRank) {
+  comm::run_ranks_as_threads(3, [](comm::Communicator& communicator) {
+    testing::ChainStage chain(2, 3);
+    shard::ShardOptions options;
+    options.min_num_params = 1;
+    auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
+    optim::OptimizerOptions muon;
+    muon.name = "muon";
+    muon.momentum = 0.95;
+    muon.adamw_parameters = {"layers.1.*"};
+    ShardedMatrices matrices(*engine, muon);
+    auto optimizer = optim::make_optimizer(muon, flat_parameters(*engine, muon), &matrices);
+    std::vector<std::string> names;
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kLoad)) {
+      if (slice.name.starts_with("optimizer/")) names.push_back(slice.name.substr(10));
+      EXPECT_EQ(slice.data.numel(), slice.end - slice.begin) << slice.name;
+    }
+    EXPECT_EQ(names, (std::vector<std::string>{"momentum_buffer/layers.0.weight", "exp_avg/bias",
+                                               "exp_avg/layers.1.weight", "exp_avg_sq/bias",
+                                               "exp_avg_sq/layers.1.weight"}));
+  });
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ class TrainStepTest : public ::testing::Test {
     ready.model = testing::make_initialized(config_.model);
     ready.engine =
         shard::fully_shard(*ready.model, config::shard_options(config_), testing::borrowed(communicator));
-    ready.optimizer = optim::make_optimizer(config_.optimizer, flat_parameters(*ready.engine, {}));
+    ready.optimizer =
+        optim::make_optimizer(config_.optimizer, flat_parameters(*ready.engine, config_.optimizer));
     ready.loader = std::make_unique<data::TrainLoader>(
         config_.data, config_.model.vocab_size, 1,
         data::Placement{communicator.rank(), communicator.world_size(), options.gradient_accumulation_steps});
