@@ -5,17 +5,6 @@
 #include "kernels/gradient_sink.h"
 
 namespace fsdp::kernels {
-namespace {
-
-constexpr int64_t kMostParts = 32;
-
-}  // namespace
-
-RowParts::RowParts(int64_t rows, int64_t width) : rows_(rows), width_(width) {
-  const int64_t wanted = std::clamp<int64_t>(rows * width / kGrain, 1, kMostParts);
-  each_ = std::max<int64_t>(1, (rows + wanted - 1) / wanted);
-  count_ = std::max<int64_t>(1, (rows + each_ - 1) / each_);
-}
 
 at::Tensor sums_of_parts(const RowParts& parts, int64_t vectors) {
   return at::zeros({parts.count(), vectors, parts.width()}, at::kFloat);

@@ -10,11 +10,9 @@
 #include <algorithm>
 
 #include "kernels/cpu/loops.h"
+#include "kernels/row_parts.h"
 
 namespace fsdp::kernels {
-
-/// Elements that one thread takes at least.
-inline constexpr int64_t kGrain = 1 << 15;
 
 inline const cpu::Loops& loops_of(const at::Tensor& x) {
   return cpu::loops(x.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16);
@@ -32,20 +30,6 @@ void for_rows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
                    [&](int64_t begin, int64_t end) { body(begin, end - begin); });
 }
-
-/// Rows cut into parts whose sums are added up in their order. The cuts depend on the sizes alone, so that
-/// sums do not depend on the number of threads.
-class RowParts {
- public:
-  RowParts(int64_t rows, int64_t width);
-  int64_t count() const { return count_; }
-  int64_t first(int64_t part) const { return part * each_; }
-  int64_t rows(int64_t part) const { return std::min(each_, rows_ - first(part)); }
-  int64_t width() const { return width_; }
-
- private:
-  int64_t rows_, width_, each_, count_;
-};
 
 /// [parts, vectors, width] of zeros, and what they come to: [vectors, width].
 at::Tensor sums_of_parts(const RowParts& parts, int64_t vectors);

@@ -44,6 +44,7 @@ void ActivationParts::norm_forward() {
 void ActivationParts::norm_backward(bool residual) {
   if (shape_.fused) {
     tape_.take(x());
+    tape_.touch(sums_of_rows(hidden(), llama() ? 1 : 2));
     tape_.give(2 * x() + norm_statistics());  // the gradient of the result, the input
     if (residual) tape_.give(x());
     return;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/row_parts.h"
 #include "plan/activations.h"
 #include "plan/memory_tape.h"
 
@@ -40,6 +41,11 @@ class ActivationParts {
   int64_t x32() const { return wide32(hidden()); }
   /// Reciprocal roots, or means and reciprocal deviations.
   int64_t norm_statistics() const { return wide32(llama() ? 1 : 2); }
+
+  /// What a fused backward has of the gradients of vectors [width], part by part.
+  int64_t sums_of_rows(int64_t width, int64_t vectors) const {
+    return kernels::RowParts(count(), width).bytes(vectors);
+  }
 
   bool recomputes(const char* type) const {
     const auto& types = shape_.recomputed;

@@ -131,6 +131,7 @@ void BlockActivations::feed_forward_backward() {
     product_backward(hidden(), inner, false, x(), Into::kSum);
   } else {
     tape_.take(one);
+    if (shape_.fused) tape_.touch(sums_of_rows(inner, 1));
     tape_.give(2 * one);
     product_backward(hidden(), inner, false, x());
   }
