@@ -10,6 +10,8 @@
 
 #include "kernels/block_product.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/reduce.h"
+#include "kernels/row_loops.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -70,7 +72,7 @@ class WeightProduct final : public Function<WeightProduct> {
   static Variable forward(AutogradContext* context, const Variable& given, const Variable& weight,
                           const std::optional<at::Tensor>& bias, bool transposed) {
     const at::Tensor x = given.contiguous(), w = transposed ? weight : weight.t();
-    context->save_for_backward({x, weight});
+    context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
     context->saved_data["transposed"] = transposed;
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias) return product_of(x, w);
@@ -91,7 +93,9 @@ class WeightProduct final : public Function<WeightProduct> {
     if (context->needs_input_grad(1)) {
       dweight = transposed ? weight_gradient(weight, x.t(), dy) : weight_gradient(weight, dy.t(), x);
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) dbias = dy.sum(0);
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+      dbias = gradient_from(sum_of_rows(dy), saved[2]);
+    }
     return {dx, dweight, dbias, {}};
   }
 
@@ -127,10 +131,12 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) 
       .view(shape);
 }
 
-at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                             Matmul matmul) {
-  if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) return at::addmm(bias, x, weight);
-  return WeightProduct::apply(x, weight, std::optional<at::Tensor>(bias), true);
+at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, Matmul matmul) {
+  if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) {
+    return bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
+  }
+  return WeightProduct::apply(x, weight, bias, true);
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {

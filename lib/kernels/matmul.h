@@ -8,10 +8,12 @@
 // own libraries.
 //
 // With oneDNN on CPUs that have its small products (block_product.h), fp32 products are made of these, and
-// the gradients of weights, in bf16 too, are added in fp32 to where they accumulate (gradient_sink.h).
+// the gradients of weights and biases, in bf16 too, are added in fp32 to where they accumulate
+// (gradient_sink.h).
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 
 namespace fsdp::kernels {
@@ -29,9 +31,9 @@ const char* name_of(Matmul matmul);
 /// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
 
-/// y = x W + b. x: [N, in], weight: [in, out], bias: [out] -> [N, out]
-at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                             Matmul matmul);
+/// y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
+at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, Matmul matmul);
 
 /// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);

@@ -25,8 +25,8 @@ void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradie
 }
 
 void ActivationParts::norm_forward() {
-  if (fused_block()) return tape_.take(wide32(1) + x());  // saved: the reciprocal roots; the result
-  if (low()) tape_.take(x32());                           // the input in fp32, saved
+  if (shape_.fused) return tape_.take(norm_statistics() + x());  // these are saved; the result
+  if (low()) tape_.take(x32());                                  // the input in fp32, saved
   if (llama()) {
     tape_.touch(x32() + 2 * wide32(1));  // squares and their means
     tape_.take(wide32(1) + x32());       // saved: the reciprocal roots, the normed input
@@ -42,9 +42,10 @@ void ActivationParts::norm_forward() {
 }
 
 void ActivationParts::norm_backward(bool residual) {
-  if (fused_block()) {
+  if (shape_.fused) {
     tape_.take(x());
-    tape_.give(2 * x() + wide32(1));  // the gradient of the result, the input
+    tape_.touch(sums_of_rows(hidden(), llama() ? 1 : 2));
+    tape_.give(2 * x() + norm_statistics());  // the gradient of the result, the input
     if (residual) tape_.give(x());
     return;
   }

@@ -22,6 +22,7 @@
 //
 //     llama   two RMSNorms          2 * (2 e ND + 4 N)
 //             SwiGLU                3 e N I
+//     gpt2    two LayerNorms        2 * (2 e ND + 8 N)
 //     loss                          e ND + e VD, the gradients of the head's input and weight, and no more
 //                                   than some rows of the scores at a time
 //

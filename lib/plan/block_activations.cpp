@@ -112,7 +112,7 @@ void BlockActivations::attention_backward() {
 }
 
 void BlockActivations::feed_forward_forward() {
-  const int64_t saved = fused_block() ? 3 : llama() ? 4 : 2;
+  const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
   tape_.take(saved * wide(model().intermediate_size));
   tape_.take(x());
 }
@@ -123,7 +123,7 @@ void BlockActivations::feed_forward_backward() {
   if (llama()) {
     tape_.take(2 * one);  // of both factors
     tape_.give(3 * one);  // that of the product, and the factors
-    if (!fused_block()) {
+    if (!shape_.fused) {
       tape_.take(one);
       tape_.give(2 * one);  // the gate and its gradient behind silu
     }
@@ -131,6 +131,7 @@ void BlockActivations::feed_forward_backward() {
     product_backward(hidden(), inner, false, x(), Into::kSum);
   } else {
     tape_.take(one);
+    if (shape_.fused) tape_.touch(sums_of_rows(inner, 1));
     tape_.give(2 * one);
     product_backward(hidden(), inner, false, x());
   }
