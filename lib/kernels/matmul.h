@@ -15,6 +15,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp::kernels {
 
@@ -30,6 +31,10 @@ const char* name_of(Matmul matmul);
 
 /// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
+
+/// The same with several weights. Where products are of kernels/block_product.h, x's gradient is summed by
+/// them.
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul);
 
 /// y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,

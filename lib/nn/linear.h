@@ -18,6 +18,7 @@ class Linear : public torch::nn::Module {
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {});
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
 
  private:
   at::Tensor weight_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/row_parts.h"
 #include "plan/activations.h"
@@ -68,6 +69,9 @@ class ActivationParts {
 
   /// y = x W. The gradient of y goes, unless the residual connection has it too; `saved` goes.
   void product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved, Into into = Into::kNew);
+
+  /// y_i = x W_i, the i-th [N, outs[i]]. The gradients of all y_i go; `saved` goes.
+  void joint_product_backward(int64_t in, const std::vector<int64_t>& outs, int64_t saved);
 
   /// Leaves the result, which the product behind it saves, and what backward needs.
   void norm_forward();

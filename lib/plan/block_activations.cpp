@@ -106,9 +106,7 @@ void BlockActivations::attention_backward() {
   }
   rotary_backward(keys);
   rotary_backward(hidden());
-  product_backward(hidden(), keys, false, 0);
-  product_backward(hidden(), keys, false, 0, Into::kSum);
-  product_backward(hidden(), hidden(), false, x(), Into::kThere);
+  joint_product_backward(hidden(), {hidden(), keys, keys}, x());
 }
 
 void BlockActivations::feed_forward_forward() {
@@ -127,8 +125,7 @@ void BlockActivations::feed_forward_backward() {
       tape_.take(one);
       tape_.give(2 * one);  // the gate and its gradient behind silu
     }
-    product_backward(hidden(), inner, false, 0);
-    product_backward(hidden(), inner, false, x(), Into::kSum);
+    joint_product_backward(hidden(), {inner, inner}, x());
   } else {
     tape_.take(one);
     if (shape_.fused) tape_.touch(sums_of_rows(inner, 1));
