@@ -1,8 +1,9 @@
-// fsdp-data: tokenizes text and inspects token files. Results go to stdout, messages to stderr.
+// fsdp-data: tokenizes text, converts and inspects token files. Results go to stdout, messages to stderr.
 
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "data/convert.h"
 #include "data/inspect.h"
 #include "data/token_files.h"
 #include "data/tokenize.h"
@@ -32,12 +33,21 @@ int run_tokenize(const data::TokenizeOptions& options) {
   return 0;
 }
 
+int run_convert(const data::ConvertOptions& options) {
+  data::ConvertReport report = data::convert(options);
+  std::string documents = data::has_documents(options.format)
+                              ? util::with_commas(report.documents) + " documents, "
+                              : std::string();
+  print(util::concat(options.output, ": ", documents, util::with_commas(report.tokens), " tokens\n"));
+  return 0;
+}
+
 /// The statistics come first, even when an id outside the vocabulary then makes it an error.
 int run_inspect(const data::InspectOptions& options, bool json) {
   data::TokenStatistics statistics = data::inspect(options);
   print(json ? data::to_json(statistics) : data::to_text(statistics));
   if (statistics.ids_outside_vocabulary > 0) {
-    data::check_all_ids(data::TokenFiles(options.files), options.vocab_size);
+    data::check_all_ids(data::TokenFiles(options.files, options.format), options.vocab_size);
   }
   return 0;
 }
@@ -81,11 +91,30 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   inspect_command->add_flag("--json", json, "Print a JSON object");
 
+  data::ConvertOptions convert;
+  std::string format, input_format;
+  CLI::App* convert_command = app.add_subcommand("convert", "Write token files in another format");
+  convert_command->add_option("FILE", convert.inputs, "Token files, joined in the order given")->required();
+  convert_command->add_option("--output", convert.output, "Token file to write")->required();
+  convert_command->add_option("--format", format, "One of: " + util::join(data::token_format_names(), ", "))
+      ->required();
+  convert_command->add_option("--document-separator", convert.document_separator,
+                              "Id that ends a document, for inputs whose format keeps no documents");
+  for (CLI::App* command : {convert_command, inspect_command}) {
+    command->add_option("--input-format", input_format,
+                        "Read the files in this format, in place of what their content and name tell");
+  }
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(util::ErrorKind::kUsage);
   }
-  return util::run_guarded(
-      [&] { return tokenize_command->parsed() ? run_tokenize(tokenize) : run_inspect(inspect, json); });
+  return util::run_guarded([&] {
+    if (!input_format.empty()) inspect.format = convert.input_format = data::token_format(input_format);
+    if (tokenize_command->parsed()) return run_tokenize(tokenize);
+    if (inspect_command->parsed()) return run_inspect(inspect, json);
+    convert.format = data::token_format(format);
+    return run_convert(convert);
+  });
 }

@@ -42,6 +42,24 @@ TEST_F(FsdpData, TokenizesAndInspects) {
   EXPECT_NE(out.find("0.6870 nats"), std::string::npos) << out;  // 2000 a, 1600 b
 }
 
+TEST_F(FsdpData, ConvertsAndInspectsEveryFormat) {
+  write_tokens(folder, "in.bin", {1, 2, 0, 3, 0});
+  ASSERT_EQ(run("convert in.bin --output m.bin --format megatron --document-separator 0"), 0) << err;
+  EXPECT_EQ(out, "m.bin: 2 documents, 5 tokens\n");
+  ASSERT_EQ(run("convert m.bin --output l.bin --format llm.c-u32"), 0) << err;
+  EXPECT_EQ(out, "l.bin: 5 tokens\n");
+  ASSERT_EQ(run("inspect m.bin l.bin"), 0) << err;
+  EXPECT_NE(out.find("m.bin (5 tokens, megatron, uint16, 2 documents)"), std::string::npos) << out;
+  EXPECT_NE(out.find("l.bin (5 tokens, llm.c-u32, uint32)"), std::string::npos) << out;
+  ASSERT_EQ(run("inspect m.bin l.bin --json"), 0) << err;
+  auto json = nlohmann::json::parse(out);
+  EXPECT_EQ(json["files"][0]["format"], "megatron");
+  EXPECT_EQ(json["files"][0]["documents"], 2);
+  EXPECT_EQ(json["files"][1]["dtype"], "uint32");
+  ASSERT_EQ(run("inspect l.bin --input-format u16 --json"), 0) << err;
+  EXPECT_EQ(nlohmann::json::parse(out)["tokens"], (1024 + 20) / 2);
+}
+
 TEST_F(FsdpData, ReportsIdsOutsideTheVocabularyAfterTheStatistics) {
   write_tokens(folder, "t.bin", {1, 2, 300});
   EXPECT_EQ(run("inspect t.bin --vocab-size 300"), 3);
@@ -61,7 +79,9 @@ TEST_F(FsdpData, WrongArgumentsExitWith2) {
   for (std::string arguments :
        {"", "grind", "tokenize", "tokenize a.txt", "tokenize a.txt --output", "inspect",
         "inspect a --sequence-length 0", "inspect a --vocab-size x",
-        "tokenize a.txt --output t.bin --tokenizer words", "inspect a --no-such-option",
+        "tokenize a.txt --output t.bin --tokenizer words", "convert a.txt --output t.bin",
+        "convert a.txt --output t.bin --format hdf5", "convert a.txt --output t.bin --format u32",
+        "inspect a.txt --input-format hdf5", "inspect a --no-such-option",
         "tokenize a.txt --output t.bin --validation-fraction 0.5", "tokenize a.txt --output a.txt",
         "tokenize a.txt --output t.bin --validation-output ''",
         "tokenize a.txt --output t.bin --validation-output v.bin --validation-fraction 7"}) {
