@@ -235,7 +235,9 @@ TEST_F(TokenFormats, RefusesAnIndexOfAnotherKind) {
   std::string path = folder.write("p.bin", six);
   folder.write("p.idx", "");
   expect_error(ErrorKind::kData, {path, "p.idx", "move it away"}, [&] { TokenFile file(path); });
-  folder.write("p.idx", std::string("TNTIDX\0\0" "0123456789", 18));
+  folder.write("p.idx", std::string("TNTIDX\0\0"
+                                    "0123456789",
+                                    18));
   expect_error(ErrorKind::kData, {"--dataset-impl mmap"}, [&] { TokenFile file(path); });
 }
 
