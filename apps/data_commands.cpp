@@ -33,11 +33,9 @@ int default_threads() { return static_cast<int>(std::max(1u, std::thread::hardwa
 
 std::string format_names() { return "One of: " + util::join(data::token_format_names(), ", "); }
 
-void add_threads(CLI::App* command, int& threads) {
+void add_threads(CLI::App* command, int& threads, const char* help) {
   threads = default_threads();
-  command->add_option("--threads", threads, "Threads; the result is the same for any number")
-      ->default_str("all cores")
-      ->check(CLI::Range(1, 1024));
+  command->add_option("--threads", threads, help)->default_str("all cores")->check(CLI::Range(1, 1024));
 }
 
 void add_input_format(CLI::App* command, std::string& format) {
@@ -67,9 +65,10 @@ void add_tokenize(CLI::App& app, Command& run) {
   data::TokenizeOptions& options = arguments->options;
   CLI::App* command = app.add_subcommand("tokenize", "Turn texts into a token file");
   command
-      ->add_option("TEXT", options.texts,
-                   "Texts, joined in the order given: files, patterns such as 'a/*.txt', - for standard input. "
-                   "Each is a document; of .jsonl and .ndjson each line is one")
+      ->add_option(
+          "TEXT", options.texts,
+          "Texts, joined in the order given: files, patterns such as 'a/*.txt', - for standard input. "
+          "Each is a document; of .jsonl and .ndjson each line is one")
       ->required();
   command->add_option("--output", options.output, "Token file to write")->required();
   command->add_option("--tokenizer", options.tokenizer, data::kTokenizerChoices)->capture_default_str();
@@ -101,7 +100,7 @@ void add_tokenize(CLI::App& app, Command& run) {
   command->add_option("--seed", options.seed, "Another choice of documents for validation")
       ->capture_default_str()
       ->needs(validation);
-  add_threads(command, options.threads);
+  add_threads(command, options.threads, "Threads; the output is the same for any number");
   command->callback([arguments, &run] {
     run = [arguments] {
       data::TokenizeOptions& options = arguments->options;
@@ -115,7 +114,8 @@ void add_tokenize(CLI::App& app, Command& run) {
       bool documents = options.format && data::has_documents(*options.format);
       print_output(options.output, report.tokens, report.documents, documents);
       if (options.validation_output.empty()) return;
-      print_output(options.validation_output, report.validation_tokens, report.validation_documents, documents);
+      print_output(options.validation_output, report.validation_tokens, report.validation_documents,
+                   documents);
     };
   });
 }
@@ -131,12 +131,13 @@ void add_train_tokenizer(CLI::App& app, Command& run) {
   command->add_option("--max-lines", options->max_lines, "Learn from so many lines, drawn at random")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  add_threads(command, options->threads);
+  add_threads(command, options->threads, "Threads");
   command->callback([options, &run] {
     run = [options] {
       data::train_tokenizer(*options);
       print(util::concat(options->output, ": ",
-                         util::with_commas(data::make_tokenizer(options->output)->vocab_size()), " tokens\n"));
+                         util::with_commas(data::make_tokenizer(options->output)->vocab_size()),
+                         " tokens\n"));
     };
   });
 }
@@ -154,8 +155,7 @@ void add_inspect(CLI::App& app, Command& run) {
   command->add_option("--vocab-size", options.vocab_size, "Refuse ids that are not below this (exit code 3)")
       ->check(CLI::PositiveNumber);
   command
-      ->add_option("--sequence-length", options.sequence_length,
-                   "Tokens a sample, for the number of samples")
+      ->add_option("--sequence-length", options.sequence_length, "Tokens a sample, for the number of samples")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   command->add_option("--tokenizer", options.tokenizer, "Shows the beginning as text")->capture_default_str();

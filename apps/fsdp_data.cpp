@@ -1,5 +1,5 @@
-// fsdp-data: tokenizes text, and converts, inspects and decodes token files. Results go to stdout, messages to
-// stderr.
+// fsdp-data: tokenizes text, and converts, inspects and decodes token files. Results go to stdout, messages
+// to stderr.
 
 #include <CLI/CLI.hpp>
 

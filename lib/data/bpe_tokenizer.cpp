@@ -186,12 +186,12 @@ size_t BpeTokenizer::likely_cut(std::string_view text) const {
   return text.size() - incomplete_utf8_tail(text);
 }
 
-std::string BpeTokenizer::bytes_of(int64_t id, bool /*begins*/) const {
+std::optional<std::string> BpeTokenizer::bytes_of(int64_t id, bool /*begins*/) const {
   if (id < 0 || id >= vocab_size() || !bytes_[static_cast<size_t>(id)]) {
     util::fail(util::ErrorKind::kData, "the id ", id, " is no token of the vocabulary ", name_, " (0 to ",
                vocab_size() - 1, "); decode it with the tokenizer that made it");
   }
-  return *bytes_[static_cast<size_t>(id)];
+  return bytes_[static_cast<size_t>(id)];
 }
 
 std::optional<int64_t> BpeTokenizer::id_of(const std::string& token) const {

@@ -27,7 +27,7 @@ class BpeTokenizer final : public Tokenizer {
   void encode(std::string_view text, std::vector<int64_t>& ids) const override;
   size_t encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const override;
   size_t likely_cut(std::string_view text) const override;
-  std::string bytes_of(int64_t id, bool begins) const override;
+  std::optional<std::string> bytes_of(int64_t id, bool begins) const override;
   std::optional<int64_t> end_of_text() const override { return end_of_text_; }
   std::optional<int64_t> id_of(const std::string& token) const override;
 

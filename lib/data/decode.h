@@ -11,8 +11,8 @@
 
 namespace fsdp::data {
 
-/// Hands the text of the tokens [begin, begin + count) to `write`, piece by piece. Throws Error(kData) for an id
-/// that the tokenizer does not have.
+/// Hands the text of the tokens [begin, begin + count) to `write`, piece by piece. Throws Error(kData) for an
+/// id that the tokenizer does not have.
 void decode(const TokenFiles& files, const Tokenizer& tokenizer, int64_t begin, int64_t count,
             const std::function<void(std::string_view)>& write);
 

@@ -59,17 +59,19 @@ class SentencePieceTokenizer final : public Tokenizer {
   size_t encode_some(std::string_view, size_t, std::vector<int64_t>&) const override { return 0; }
   size_t likely_cut(std::string_view) const override { return 0; }
 
-  std::string bytes_of(int64_t id, bool begins) const override {
+  std::optional<std::string> bytes_of(int64_t id, bool begins) const override {
     if (id < 0 || id >= vocab_size()) {
       fail(ErrorKind::kData, "the id ", id, " is no piece of the model ", name_, " (0 to ", vocab_size() - 1,
            "); decode it with the tokenizer that made it");
     }
     int piece_id = static_cast<int>(id);
-    if (processor_.IsControl(piece_id)) return "";
+    if (processor_.IsControl(piece_id)) return std::nullopt;
     if (processor_.IsUnknown(piece_id)) return kUnknown;
     const std::string& piece = processor_.IdToPiece(piece_id);
     // "<0x0A>"
-    if (processor_.IsByte(piece_id)) return {static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16))};
+    if (processor_.IsByte(piece_id)) {
+      return std::string(1, static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16)));
+    }
     std::string text;
     std::string_view rest = piece;
     if (begins && (blank_is_put_first_ || drops_blanks_) && rest.starts_with(kBlank)) {

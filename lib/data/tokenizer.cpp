@@ -31,7 +31,7 @@ class ByteTokenizer : public Tokenizer {
 
   size_t likely_cut(std::string_view text) const override { return text.size(); }
 
-  std::string bytes_of(int64_t id, bool /*begins*/) const override {
+  std::optional<std::string> bytes_of(int64_t id, bool /*begins*/) const override {
     check(id, 0);
     return std::string(1, static_cast<char>(id));
   }
@@ -77,14 +77,21 @@ std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder) {
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   std::string text;
-  for (int64_t id : ids) text += bytes_of(id, text.empty());
+  bool begins = true;
+  for (int64_t id : ids) {
+    std::optional<std::string> bytes = bytes_of(id, begins);
+    if (!bytes) continue;
+    begins = false;
+    text += *bytes;
+  }
   return text;
 }
 
 std::string TextDecoder::push(int64_t id) {
-  std::string bytes = tokenizer_.bytes_of(id, begins_);
-  if (!bytes.empty()) begins_ = false;
-  pending_ += bytes;
+  std::optional<std::string> bytes = tokenizer_.bytes_of(id, begins_);
+  if (!bytes) return "";
+  begins_ = false;
+  pending_ += *bytes;
   size_t whole = pending_.size() - incomplete_utf8_tail(pending_);
   std::string text = pending_.substr(0, whole);
   pending_.erase(0, whole);

@@ -33,9 +33,10 @@ class Tokenizer {
   /// text may be cut; 0 when texts are never cut. Only a guess, so that several threads can begin at once.
   virtual size_t likely_cut(std::string_view text) const = 0;
 
-  /// The bytes that a token stands for: not always whole characters. `begins`: nothing came before it. Throws
+  /// The bytes that a token stands for: not always whole characters. Nothing for a token that only marks a
+  /// place (as SentencePiece's <s> does). `begins`: no token that stands for bytes came before. Throws
   /// Error(kData) for an id outside the vocabulary.
-  virtual std::string bytes_of(int64_t id, bool begins) const = 0;
+  virtual std::optional<std::string> bytes_of(int64_t id, bool begins) const = 0;
 
   /// Throws Error(kData) for an id outside the vocabulary.
   virtual std::string decode(const std::vector<int64_t>& ids) const;

@@ -1,5 +1,5 @@
-// Byte-level BPE against ids that PyPI's tokenizers gave (tests/data/bpe/make_vectors.py), and against GPT-2's
-// own vocabulary where FSDP_GPT2_FOLDER names a folder with its encoder.json and vocab.bpe.
+// Byte-level BPE against ids that PyPI's tokenizers gave (tests/data/bpe/make_vectors.py), and against
+// GPT-2's own vocabulary where FSDP_GPT2_FOLDER names a folder with its encoder.json and vocab.bpe.
 
 #include "data/bpe_tokenizer.h"
 
@@ -62,8 +62,10 @@ TEST_P(BpeVectors, GivesTheIdsOfTokenizers) {
 }
 
 TEST_P(BpeVectors, EveryTextComesBackFromItsIds) {
-  if (GetParam() == "removed_kind") GTEST_SKIP() << "its pattern drops blanks";
-  std::string text = text_of_all();
+  if (GetParam() == "removed_kind") {
+    EXPECT_EQ(tokenizer->decode(encode(*tokenizer, "to  be\n")), "tobe");  // its pattern drops blanks
+    return;
+  }
   std::string before = GetParam() == "prefix_kind" ? " " : "";
   for (const auto& entry : vectors()["texts"]) {
     std::string one = entry.get<std::string>();
@@ -166,7 +168,9 @@ TEST(TextDecoder, GivesWholeCharactersOnly) {
   EXPECT_EQ(decoder.push(0x80), "\U0001f600");
   EXPECT_EQ(decoder.push('a'), "a");
   EXPECT_EQ(decoder.push(0xc3), "");
-  EXPECT_EQ(decoder.push('b'), "\xc3" "b");
+  EXPECT_EQ(decoder.push('b'),
+            "\xc3"
+            "b");
   EXPECT_EQ(decoder.push(0xff), "\xff");
   EXPECT_EQ(decoder.push(0xe2), "");
   EXPECT_EQ(decoder.finish(), "\xe2");

@@ -56,12 +56,25 @@ TEST(SplitPattern, ALiteralIsNoExpression) {
 }
 
 TEST(SplitPattern, RefusesWhatOtherEnginesReadDifferently) {
-  for (auto [pattern, part] :
-       {std::pair<std::string, std::string>{"\\w+", "\\w"}, {"^a", "anchor ^"}, {"a$", "anchor $"},
-        {"(?<=a)b", "(?<="}, {"[a[b]]", "class within a class"}, {"[a&&b]", "&&"}, {"a{1,3}+", "}+"},
-        {"a{2}?", "}?"}, {"a{,2}", "{,"}, {"\\bword", "\\b"}, {"\\p{L", "\\p"}, {"\\", "backslash"},
-        {"[\\S]", "\\S"}, {"\\Qa\\E", "\\Q"}, {"(*UTF)a", "(*"}, {"(a", "cannot be used"},
-        {"a*", "empty text"}, {"\\p{Nonsense}", "cannot be used"}, {"\xff", "UTF-8"}}) {
+  for (auto [pattern, part] : {std::pair<std::string, std::string>{"\\w+", "\\w"},
+                               {"^a", "anchor ^"},
+                               {"a$", "anchor $"},
+                               {"(?<=a)b", "(?<="},
+                               {"[a[b]]", "class within a class"},
+                               {"[a&&b]", "&&"},
+                               {"a{1,3}+", "}+"},
+                               {"a{2}?", "}?"},
+                               {"a{,2}", "{,"},
+                               {"\\bword", "\\b"},
+                               {"\\p{L", "\\p"},
+                               {"\\", "backslash"},
+                               {"[\\S]", "\\S"},
+                               {"\\Qa\\E", "\\Q"},
+                               {"(*UTF)a", "(*"},
+                               {"(a", "cannot be used"},
+                               {"a*", "empty text"},
+                               {"\\p{Nonsense}", "cannot be used"},
+                               {"\xff", "UTF-8"}}) {
     expect_error(ErrorKind::kData, {part}, [&] { SplitPattern(pattern, false); });
   }
 }
