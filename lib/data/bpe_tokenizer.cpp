@@ -157,8 +157,7 @@ size_t BpeTokenizer::encode_up_to(std::string_view text, size_t stop, bool goes_
     std::string_view segment = text.substr(done, end - done);
     size_t consumed = 0;
     if (!segment.empty() && add_prefix_space_ && !segment.starts_with(' ')) {
-      std::string prefixed(1, ' ');
-      prefixed += segment;
+      std::string prefixed = util::concat(' ', segment);
       encoding.segment(prefixed, prefixed.size(), false);
       consumed = segment.size();
     } else {

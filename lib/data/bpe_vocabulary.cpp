@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "data/utf8.h"
 #include "util/error.h"
 #include "util/file.h"
-#include "util/text.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -30,7 +30,7 @@ class Reader {
   explicit Reader(std::string source) : source_(std::move(source)) {}
 
   [[noreturn]] void refuse(const std::string& found, const std::string& remedy) const {
-    fail(ErrorKind::kData, "the vocabulary ", source_, " ", util::printable(found), "; ", remedy);
+    fail(ErrorKind::kData, "the vocabulary ", source_, " ", for_message(found), "; ", remedy);
   }
 
   [[noreturn]] void unsupported(const std::string& what) const {
@@ -52,9 +52,7 @@ class Reader {
       if (!parsed.is_object()) damaged("is no JSON object");
       return parsed;
     } catch (const json::exception& error) {
-      std::string what = error.what();
-      std::replace(what.begin(), what.end(), '\n', ' ');
-      damaged("is no JSON (" + what + ")");
+      damaged(concat("is no JSON (", error.what(), ")"));
     }
   }
 

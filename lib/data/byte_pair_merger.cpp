@@ -5,9 +5,9 @@
 #include <queue>
 
 #include "data/byte_level.h"
+#include "data/utf8.h"
 #include "util/error.h"
 #include "util/hash.h"
-#include "util/text.h"
 
 namespace fsdp::data {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kShortBytes = 48;
 
 [[noreturn]] void refuse(const BpeVocabulary& vocabulary, const std::string& found) {
-  util::fail(util::ErrorKind::kData, "the vocabulary ", vocabulary.source, " ", util::printable(found),
+  util::fail(util::ErrorKind::kData, "the vocabulary ", vocabulary.source, " ", for_message(found),
              "; it is damaged or not byte-level, so copy it anew or use another");
 }
 

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/utf8.h"
 #include "util/error.h"
-#include "util/text.h"
 
 namespace fsdp::data {
 namespace {
@@ -12,7 +12,7 @@ constexpr int kMaxDepth = 64;
 
 [[noreturn]] void refuse(const EncodeJobOptions& options, const TextPart& part, const std::string& found) {
   util::fail(util::ErrorKind::kData, "line ", part.line, " of ", options.files[part.file], " ",
-             util::printable(found), " where a JSON object with the text \"", options.json_field,
+             for_message(found), " where a JSON object with the text \"", options.json_field,
              "\" was expected; correct the line or name the field with --json-field");
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "data/utf8.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -35,7 +36,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     auto status = processor_.LoadFromSerializedProto(bytes);
     // The library takes an empty file for a model without pieces.
     if (!status.ok() || processor_.GetPieceSize() == 0) {
-      refuse(util::concat("is no model of SentencePiece (", util::printable(status.ToString()), ")"));
+      refuse(util::concat("is no model of SentencePiece (", for_message(status.ToString()), ")"));
     }
     // The library does not tell these two settings of the model; what it does with blanks does.
     auto encoded = [this](const char* text) { return util::join(processor_.EncodeAsPieces(text), ""); };
@@ -51,7 +52,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     auto status = processor_.Encode(text, &found);
     if (!status.ok()) {
       fail(ErrorKind::kData, "the tokenizer ", name_, " cannot encode a text of ", text.size(), " bytes (",
-           util::printable(status.ToString()), "); leave the text out or use another tokenizer");
+           for_message(status.ToString()), "); leave the text out or use another tokenizer");
     }
     ids.insert(ids.end(), found.begin(), found.end());
   }

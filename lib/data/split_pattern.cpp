@@ -40,7 +40,7 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    fail(ErrorKind::kData, "the split pattern ", pattern_, " has ", what,
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern_), " has ", for_message(what),
          ", which is not supported; use a tokenizer whose pattern does without it");
   }
 
@@ -158,7 +158,8 @@ std::string SplitPattern::translate(const std::string& pattern) { return Transla
 SplitPattern::SplitPattern(const std::string& pattern, bool literal) : code_(std::make_unique<Code>()) {
   std::string text = literal ? pattern : translate(pattern);
   if (literal && valid_utf8_prefix(text) != text.size()) {
-    fail(ErrorKind::kData, "the split pattern ", pattern, " is not UTF-8; repair the tokenizer's file");
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
+         " is not UTF-8; repair the tokenizer's file");
   }
   uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK;
   options |= literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
@@ -167,13 +168,13 @@ SplitPattern::SplitPattern(const std::string& pattern, bool literal) : code_(std
   code_->code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &error, &place, nullptr);
   if (code_->code == nullptr) {
-    fail(ErrorKind::kData, "the split pattern ", pattern, " cannot be used (", pcre2_text(error), " at byte ",
-         place, " of ", text, "); use a tokenizer with another pattern");
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern), " cannot be used (", pcre2_text(error),
+         " at byte ", place, " of ", for_message(text), "); use a tokenizer with another pattern");
   }
   uint32_t matches_empty = 0;
   pcre2_pattern_info(code_->code, PCRE2_INFO_MATCHEMPTY, &matches_empty);
   if (matches_empty != 0) {
-    fail(ErrorKind::kData, "the split pattern ", pattern,
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
          " can match an empty text, which is not supported; use a tokenizer with another pattern");
   }
   code_->jit = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;

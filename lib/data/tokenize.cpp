@@ -11,8 +11,8 @@
 #include "data/token_files.h"
 #include "data/token_writer.h"
 #include "data/tokenizer.h"
+#include "data/utf8.h"
 #include "util/error.h"
-#include "util/text.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -193,7 +193,7 @@ class Collector {
     if (carried_.size() > kMaxCarriedBytes) {
       fail(ErrorKind::kData, "a text has ", carried_.size(),
            " bytes without a place where the tokenizer may cut it, beginning with \"",
-           util::printable(std::string_view(carried_).substr(0, 40)),
+           for_message(std::string_view(carried_).substr(0, 40)),
            "\"; leave the text out, or break it into lines");
     }
   }

@@ -7,9 +7,9 @@
 
 #include "data/sentencepiece_tokenizer.h"
 #include "data/text_input.h"
+#include "data/utf8.h"
 #include "util/error.h"
 #include "util/file.h"
-#include "util/text.h"
 
 namespace fsdp::data {
 namespace {
@@ -119,10 +119,8 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
   std::string model;
   auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &model);
   if (!status.ok()) {
-    std::string reason = util::printable(status.ToString());
-    std::replace(reason.begin(), reason.end(), '\n', ' ');
     fail(ErrorKind::kData, "SentencePiece cannot learn ", options.vocab_size, " pieces from the texts (",
-         reason, "); give more text or another --vocab-size");
+         for_message(status.ToString()), "); give more text or another --vocab-size");
   }
   util::write_file_atomically(options.output, model);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "util/text.h"
+
 namespace fsdp::data {
 namespace {
 
@@ -94,6 +96,24 @@ CodePoint first_code_point(std::string_view text) {
   uint32_t value = lead & (0xff >> (bytes + 1));
   for (size_t i = 1; i < bytes; ++i) value = value << 6 | (byte_at(text, i) & 0x3f);
   return {value, bytes};
+}
+
+std::string for_message(std::string_view text) {
+  constexpr size_t kMostBytes = 300;
+  std::string shown(text.substr(0, kMostBytes));
+  if (text.size() > kMostBytes) {
+    shown.resize(shown.size() - incomplete_utf8_tail(shown));
+    shown += "...";
+  }
+  std::string line;
+  for (char c : util::printable(shown)) {
+    if (c == '\n') {
+      line += "\\n";
+    } else {
+      line += c == '\t' ? ' ' : c;
+    }
+  }
+  return line;
 }
 
 }  // namespace fsdp::data

@@ -24,4 +24,8 @@ struct CodePoint {
 };
 CodePoint first_code_point(std::string_view text);
 
+/// What a file says, for a message: in one line, nothing that confuses a terminal, and no more than 300
+/// bytes.
+std::string for_message(std::string_view text);
+
 }  // namespace fsdp::data
