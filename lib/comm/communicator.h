@@ -2,10 +2,11 @@
 
 // Communicator: the collectives of one group of ranks, the only way in which ranks talk.
 //
-// Every method but rank(), world_size() and allocate() is collective: all ranks of the group call the same
-// methods in the same order. A failed collective throws util::Error of kind kPeerLost or kTimeout whose text
-// names the collective, its purpose (see CallSite) and the ranks that did not answer; after that the group
-// cannot be used again; the error comes out of the call or of wait(). One thread a rank issues collectives.
+// Every method is collective but those that say otherwise, rank(), world_size() and allocate(): all ranks of
+// the group call the same methods in the same order. A failed collective throws util::Error of kind kPeerLost
+// or kTimeout whose text names the collective, its purpose (see CallSite) and the ranks that did not answer;
+// after that the group cannot be used again; the error comes out of the call or of wait(). One thread a rank
+// issues collectives.
 //
 // Collectives run in the order of issue. Backends complete them at the call; make_queued_communicator() lets
 // them run beside the caller, as a communication stream does on a GPU. What make_communicator() and
@@ -76,6 +77,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   /// A buffer for collectives, uninitialised, 1-D. The communicator decides where its memory lies.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
+
+  /// Runs `task` as enqueue() does, with `nbytes` of memory that is the same one for all ranks of the group,
+  /// or with null on all of them where there is none to share. Collective. It is used again when every rank
+  /// has given it back. An all-gather whose output begins there copies this rank's part to its place, if it
+  /// is not there already, and no other; who has such memory writes nowhere else in it. By default there is
+  /// none.
+  virtual std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
+                                                           std::function<void(c10::DataPtr)> task);
+  /// Whether there is such memory, as far as the system has it; the same on all ranks.
+  virtual bool has_common_memory() const { return false; }
+  /// Takes that much of it from the system at once when it is first asked for, for who knows what will be.
+  /// Every piece has util::Arena::kAlignment bytes beside its own.
+  virtual void reserve_common_memory(int64_t /*nbytes*/) {}
 
   /// The communicator of `ranks`, ranks of this group in ascending order with this one among them; there they
   /// are numbered from 0. Called by exactly these ranks, who wait for each other; whoever makes several

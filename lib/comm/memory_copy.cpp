@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 
@@ -12,6 +13,8 @@ namespace {
 /// second-level cache. memcpy() does the same from the size of the third-level cache on, which all ranks of
 /// a host share.
 constexpr int64_t kStreamedBytes = 4 << 20;
+
+std::atomic<int64_t> read_bytes, written_bytes;
 
 [[gnu::target("avx")]] void stream(std::byte* to, const std::byte* from, int64_t bytes) {
   const auto before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 64);
@@ -34,7 +37,18 @@ constexpr int64_t kStreamedBytes = 4 << 20;
 
 }  // namespace
 
+MovedBytes moved_bytes() {
+  return {.read = read_bytes.load(std::memory_order_relaxed),
+          .written = written_bytes.load(std::memory_order_relaxed)};
+}
+
+void count_moved(const MovedBytes& moved) {
+  read_bytes.fetch_add(moved.read, std::memory_order_relaxed);
+  written_bytes.fetch_add(moved.written, std::memory_order_relaxed);
+}
+
 void copy_memory(void* to, const void* from, int64_t bytes) {
+  count_moved({.read = bytes, .written = bytes});
   static const bool can_stream = __builtin_cpu_supports("avx");
   if (bytes >= kStreamedBytes && can_stream) {
     stream(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);

@@ -63,6 +63,15 @@ class QueuedCommunicator final : public Communicator {
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
 
+  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
+                                                   std::function<void(c10::DataPtr)> task) override {
+    return push(site, [nbytes, task = std::move(task)](Communicator& inner, const CallSite& its_site) {
+      inner.enqueue_with_common_memory(nbytes, its_site, task)->wait();
+    });
+  }
+  bool has_common_memory() const override { return inner_->has_common_memory(); }
+  void reserve_common_memory(int64_t nbytes) override { inner_->reserve_common_memory(nbytes); }
+
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
     return std::make_shared<QueuedCommunicator>(inner_->subgroup(name, ranks), "fsdp " + name);

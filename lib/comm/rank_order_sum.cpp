@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "comm/memory_copy.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -203,6 +204,12 @@ void reduce(void* out, const std::vector<const void*>& parts, int64_t numel, Red
   (op == ReduceOp::kSum ? sum : max)(static_cast<T*>(out), typed, parts.size(), numel);
 }
 
+void count_reduction(size_t parts, int64_t numel, at::ScalarType dtype, size_t element) {
+  const auto part_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  count_moved(
+      {.read = static_cast<int64_t>(parts) * part_bytes, .written = numel * static_cast<int64_t>(element)});
+}
+
 }  // namespace
 
 bool sums_in_float(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
@@ -220,6 +227,7 @@ void sum_in_rank_order(const at::Tensor& out, const std::vector<at::Tensor>& par
 
 void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t numel, at::ScalarType dtype) {
   FSDP_CHECK(sums_in_float(dtype), "sums of ", c10::toString(dtype), " are not taken in float");
+  count_reduction(parts.size(), numel, dtype, sizeof(float));
   if (dtype == at::kHalf) {
     const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
     return reduce_halves<ReduceOp::kSum>(out, halves, parts.size(), numel);
@@ -230,6 +238,7 @@ void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t nu
 
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op) {
+  count_reduction(parts.size(), numel, dtype, c10::elementSize(dtype));
   switch (dtype) {
     case at::kFloat:
       return reduce<float>(out, parts, numel, op);

@@ -50,7 +50,8 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   const uint64_t sign = random_sign();
   std::memcpy(segment->data_, &sign, sizeof(sign));
   segment->control_.emplace(kPage, kControlBytes);
-  segment->blocks_.emplace(kControlBytes, bytes);
+  segment->blocks_.emplace(kControlBytes, segment->common_begin());
+  segment->common_.emplace(segment->common_begin(), bytes);
   return segment;
 }
 
@@ -87,7 +88,8 @@ void SharedSegment::map(bool own) {
     if (part == MAP_FAILED) refuse("a memfd cannot be mapped", errno);
   };
   map_part(0, kControlBytes, PROT_READ | PROT_WRITE);
-  map_part(kControlBytes, bytes_, own ? PROT_READ | PROT_WRITE : PROT_READ);
+  map_part(kControlBytes, common_begin(), own ? PROT_READ | PROT_WRITE : PROT_READ);
+  map_part(common_begin(), bytes_, PROT_READ | PROT_WRITE);
   const auto data_bytes = static_cast<size_t>(bytes_ - kControlBytes);
   ::madvise(data_ + kControlBytes, data_bytes, MADV_HUGEPAGE);  // where the system has them for memfds
   if (!own) ::madvise(data_, static_cast<size_t>(bytes_), MADV_DONTDUMP);
@@ -107,6 +109,11 @@ uint64_t SharedSegment::sign() const {
 std::unique_ptr<SharedSegment::Block> SharedSegment::take(const std::shared_ptr<SharedSegment>& segment,
                                                           int64_t bytes) {
   return take_from(segment, *segment->blocks_, bytes);
+}
+
+std::unique_ptr<SharedSegment::Block> SharedSegment::take_common(
+    const std::shared_ptr<SharedSegment>& segment, int64_t bytes) {
+  return take_from(segment, *segment->common_, bytes);
 }
 
 std::unique_ptr<SharedSegment::Block> SharedSegment::take_control(
@@ -154,7 +161,16 @@ void SharedSegment::give_back(int64_t offset, int64_t bytes) {
   if (!keeps_memory_) ::madvise(data_ + offset, static_cast<size_t>(bytes), MADV_REMOVE);
   std::lock_guard lock(mutex_);
   taken_ -= bytes;
-  (offset < kControlBytes ? *control_ : *blocks_).give_back(offset, bytes);
+  ranges_of(offset).give_back(offset, bytes);
+}
+
+int64_t SharedSegment::common_begin() const {
+  return kControlBytes + (bytes_ - kControlBytes) / 2 / kHugePage * kHugePage;
+}
+
+util::FreeRanges& SharedSegment::ranges_of(int64_t offset) {
+  if (offset < kControlBytes) return *control_;
+  return offset < common_begin() ? *blocks_ : *common_;
 }
 
 std::optional<int64_t> SharedSegment::offset_of(const void* data, int64_t bytes) const {

@@ -8,9 +8,9 @@
 // which the system has none left would end the process (SIGBUS).
 //
 //   [0, kControlBytes)    what all ranks write: who waits for whom
-//   [kControlBytes, ...)  data, which the owner alone writes
+//   [kControlBytes, ...)  data; the first half is the owner's alone to write, the second is common
 //
-// take() and give_back() are thread-safe.
+// take() and its kind, and giving blocks back, are thread-safe.
 
 #include <sys/types.h>
 
@@ -60,9 +60,10 @@ class SharedSegment {
   /// A random number at the segment's beginning, by which others know that they have opened the right one.
   uint64_t sign() const;
 
-  /// Memory in the part for data or for control, uninitialised, page-aligned; null when the system has none.
-  /// Only for the owner.
+  /// Memory in the part for data, the part for common data or that for control, uninitialised, page-aligned;
+  /// null when the system has none. Only for the owner.
   static std::unique_ptr<Block> take(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
+  static std::unique_ptr<Block> take_common(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
   static std::unique_ptr<Block> take_control(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
 
   /// Where [data, data + bytes) lies in this segment; nothing: elsewhere.
@@ -78,6 +79,8 @@ class SharedSegment {
  private:
   SharedSegment() = default;
   void map(bool own);
+  int64_t common_begin() const;
+  util::FreeRanges& ranges_of(int64_t offset);
   static std::unique_ptr<Block> take_from(const std::shared_ptr<SharedSegment>& segment,
                                           util::FreeRanges& ranges, int64_t bytes);
   /// Whether the system has given memory to this part.
@@ -88,7 +91,7 @@ class SharedSegment {
   int64_t bytes_ = 0;
   int fd_ = -1;
   mutable std::mutex mutex_;
-  std::optional<util::FreeRanges> control_, blocks_;  ///< of the owner
+  std::optional<util::FreeRanges> control_, blocks_, common_;  ///< of the owner
   int64_t taken_ = 0;
   std::atomic<bool> keeps_memory_ = false;
 };

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/common_memory.h"
 #include "comm/group_identity.h"
 #include "comm/memory_copy.h"
 #include "comm/rank_order_sum.h"
@@ -29,7 +30,16 @@ constexpr int64_t kPieceBytes = 512 << 10;
 
 constexpr int64_t kLine = 64;  ///< bytes of a cache line, a multiple of every element's
 
-enum Op : int32_t { kBarrier, kAllGather, kReduceScatter, kAllReduceSum, kAllReduceMax, kBroadcast };
+enum Op : int32_t {
+  kBarrier,
+  kCommonMemory,
+  kAllGather,
+  kAllGatherInCommon,
+  kReduceScatter,
+  kAllReduceSum,
+  kAllReduceMax,
+  kBroadcast
+};
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
@@ -51,13 +61,17 @@ struct Call {
   }
 };
 
-/// Every collective has two ways. The direct one reads the others' tensors where they are, when all ranks
+/// An all-gather into common memory needs a meeting, and moves nothing but the ranks' own parts. Every other
+/// collective has two ways. The direct one reads the others' tensors where they are, when all ranks
 /// have theirs in shared memory: a meeting tells where, and one at the end tells that all have read. Else,
 /// and for small tensors, the data goes through the ranks' stages, a piece a meeting.
 class ShmCommunicator final : public Communicator {
  public:
   ShmCommunicator(std::shared_ptr<ShmGroup> group, std::string key)
-      : group_(std::move(group)), key_(std::move(key)) {}
+      : group_(std::move(group)),
+        key_(std::move(key)),
+        common_(std::make_shared<CommonMemory>(group_->host(), group_->identity().ranks.front(),
+                                               group_->identity().size())) {}
 
   int rank() const override { return group_->identity().rank; }
   int world_size() const override { return group_->identity().size(); }
@@ -68,10 +82,15 @@ class ShmCommunicator final : public Communicator {
     FSDP_CHECK(output.numel() == input.numel() * world_size() &&
                output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
                input.is_contiguous());
-    Call call(kAllGather, "all_gather", input, site);
     const int64_t bytes = static_cast<int64_t>(input.nbytes());
     std::byte* own = bytes_of(output) + rank() * bytes;
     const std::byte* from = bytes_of(input);
+    if (common_->is_open(bytes_of(output))) {
+      if (from != own) copy_memory(own, from, bytes);
+      meet(Call(kAllGatherInCommon, "all_gather", input, site));
+      return done_work();
+    }
+    Call call(kAllGather, "all_gather", input, site);
     if (bytes > kSmallBytes) {
       std::optional<int64_t> shown = shared(from, bytes);
       if (!shown && (shown = shared(own, bytes))) {
@@ -86,13 +105,13 @@ class ShmCommunicator final : public Communicator {
       }
     }
     in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
-      std::memcpy(group_->stage(length), from + begin, static_cast<size_t>(length));
+      copy_memory(group_->stage(length), from + begin, length);
       meet_on_stage(call);
       for (int peer : peers()) {
         copy_memory(bytes_of(output) + peer * bytes + begin, shown_by(peer), length);
       }
     });
-    if (from != own) std::memmove(own, from, static_cast<size_t>(bytes));
+    if (from != own) copy_memory(own, from, bytes);
     return done_work();
   }
 
@@ -123,7 +142,7 @@ class ShmCommunicator final : public Communicator {
     in_pieces(bytes, world_size(), [&](int64_t begin, int64_t length) {
       std::byte* stage = group_->stage(length * world_size());
       for (int peer : peers()) {
-        std::memcpy(stage + peer * length, from + peer * bytes + begin, static_cast<size_t>(length));
+        copy_memory(stage + peer * length, from + peer * bytes + begin, length);
       }
       meet_on_stage(call);
       const int64_t at = rank() * length;
@@ -145,7 +164,7 @@ class ShmCommunicator final : public Communicator {
     std::byte* data = bytes_of(tensor);
     if (bytes <= kSmallBytes) {
       in_pieces(bytes, 1, [&](int64_t, int64_t length) {
-        std::memcpy(group_->stage(length), data, static_cast<size_t>(length));
+        copy_memory(group_->stage(length), data, length);
         meet_on_stage(call);
         reduce(tensor, 0, length, parts(data, [&](int peer) { return shown_by(peer); }), op);
       });
@@ -172,7 +191,7 @@ class ShmCommunicator final : public Communicator {
     }
     in_pieces(bytes, 1, [&](int64_t begin, int64_t length) {
       std::byte* stage = group_->stage(length);
-      if (rank() == root) std::memcpy(stage, data + begin, static_cast<size_t>(length));
+      if (rank() == root) copy_memory(stage, data + begin, length);
       meet_on_stage(call);
       if (rank() != root) copy_memory(data + begin, shown_by(root), length);
     });
@@ -183,6 +202,30 @@ class ShmCommunicator final : public Communicator {
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     return allocate_shared(*group_->host(), numel, dtype);
+  }
+
+  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
+                                                   std::function<void(c10::DataPtr)> task) override {
+    // What is small goes through stages with one meeting.
+    if (nbytes <= kSmallBytes * world_size()) return enqueue([&] { task({}); });
+    Call call(kCommonMemory, "all_gather", {}, site);
+    call.record.numel = nbytes;
+    const bool makes = rank() == 0;
+    if (makes) call.record.offset = common_->take(nbytes);
+    try {
+      meet(call);
+    } catch (...) {
+      if (makes && call.record.offset != ShmGroup::kNowhere) common_->drop(call.record.offset);
+      throw;
+    }
+    const int64_t place = group_->record(0).offset;
+    task(place == ShmGroup::kNowhere ? c10::DataPtr() : common_->open(place));
+    return done_work();
+  }
+
+  bool has_common_memory() const override { return true; }
+  void reserve_common_memory(int64_t nbytes) override {
+    if (rank() == 0) common_->reserve(nbytes);
   }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
@@ -282,12 +325,12 @@ class ShmCommunicator final : public Communicator {
   /// The same with bytes [begin, begin + length) of tensors outside shared memory.
   void all_reduce_piece(Call& call, const at::Tensor& tensor, ReduceOp op, int64_t begin, int64_t length) {
     std::byte* data = bytes_of(tensor) + begin;
-    std::memcpy(group_->stage(length), data, static_cast<size_t>(length));
+    copy_memory(group_->stage(length), data, length);
     meet_on_stage(call);
     const auto [first, last] = share(length, rank(), world_size());
     reduce(tensor, begin + first, last - first,
            parts(data + first, [&, at = first](int peer) { return shown_by(peer) + at; }), op);
-    std::memcpy(group_->stage(length) + first, data + first, static_cast<size_t>(last - first));
+    copy_memory(group_->stage(length) + first, data + first, last - first);
     meet_on_stage(call);
     for (int peer : peers()) {
       const auto [peer_first, peer_last] = share(length, peer, world_size());
@@ -297,6 +340,7 @@ class ShmCommunicator final : public Communicator {
 
   std::shared_ptr<ShmGroup> group_;
   std::string key_;  ///< this group's alone in the run
+  std::shared_ptr<CommonMemory> common_;
   std::map<std::string, int> groups_made_;
 };
 

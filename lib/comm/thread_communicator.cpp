@@ -117,8 +117,9 @@ class ThreadCommunicator final : public Communicator {
         const at::Tensor& theirs = world_->slot(r).input;
         FSDP_CHECK(theirs.numel() == n, "rank ", world_->global_rank(r), " gathers ", theirs.numel(),
                    " elements, this rank ", n);
+        const bool is_theirs = r != rank_ && world_->slot(r).output.data_ptr() == output.data_ptr();
         at::Tensor part = output.narrow(0, r * n, n);
-        if (part.data_ptr() != theirs.data_ptr()) part.copy_(theirs);
+        if (!is_theirs && part.data_ptr() != theirs.data_ptr()) part.copy_(theirs);
       }
     });
     return done_work();
@@ -171,6 +172,18 @@ class ThreadCommunicator final : public Communicator {
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     return at::empty({numel}, at::TensorOptions().dtype(dtype));
   }
+
+  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
+                                                   std::function<void(c10::DataPtr)> task) override {
+    at::Tensor memory;
+    if (rank_ == 0) memory = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte));
+    run("common memory", memory, memory, site, [&] { memory = world_->slot(0).output; });
+    auto hold = std::make_unique<at::Tensor>(memory);
+    void* data = memory.data_ptr();
+    task({data, hold.release(), [](void* held) { delete static_cast<at::Tensor*>(held); }, at::kCPU});
+    return done_work();
+  }
+  bool has_common_memory() const override { return true; }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;

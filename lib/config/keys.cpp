@@ -63,7 +63,11 @@ std::vector<Key> make_keys() {
 
       {KEY(data, train), "token files, read as if joined", non_empty(), {}},
       {KEY(data, validation), "token files; none: no validation", {}, {}},
-      {KEY(data, tokenizer), "what the tokens are", only("bytes", "this version has no other tokenizer"), {}},
+      {KEY(data, tokenizer),
+       "what the tokens are, for whoever turns them into text again: bytes, or the path that fsdp-data was "
+       "given",
+       non_empty(),
+       {}},
       {KEY(data, sequence_length), "tokens of a sample", between(1, 1'000'000), {}},
       {KEY(data, micro_batch_size), "samples of a rank in a micro-step", between(1, 100'000), {}},
       {KEY(data, shuffle), "visit the samples in an order that depends on run.seed", {}, {}},

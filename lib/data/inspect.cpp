@@ -12,27 +12,41 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kChunkTokens = 1 << 19;
+constexpr int64_t kChunkTokens = 1 << 18;
 constexpr int64_t kBeginningTokens = 80;
 
-std::vector<int64_t> count_ids(const TokenFiles& files) {
-  std::vector<int64_t> counts(kMaxVocabSize, 0);
-  std::vector<uint16_t> chunk(static_cast<size_t>(std::min(files.size(), kChunkTokens)));
+/// How often ids occur; ids from kMaxCountedIds on only as a number.
+struct IdCounts {
+  std::vector<int64_t> counts;
+  int64_t largest = 0;
+  int64_t outside_vocabulary = 0;
+};
+
+IdCounts count_ids(const TokenFiles& files, int64_t vocab_size) {
+  IdCounts result;
+  std::vector<int64_t> chunk(static_cast<size_t>(std::min(files.size(), kChunkTokens)));
   for (int64_t begin = 0; begin < files.size(); begin += kChunkTokens) {
     int64_t count = std::min(kChunkTokens, files.size() - begin);
     files.read(begin, count, chunk.data());
     files.release(begin, count);
-    for (int64_t i = 0; i < count; ++i) ++counts[chunk[static_cast<size_t>(i)]];
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t id = chunk[static_cast<size_t>(i)];
+      result.largest = std::max(result.largest, id);
+      if (vocab_size > 0 && id >= vocab_size) ++result.outside_vocabulary;
+      if (id >= kMaxCountedIds) continue;
+      if (id >= static_cast<int64_t>(result.counts.size())) result.counts.resize(static_cast<size_t>(id) + 1);
+      ++result.counts[static_cast<size_t>(id)];
+    }
   }
-  return counts;
+  return result;
 }
 
-std::optional<std::string> byte_beginning(const TokenFiles& files, int64_t largest_id) {
-  auto bytes = make_tokenizer("bytes");
-  if (largest_id >= bytes->vocab_size()) return std::nullopt;
+std::optional<std::string> beginning(const TokenFiles& files, int64_t largest_id,
+                                     const Tokenizer& tokenizer) {
+  if (largest_id >= tokenizer.vocab_size()) return std::nullopt;
   std::vector<int64_t> ids(static_cast<size_t>(std::min(files.size(), kBeginningTokens)));
   files.read(0, static_cast<int64_t>(ids.size()), ids.data());
-  return escaped(bytes->decode(ids));
+  return escaped(tokenizer.decode(ids));
 }
 
 }  // namespace
@@ -45,26 +59,34 @@ TokenStatistics inspect(const InspectOptions& options) {
     util::fail(util::ErrorKind::kUsage, "the sequence length (", options.sequence_length,
                ") must be at least 1 and the vocabulary size (", options.vocab_size, ") not negative");
   }
-  TokenFiles files(options.files);
+  std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
+  TokenFiles files(options.files, options.format);
   TokenStatistics statistics;
   for (size_t i = 0; i < options.files.size(); ++i) {
-    statistics.files.push_back({options.files[i], files.file_size(i)});
+    const TokenFile& file = files.file(i);
+    statistics.files.push_back({file.path(), file.size(), file.format(), file.type(), std::nullopt});
+    if (file.has_documents()) statistics.files.back().documents = file.documents();
   }
   statistics.tokens = files.size();
-  std::vector<int64_t> counts = count_ids(files);
-  for (int64_t id = 0; id < kMaxVocabSize; ++id) {
-    int64_t count = counts[static_cast<size_t>(id)];
-    if (count == 0) continue;
-    double share = static_cast<double>(count) / static_cast<double>(files.size());
-    // Written so that a single id gives 0, not -0.
-    statistics.unigram_entropy_nats += share * std::log(1 / share);
-    statistics.largest_id = id;
-    ++statistics.distinct_ids;
-    if (options.vocab_size > 0 && id >= options.vocab_size) statistics.ids_outside_vocabulary += count;
+  IdCounts ids = count_ids(files, options.vocab_size);
+  statistics.largest_id = ids.largest;
+  statistics.ids_outside_vocabulary = ids.outside_vocabulary;
+  if (ids.largest < kMaxCountedIds) {
+    double entropy = 0;
+    int64_t distinct = 0;
+    for (int64_t count : ids.counts) {
+      if (count == 0) continue;
+      double share = static_cast<double>(count) / static_cast<double>(files.size());
+      // Written so that a single id gives 0, not -0.
+      entropy += share * std::log(1 / share);
+      ++distinct;
+    }
+    statistics.unigram_entropy_nats = entropy;
+    statistics.distinct_ids = distinct;
   }
   statistics.sequence_length = options.sequence_length;
   statistics.samples = (files.size() - 1) / options.sequence_length;
-  statistics.beginning = byte_beginning(files, statistics.largest_id);
+  statistics.beginning = beginning(files, statistics.largest_id, *tokenizer);
   return statistics;
 }
 
@@ -75,12 +97,17 @@ std::string to_text(const TokenStatistics& statistics) {
     text += label + value + "\n";
   };
   for (const auto& file : statistics.files) {
-    line("file", file.path + " (" + util::with_commas(file.tokens) + " tokens)");
+    std::string documents =
+        file.documents ? ", " + util::with_commas(*file.documents) + " documents" : std::string();
+    line("file", util::concat(file.path, " (", util::with_commas(file.tokens), " tokens, ",
+                              to_string(file.format), ", ", to_string(file.type), documents, ")"));
   }
   line("tokens", util::with_commas(statistics.tokens));
   line("largest id", util::with_commas(statistics.largest_id));
-  line("distinct ids", util::with_commas(statistics.distinct_ids));
-  line("unigram entropy", util::fixed(statistics.unigram_entropy_nats, 4) + " nats a token");
+  if (statistics.distinct_ids) line("distinct ids", util::with_commas(*statistics.distinct_ids));
+  if (statistics.unigram_entropy_nats) {
+    line("unigram entropy", util::fixed(*statistics.unigram_entropy_nats, 4) + " nats a token");
+  }
   line("whole samples", util::with_commas(statistics.samples) + " of " +
                             util::with_commas(statistics.sequence_length) + " tokens");
   if (statistics.beginning) line("beginning", "\"" + *statistics.beginning + "\"");
@@ -94,12 +121,15 @@ std::string to_json(const TokenStatistics& statistics) {
     nlohmann::ordered_json entry;
     entry["path"] = file.path;
     entry["tokens"] = file.tokens;
+    entry["format"] = to_string(file.format);
+    entry["dtype"] = to_string(file.type);
+    if (file.documents) entry["documents"] = *file.documents;
     json["files"].push_back(std::move(entry));
   }
   json["tokens"] = statistics.tokens;
   json["largest_id"] = statistics.largest_id;
-  json["distinct_ids"] = statistics.distinct_ids;
-  json["unigram_entropy_nats"] = statistics.unigram_entropy_nats;
+  if (statistics.distinct_ids) json["distinct_ids"] = *statistics.distinct_ids;
+  if (statistics.unigram_entropy_nats) json["unigram_entropy_nats"] = *statistics.unigram_entropy_nats;
   json["sequence_length"] = statistics.sequence_length;
   json["samples"] = statistics.samples;
   json["ids_outside_vocabulary"] = statistics.ids_outside_vocabulary;

@@ -8,28 +8,39 @@
 #include <string_view>
 #include <vector>
 
+#include "data/token_format.h"
+
 namespace fsdp::data {
+
+/// Ids below this are counted one by one.
+inline constexpr int64_t kMaxCountedIds = int64_t{1} << 24;
 
 struct InspectOptions {
   std::vector<std::string> files;  ///< read as if they were joined
   int64_t vocab_size = 0;          ///< ids not below it are counted; 0: not looked for
   int64_t sequence_length = 256;
+  std::string tokenizer = "bytes";    ///< for the beginning as text
+  std::optional<TokenFormat> format;  ///< TokenFile's `told`
 };
 
 struct TokenStatistics {
   struct File {
     std::string path;
     int64_t tokens = 0;
+    TokenFormat format = TokenFormat::kU16;
+    TokenType type = TokenType::kUint16;
+    std::optional<int64_t> documents;  ///< where the format keeps them
   };
   std::vector<File> files;
   int64_t tokens = 0;
   int64_t largest_id = 0;
-  int64_t distinct_ids = 0;
+  /// Absent, as the entropy is, when an id is kMaxCountedIds or more: no vocabulary is so large.
+  std::optional<int64_t> distinct_ids;
   /// Entropy of the ids' frequencies: the loss (nats a token) of a model that knows nothing else.
-  double unigram_entropy_nats = 0;
+  std::optional<double> unigram_entropy_nats;
   int64_t sequence_length = 0;
   int64_t samples = 0;  ///< whole samples of sequence_length
-  /// The first tokens as escaped ASCII; absent when an id is no byte.
+  /// The first tokens as escaped ASCII; absent when an id is not in the tokenizer's vocabulary.
   std::optional<std::string> beginning;
   int64_t ids_outside_vocabulary = 0;
 };

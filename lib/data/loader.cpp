@@ -44,8 +44,8 @@ const std::vector<std::string>& required(const std::vector<std::string>& paths, 
 }
 
 void scan_if_small(const TokenFiles& files, int64_t vocab_size) {
-  bool small = files.size() * static_cast<int64_t>(sizeof(uint16_t)) <= kMaxScannedBytes;
-  if (small && vocab_size < kMaxVocabSize) check_all_ids(files, vocab_size);
+  bool small = files.bytes() <= kMaxScannedBytes;
+  if (small && files.largest_possible_id() >= vocab_size) check_all_ids(files, vocab_size);
 }
 
 /// A * W * B, after making sure that the files hold so many samples.

@@ -1,20 +1,22 @@
 #pragma once
 
-// Token files: flat little-endian uint16 numbers without a header, one token each. Several files are read as
-// if they were joined in the order given.
+// Several token files (token_file.h), read as if they were joined in the order given.
 //
 // The files are mapped read-only, so a training set larger than memory costs nothing to open and the ranks of
 // a host share its pages. Reading is thread-safe.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "data/token_file.h"
+
 namespace fsdp::data {
 
-/// The range of the file format: a uint16 has this many values.
-inline constexpr int64_t kMaxVocabSize = 65536;
+/// Ids are below this: what a uint32 holds.
+inline constexpr int64_t kMaxVocabSize = int64_t{1} << 32;
 
 class TokenFiles {
  public:
@@ -24,23 +26,21 @@ class TokenFiles {
     int64_t token;  ///< index in that file, in tokens from 0
   };
 
-  /// Opens and maps the files. Throws Error(kData) when one is missing, unreadable, not a regular file, empty
-  /// or has an odd number of bytes.
-  explicit TokenFiles(const std::vector<std::string>& paths);
-  ~TokenFiles();
-  TokenFiles(TokenFiles&&) noexcept;
-  TokenFiles& operator=(TokenFiles&&) noexcept;
+  /// Opens and maps the files, each in its own format (or as `told`: TokenFile). Throws Error(kData) when one
+  /// cannot be used.
+  explicit TokenFiles(const std::vector<std::string>& paths, std::optional<TokenFormat> told = std::nullopt);
 
   /// Tokens of all files together.
-  int64_t size() const;
+  int64_t size() const { return ends_.back(); }
   const std::vector<std::string>& paths() const { return paths_; }
-  /// Tokens of the file paths()[i].
-  int64_t file_size(size_t i) const;
+  /// The file of paths()[i].
+  const TokenFile& file(size_t i) const { return *files_.at(i); }
+  /// The largest id that the files' types can hold.
+  int64_t largest_possible_id() const;
+  int64_t bytes() const;  ///< of all tokens
 
   /// Copies the tokens [begin, begin + count) of the joined files. Throws Error(kData) when a file has become
-  /// shorter since it was opened.
-  void read(int64_t begin, int64_t count, uint16_t* out) const;
-  /// The same, widened to the element type of an index tensor.
+  /// shorter since it was opened, and for an id that is no uint32.
   void read(int64_t begin, int64_t count, int64_t* out) const;
 
   /// Takes the pages of these tokens out of this process's resident memory; they stay in the system's cache
@@ -50,17 +50,13 @@ class TokenFiles {
   Position locate(int64_t position) const;
 
  private:
-  class MappedFile;
-
-  template <typename Token>
-  void read_as(int64_t begin, int64_t count, Token* out) const;
   /// Calls visit(file, first token in it, tokens) for each file's part of [begin, begin + count).
   template <typename Visit>
   void for_each_part(int64_t begin, int64_t count, const Visit& visit) const;
   size_t file_of(int64_t position) const;
 
   std::vector<std::string> paths_;
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  std::vector<std::unique_ptr<TokenFile>> files_;
   std::vector<int64_t> ends_;  ///< ends_[i]: tokens of the files 0 to i together
 };
 

@@ -1,19 +1,17 @@
 #include "data/tokenize.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cmath>
+#include <deque>
 #include <filesystem>
 #include <memory>
-#include <optional>
 
+#include "data/encode_job.h"
+#include "data/text_input.h"
+#include "data/text_jobs.h"
 #include "data/token_files.h"
 #include "data/token_writer.h"
 #include "data/tokenizer.h"
+#include "data/utf8.h"
 #include "util/error.h"
 
 namespace fsdp::data {
@@ -23,64 +21,8 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-constexpr int64_t kChunkBytes = 1 << 20;
-
-/// A text that is read once from front to back.
-class TextReader {
- public:
-  explicit TextReader(const std::string& path) : path_(path) {
-    // O_NONBLOCK: opening a pipe without a writer would otherwise wait for one.
-    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd_ < 0)
-      refuse("cannot be opened (" + util::errno_text(errno) + "); give the path of a readable file");
-    try {
-      examine();
-    } catch (...) {
-      ::close(fd_);
-      throw;
-    }
-  }
-  ~TextReader() { ::close(fd_); }
-  TextReader(const TextReader&) = delete;
-  TextReader& operator=(const TextReader&) = delete;
-
-  int64_t size() const { return size_; }
-
-  /// Encodes the next `count` bytes into `writer`.
-  void encode_next(int64_t count, const Tokenizer& tokenizer, TokenWriter& writer) {
-    std::vector<int64_t> ids;
-    while (count > 0) {
-      buffer_.resize(static_cast<size_t>(std::min(count, kChunkBytes)));
-      ssize_t got = ::read(fd_, buffer_.data(), buffer_.size());
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) refuse("cannot be read (" + util::errno_text(errno) + "); check the disk and run again");
-      if (got == 0) refuse("became shorter while it was read; run again when nothing writes to it");
-      ids.clear();
-      tokenizer.encode(std::string_view(buffer_).substr(0, static_cast<size_t>(got)), ids);
-      writer.append(ids);
-      count -= got;
-    }
-  }
-
- private:
-  [[noreturn]] void refuse(const std::string& reason) const {
-    fail(ErrorKind::kData, "the text ", path_, " ", reason);
-  }
-
-  void examine() {
-    struct stat status {};
-    if (::fstat(fd_, &status) != 0) refuse("cannot be examined (" + util::errno_text(errno) + ")");
-    if (S_ISDIR(status.st_mode)) refuse("is a folder; give the files in it one by one");
-    if (!S_ISREG(status.st_mode)) refuse("is not a regular file; write the text to a file first");
-    if (status.st_size == 0) refuse("is empty; leave it out");
-    size_ = status.st_size;
-  }
-
-  std::string path_;
-  int fd_ = -1;
-  int64_t size_ = 0;
-  std::string buffer_;
-};
+/// What cannot be cut is held back until it can; more than this is no text.
+constexpr size_t kMaxCarriedBytes = size_t{64} << 20;
 
 /// The file that a path will name, even if it does not exist yet.
 fs::path resolved(const std::string& path) {
@@ -89,13 +31,14 @@ fs::path resolved(const std::string& path) {
   return error ? fs::path(path) : canonical;
 }
 
-void check_output(const std::string& output, const char* option, const TokenizeOptions& options) {
+void check_output(const std::string& output, const char* option, const std::vector<std::string>& files) {
   std::error_code error;
   if (output.empty() || !fs::path(output).has_filename() || fs::is_directory(output, error)) {
     fail(ErrorKind::kUsage, option, " \"", output, "\" is a folder where the name of a file was expected; ",
          "add a file name, such as train.bin");
   }
-  for (const std::string& text : options.texts) {
+  for (const std::string& text : files) {
+    if (text == kStandardInput) continue;
     if (resolved(text) == resolved(output) || fs::equivalent(text, output, error)) {
       fail(ErrorKind::kUsage, option, " ", output,
            " is one of the texts, which would be lost; choose another name");
@@ -103,11 +46,13 @@ void check_output(const std::string& output, const char* option, const TokenizeO
   }
 }
 
-void check(const TokenizeOptions& options) {
-  if (options.texts.empty()) fail(ErrorKind::kUsage, "no text to tokenize was given; name at least one file");
-  check_output(options.output, "--output", options);
+void check(const TokenizeOptions& options, const std::vector<std::string>& files) {
+  if (std::count(files.begin(), files.end(), kStandardInput) > 1) {
+    fail(ErrorKind::kUsage, "- (standard input) is given more than once and can be read once; give it once");
+  }
+  check_output(options.output, "--output", files);
   if (options.validation_output.empty()) return;
-  check_output(options.validation_output, "--validation-output", options);
+  check_output(options.validation_output, "--validation-output", files);
   std::error_code error;
   if (resolved(options.output) == resolved(options.validation_output) ||
       fs::equivalent(options.output, options.validation_output, error)) {
@@ -120,57 +65,213 @@ void check(const TokenizeOptions& options) {
   }
 }
 
-/// Bytes at the end of a text that go to the validation part.
-int64_t validation_share(const TokenizeOptions& options, int64_t text_bytes) {
-  if (options.validation_output.empty()) return 0;
-  auto share =
-      static_cast<int64_t>(std::llround(static_cast<double>(text_bytes) * options.validation_fraction));
-  return std::clamp<int64_t>(share, 0, text_bytes);
+ValidationShare validation_share(const TokenizeOptions& options, const std::vector<std::string>& files) {
+  ValidationShare share;
+  if (options.validation_output.empty()) return share;
+  share = {.fraction = options.validation_fraction, .seed = options.seed};
+  bool whole_only = options.json_lines || std::any_of(files.begin(), files.end(), [](const auto& file) {
+                      return file == kStandardInput || is_json_lines(file);
+                    });
+  if (options.validation_split == "end" && whole_only) {
+    fail(ErrorKind::kUsage, "--validation-split end needs texts whose size is known, and JSON lines or ",
+         "standard input are among these; choose --validation-split documents");
+  }
+  if (!options.validation_split.empty() && options.validation_split != "end" &&
+      options.validation_split != "documents") {
+    fail(ErrorKind::kUsage, "--validation-split is \"", options.validation_split,
+         "\" where end or documents was expected");
+  }
+  share.by_document = options.validation_split.empty() ? whole_only : options.validation_split == "documents";
+  return share;
 }
 
-void check_shares(const TokenizeOptions& options) {
-  int64_t train = 0, validation = 0;
-  for (const std::string& path : options.texts) {
-    TextReader text(path);
-    int64_t share = validation_share(options, text.size());
-    validation += share;
-    train += text.size() - share;
+[[noreturn]] void refuse_empty_part(const TokenizeOptions& options, int64_t train, int64_t validation,
+                                    const char* unit) {
+  fail(ErrorKind::kData, "--validation-fraction ", options.validation_fraction, " splits the texts into ",
+       train, " ", unit, " of training and ", validation, " ", unit,
+       " of validation, and neither may be empty; ", "give more text or another fraction");
+}
+
+/// Opens every file once, so that a wrong name is told before the work. Returns their bytes.
+int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
+                    const ValidationShare& share) {
+  int64_t bytes = 0, validation = 0;
+  bool known = true;
+  for (const std::string& path : files) {
+    TextInput text(path);
+    known = known && text.size_bytes() >= 0;
+    bytes += std::max<int64_t>(text.size_bytes(), 0);
+    validation += TextJobs::share_of_end(share, text.size_bytes());
   }
-  if (train == 0 || (validation == 0 && !options.validation_output.empty())) {
-    fail(ErrorKind::kData, "--validation-fraction ", options.validation_fraction, " splits the texts into ",
-         train, " bytes of training and ", validation, " bytes of validation, and neither may be empty; ",
-         "give more text or another fraction");
+  bool by_end = share.fraction > 0 && !share.by_document;
+  if (by_end && (validation == 0 || validation == bytes)) {
+    refuse_empty_part(options, bytes - validation, validation, "bytes");
+  }
+  return known ? bytes : 0;
+}
+
+TokenFormat output_format(const TokenizeOptions& options, const std::string& output,
+                          const Tokenizer& tokenizer) {
+  bool four = fs::path(output).extension() == kUint32Extension;
+  TokenFormat format = options.format.value_or(four ? TokenFormat::kU32 : TokenFormat::kU16);
+  bool two_bytes = format == TokenFormat::kU16 || format == TokenFormat::kLlmcU16;
+  if (two_bytes && tokenizer.vocab_size() > largest_id_of(TokenType::kUint16) + 1) {
+    fail(ErrorKind::kUsage, "the tokenizer ", tokenizer.name(), " has ", tokenizer.vocab_size(),
+         " tokens and two bytes a token (", to_string(format), ") hold 65536; name the output NAME",
+         kUint32Extension, " or choose --format llm.c-u32, megatron or fairseq");
+  }
+  check_output_name(output, format);
+  return format;
+}
+
+std::optional<int64_t> separator_id(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+  const std::string& name = options.document_separator;
+  if (name == "none") return std::nullopt;
+  std::optional<int64_t> id = name.empty() || name == "eos" ? tokenizer.end_of_text() : tokenizer.id_of(name);
+  if (!id && !name.empty()) {
+    fail(ErrorKind::kUsage, "--document-separator ", name, " is no token of the tokenizer ", tokenizer.name(),
+         "; give one that it has, or none");
+  }
+  return id;
+}
+
+/// Takes encoded jobs in order and writes their ids. Where a document was cut between two jobs, this is where
+/// they are joined: a part that did not end where the next one begins is followed by one that is encoded
+/// again.
+class Collector {
+ public:
+  Collector(const Tokenizer& tokenizer, std::optional<int64_t> separator, TokenWriter& train,
+            TokenWriter* validation)
+      : tokenizer_(tokenizer), separator_(separator), train_(train), validation_(validation) {}
+
+  void add(const EncodedJob& encoded) {
+    size_t ids_begin = 0;
+    for (size_t i = 0; i < encoded.parts.size(); ++i) {
+      const TextPart& part = encoded.job.parts[i];
+      const EncodedJob::Part& result = encoded.parts[i];
+      std::string_view text = std::string_view(encoded.job.text).substr(part.begin, part.end - part.begin);
+      if (part.begins_document) writer_ = result.validation ? validation_ : &train_;
+      if (skip_ > 0 || !carried_.empty()) {
+        join(part, text);
+      } else {
+        ids_.assign(encoded.ids.begin() + static_cast<int64_t>(ids_begin),
+                    encoded.ids.begin() + static_cast<int64_t>(result.ids_end));
+        if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
+      }
+      ids_begin = result.ids_end;
+      if (part.ends_document) end_document();
+      writer_->append(ids_);
+      if (part.ends_document) writer_->end_document();
+    }
+  }
+
+ private:
+  void join(const TextPart& part, std::string_view text) {
+    ids_.clear();
+    std::string whole = std::move(carried_);
+    carried_.clear();
+    whole += text.substr(skip_);
+    // Where the next part begins, in `whole`.
+    size_t gained = whole.size() - (text.size() - skip_);
+    size_t stop = part.stop + gained > skip_ ? part.stop + gained - skip_ : 0;
+    size_t behind = skip_ > part.stop + gained ? skip_ - part.stop - gained : 0;
+    skip_ = 0;
+    if (part.ends_document) return tokenizer_.encode(whole, ids_);
+    if (behind > 0) {
+      skip_ = behind;
+      return;
+    }
+    keep_rest(whole, tokenizer_.encode_some(whole, stop, ids_), stop);
+  }
+
+  void keep_rest(std::string_view text, size_t consumed, size_t stop) {
+    if (consumed > stop) {
+      skip_ = consumed - stop;
+    } else {
+      carried_ = text.substr(consumed, stop - consumed);
+    }
+    if (carried_.size() > kMaxCarriedBytes) {
+      fail(ErrorKind::kData, "a text has ", carried_.size(),
+           " bytes without a place where the tokenizer may cut it, beginning with \"",
+           for_message(std::string_view(carried_).substr(0, 40)),
+           "\"; leave the text out, or break it into lines");
+    }
+  }
+
+  void end_document() {
+    if (separator_) ids_.push_back(*separator_);
+  }
+
+  const Tokenizer& tokenizer_;
+  std::optional<int64_t> separator_;
+  TokenWriter& train_;
+  TokenWriter* validation_;
+  TokenWriter* writer_ = nullptr;
+  std::vector<int64_t> ids_;
+  std::string carried_;  ///< of the document, not encoded yet and before the next part
+  size_t skip_ = 0;      ///< bytes at the beginning of the next part that are encoded already
+};
+
+void run_jobs(TextJobs& jobs, const EncodeJobOptions& job_options, int threads, int64_t text_bytes,
+              const util::ByteProgress& progress, Collector& collector) {
+  WorkQueue queue(threads);
+  std::deque<std::future<EncodedJob>> under_way;
+  const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
+  bool more = true;
+  while (true) {
+    while (more && under_way.size() < most) {
+      auto job = std::make_shared<TextJob>();
+      more = jobs.next(*job);
+      if (!more) break;
+      under_way.push_back(
+          queue.add([job, &job_options] { return encode_job(std::move(*job), job_options); }));
+    }
+    if (under_way.empty()) break;
+    EncodedJob encoded = under_way.front().get();
+    under_way.pop_front();
+    collector.add(encoded);
+    if (progress && text_bytes > 0) progress("tokenizing", encoded.job.read_bytes, text_bytes);
   }
 }
 
 }  // namespace
 
 TokenizeReport tokenize(const TokenizeOptions& options) {
-  check(options);
+  if (options.texts.empty()) fail(ErrorKind::kUsage, "no text to tokenize was given; name at least one file");
+  std::vector<std::string> files = expand_patterns(options.texts);
+  check(options, files);
+  ValidationShare share = validation_share(options, files);
   std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
-  FSDP_CHECK(tokenizer->vocab_size() <= kMaxVocabSize);
-  check_shares(options);
+  TokenFormat format = output_format(options, options.output, *tokenizer);
+  std::optional<int64_t> separator = separator_id(options, *tokenizer);
+  int64_t text_bytes = check_texts(options, files, share);
 
-  TokenWriter train(options.output);
+  TokenWriter train(options.output, {format, tokenizer->vocab_size()});
   std::optional<TokenWriter> validation;
-  if (!options.validation_output.empty()) validation.emplace(options.validation_output);
+  if (!options.validation_output.empty()) {
+    validation.emplace(options.validation_output,
+                       TokenWriterOptions{output_format(options, options.validation_output, *tokenizer),
+                                          tokenizer->vocab_size()});
+  }
+  TextJobs jobs(files, options.json_lines, share, *tokenizer);
+  EncodeJobOptions job_options{tokenizer.get(), options.json_field, share, files};
+  Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr);
+  run_jobs(jobs, job_options, options.threads, text_bytes, options.progress, collector);
 
-  TokenizeReport report;
-  for (const std::string& path : options.texts) {
-    TextReader text(path);
-    int64_t share = validation_share(options, text.size());
-    text.encode_next(text.size() - share, *tokenizer, train);
-    if (validation) text.encode_next(share, *tokenizer, *validation);
-    report.text_bytes += text.size();
+  if (train.size() == 0 || (validation && validation->size() == 0)) {
+    if (validation) refuse_empty_part(options, train.size(), validation->size(), "tokens");
+    fail(ErrorKind::kData, "the texts hold no tokens; give texts that are not empty");
   }
   // Both are on the disk before either gets its name.
   train.finish();
   if (validation) validation->finish();
   train.commit();
   if (validation) validation->commit();
-  report.tokens = train.size();
-  report.validation_tokens = validation ? validation->size() : 0;
-  return report;
+  return {.text_bytes = jobs.read_bytes(),
+          .tokens = train.size(),
+          .validation_tokens = validation ? validation->size() : 0,
+          .documents = train.documents(),
+          .validation_documents = validation ? validation->documents() : 0};
 }
 
 }  // namespace fsdp::data

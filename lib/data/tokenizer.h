@@ -4,30 +4,73 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace fsdp::data {
 
-/// Stateless and thread-safe. Text may be encoded piece by piece, wherever it is cut: the ids of a whole text
-/// are those of its pieces one after another.
+/// Thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual std::string name() const = 0;
   /// Ids are 0 to vocab_size() - 1.
   virtual int64_t vocab_size() const = 0;
-  /// Appends the ids of `text`.
+
+  /// Appends the ids of `text`, which is a whole text: nothing follows it.
   virtual void encode(std::string_view text, std::vector<int64_t>& ids) const = 0;
+
+  /// Encodes the beginning of a text that goes on in a way not known yet, up to the first place at or after
+  /// `stop` where it may be cut, and returns that place: the ids appended here, and those of what follows as
+  /// a text of its own, are together the ids of the whole. When too little is known of what follows, the
+  /// place is before `stop`, at worst 0. For reading a text in pieces: what is not consumed is given again
+  /// with more behind it, or at the end to encode().
+  virtual size_t encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const = 0;
+
+  /// A place in `text`, as far behind as one can be seen, where encode_some() will most likely find that the
+  /// text may be cut; 0 when texts are never cut. Only a guess, so that several threads can begin at once.
+  virtual size_t likely_cut(std::string_view text) const = 0;
+
+  /// The bytes that a token stands for: not always whole characters. Nothing for a token that only marks a
+  /// place (as SentencePiece's <s> does). `begins`: no token that stands for bytes came before. Throws
+  /// Error(kData) for an id outside the vocabulary.
+  virtual std::optional<std::string> bytes_of(int64_t id, bool begins) const = 0;
+
   /// Throws Error(kData) for an id outside the vocabulary.
-  virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
+  virtual std::string decode(const std::vector<int64_t>& ids) const;
+
+  /// The token that ends a text, where there is one.
+  virtual std::optional<int64_t> end_of_text() const { return std::nullopt; }
+  /// The id of a token by its text, as vocabularies write it ("<|endoftext|>").
+  virtual std::optional<int64_t> id_of(const std::string& /*token*/) const { return std::nullopt; }
 };
 
-/// The names that make_tokenizer knows.
-std::vector<std::string> tokenizer_names();
+/// Decodes tokens one by one, for text that is shown while it grows: gives whole characters only. Not
+/// thread-safe; the tokenizer must outlive it.
+class TextDecoder {
+ public:
+  explicit TextDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  /// The characters that this token completes. Bytes that can be no part of a character come out as they are.
+  std::string push(int64_t id);
+  /// What is left: the beginning of a character that never came.
+  std::string finish();
 
-/// "bytes": an id is the value of a byte, vocabulary 256. Throws Error(kUsage) for an unknown name.
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;
+  bool begins_ = true;
+};
+
+/// What make_tokenizer() takes, for messages and --help.
+inline constexpr const char* kTokenizerChoices =
+    "bytes; a tokenizer.json of Hugging Face (byte-level BPE); a folder that holds one, or encoder.json and "
+    "vocab.bpe, or vocab.json and merges.txt; a .model of SentencePiece";
+
+/// "bytes": an id is the value of a byte, vocabulary 256. Otherwise the path of a vocabulary
+/// (kTokenizerChoices). Throws Error(kUsage) when it is neither, and Error(kData) for a vocabulary that
+/// cannot be read or asks for something that is not supported, which would give other ids than its author's.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name);
 
 }  // namespace fsdp::data

@@ -2,7 +2,9 @@
 
 // What lies between the matrix products of a transformer, each as one pass over memory in forward and one in
 // backward, where autograd's composition of libtorch's operations makes many. Arithmetic is fp32 within a
-// kernel; results are rounded to the type of the input once.
+// kernel; results are rounded to the type of the input once. Gradients of weights and biases are summed in
+// fp32, in an order that the number of threads does not change, and go to the parameters' places where they
+// have such (gradient_sink.h).
 //
 // Every function works under autograd (first derivatives). They are for tensors that can_fuse() accepts; the
 // composed path of lib/nn serves all others.
@@ -25,12 +27,25 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilo
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double epsilon);
 
+/// Ba, Kiros and Hinton: Layer Normalization, 2016. x: [..., D]; weight, bias: [D] of x's type.
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double epsilon);
+
+/// {x + residual, layer_norm(x + residual)}, all [..., D].
+std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual,
+                                                 const at::Tensor& weight, const at::Tensor& bias,
+                                                 double epsilon);
+
 /// Su et al.: RoFormer, 2021, with the halves of a head as the pairs (Llama).
 /// x: [B, T, heads, head_dim]; cos, sin: [T, head_dim] fp32, halves alike.
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 /// silu(gate) * up (Shazeer: GLU Variants Improve Transformer, 2020). Both [..., I].
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// gelu(x + bias) in the tanh form (Hendrycks and Gimpel: Gaussian Error Linear Units, 2016, section 2), for
+/// a product x without the bias that belongs to it. Backward sums the bias's gradient in the pass that gives
+/// x's. x: [..., I], bias: [I] of x's type.
+at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
 
 /// The mean cross-entropy of logits x W^T, of which no more than some rows exist at a time, in x's type: each
 /// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],

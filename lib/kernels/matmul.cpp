@@ -10,6 +10,8 @@
 
 #include "kernels/block_product.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/reduce.h"
+#include "kernels/row_loops.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -64,13 +66,37 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kFloat ? float_product(a, b) : at::mm(a, b);
 }
 
+/// sum += a b; an undefined sum is 0.
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (!sum.defined()) {
+    sum = product_of(a, b);
+  } else if (a.scalar_type() != at::kFloat) {
+    sum.addmm_(a, b);
+  } else if (a.size(0) < kLeastRows) {
+    sum.add_(float_product(a, b));
+  } else {
+    multiply_into(sum, a, b, true);
+  }
+}
+
+/// a b, undefined if the weight's sink has it.
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b) {
+  if (has_small_products(a.scalar_type())) {
+    if (auto place = take_gradient_place(weight, at::kFloat)) {
+      multiply_into(place->memory, a, b, place->adds);
+      return {};
+    }
+  }
+  return product_of(a, b);
+}
+
 /// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [N, in]
 class WeightProduct final : public Function<WeightProduct> {
  public:
   static Variable forward(AutogradContext* context, const Variable& given, const Variable& weight,
                           const std::optional<at::Tensor>& bias, bool transposed) {
     const at::Tensor x = given.contiguous(), w = transposed ? weight : weight.t();
-    context->save_for_backward({x, weight});
+    context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
     context->saved_data["transposed"] = transposed;
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias) return product_of(x, w);
@@ -91,22 +117,45 @@ class WeightProduct final : public Function<WeightProduct> {
     if (context->needs_input_grad(1)) {
       dweight = transposed ? weight_gradient(weight, x.t(), dy) : weight_gradient(weight, dy.t(), x);
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) dbias = dy.sum(0);
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+      dbias = gradient_from(sum_of_rows(dy), saved[2]);
+    }
     return {dx, dweight, dbias, {}};
   }
+};
 
- private:
-  /// a b, undefined if the weight's sink has it.
-  static at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b) {
-    if (has_small_products(a.scalar_type())) {
-      if (auto place = take_gradient_place(weight, at::kFloat)) {
-        multiply_into(place->memory, a, b, place->adds);
-        return {};
-      }
+/// y_i = x W_i^T. x: [N, in]
+class ProductsOfOne final : public Function<ProductsOfOne> {
+ public:
+  static variable_list forward(AutogradContext* context, const Variable& given, at::TensorList weights) {
+    const at::Tensor x = given.contiguous();
+    variable_list saved{x}, products;
+    for (const at::Tensor& weight : weights) {
+      saved.push_back(weight);
+      products.push_back(product_of(x, weight.t()));
     }
-    return product_of(a, b);
+    context->save_for_backward(std::move(saved));
+    return products;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    variable_list results(saved.size());
+    for (size_t i = 1; i < saved.size(); ++i) {
+      const at::Tensor dy = gradients[i - 1].contiguous();
+      if (context->needs_input_grad(i)) results[i] = weight_gradient(saved[i], dy.t(), saved[0]);
+      if (context->needs_input_grad(0)) add_product(results[0], dy, saved[i]);
+    }
+    return results;
   }
 };
+
+/// Leading dimensions of x with a last one of `width`.
+std::vector<int64_t> shape_with(const at::Tensor& x, int64_t width) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = width;
+  return shape;
+}
 
 }  // namespace
 
@@ -121,16 +170,30 @@ const char* name_of(Matmul matmul) { return matmul == Matmul::kOneDnn ? "onednn"
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) {
   if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) return at::linear(x, weight);
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
   return WeightProduct::apply(x.reshape({-1, x.size(-1)}), weight, std::optional<at::Tensor>(), false)
-      .view(shape);
+      .view(shape_with(x, weight.size(0)));
 }
 
-at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                             Matmul matmul) {
-  if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) return at::addmm(bias, x, weight);
-  return WeightProduct::apply(x, weight, std::optional<at::Tensor>(bias), true);
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul) {
+  std::vector<at::Tensor> results;
+  const bool computes_here = goes_to_onednn(x, matmul) || adds_to_weight_gradient(x, matmul);
+  if (!computes_here || !has_small_products(x.scalar_type())) {
+    for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
+    return results;
+  }
+  results = ProductsOfOne::apply(x.reshape({-1, x.size(-1)}), at::TensorList(weights));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    results[i] = results[i].view(shape_with(x, weights[i].size(0)));
+  }
+  return results;
+}
+
+at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, Matmul matmul) {
+  if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) {
+    return bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
+  }
+  return WeightProduct::apply(x, weight, bias, true);
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {

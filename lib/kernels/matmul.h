@@ -8,11 +8,14 @@
 // own libraries.
 //
 // With oneDNN on CPUs that have its small products (block_product.h), fp32 products are made of these, and
-// the gradients of weights, in bf16 too, are added in fp32 to where they accumulate (gradient_sink.h).
+// the gradients of weights and biases, in bf16 too, are added in fp32 to where they accumulate
+// (gradient_sink.h).
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp::kernels {
 
@@ -29,9 +32,13 @@ const char* name_of(Matmul matmul);
 /// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
 
-/// y = x W + b. x: [N, in], weight: [in, out], bias: [out] -> [N, out]
-at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                             Matmul matmul);
+/// The same with several weights. Where products are of kernels/block_product.h, x's gradient is summed by
+/// them.
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul);
+
+/// y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
+at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, Matmul matmul);
 
 /// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/loops.h"
 #include "kernels/fused.h"
+#include "kernels/row_loops.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -15,8 +15,7 @@ double sum_of_squares(const at::Tensor& x) {
   FSDP_CHECK(can_fuse(x) && x.is_contiguous());
   constexpr int64_t kPart = 1 << 16;
   const int64_t n = x.numel(), parts = (n + kPart - 1) / kPart;
-  const auto& loops =
-      cpu::loops(x.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16);
+  const cpu::Loops& loops = loops_of(x);
   std::vector<double> sums(static_cast<size_t>(parts));
   at::parallel_for(0, parts, 16, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
@@ -28,6 +27,14 @@ double sum_of_squares(const at::Tensor& x) {
   double sum = 0;
   for (double part : sums) sum += part;
   return sum;
+}
+
+at::Tensor sum_of_rows(const at::Tensor& x) {
+  FSDP_CHECK(can_fuse(x) && x.is_contiguous());
+  const int64_t width = x.size(-1);
+  return sums_of_rows({rows_of(x), width}, 1, [&](int64_t first, int64_t rows, float* sums) {
+    loops_of(x).add_rows(row_of(x, first, width), sums, rows, width);
+  })[0];
 }
 
 }  // namespace fsdp::kernels

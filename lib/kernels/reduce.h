@@ -8,4 +8,8 @@ namespace fsdp::kernels {
 /// bf16 on the CPU (can_fuse()), contiguous. Does not depend on the number of threads.
 double sum_of_squares(const at::Tensor& x);
 
+/// The sum of the rows of x [..., D], fp32 [D], for the same tensors. Does not depend on the number of
+/// threads.
+at::Tensor sum_of_rows(const at::Tensor& x);
+
 }  // namespace fsdp::kernels

@@ -48,9 +48,10 @@ LlamaAttention::LlamaAttention(const ModelOptions& options)
 }
 
 at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
-  at::Tensor q = rotated(q_proj_->forward(x), num_heads_, context);
-  at::Tensor k = rotated(k_proj_->forward(x), num_kv_heads_, context);
-  at::Tensor v = split_heads(v_proj_->forward(x), num_kv_heads_);
+  const auto qkv =
+      kernels::linears(x, {q_proj_->weight(), k_proj_->weight(), v_proj_->weight()}, compute_.matmul);
+  at::Tensor q = rotated(qkv[0], num_heads_, context), k = rotated(qkv[1], num_kv_heads_, context);
+  at::Tensor v = split_heads(qkv[2], num_kv_heads_);
   return o_proj_->forward(join_heads(causal_attention(q, k, v, compute_)));
 }
 

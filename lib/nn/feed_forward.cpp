@@ -16,19 +16,22 @@ SwiGlu::SwiGlu(const ModelOptions& options) : compute_(options) {
 }
 
 at::Tensor SwiGlu::compute(const at::Tensor& x, const StageContext&) {
-  const at::Tensor gate = gate_proj_->forward(x), up = up_proj_->forward(x);
+  const auto both = kernels::linears(x, {gate_proj_->weight(), up_proj_->weight()}, compute_.matmul);
+  const at::Tensor &gate = both[0], &up = both[1];
   const bool fused = compute_.fused && kernels::can_fuse(gate);
   return down_proj_->forward(fused ? kernels::swiglu(gate, up) : at::silu(gate) * up);
 }
 
-GeluFeedForward::GeluFeedForward(const ModelOptions& options) {
-  const Compute compute(options);
+GeluFeedForward::GeluFeedForward(const ModelOptions& options) : compute_(options) {
   int64_t hidden = options.hidden_size, inner = options.intermediate_size;
-  c_fc_ = register_module("c_fc", std::make_shared<TransposedLinear>(hidden, inner, compute));
-  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(inner, hidden, compute));
+  c_fc_ = register_module("c_fc", std::make_shared<TransposedLinear>(hidden, inner, compute_));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(inner, hidden, compute_));
 }
 
 at::Tensor GeluFeedForward::compute(const at::Tensor& x, const StageContext&) {
+  if (compute_.fused && kernels::can_fuse(x)) {
+    return c_proj_->forward(kernels::bias_gelu(c_fc_->forward_without_bias(x), c_fc_->bias()));
+  }
   return c_proj_->forward(at::gelu(c_fc_->forward(x), "tanh"));
 }
 

@@ -32,6 +32,7 @@ class GeluFeedForward final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  Compute compute_;
   std::shared_ptr<TransposedLinear> c_fc_, c_proj_;
 };
 

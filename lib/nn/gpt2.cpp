@@ -7,7 +7,9 @@
 namespace fsdp::nn {
 
 Gpt2Block::Gpt2Block(const ModelOptions& options) {
-  auto norm = [&] { return std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon); };
+  auto norm = [&] {
+    return std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon, Compute(options));
+  };
   ln_1_ = register_module("ln_1", norm());
   attn_ = register_module("attn", std::make_shared<Gpt2Attention>(options));
   ln_2_ = register_module("ln_2", norm());
@@ -15,8 +17,9 @@ Gpt2Block::Gpt2Block(const ModelOptions& options) {
 }
 
 at::Tensor Gpt2Block::compute(const at::Tensor& x, const StageContext& context) {
-  at::Tensor attended = x + attn_->forward(ln_1_->forward(x), context);
-  return attended + mlp_->forward(ln_2_->forward(attended), context);
+  const at::Tensor attention = attn_->forward(ln_1_->forward(x), context);
+  auto [attended, normed] = ln_2_->forward_with(x, attention);
+  return attended + mlp_->forward(normed, context);
 }
 
 Gpt2::Gpt2(const ModelOptions& options) : max_positions_(options.max_position_embeddings) {
@@ -28,7 +31,7 @@ Gpt2::Gpt2(const ModelOptions& options) : max_positions_(options.max_position_em
   h_ = transformer->register_module("h", std::make_shared<StageList>());
   for (int64_t i = 0; i < options.num_hidden_layers; ++i) h_->append(std::make_shared<Gpt2Block>(options));
   ln_f_ = transformer->register_module(
-      "ln_f", std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon));
+      "ln_f", std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon, Compute(options)));
   lm_head_ = register_module(
       "lm_head", options.tie_word_embeddings
                      ? std::make_shared<Head>(wte_->weight(), Compute(options))

@@ -16,10 +16,16 @@ TransposedLinear::TransposedLinear(int64_t in_features, int64_t out_features, co
   bias_ = register_parameter("bias", empty_parameter({out_features}));
 }
 
-at::Tensor TransposedLinear::forward(const at::Tensor& x) const {
+at::Tensor TransposedLinear::forward(const at::Tensor& x) const { return forward(x, bias_); }
+
+at::Tensor TransposedLinear::forward_without_bias(const at::Tensor& x) const {
+  return forward(x, std::nullopt);
+}
+
+at::Tensor TransposedLinear::forward(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
-  return kernels::transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias_, compute_.matmul)
+  return kernels::transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, compute_.matmul)
       .view(shape);
 }
 

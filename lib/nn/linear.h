@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "nn/compute.h"
 
@@ -17,6 +18,7 @@ class Linear : public torch::nn::Module {
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {});
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
 
  private:
   at::Tensor weight_;
@@ -29,8 +31,13 @@ class TransposedLinear : public torch::nn::Module {
   TransposedLinear(int64_t in_features, int64_t out_features, const Compute& compute = {});
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
+  /// x W, for a caller whose next kernel adds bias().
+  at::Tensor forward_without_bias(const at::Tensor& x) const;
+  const at::Tensor& bias() const { return bias_; }
 
  private:
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+
   at::Tensor weight_;
   at::Tensor bias_;
   Compute compute_;

@@ -31,14 +31,17 @@ class RmsNorm : public torch::nn::Module {
 /// Layer normalisation with weight and bias (Ba, Kiros, Hinton: Layer Normalization, 2016, section 3).
 class LayerNorm : public torch::nn::Module {
  public:
-  LayerNorm(int64_t size, double epsilon);
+  LayerNorm(int64_t size, double epsilon, const Compute& compute = {});
   /// x: [..., size] -> [..., size]
   at::Tensor forward(const at::Tensor& x) const;
+  /// {x + residual, its norm}
+  std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
 
  private:
   at::Tensor weight_;
   at::Tensor bias_;
   double epsilon_;
+  Compute compute_;
 };
 
 }  // namespace fsdp::nn

@@ -24,9 +24,29 @@ void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradie
   if (!shape_.products_accumulate) accumulate(in * out);
 }
 
+void ActivationParts::joint_product_backward(int64_t in, const std::vector<int64_t>& outs, int64_t saved) {
+  if (!shape_.joins_products) {
+    for (size_t i = outs.size(); i-- > 0;) {
+      const bool first = i + 1 == outs.size();
+      const Into into = first ? Into::kNew : i + 2 == outs.size() ? Into::kSum : Into::kThere;
+      product_backward(in, outs[i], false, i == 0 ? saved : 0, into);
+    }
+    return;
+  }
+  tape_.take(wide(in));
+  for (int64_t out : outs) {
+    if (!shape_.products_accumulate) tape_.take(shape_.element * in * out);
+  }
+  for (int64_t out : outs) tape_.give(wide(out));
+  tape_.give(saved);
+  for (int64_t out : outs) {
+    if (!shape_.products_accumulate) accumulate(in * out);
+  }
+}
+
 void ActivationParts::norm_forward() {
-  if (fused_block()) return tape_.take(wide32(1) + x());  // saved: the reciprocal roots; the result
-  if (low()) tape_.take(x32());                           // the input in fp32, saved
+  if (shape_.fused) return tape_.take(norm_statistics() + x());  // these are saved; the result
+  if (low()) tape_.take(x32());                                  // the input in fp32, saved
   if (llama()) {
     tape_.touch(x32() + 2 * wide32(1));  // squares and their means
     tape_.take(wide32(1) + x32());       // saved: the reciprocal roots, the normed input
@@ -42,9 +62,10 @@ void ActivationParts::norm_forward() {
 }
 
 void ActivationParts::norm_backward(bool residual) {
-  if (fused_block()) {
+  if (shape_.fused) {
     tape_.take(x());
-    tape_.give(2 * x() + wide32(1));  // the gradient of the result, the input
+    tape_.touch(sums_of_rows(hidden(), llama() ? 1 : 2));
+    tape_.give(2 * x() + norm_statistics());  // the gradient of the result, the input
     if (residual) tape_.give(x());
     return;
   }

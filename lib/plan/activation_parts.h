@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "kernels/row_parts.h"
 #include "plan/activations.h"
 #include "plan/memory_tape.h"
 
@@ -25,9 +27,8 @@ class ActivationParts {
   const nn::ModelOptions& model() const { return shape_.model; }
   bool llama() const { return model().architecture == "llama"; }
   bool low() const { return shape_.element < kFloat; }
-  bool fused_block() const { return shape_.fused && llama(); }
   /// Whether norms compute on an fp32 copy of their input, and save that.
-  bool norms_copy() const { return low() && !fused_block(); }
+  bool norms_copy() const { return low() && !shape_.fused; }
   int64_t count() const { return shape_.count(); }
   int64_t hidden() const { return model().hidden_size; }
   int64_t head_dim() const { return model().hidden_size / model().num_attention_heads; }
@@ -39,6 +40,13 @@ class ActivationParts {
   int64_t wide32(int64_t width) const { return kFloat * count() * width; }
   int64_t x() const { return wide(hidden()); }
   int64_t x32() const { return wide32(hidden()); }
+  /// Reciprocal roots, or means and reciprocal deviations.
+  int64_t norm_statistics() const { return wide32(llama() ? 1 : 2); }
+
+  /// What a fused backward has of the gradients of vectors [width], part by part.
+  int64_t sums_of_rows(int64_t width, int64_t vectors) const {
+    return kernels::RowParts(count(), width).bytes(vectors);
+  }
 
   bool recomputes(const char* type) const {
     const auto& types = shape_.recomputed;
@@ -61,6 +69,9 @@ class ActivationParts {
 
   /// y = x W. The gradient of y goes, unless the residual connection has it too; `saved` goes.
   void product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved, Into into = Into::kNew);
+
+  /// y_i = x W_i, the i-th [N, outs[i]]. The gradients of all y_i go; `saved` goes.
+  void joint_product_backward(int64_t in, const std::vector<int64_t>& outs, int64_t saved);
 
   /// Leaves the result, which the product behind it saves, and what backward needs.
   void norm_forward();

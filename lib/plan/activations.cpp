@@ -147,6 +147,7 @@ ActivationShape activation_shape(const config::Config& config) {
   const bool has_products = has_small_products(precision.param_dtype);
   shape.onednn = onednn && precision.param_dtype == "float32";
   shape.small_products = shape.onednn && has_products;
+  shape.joins_products = onednn && has_products;
   const bool have_places = gradients_have_places(config);
   shape.products_accumulate = have_places && onednn && has_products;
   shape.embeddings_accumulate = have_places && shape.fused;

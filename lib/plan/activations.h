@@ -22,6 +22,7 @@
 //
 //     llama   two RMSNorms          2 * (2 e ND + 4 N)
 //             SwiGLU                3 e N I
+//     gpt2    two LayerNorms        2 * (2 e ND + 8 N)
 //     loss                          e ND + e VD, the gradients of the head's input and weight, and no more
 //                                   than some rows of the scores at a time
 //
@@ -56,6 +57,7 @@ struct ActivationShape {
   bool attends = false;                 ///< by kernels/attention.h
   bool onednn = false;                  ///< fp32 products by it
   bool small_products = false;          ///< and these by kernels/block_product.h
+  bool joins_products = false;          ///< those with one input, of llama
   /// Gradients have places in the buffers of units (kernels/gradient_sink.h): those of products with weights,
   /// and of embeddings.
   bool products_accumulate = false, embeddings_accumulate = false;

@@ -106,13 +106,11 @@ void BlockActivations::attention_backward() {
   }
   rotary_backward(keys);
   rotary_backward(hidden());
-  product_backward(hidden(), keys, false, 0);
-  product_backward(hidden(), keys, false, 0, Into::kSum);
-  product_backward(hidden(), hidden(), false, x(), Into::kThere);
+  joint_product_backward(hidden(), {hidden(), keys, keys}, x());
 }
 
 void BlockActivations::feed_forward_forward() {
-  const int64_t saved = fused_block() ? 3 : llama() ? 4 : 2;
+  const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
   tape_.take(saved * wide(model().intermediate_size));
   tape_.take(x());
 }
@@ -123,14 +121,14 @@ void BlockActivations::feed_forward_backward() {
   if (llama()) {
     tape_.take(2 * one);  // of both factors
     tape_.give(3 * one);  // that of the product, and the factors
-    if (!fused_block()) {
+    if (!shape_.fused) {
       tape_.take(one);
       tape_.give(2 * one);  // the gate and its gradient behind silu
     }
-    product_backward(hidden(), inner, false, 0);
-    product_backward(hidden(), inner, false, x(), Into::kSum);
+    joint_product_backward(hidden(), {inner, inner}, x());
   } else {
     tape_.take(one);
+    if (shape_.fused) tape_.touch(sums_of_rows(inner, 1));
     tape_.give(2 * one);
     product_backward(hidden(), inner, false, x());
   }

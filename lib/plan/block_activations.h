@@ -24,7 +24,7 @@ class BlockActivations : protected ActivationParts {
   /// The rotation of queries or keys: [N, width] in, [N, width] out.
   void rotary_forward(int64_t width);
   void rotary_backward(int64_t width);
-  bool fused_rotary() const { return fused_block() && shape_.buffer_element == kFloat; }
+  bool fused_rotary() const { return shape_.fused && shape_.buffer_element == kFloat; }
 
   kernels::AttentionSizes attention_sizes() const;
   int64_t attention_threads() const;

@@ -76,8 +76,9 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
 
 struct StepPeak {
   util::Arena::Shape arena;  ///< of the pool of buffers
+  int64_t common = 0;        ///< length of the arena that ranks have in common
   int64_t beside = 0;        ///< the most of everything else at once
-  int64_t sum() const { return arena.length + beside; }
+  int64_t sum() const { return arena.length + common + beside; }
 };
 
 StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
@@ -94,30 +95,52 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
     if (options.count_moved) tape.touch(update_temporaries(config, units));
     memory.zero_gradients();
   }
-  return {.arena = memory.arena(), .beside = tape.peak() - memory.arena().length};
+  return {.arena = memory.arena(),
+          .common = memory.common_bytes(),
+          .beside = tape.peak() - memory.arena().length - memory.common_bytes()};
 }
 
 /// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
-/// rest need not come from the same step. `count_moved`: with what fsdp.cpu_offload does in host memory.
-StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
-                   const ActivationShape& shape, bool count_moved) {
+/// rest need not come from the same step.
+StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
+                                 UnitMemory::Options options) {
+  const ActivationShape shape = activation_shape(config);
   StepPeak most;
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
-    const StepPeak peak = step_peak(config, units, shape, {.timing = timing, .count_moved = count_moved});
+    options.timing = timing;
+    const StepPeak peak = step_peak(config, units, shape, options);
     if (peak.arena.length > most.arena.length) most.arena = peak.arena;
+    most.common = std::max(most.common, peak.common);
     most.beside = std::max(most.beside, peak.beside);
   }
+  if (most.common == 0) return most;
+  // When the first rank takes memory for a unit, the others may not have given back that of one more yet.
+  int64_t largest = 0;
+  for (const UnitSizes& unit : units) {
+    largest = std::max(largest, std::max(unit.unsharded_bytes(), unit.communication_bytes()));
+    most.common += util::Arena::kAlignment;
+  }
+  most.common += largest;
   return most;
 }
 
-/// Through shared memory a rank reads its part of each other rank's gradients and that one's part of the
-/// parameters where they lie: pages of theirs, which count as resident here too. Where ranks are on several
-/// hosts it is less, because it reads only of those on its own.
-int64_t read_of_others(const config::Config& config, const std::vector<UnitSizes>& units, int64_t arena) {
-  if (config.comm.backend == "gloo" || units.empty()) return 0;
-  const int64_t ranks = units.front().groups.shards;
-  return arena * (ranks - 1) / ranks;
+bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
+  return config.comm.backend != "gloo" && !units.empty() && units.front().groups.shards > 1;
+}
+
+/// Through shared memory a rank reads its part of each other rank's gradients where they lie: pages of
+/// theirs, which count as resident here too. Where ranks are on several hosts it is less, because it reads
+/// only of those on its own.
+int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
+  const bool common = shares_memory(config, units);
+  const StepPeak peak = step_peak_at_any_timing(config, units, {.common = common});
+  int64_t bytes = util::most_held_bytes(beside + peak.sum());
+  if (common) {
+    const int64_t ranks = units.front().groups.shards;
+    bytes += peak.arena.length * (ranks - 1) / ranks;
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -169,18 +192,19 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   for (const UnitSizes& unit : units) plan.gradients += shard_gradient_bytes(config, unit);
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = saved_activation_bytes(shape);
-  const StepPeak peak = step_peak(config, units, shape, true);
-  plan.peak = plan.shards + plan.optimizer + inputs(shape) + peak.sum();
-  plan.resident = util::most_held_bytes(plan.peak) + read_of_others(config, units, peak.arena.length);
+  const int64_t at_rest = plan.shards + plan.optimizer + inputs(shape);
+  plan.peak = at_rest + step_peak_at_any_timing(config, units, {}).sum();
+  plan.resident = resident_bytes(config, units, at_rest);
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
-    plan.device_peak = inputs(shape) + step_peak(config, units, shape, false).sum();
+    plan.device_peak = inputs(shape) + step_peak_at_any_timing(config, units, {.count_moved = false}).sum();
   }
   return plan;
 }
 
-util::Arena::Shape arena_shape(const config::Config& config, const std::vector<UnitSizes>& units) {
-  return step_peak(config, units, activation_shape(config), true).arena;
+BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common) {
+  const StepPeak peak = step_peak_at_any_timing(config, units, {.common = common});
+  return {.own = peak.arena, .common = peak.common};
 }
 
 }  // namespace fsdp::plan

@@ -42,9 +42,14 @@ struct MemoryPlan {
 /// `units` are those of the config's model.
 MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units);
 
-/// How the arena of the pool of buffers (shard/buffer_pool.h) is from the second step on at the latest,
-/// however fast the network is.
-util::Arena::Shape arena_shape(const config::Config& config, const std::vector<shard::UnitSizes>& units);
+/// The memory for buffers of units with which no step asks for more, however fast the network is.
+struct BufferShapes {
+  util::Arena::Shape own;  ///< of the rank's pool (shard/buffer_pool.h)
+  int64_t common = 0;      ///< of what the ranks have in common (Communicator::enqueue_with_common_memory())
+};
+/// `common`: whether they have such memory.
+BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                           bool common);
 
 /// What fsdp::optim keeps between steps. Nothing is frozen.
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,

@@ -35,7 +35,8 @@ UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes
       shard_options_(config::shard_options(config)),
       tape_(tape),
       options_(options),
-      pool_(tape) {
+      pool_(tape),
+      common_(tape) {
   for (const UnitSizes& sizes : units) {
     if (sizes.is_root) {
       ++root_units_;
@@ -184,15 +185,20 @@ void UnitMemory::start_gather(Unit& unit) {
   if (parameters == 0) return;
   const int64_t communication = unit.sizes->communication_bytes();
   if (communication == 0) {
-    unit.gathered =
-        issue([this, &unit, parameters] { unit.parameters = pool_.take(parameters, Sort::kFirst); });
+    unit.gathered = issue(
+        [this, &unit, parameters] { unit.parameters = gather_memory(unit).take(parameters, Sort::kFirst); });
     return;
   }
   unit.gathered = issue([this, &unit, parameters, communication] {
-    const PoolMemory::Place gathered = pool_.take(communication, Sort::kFirst);
+    const PoolMemory::Place gathered = gather_memory(unit).take(communication, Sort::kFirst);
     unit.parameters = pool_.take(parameters, Sort::kFirst);
-    pool_.give_back(gathered);
+    gather_memory(unit).give_back(gathered);
   });
+}
+
+/// Of the output of its all-gather.
+PoolMemory& UnitMemory::gather_memory(const Unit& unit) {
+  return options_.common && unit.sizes->is_cut() ? common_ : pool_;
 }
 
 void UnitMemory::finish_gather(Unit& unit) {
@@ -203,7 +209,9 @@ void UnitMemory::finish_gather(Unit& unit) {
 void UnitMemory::reshard(Unit& unit) {
   if (!std::exchange(unit.in_use, false)) return;
   wait(unit.gathered);
-  if (auto parameters = std::exchange(unit.parameters, std::nullopt)) pool_.give_back(*parameters);
+  if (auto parameters = std::exchange(unit.parameters, std::nullopt)) {
+    (unit.sizes->communication_bytes() == 0 ? gather_memory(unit) : pool_).give_back(*parameters);
+  }
 }
 
 void UnitMemory::attach_gradients(Unit& unit) {

@@ -50,6 +50,7 @@ class UnitMemory {
   struct Options {
     CollectiveTiming timing = CollectiveTiming::kAtOnce;
     bool count_moved = true;  ///< gradients that fsdp.move_grads_to_cpu moves to host memory
+    bool common = false;      ///< all-gathers go to memory that the ranks have in common
   };
 
   UnitMemory(const config::Config& config, const std::vector<shard::UnitSizes>& units, MemoryTape& tape,
@@ -61,6 +62,8 @@ class UnitMemory {
   void zero_gradients();
   /// What the pool holds from the second step on.
   util::Arena::Shape arena() const { return pool_.arena(); }
+  /// The length of the arena that the ranks have in common, were they always at the same place.
+  int64_t common_bytes() const { return common_.arena().length; }
 
  private:
   /// A unit as shard::Unit has it.
@@ -85,6 +88,7 @@ class UnitMemory {
   void release_gathered_ahead();
   void release_kept_unit(const Unit* except);
   void reshard(Unit& unit);
+  PoolMemory& gather_memory(const Unit& unit);
   void attach_gradients(Unit& unit);
   void prefetch_backward(size_t index);
   void reduce(Unit& unit);
@@ -104,7 +108,7 @@ class UnitMemory {
   const shard::ShardOptions shard_options_;
   MemoryTape& tape_;
   const Options options_;
-  PoolMemory pool_;
+  PoolMemory pool_, common_;
   std::vector<Unit> units_;
   size_t root_units_ = 0;
   std::map<std::string, size_t> by_path_;

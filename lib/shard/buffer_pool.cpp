@@ -26,6 +26,29 @@ struct BufferPool::Lease {
   }
 };
 
+struct BufferPool::Counted {
+  std::shared_ptr<BufferPool> pool;
+  c10::DataPtr memory;
+  int64_t nbytes;
+  BufferKind kind;
+
+  static void give_back(void* counted) {
+    std::unique_ptr<Counted> owned(static_cast<Counted*>(counted));
+    std::lock_guard lock(owned->pool->mutex_);
+    owned->pool->account_.live_of(owned->kind) -= owned->nbytes;
+  }
+};
+
+c10::DataPtr BufferPool::count(c10::DataPtr memory, int64_t nbytes, BufferKind kind) {
+  void* data = memory.get();
+  const at::Device device = memory.device();
+  auto counted = std::make_unique<Counted>(Counted{shared_from_this(), std::move(memory), nbytes, kind});
+  std::lock_guard lock(mutex_);
+  account_.live_of(kind) += nbytes;
+  note_peaks();
+  return {data, counted.release(), &Counted::give_back, device};
+}
+
 c10::DataPtr BufferPool::acquire(int64_t nbytes, BufferKind kind) {
   std::lock_guard lock(mutex_);
   if (places_.live() == 0) grow_arena();

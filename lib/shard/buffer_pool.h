@@ -1,6 +1,7 @@
 #pragma once
 
-// BufferPool: the memory of gathered parameters and of unreduced gradients.
+// BufferPool: the memory of gathered parameters and of unreduced gradients, but for what the ranks of a host
+// have in common (Communicator::enqueue_with_common_memory()), which it only counts.
 //
 // Units take a buffer when they are gathered and give it back when they are freed; the next unit gets the
 // same memory, whatever its size. Every buffer has a place in one arena (util/free_ranges.h). While the pool
@@ -53,10 +54,13 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   /// Memory of at least `nbytes`, uninitialised, which goes back to the pool with the pointer.
   c10::DataPtr acquire(int64_t nbytes, BufferKind kind);
 
-  /// A flat tensor in such memory, uninitialised.
+  /// Counts memory that was not the pool's until the pointer goes.
+  c10::DataPtr count(c10::DataPtr memory, int64_t nbytes, BufferKind kind);
+
+  /// A flat tensor in memory of the pool, uninitialised.
   at::Tensor acquire_tensor(int64_t numel, at::ScalarType dtype, BufferKind kind);
 
-  /// Makes the arena so when the first buffer is asked for. A plan knows it (plan::arena_shape()).
+  /// Makes the arena so when the first buffer is asked for. A plan knows it (plan::buffer_shapes()).
   void reserve(const util::Arena::Shape& shape);
 
   BufferAccount account() const;
@@ -70,6 +74,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
  private:
   struct Lease;
+  struct Counted;
   void release(Lease& lease);
   void grow_arena();
   void note_peaks();

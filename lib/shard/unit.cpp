@@ -45,15 +45,20 @@ void Unit::start_gather(const char* pass) {
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
-  gather_ = group.enqueue([this, in_place] {
-    storage_.allocate_gathered();
+  const auto fill = [this, in_place](c10::DataPtr common) {
+    storage_.allocate_gathered(std::move(common));
     note_buffer(true, in_place ? BufferKind::kParameters : BufferKind::kCommunication,
                 storage_.gathered_bytes());
     storage_.fill_gather_input();
-  });
-  if (!is_cut()) return;
+  };
+  if (!is_cut()) {
+    gather_ = group.enqueue([fill] { fill({}); });
+    return;
+  }
+  const comm::CallSite site{.unit = name_, .pass = pass};
+  group.enqueue_with_common_memory(storage_.gathered_bytes(), site, fill);
   at::Tensor input = storage_.gather_input();
-  gather_ = group.all_gather(storage_.gathered(), input, {.unit = name_, .pass = pass});
+  gather_ = group.all_gather(storage_.gathered(), input, site);
   ++traffic_.all_gathers;
   traffic_.all_gather_bytes +=
       input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype));

@@ -16,6 +16,9 @@
 // issued ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given
 // back as soon as it has been sent. So the buffer of one reduction serves the gather behind it. Where a
 // layout does not gather in place, the copy to the unsharded buffer is a task of that stream too.
+//
+// Where the ranks have memory in common, the output of an all-gather is one buffer for all of them. So what
+// changes gathered parameters on one rank, in its forward or backward, may change them on others.
 
 #include <memory>
 #include <string>

@@ -97,10 +97,13 @@ void UnitStorage::show_parameters_in(const at::Tensor& flat) {
   }
 }
 
-void UnitStorage::allocate_gathered() {
+void UnitStorage::allocate_gathered(c10::DataPtr common) {
   FSDP_CHECK(!shard_is_unsharded_);
-  auto kind = layout_->gathers_in_place() ? BufferKind::kParameters : BufferKind::kCommunication;
-  util::restore_storage(gathered_, pool_->acquire(gathered_bytes(), kind), gathered_bytes());
+  const auto kind = layout_->gathers_in_place() ? BufferKind::kParameters : BufferKind::kCommunication;
+  const int64_t nbytes = gathered_bytes();
+  util::restore_storage(gathered_,
+                        common ? pool_->count(std::move(common), nbytes, kind) : pool_->acquire(nbytes, kind),
+                        nbytes);
 }
 
 void UnitStorage::unpack() {

@@ -65,7 +65,8 @@ class UnitStorage {
 
   /// [gathered_numel] the output of the all-gather; has memory from allocate_gathered() to unpack().
   const at::Tensor& gathered() const { return gathered_; }
-  void allocate_gathered();
+  /// In `common` memory, if there is any, where each rank writes its own part alone.
+  void allocate_gathered(c10::DataPtr common = {});
   /// This rank's part of the all-gather: the shard, or its place in the output.
   at::Tensor gather_input() const;
   /// Casts and copies the shard to where gather_input() is; nothing to do when it is the shard.

@@ -56,7 +56,8 @@ void MetricsFile::write(const StepMetrics& metrics) {
                                  {"tokens", metrics.tokens},
                                  {"tokens_per_second", metrics.tokens_per_second},
                                  {"step_seconds", metrics.step_seconds},
-                                 {"peak_memory_bytes", metrics.peak_memory_bytes}};
+                                 {"peak_memory_bytes", metrics.peak_memory_bytes},
+                                 {"minor_faults", metrics.minor_faults}};
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
   write_line(line.dump());

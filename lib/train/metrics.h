@@ -19,6 +19,7 @@ struct StepMetrics {
   double tokens_per_second = 0.0;
   double step_seconds = 0.0;  ///< mean since the line before
   int64_t peak_memory_bytes = 0;
+  int64_t minor_faults = 0;                         ///< util::minor_faults()
   std::optional<double> loss_scale = std::nullopt;  ///< for the next step; only with a loss scaler
   /// Steps of the run whose update was skipped for their loss or norm; only where that may be.
   std::optional<int64_t> skipped_steps = std::nullopt;

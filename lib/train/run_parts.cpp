@@ -31,7 +31,11 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
                                       {source.get(), at::kCPU});
     // Else the buffers of the first step would be memory of their own each.
-    parts.engine->buffer_pool().reserve(plan::arena_shape(config, shard::unit_sizes(*parts.engine)));
+    comm::Communicator& group = *parts.engine->groups().shard;
+    const plan::BufferShapes buffers =
+        plan::buffer_shapes(config, shard::unit_sizes(*parts.engine), group.has_common_memory());
+    parts.engine->buffer_pool().reserve(buffers.own);
+    group.reserve_common_memory(buffers.common);
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
     parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);

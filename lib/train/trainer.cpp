@@ -184,7 +184,8 @@ void Trainer::report(const StepResult& result, double lr) {
                       .tokens = position_.tokens_seen,
                       .tokens_per_second = reading.tokens_per_second,
                       .step_seconds = reading.step_seconds,
-                      .peak_memory_bytes = util::peak_resident_bytes()};
+                      .peak_memory_bytes = util::peak_resident_bytes(),
+                      .minor_faults = util::minor_faults()};
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
   if (parts_.guard) metrics.skipped_steps = parts_.guard->skipped();
   metrics_->write(metrics);

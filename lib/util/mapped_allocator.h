@@ -4,10 +4,11 @@
 //
 // malloc keeps what was freed for later requests, in holes that later requests may not fit, and a training
 // process ends up with half as much again as its tensors ever took at once. Here a freed block waits to be
-// used again too, but by a request of about its size, and all blocks together are never more than a fifth
-// above the most that tensors have needed at one time: a request for which nothing waits gives back, to the
-// system, what has waited longest. So the peak of resident memory is about the peak that a plan computes, and
-// where steps are alike, blocks change hands without the system. Blocks of 4 MiB and more ask for huge pages.
+// used again too, but by a request of about its size, and all blocks together are never much more than the
+// most that tensors have needed at one time (util/held_bytes.h): a request for which nothing waits gives
+// back, to the system, what has waited longest. So the peak of resident memory is about the peak that a plan
+// computes, and where steps are alike, blocks change hands without the system. Blocks of 4 MiB and more ask
+// for huge pages.
 //
 // Process-wide, for programs: the library does not install it. Thread-safe.
 

@@ -5,10 +5,14 @@
 //
 // For worlds of 2 and of 4 processes and wholes of 256 KiB to 64 MiB (what an all-gather gives, what a
 // reduce-scatter takes; float32), each round runs all of them in turn, so that a busy machine disturbs all
-// alike. The buffers are those that the communicator allocates, the all-gather's input lies in its output,
-// and the memcpy is of the bytes that the all-gather has to fetch from others, in all processes at once.
-// Times are medians on rank 0, from a barrier to its end of the collective. Not a test: figures of a machine
-// vary, so they are printed and not judged.
+// alike. An all-gather's input is a shard of its own, as in training in fp32; its output over shared memory
+// is taken anew each time, as for a unit, and common to the ranks (comm/common_memory.h). Other buffers are
+// those that the communicator allocates. The memcpy is of the bytes that an all-gather without common memory
+// fetches from others, in all processes at once. Times are medians on rank 0, from a barrier to its end of
+// the collective. "moved" is what all ranks' copies and additions over shared memory have read and written,
+// over the least that can be: each part of an all-gather is read and written once, and of a reduce-scatter
+// every input is read and every output written once. Not a test: figures of a machine vary, so they are
+// printed and not judged.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -26,6 +30,7 @@
 #include <vector>
 
 #include "comm/gloo_communicator.h"
+#include "comm/memory_copy.h"
 #include "comm/shm_communicator.h"
 #include "support/free_port.h"
 #include "util/error.h"
@@ -41,14 +46,30 @@ double median(std::vector<double> values) {
 }
 
 struct Buffers {
-  at::Tensor whole, own, part;
+  at::Tensor whole, shard, part;
 
   Buffers(Communicator& communicator, int64_t numel)
       : whole(communicator.allocate(numel, at::kFloat).fill_(1)),
-        own(whole.narrow(0, communicator.rank() * (numel / communicator.world_size()),
-                         numel / communicator.world_size())),
+        shard(at::ones({numel / communicator.world_size()})),
         part(at::ones({numel / communicator.world_size()})) {}
 };
+
+/// As shard::Unit does it.
+void gather_in_common_memory(Communicator& communicator, const at::Tensor& shard) {
+  const int64_t numel = shard.numel() * communicator.world_size();
+  at::Tensor whole;
+  const auto fill = [&](c10::DataPtr memory) {
+    if (!memory) {
+      whole = communicator.allocate(numel, at::kFloat);
+      return;
+    }
+    const auto nbytes = static_cast<size_t>(numel) * sizeof(float);
+    c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, std::move(memory));
+    whole = at::empty({0}, at::kFloat).set_(storage, 0, {numel}, {1});
+  };
+  communicator.enqueue_with_common_memory(4 * numel, {.unit = "bench"}, fill)->wait();
+  communicator.all_gather(whole, shard, {.unit = "bench"})->wait();
+}
 
 class Bench {
  public:
@@ -63,43 +84,53 @@ class Bench {
     std::vector<double> times[kContestants];
     for (int round = -2; round < rounds_; ++round) {
       const double taken[] = {
-          timed([&] { c10d_._allgather_base(slow.whole, slow.own)->wait(); }),
-          timed([&] { gloo_.all_gather(slow.whole, slow.own, {.unit = "bench"})->wait(); }),
-          timed([&] { shm_.all_gather(fast.whole, fast.own, {.unit = "bench"})->wait(); }),
+          timed([&] { c10d_._allgather_base(slow.whole, slow.shard)->wait(); }),
+          timed([&] { gloo_.all_gather(slow.whole, slow.shard, {.unit = "bench"})->wait(); }),
+          timed([&] { gather_in_common_memory(shm_, fast.shard); }, &moved_[0]),
           timed([&] { std::memcpy(target.data_ptr(), source.data_ptr(), static_cast<size_t>(fetched)); }),
           timed([&] { c10d_._reduce_scatter_base(slow.part, slow.whole)->wait(); }),
           timed([&] { gloo_.reduce_scatter(slow.part, slow.whole, {.unit = "bench"})->wait(); }),
-          timed([&] { shm_.reduce_scatter(fast.part, fast.whole, {.unit = "bench"})->wait(); })};
+          timed([&] { shm_.reduce_scatter(fast.part, fast.whole, {.unit = "bench"})->wait(); }, &moved_[1])};
       if (round < 0) continue;  // first touch
       for (size_t i = 0; i < kContestants; ++i) times[i].push_back(taken[i]);
     }
+    const int64_t world = gloo_.world_size();
+    const at::Tensor moved = at::tensor({moved_[0], moved_[1]}, at::kLong);
+    shm_.all_reduce(moved, comm::ReduceOp::kSum, {.unit = "bench"})->wait();
     if (gloo_.rank() > 0) return;
+    const int64_t least[] = {2 * bytes, (world + 1) * bytes};
     const double copy = median(times[3]);
     for (size_t i : {size_t{0}, size_t{4}}) {
       const double c10d = median(times[i]), gloo = median(times[i + 1]), shm = median(times[i + 2]);
       std::printf(
           "%d ranks  %6.2f MiB  %-14s  c10d %9.1f us  gloo %9.1f us  shm %8.1f us: %5.1f and %5.1f times as"
-          " fast, %5.2f GB/s, %5.2f of a memcpy's time (%.1f us)\n",
+          " fast, %5.2f of a memcpy's time (%.1f us), moved %.2f of the least\n",
           gloo_.world_size(), static_cast<double>(bytes) / (1 << 20),
-          i == 0 ? "all_gather" : "reduce_scatter", c10d, gloo, shm, c10d / shm, gloo / shm,
-          static_cast<double>(fetched) / shm / 1e3, shm / copy, copy);
+          i == 0 ? "all_gather" : "reduce_scatter", c10d, gloo, shm, c10d / shm, gloo / shm, shm / copy, copy,
+          moved.data_ptr<int64_t>()[i / 4] / static_cast<double>(least[i / 4]));
     }
     std::fflush(stdout);
   }
 
  private:
-  double timed(const std::function<void()>& body) {
+  /// Microseconds; `moved` becomes the bytes that it has moved.
+  double timed(const std::function<void()>& body, int64_t* moved = nullptr) {
     using Clock = std::chrono::steady_clock;
     shm_.barrier({.unit = "bench"});
+    const comm::MovedBytes before = comm::moved_bytes();
     const auto begin = Clock::now();
     body();
-    return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+    const double time = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+    const comm::MovedBytes after = comm::moved_bytes();
+    if (moved != nullptr) *moved = after.read - before.read + after.written - before.written;
+    return time;
   }
 
   static constexpr size_t kContestants = 7;
   c10d::ProcessGroupGloo& c10d_;
   Communicator &gloo_, &shm_;
   int rounds_;
+  int64_t moved_[2] = {};  ///< by this rank in the last all-gather and reduce-scatter over shared memory
 };
 
 void run_rank(int rank, int world_size, int port, int rounds) {

@@ -57,6 +57,7 @@ class Run:
     losses: list  # of all steps
     first_step_s: float  # from the start of the processes to the end of the first step
     peak_mib: float
+    faults: float = None  # minor page faults of rank 0, a step after the warm-up; ours only
     waiting: float = None  # share of the steps in which the ranks waited for communication; traced runs only
 
 
@@ -158,6 +159,9 @@ resume = "never"
             raise RunFailed(f"fsdp-train wrote {len(steps)} of {setting.steps} steps")
         run = Run(seconds=[step["step_seconds"] for step in steps[setting.warmup:]],
                   losses=[step["loss"] for step in steps], first_step_s=first, peak_mib=group.peak_mib)
+        if setting.warmup > 0:
+            counted = steps[-1]["minor_faults"] - steps[setting.warmup - 1]["minor_faults"]
+            run.faults = counted / (setting.steps - setting.warmup)
         if trace:
             run.waiting = sum(waited_s(folder / f"run/trace.rank{rank}.jsonl", setting.warmup)
                               for rank in range(setting.ranks)) / setting.ranks / sum(run.seconds)

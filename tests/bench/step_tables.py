@@ -59,11 +59,16 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
+def faults(runs):
+    counted = [run.faults for run in runs if run.faults is not None]
+    return f"{statistics.median(counted):,.0f}" if counted else "-"
+
+
 def own_row(own, model, gemm):
     s, step_s = own.setting, median_step(own.runs)
     return [s.dtype, str(s.sequences), with_spread(own.runs), f"{tokens_per_second(s, model, step_s):,.0f}",
             f"{utilisation(s, model, step_s, gemm):.0%}", "-" if own.waiting is None else f"{own.waiting:.0%}",
-            "-" if own.alone is None else ratio(own.together, own.alone)]
+            "-" if own.alone is None else ratio(own.together, own.alone), faults(own.runs)]
 
 
 def median_of(runs, name):
@@ -93,7 +98,7 @@ def tables(owns: list, comparisons: list, gemm: dict, model: Model):
     """Both tables: ours by itself, and against the peers. Ratios of time over 1 mean that ours is faster, those of
     memory and of the start under 1 that ours is smaller."""
     own = table(["type", "sequences", "step, s", "tokens/s", "of the GEMM rate", "waiting for communication",
-                 "over the same work alone"], [own_row(o, model, gemm) for o in owns])
+                 "over the same work alone", "minor faults a step"], [own_row(o, model, gemm) for o in owns])
     against = table(["type", "sequences", "peer", "ours, s", "peer, s", "peer / ours", "tokens/s, ours / peer",
                      "peer's of the GEMM rate", "peak MiB a rank, ours / peer", "start to first step, s, ours / peer",
                      "losses differ by"], [comparison_row(c, model, gemm) for c in comparisons])

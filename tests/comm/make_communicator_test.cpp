@@ -34,11 +34,12 @@ std::pair<std::string, std::string> made(const std::string& backend, const Hosts
     return make_communicator(environment, options, nullptr, testing::pretended_host(host));
   };
   const std::string lines = testing::log_lines([&] {
-    testing::run_connected_ranks({.world_size = static_cast<int>(hosts.size()), .queued = false}, connect,
-                                 [&](Group& communicator) {
-                                   if (communicator->rank() == 0) name = communicator->backend_name();
-                                   communicator->barrier({.unit = "end"});
-                                 });
+    testing::run_connected_ranks(
+        {.world_size = static_cast<int>(hosts.size()), .queued = false}, connect, [&](Group& communicator) {
+          if (communicator->rank() == 0) name = communicator->backend_name();
+          EXPECT_EQ(communicator->has_common_memory(), communicator->backend_name() == "shm");
+          communicator->barrier({.unit = "end"});
+        });
   });
   return {name, lines};
 }

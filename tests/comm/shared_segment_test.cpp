@@ -1,6 +1,7 @@
 #include "comm/shared_segment.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -33,6 +34,25 @@ TEST(SharedSegment, IsTheSameMemoryForWhoOpensIt) {
   EXPECT_EQ(own->offset_of(own->data() + own->size() - 4, 8), std::nullopt);
 }
 
+TEST(SharedSegment, HasAPartThatAllWrite) {
+  auto own = SharedSegment::create(kGib);
+  auto theirs = SharedSegment::open(::getpid(), own->fd(), own->size(), own->sign());
+  auto block = SharedSegment::take_common(own, 5000);
+  ASSERT_NE(block, nullptr);
+  std::memset(theirs->data() + block->offset, 9, 5000);
+  EXPECT_EQ(static_cast<const char*>(block->data())[4999], 9);
+  EXPECT_EQ(own->taken_bytes(), 8192);
+  block.reset();
+  EXPECT_EQ(own->taken_bytes(), 0);
+}
+
+TEST(SharedSegmentDeathTest, KeepsOthersFromWritingItsOwnPart) {
+  auto own = SharedSegment::create(kGib);
+  auto block = SharedSegment::take(own, 5000);
+  auto theirs = SharedSegment::open(::getpid(), own->fd(), own->size(), own->sign());
+  EXPECT_EXIT(std::memset(theirs->data() + block->offset, 9, 1), ::testing::KilledBySignal(SIGSEGV), "");
+}
+
 TEST(SharedSegment, OfAnotherProcessIsRefusedWhenItIsNotTheOneThatItTold) {
   auto own = SharedSegment::create(kGib);
   EXPECT_THROW(SharedSegment::open(::getpid(), own->fd(), own->size(), own->sign() + 2), std::runtime_error);
@@ -54,11 +74,13 @@ TEST(SharedSegment, TakesMemoryOnlyForItsBlocksAndGivesItBack) {
 }
 
 TEST(SharedSegment, HasNoBlockWhereItHasNoRoom) {
-  auto segment = SharedSegment::create(SharedSegment::kControlBytes + 8 * kMib);
+  auto segment = SharedSegment::create(SharedSegment::kControlBytes + 16 * kMib);  // half of it common
   EXPECT_EQ(SharedSegment::take(segment, 9 * kMib), nullptr);
   auto most = SharedSegment::take(segment, 7 * kMib);
   EXPECT_NE(most, nullptr);
   EXPECT_EQ(SharedSegment::take(segment, 2 * kMib), nullptr);
+  EXPECT_EQ(SharedSegment::take_common(segment, 9 * kMib), nullptr);
+  EXPECT_NE(SharedSegment::take_common(segment, 8 * kMib), nullptr);
   most.reset();
   EXPECT_NE(SharedSegment::take(segment, 8 * kMib), nullptr);
   EXPECT_EQ(SharedSegment::take(segment, INT64_MAX - 5), nullptr);
@@ -90,7 +112,7 @@ TEST(SharedSegment, GivesEachBlockToOne) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(segment->taken_bytes(), 0);
-  EXPECT_NE(SharedSegment::take(segment, kGib / 2), nullptr) << "what was given back is one piece again";
+  EXPECT_NE(SharedSegment::take(segment, kGib / 4), nullptr) << "what was given back is one piece again";
 }
 
 }  // namespace

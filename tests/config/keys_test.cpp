@@ -83,7 +83,7 @@ const std::map<std::string, Sample>& samples() {
       {"model.init_broadcast", {"true", "1"}},
       {"data.train", {"[\"b.bin\", 'c.bin']", "[]"}},
       {"data.validation", {"[\"v.bin\"]", "[\"\"]"}},
-      {"data.tokenizer", {"\"bytes\"", "\"gpt2\""}},
+      {"data.tokenizer", {"\"gpt2/tokenizer.json\"", "\"\""}},
       {"data.sequence_length", {"128", "1_000_001"}},
       {"data.micro_batch_size", {"8", "0"}},
       {"data.shuffle", {"false", "\"no\""}},

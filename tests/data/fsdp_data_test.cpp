@@ -42,6 +42,59 @@ TEST_F(FsdpData, TokenizesAndInspects) {
   EXPECT_NE(out.find("0.6870 nats"), std::string::npos) << out;  // 2000 a, 1600 b
 }
 
+TEST_F(FsdpData, ConvertsAndInspectsEveryFormat) {
+  write_tokens(folder, "in.bin", {1, 2, 0, 3, 0});
+  ASSERT_EQ(run("convert in.bin --output m.bin --format megatron --document-separator 0"), 0) << err;
+  EXPECT_EQ(out, "m.bin: 2 documents, 5 tokens\n");
+  ASSERT_EQ(run("convert m.bin --output l.bin --format llm.c-u32"), 0) << err;
+  EXPECT_EQ(out, "l.bin: 5 tokens\n");
+  ASSERT_EQ(run("inspect m.bin l.bin"), 0) << err;
+  EXPECT_NE(out.find("m.bin (5 tokens, megatron, uint16, 2 documents)"), std::string::npos) << out;
+  EXPECT_NE(out.find("l.bin (5 tokens, llm.c-u32, uint32)"), std::string::npos) << out;
+  ASSERT_EQ(run("inspect m.bin l.bin --json"), 0) << err;
+  auto json = nlohmann::json::parse(out);
+  EXPECT_EQ(json["files"][0]["format"], "megatron");
+  EXPECT_EQ(json["files"][0]["documents"], 2);
+  EXPECT_EQ(json["files"][1]["dtype"], "uint32");
+  ASSERT_EQ(run("inspect l.bin --input-format u16 --json"), 0) << err;
+  EXPECT_EQ(nlohmann::json::parse(out)["tokens"], (1024 + 20) / 2);
+}
+
+TEST_F(FsdpData, TokenizesStandardInputAndDecodes) {
+  std::string tokenizer = FSDP_SOURCE_DIR "/tests/data/bpe/gpt2_kind.json";
+  folder.write("in", "{\"body\": \"the na\u00efve\"}\n{\"body\": \"\\n\"}\n");
+  ASSERT_EQ(run("tokenize - --json-lines --json-field body --output t.bin --tokenizer " + tokenizer,
+                "<in >stdout 2>stderr"),
+            0)
+      << err;
+  ASSERT_EQ(run("decode t.bin --tokenizer " + tokenizer), 0) << err;
+  EXPECT_EQ(out, "the na\u00efve<|endoftext|>\n<|endoftext|>");
+  ASSERT_EQ(run("decode t.bin --begin 1 --count 1 --tokenizer " + tokenizer), 0) << err;
+  EXPECT_EQ(run("decode t.bin --begin 100 --tokenizer " + tokenizer), 2) << err;
+  EXPECT_EQ(run("decode t.bin"), 3) << err;  // ids that are no bytes
+  ASSERT_EQ(run("inspect t.bin --tokenizer " + tokenizer), 0) << err;
+  EXPECT_NE(out.find("the na\\xc3\\xafve<|endoftext|>"), std::string::npos) << out;
+}
+
+TEST_F(FsdpData, TrainsATokenizer) {
+  std::string text;
+  for (int i = 0; i < 2000; ++i)
+    text += "To be, or not to be: that is the question " + std::to_string(i * 37) + "\n";
+  folder.write("a.txt", text);
+  ASSERT_EQ(run("train-tokenizer a.txt --vocab-size 320 --output t.model"), 0) << err;
+  EXPECT_EQ(out, "t.model: 320 tokens\n");
+  ASSERT_EQ(run("tokenize a.txt --tokenizer t.model --document-separator none --output t.bin"), 0) << err;
+  ASSERT_EQ(run("decode t.bin --tokenizer t.model"), 0) << err;
+  EXPECT_EQ(out, text);
+  EXPECT_EQ(run("train-tokenizer a.txt --vocab-size 90000 --output u.model"), 3) << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
+  EXPECT_EQ(run("train-tokenizer none --vocab-size 320 --output u.model"), 3) << err;
+  EXPECT_EQ(run("train-tokenizer a.txt --vocab-size 10 --output u.model"), 2) << err;
+  EXPECT_EQ(run("train-tokenizer a.txt --vocab-size 320 --output u.bin"), 2) << err;
+  EXPECT_EQ(run("train-tokenizer a.txt --vocab-size 320 --type wordpiece --output u.model"), 2) << err;
+  EXPECT_EQ(folder.entries(), 5);  // a.txt, t.model, t.bin, stdout, stderr
+}
+
 TEST_F(FsdpData, ReportsIdsOutsideTheVocabularyAfterTheStatistics) {
   write_tokens(folder, "t.bin", {1, 2, 300});
   EXPECT_EQ(run("inspect t.bin --vocab-size 300"), 3);
@@ -59,10 +112,28 @@ TEST_F(FsdpData, HelpSucceeds) {
 TEST_F(FsdpData, WrongArgumentsExitWith2) {
   folder.write("a.txt", "some text");
   for (std::string arguments :
-       {"", "grind", "tokenize", "tokenize a.txt", "tokenize a.txt --output", "inspect",
-        "inspect a --sequence-length 0", "inspect a --vocab-size x",
-        "tokenize a.txt --output t.bin --tokenizer words", "inspect a --no-such-option",
-        "tokenize a.txt --output t.bin --validation-fraction 0.5", "tokenize a.txt --output a.txt",
+       {"",
+        "grind",
+        "tokenize",
+        "tokenize a.txt",
+        "tokenize a.txt --output",
+        "inspect",
+        "inspect a --sequence-length 0",
+        "inspect a --vocab-size x",
+        "tokenize a.txt --output t.bin --tokenizer words",
+        "convert a.txt --output t.bin",
+        "convert a.txt --output t.bin --format hdf5",
+        "convert a.txt --output t.bin --format u32",
+        "inspect a.txt --input-format hdf5",
+        "tokenize a.txt --output t.bin --format u32",
+        "tokenize a.txt --output t.bin --threads 0",
+        "tokenize a.txt --output t.bin --seed 3",
+        "tokenize - --output t.bin --validation-output v.bin --validation-split end",
+        "tokenize a.txt --output t.bin --validation-output v.bin --validation-split middle",
+        "tokenize - - --output t.bin",
+        "inspect a --no-such-option",
+        "tokenize a.txt --output t.bin --validation-fraction 0.5",
+        "tokenize a.txt --output a.txt",
         "tokenize a.txt --output t.bin --validation-output ''",
         "tokenize a.txt --output t.bin --validation-output v.bin --validation-fraction 7"}) {
     EXPECT_EQ(run(arguments), 2) << arguments << "\n" << err;

@@ -17,7 +17,7 @@ TEST(TokenFiles, ReadsSeveralFilesAsIfTheyWereJoined) {
   TokenFiles files({write_tokens(folder, "a", {1, 2, 3}), write_tokens(folder, "b", {4}),
                     write_tokens(folder, "c", {5, 65535})});
   ASSERT_EQ(files.size(), 6);
-  EXPECT_EQ(files.file_size(1), 1);
+  EXPECT_EQ(files.file(1).size(), 1);
   const std::vector<int64_t> all = {1, 2, 3, 4, 5, 65535};
   for (int64_t begin = 0; begin <= 6; ++begin) {
     for (int64_t end = begin; end <= 6; ++end) {

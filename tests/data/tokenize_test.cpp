@@ -1,10 +1,16 @@
 #include "data/tokenize.h"
 
+#include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
 
 #include "data/token_files.h"
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
+#include "util/file.h"
+#include "util/process_memory.h"
 
 namespace fsdp::data {
 namespace {
@@ -131,6 +137,212 @@ TEST(Tokenize, RefusesAnUnknownTokenizer) {
   auto options = options_for(folder, {folder.write("a", "text")});
   options.tokenizer = "words";
   expect_error(ErrorKind::kUsage, {"words", "bytes"}, [&] { tokenize(options); });
+}
+
+// ---- documents, threads, other tokenizers ----
+
+const std::string kGpt2Kind = FSDP_SOURCE_DIR "/tests/data/bpe/gpt2_kind.json";
+
+std::vector<int64_t> ids_of(const std::string& path) {
+  TokenFiles files({path});
+  std::vector<int64_t> ids(static_cast<size_t>(files.size()));
+  files.read(0, files.size(), ids.data());
+  return ids;
+}
+
+/// Some words, lines and long runs: places where a cut is easy and where it is not.
+std::string mixed_text(size_t bytes, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::string text;
+  while (text.size() < bytes) {
+    switch (random() % 12) {
+      case 0:
+        text += "\n\n";
+        break;
+      case 1:
+        text += std::string(random() % 9000, ' ');
+        break;
+      case 2:
+        text += std::string(random() % 9000, 'e');
+        break;
+      case 3:
+        text += "\U0001f600 \u00e9\xff";
+        break;
+      default:
+        text += " the question" + std::to_string(random() % 5000);
+    }
+  }
+  return text;
+}
+
+TEST(Tokenize, TextsThatAreCutGiveTheIdsOfTheWhole) {
+  TemporaryFolder folder;
+  std::string text = mixed_text(3'000'000, 1);
+  // Runs that are longer than what two neighbouring jobs see.
+  text += std::string(700'000, 'a') + "\n" + std::string(900'000, ' ') + "x" + mixed_text(300'000, 2);
+  auto options = options_for(folder, {folder.write("a", text)});
+  options.tokenizer = kGpt2Kind;
+  options.document_separator = "none";
+  std::vector<int64_t> expected;
+  make_tokenizer(kGpt2Kind)->encode(text, expected);
+  for (int threads : {1, 3}) {
+    options.threads = threads;
+    tokenize(options);
+    EXPECT_TRUE(ids_of(options.output) == expected) << threads << " threads";
+  }
+}
+
+TEST(Tokenize, EachFileAndEachJsonLineIsADocument) {
+  TemporaryFolder folder;
+  folder.write("a.txt", "the first");
+  folder.write("b.jsonl",
+               "{\"text\": \"second\\nline\", \"n\": 1}\n\n  \n{\"text\": \"\\u00e9\"}\r\n{\"text\": \"\"}");
+  auto options = options_for(folder, {folder / "?.*"});
+  options.tokenizer = kGpt2Kind;
+  options.format = TokenFormat::kMegatron;
+  TokenizeReport report = tokenize(options);
+  EXPECT_EQ(report.documents, 4);
+  auto tokenizer = make_tokenizer(kGpt2Kind);
+  EXPECT_EQ(tokenizer->decode(ids_of(options.output)),
+            "the first<|endoftext|>second\nline<|endoftext|>\u00e9<|endoftext|><|endoftext|>");
+  TokenFile file(options.output);
+  EXPECT_EQ(file.documents(), 4);
+  EXPECT_EQ(file.document_begin(4) - file.document_begin(3), 1);
+}
+
+TEST(Tokenize, PutsTheSeparatorThatIsAskedFor) {
+  TemporaryFolder folder;
+  auto options = options_for(folder, {folder.write("a", "the"), folder.write("b", "the")});
+  options.tokenizer = kGpt2Kind;
+  auto decoded = [&](const std::string& separator) {
+    options.document_separator = separator;
+    tokenize(options);
+    return make_tokenizer(kGpt2Kind)->decode(ids_of(options.output));
+  };
+  EXPECT_EQ(decoded(""), "the<|endoftext|>the<|endoftext|>");
+  EXPECT_EQ(decoded("eos"), "the<|endoftext|>the<|endoftext|>");
+  EXPECT_EQ(decoded("none"), "thethe");
+  EXPECT_EQ(decoded("!"), "the!the!");
+  expect_error(ErrorKind::kUsage, {"no token", "</s>"}, [&] { decoded("</s>"); });
+  options.tokenizer = "bytes";
+  options.document_separator = "eos";
+  expect_error(ErrorKind::kUsage, {"eos", "bytes"}, [&] { tokenize(options); });
+}
+
+TEST(Tokenize, ChoosesDocumentsForValidationByTheirContentAndTheSeed) {
+  TemporaryFolder folder;
+  std::string lines, reversed;
+  for (int i = 0; i < 2000; ++i) {
+    std::string line = "{\"text\": \"document " + std::to_string(i) + ";\"}\n";
+    lines += line;
+    reversed.insert(0, line);
+  }
+  auto options = options_for(folder, {folder.write("a.jsonl", lines)});
+  options.validation_output = folder / "v.bin";
+  options.validation_fraction = 0.2;
+  options.threads = 2;
+  TokenizeReport report = tokenize(options);
+  EXPECT_EQ(report.documents + report.validation_documents, 2000);
+  EXPECT_NEAR(static_cast<double>(report.validation_documents), 400, 80);
+  std::string chosen = text_of(options.validation_output);
+
+  // In another order and company the same documents are chosen.
+  options.texts = {folder.write("b.jsonl", reversed + "{\"text\": \"one more;\"}\n")};
+  tokenize(options);
+  auto sorted = [](const std::string& text) {
+    std::vector<std::string> documents;
+    for (size_t begin = 0; begin < text.size();) {
+      size_t end = text.find(';', begin) + 1;
+      if (text.substr(begin, 8) == "document") documents.push_back(text.substr(begin, end - begin));
+      begin = end;
+    }
+    std::sort(documents.begin(), documents.end());
+    return documents;
+  };
+  EXPECT_EQ(sorted(text_of(options.validation_output)), sorted(chosen));
+  options.seed = 2;
+  tokenize(options);
+  EXPECT_NE(sorted(text_of(options.validation_output)), sorted(chosen));
+}
+
+TEST(Tokenize, WholeFilesCanBeChosenForValidationToo) {
+  TemporaryFolder folder;
+  std::vector<std::string> texts;
+  for (int i = 0; i < 60; ++i) {
+    std::string name(1, static_cast<char>('A' + i));
+    texts.push_back(folder.write(name, std::string(i == 7 ? 600'000 : 5, name[0])));
+  }
+  auto options = options_for(folder, texts);
+  options.validation_output = folder / "v.bin";
+  options.validation_split = "documents";
+  options.validation_fraction = 0.3;
+  TokenizeReport report = tokenize(options);
+  EXPECT_EQ(report.documents + report.validation_documents, 60);
+  EXPECT_GT(report.validation_documents, 5);
+  std::string train = text_of(options.output), validation = text_of(options.validation_output);
+  for (char c : validation) EXPECT_EQ(train.find(c), std::string::npos) << c;
+}
+
+TEST(Tokenize, TheEndOfATextBeginsWithAWholeCharacter) {
+  TemporaryFolder folder;
+  auto options = options_for(
+      folder, {folder.write("a", "12345678\U0001f600\U0001f600"), folder.write("b", "0123456789")});
+  options.validation_output = folder / "v.bin";
+  options.validation_fraction = 0.4;  // 6.4 bytes of the 16: within the first face
+  tokenize(options);
+  EXPECT_EQ(text_of(options.output), "12345678\U0001f600012345");
+  EXPECT_EQ(text_of(options.validation_output), "\U0001f6006789");
+}
+
+TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
+  TemporaryFolder folder;
+  auto refuse = [&](const std::string& line, const std::string& part) {
+    std::string path = folder.write("a.jsonl", "{\"text\": \"good\"}\n" + line + "\n{\"text\": \"good\"}");
+    for (int threads : {1, 2}) {
+      auto options = options_for(folder, {path});
+      options.threads = threads;
+      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "--json-field"}, [&] { tokenize(options); });
+    }
+  };
+  refuse("no json", "is no JSON");
+  refuse("[1]", "no object");
+  refuse("{\"content\": \"x\"}", "no such field");
+  refuse("{\"text\": 3}", "has a number");
+  refuse("{\"text\": \"\xff\"}", "is no JSON");
+  refuse(std::string(1000, '['), "nested");
+  EXPECT_EQ(folder.entries(), 2);  // a.jsonl and the empty out/
+}
+
+TEST(Tokenize, RefusesOutputsThatCannotHoldTheVocabulary) {
+  TemporaryFolder folder;
+  auto json = nlohmann::json::parse(util::read_file(kGpt2Kind));
+  json["model"]["vocab"]["large"] = 70'000;
+  auto options = options_for(folder, {folder.write("a", "text")});
+  options.tokenizer = folder.write("t.json", json.dump());
+  expect_error(ErrorKind::kUsage, {"70001", "NAME.u32"}, [&] { tokenize(options); });
+  options.output = folder / "train.u32";
+  tokenize(options);
+  EXPECT_EQ(TokenFile(options.output).format(), TokenFormat::kU32);
+}
+
+TEST(Tokenize, RefusesAPatternThatNothingFits) {
+  TemporaryFolder folder;
+  expect_error(ErrorKind::kData, {"no file fits", "*.none"},
+               [&] { tokenize(options_for(folder, {folder / "*.none"})); });
+}
+
+TEST(Tokenize, MemoryDoesNotGrowWithTheText) {
+  TemporaryFolder folder;
+  std::string chunk = mixed_text(1 << 20, 3);
+  {
+    std::ofstream file(folder / "a", std::ios::binary);
+    for (int i = 0; i < 64; ++i) file << chunk;
+  }
+  auto options = options_for(folder, {folder / "a"});
+  options.threads = 2;
+  int64_t before = util::peak_resident_bytes();
+  tokenize(options);
+  EXPECT_LT(util::peak_resident_bytes() - before, 48 << 20);
 }
 
 }  // namespace

@@ -40,13 +40,13 @@ class MemoryFile {
   int fd_;
 };
 
-/// Runs a reader. Any exception but the error of a damaged file passes, and ends the program.
+/// Runs a reader. Any exception but the errors of a damaged file passes, and ends the program.
 template <typename Reader>
 void refuse_or_read(const Reader& reader) {
   try {
     reader();
   } catch (const util::Error& error) {
-    if (error.kind() != util::ErrorKind::kCheckpoint) throw;
+    if (error.kind() != util::ErrorKind::kCheckpoint && error.kind() != util::ErrorKind::kData) throw;
     if (std::string(error.what()).find('\n') != std::string::npos)
       throw;  // one line, whatever the file holds
   }

@@ -9,6 +9,9 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_file.h"
+#include "data/bpe_vocabulary.h"
+#include "data/byte_level.h"
+#include "data/token_format.h"
 #include "util/file.h"
 
 namespace fs = std::filesystem;
@@ -45,6 +48,79 @@ Manifest small_manifest(int64_t world_size) {
   return manifest;
 }
 
+template <typename Number>
+void put(std::string& bytes, Number value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+/// What token_file_fuzz.cpp reads: the number of bytes of tokens, tokens, index.
+std::string token_pair(bool megatron, fsdp::data::TokenType type) {
+  auto width = static_cast<size_t>(fsdp::data::bytes_of(type));
+  std::string bytes(1, static_cast<char>(6 * width));
+  bytes += std::string(6 * width, '\1');
+  bytes.append(fsdp::data::kIndexMagic, 9);
+  put(bytes, fsdp::data::kIndexVersion);
+  put(bytes, fsdp::data::index_code(type));
+  put(bytes, uint64_t{3});
+  if (megatron) put(bytes, uint64_t{3});
+  for (int32_t length : {2, 1, 3}) put(bytes, length);
+  for (size_t begin : {0, 2, 3}) put(bytes, static_cast<int64_t>(begin * width));
+  for (int64_t document : {0, 2, 3}) {
+    if (megatron) put(bytes, document);
+  }
+  return bytes;
+}
+
+std::string llmc_file(int32_t magic, int32_t version, size_t token_bytes) {
+  std::string bytes;
+  put(bytes, magic);
+  put(bytes, version);
+  put(bytes, int32_t{2});
+  bytes.resize(1024 + 2 * token_bytes);
+  return bytes;
+}
+
+nlohmann::json small_tokenizer() {
+  nlohmann::json vocabulary;
+  for (int byte = 0; byte < 256; ++byte) {
+    vocabulary[fsdp::data::byte_symbol(static_cast<unsigned char>(byte))] = byte;
+  }
+  vocabulary["th"] = 256;
+  vocabulary["the"] = 257;
+  nlohmann::json tokenizer;
+  tokenizer["model"] = {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", {"t h", "th e"}}};
+  tokenizer["added_tokens"] = {{{"id", 258}, {"content", "<|endoftext|>"}, {"special", true}}};
+  tokenizer["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  return tokenizer;
+}
+
+void write_data_seeds(const fs::path& folder) {
+  auto write = [&folder](const std::string& name, const std::string& bytes) {
+    std::ofstream(folder / name, std::ios::binary) << bytes;
+  };
+  write("token_file/megatron", token_pair(true, fsdp::data::TokenType::kUint16));
+  write("token_file/megatron_int32", token_pair(true, fsdp::data::TokenType::kInt32));
+  write("token_file/fairseq", token_pair(false, fsdp::data::TokenType::kUint32));
+  write("token_file/llmc_u16", llmc_file(20240520, 1, 2));
+  write("token_file/llmc_u32", llmc_file(20240801, 7, 4));
+  nlohmann::json tokenizer = small_tokenizer();
+  write("tokenizer_json/gpt2_kind", tokenizer.dump());
+  tokenizer["model"]["ignore_merges"] = true;
+  tokenizer["model"]["merges"] = {{"t", "h"}, {"th", "e"}};
+  tokenizer["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {{{"type", "Split"},
+         {"pattern", {{"Regex", "(?i:'s|'t)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|\\s+(?!\\S)|\\s+"}}},
+         {"behavior", "Isolated"},
+         {"invert", false}},
+        {{"type", "Digits"}, {"individual_digits", true}},
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  write("tokenizer_json/llama3_kind", tokenizer.dump());
+  tokenizer["normalizer"] = {{"type", "NFC"}};
+  write("tokenizer_json/refused", tokenizer.dump());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -53,7 +129,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   fs::path folder = argv[1];
-  for (const char* target : {"safetensors", "manifest", "shard_file"})
+  for (const char* target : {"safetensors", "manifest", "shard_file", "token_file", "tokenizer_json"})
     fs::create_directories(folder / target);
 
   write_safetensors(folder / "safetensors/empty", {});
@@ -73,5 +149,6 @@ int main(int argc, char** argv) {
       {{"model/a.weight", {six}}, {"model/b.weight", {five}}, {"optimizer/a.weight/exp_avg", {six}}});
   write_shard_file(folder / "shard_file/other_type", {{"model/a.weight", {six.to(at::kDouble)}}});
   write_shard_file(folder / "shard_file/other_size", {{"model/a.weight", {six, six}}});
+  write_data_seeds(folder);
   return 0;
 }

@@ -26,6 +26,8 @@ void replay(const std::string& name, int (*target)(const uint8_t*, size_t)) {
 TEST(FuzzCorpus, Safetensors) { replay("safetensors", safetensors); }
 TEST(FuzzCorpus, Manifest) { replay("manifest", manifest); }
 TEST(FuzzCorpus, ShardFile) { replay("shard_file", shard_file); }
+TEST(FuzzCorpus, TokenFile) { replay("token_file", token_file); }
+TEST(FuzzCorpus, TokenizerJson) { replay("tokenizer_json", tokenizer_json); }
 
 }  // namespace
 }  // namespace fsdp::fuzz

@@ -9,5 +9,7 @@ namespace fsdp::fuzz {
 int safetensors(const uint8_t* data, size_t size);
 int manifest(const uint8_t* data, size_t size);
 int shard_file(const uint8_t* data, size_t size);
+int token_file(const uint8_t* data, size_t size);
+int tokenizer_json(const uint8_t* data, size_t size);
 
 }  // namespace fsdp::fuzz

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cpu/loops.h"
+#include "kernels/reduce.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -36,6 +36,9 @@ Tensors run(const Formula& formula, const Tensors& inputs, const Tensors& output
   for (at::Tensor& gradient : torch::autograd::grad(outputs, leaves, gradients)) results.push_back(gradient);
   return results;
 }
+
+/// Multiples of 1/8 whose sums bf16 holds, so that a sum that is rounded is the same as one that is not.
+at::Tensor exact(at::IntArrayRef shape) { return random(shape, 4).round() / 8; }
 
 struct Setting {
   at::ScalarType type;
@@ -122,6 +125,132 @@ TEST_P(Fused, AddRmsNormNeedsNoGradientOfTheNorm) {
                                               : Tensors{add_rms_norm(in[0], in[1], weight, 1e-5).first};
   };
   expect_equal(formula, formula, inputs, {random({6, 5})});
+}
+
+at::Tensor composed_layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                               double epsilon = 1e-5) {
+  const at::Tensor centred = x - x.mean(-1, true);
+  return centred * (centred.square().mean(-1, true) + epsilon).rsqrt() * weight + bias;
+}
+
+TEST_P(Fused, LayerNormIsThatOfTheFormula) {
+  for (int64_t width : {3, 7, 65, 257, 1000}) {
+    // Of a few numbers all may be close to their mean, and only epsilon keeps rounding small then.
+    const double epsilon = width < 10 ? 0.1 : 1e-5;
+    const Tensors inputs{random({3, 41, width}) + 2, random({width}) + 1, random({width})};
+    expect_equal(
+        [&](const Tensors& in) { return Tensors{layer_norm(in[0], in[1], in[2], epsilon)}; },
+        [&](const Tensors& in) { return Tensors{composed_layer_norm(in[0], in[1], in[2], epsilon)}; }, inputs,
+        {random({3, 41, width})});
+  }
+}
+
+TEST_P(Fused, LayerNormOfOneNumberIsTheBias) {
+  at::Tensor x = random({50, 1}).to(GetParam().type).requires_grad_();
+  at::Tensor weight = at::ones({1}, x.options()).requires_grad_(),
+             bias = (0.3 * weight).detach().requires_grad_();
+  const at::Tensor y = layer_norm(x, weight, bias, 1e-2), dy = random({50, 1}).to(GetParam().type);
+  EXPECT_TRUE(y.equal(bias.expand({50, 1})));
+  y.backward(dy);
+  EXPECT_LT(x.grad().abs().max().item<double>(), 1e-5);
+  EXPECT_EQ(weight.grad().item<double>(), 0);
+  EXPECT_NEAR(bias.grad().item<double>(), dy.to(at::kDouble).sum().item<double>(), GetParam().tolerance * 50);
+}
+
+TEST_P(Fused, AddLayerNormGivesSumAndNorm) {
+  for (int64_t width : {3, 65, 192}) {
+    const Tensors inputs{exact({67, width}), exact({67, width}), random({width}) + 1, random({width})};
+    expect_equal(
+        [](const Tensors& in) {
+          auto [sum, normed] = add_layer_norm(in[0], in[1], in[2], in[3], 1e-5);
+          return Tensors{sum, normed};
+        },
+        [](const Tensors& in) {
+          at::Tensor sum = in[0] + in[1];
+          return Tensors{sum, composed_layer_norm(sum, in[2], in[3])};
+        },
+        inputs, {random({67, width}), random({67, width})});
+  }
+}
+
+TEST_P(Fused, AddLayerNormNeedsNoGradientOfTheNorm) {
+  auto formula = [](const Tensors& in) {
+    const at::Tensor weight = at::ones({5}, in[0].options().requires_grad(false));
+    return in[0].scalar_type() == at::kDouble
+               ? Tensors{in[0] + in[1]}
+               : Tensors{add_layer_norm(in[0], in[1], weight, weight, 1e-5).first};
+  };
+  expect_equal(formula, formula, {random({6, 5}), random({6, 5})}, {random({6, 5})});
+}
+
+TEST_P(Fused, AddLayerNormNeedsNoGradientOfTheSum) {
+  expect_equal(
+      [](const Tensors& in) { return Tensors{add_layer_norm(in[0], in[1], in[2], in[3], 1e-5).second}; },
+      [](const Tensors& in) { return Tensors{composed_layer_norm(in[0] + in[1], in[2], in[3])}; },
+      {exact({6, 5}), exact({6, 5}), random({5}), random({5})}, {random({6, 5})});
+}
+
+// Values so far from zero that fp32 sums of their squares would leave nothing of the deviations.
+TEST(LayerNorm, OfRowsFarFromZeroKeepsItsDigits) {
+  at::manual_seed(8);
+  const at::Tensor x = (random({5, 4001}) + 4096).to(at::kFloat);
+  const at::Tensor ones = at::ones({4001}), zeros = at::zeros({4001});
+  const at::Tensor exact = composed_layer_norm(x.to(at::kDouble), ones, zeros);
+  // The mean itself is rounded to 2^-12.
+  EXPECT_LT((layer_norm(x, ones, zeros, 1e-5) - exact).abs().max().item<double>(), 3e-4);
+}
+
+TEST_P(Fused, BiasGeluIsTheTanhFormOfTheSum) {
+  for (int64_t width : {1, 3, 65, 1376}) {
+    expect_equal([](const Tensors& in) { return Tensors{bias_gelu(in[0], in[1])}; },
+                 [](const Tensors& in) { return Tensors{at::gelu(in[0] + in[1], "tanh")}; },
+                 {random({2, 20, width}, 3), random({width})}, {random({2, 20, width})});
+  }
+}
+
+TEST_P(Fused, BiasGeluStaysFiniteForLargeInputs) {
+  const auto options = at::TensorOptions().dtype(GetParam().type);
+  at::Tensor x = at::tensor({-1e30, -100.0, -17.0, 0.0, 17.0, 1e30}).to(GetParam().type);
+  x = x.unsqueeze(0).requires_grad_(true);
+  at::Tensor y = bias_gelu(x, at::zeros({6}, options));
+  y.sum().backward();
+  const at::Tensor high = x.detach().to(at::kDouble);
+  EXPECT_TRUE(at::allclose(y.detach().to(at::kDouble), high.clamp_min(0), 1e-6, 1e-7 * 1e30)) << y;
+  EXPECT_TRUE(at::allclose(y.detach().to(at::kDouble).narrow(1, 1, 4), high.narrow(1, 1, 4).clamp_min(0),
+                           1e-6, 1e-30))
+      << y;
+  const at::Tensor slopes = at::tensor({0.0, 0.0, 0.0, 0.5, 1.0, 1.0}, at::kDouble).unsqueeze(0);
+  EXPECT_TRUE(at::allclose(x.grad().to(at::kDouble), slopes, 1e-6, 1e-6)) << x.grad();
+}
+
+TEST_P(Fused, SumsOverRowsDoNotDependOnThreads) {
+  const int64_t rows = 1000, width = 385;
+  auto cast = [](const at::Tensor& x) { return x.to(GetParam().type); };
+  const Tensors inputs{cast(random({rows, width})), cast(random({width})), cast(random({width}))};
+  const at::Tensor dy = cast(random({rows, width}));
+  auto results = [&](int threads) {
+    at::set_num_threads(threads);
+    Tensors all;
+    for (const Formula& formula :
+         {Formula([](const Tensors& in) { return Tensors{rms_norm(in[0], in[1], 1e-5) + 0 * in[2]}; }),
+          Formula([](const Tensors& in) { return Tensors{layer_norm(in[0], in[1], in[2], 1e-5)}; }),
+          Formula([](const Tensors& in) { return Tensors{bias_gelu(in[0], in[1]) + 0 * in[2]}; })}) {
+      for (at::Tensor& result : run(formula, inputs, {dy})) all.push_back(result);
+    }
+    all.push_back(sum_of_rows(dy));
+    return all;
+  };
+  const Tensors expected = results(1);
+  for (int threads : {2, 3, 5}) {
+    const Tensors found = results(threads);
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i << " " << threads;
+  }
+}
+
+TEST(FusedKernels, OfNoRowsGivesZeroGradients) {
+  at::Tensor x = at::empty({0, 5}).requires_grad_(true), w = at::ones({5}).requires_grad_(true);
+  (layer_norm(x, w, w, 1e-5) + bias_gelu(x, w)).sum().backward();
+  EXPECT_TRUE(w.grad().equal(at::zeros({5})));
 }
 
 TEST_P(Fused, RotaryTurnsPairsOfHalves) {

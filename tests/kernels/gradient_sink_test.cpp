@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <array>
+
 #include "kernels/block_product.h"
 #include "kernels/embedding.h"
+#include "kernels/fused.h"
 #include "kernels/matmul.h"
 
 namespace fsdp::kernels {
@@ -60,6 +63,44 @@ TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
       const at::Tensor expected = 2 * (transposed ? at::mm(X.t(), D) : at::mm(D.t(), X));
       EXPECT_LT((sink.memory - expected).abs().max().item<double>(), 1e-4) << type << transposed;
     }
+  }
+}
+
+TEST(GradientSink, GetsTheSumsOfNormsAndBiasesInFp32WithoutAutograd) {
+  at::manual_seed(4);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = at::randn({300, 24}).to(type), dy = at::randn({300, 24}).to(type);
+    const at::Tensor weight = at::randn({24}).to(type).requires_grad_(),
+                     bias = at::randn({24}).to(type).requires_grad_();
+    auto backward_twice = [&](const auto& formula) {
+      std::array sinks{&TestSink::attach(weight), &TestSink::attach(bias)};
+      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) formula().backward(dy);
+      std::array<at::Tensor, 2> sums;
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(sinks[i]->by_autograd, 0);
+        sums[i] = sinks[i]->memory;
+      }
+      return sums;
+    };
+    const at::Tensor D = dy.to(at::kDouble), X = x.to(at::kDouble), centred = X - X.mean(-1, true);
+    const at::Tensor of_weight = 2 * (D * centred * (centred.square().mean(-1, true) + 1e-5).rsqrt()).sum(0);
+    auto expect = [](const at::Tensor& found, const at::Tensor& expected) {
+      EXPECT_LT((found - expected).abs().max().template item<double>(), 1e-4);
+    };
+    auto [dweight, dbias] = backward_twice([&] { return layer_norm(x, weight, bias, 1e-5); });
+    expect(dweight, of_weight);
+    expect(dbias, 2 * D.sum(0));
+    auto [dweight_too, dbias_too] =
+        backward_twice([&] { return add_layer_norm(x, at::zeros_like(x), weight, bias, 1e-5).second; });
+    EXPECT_TRUE(dweight_too.equal(dweight));
+    EXPECT_TRUE(dbias_too.equal(dbias));
+    const at::Tensor leaf = X.clone().requires_grad_();
+    at::gelu(leaf + bias.detach().to(at::kDouble), "tanh").backward(D);
+    expect(backward_twice([&] { return bias_gelu(x, bias); })[1], 2 * leaf.grad().sum(0));
+    if (!has_small_products(type)) continue;
+    const at::Tensor square = at::randn({24, 24}).to(type);
+    auto product = [&] { return transposed_linear(x, square, bias, Matmul::kOneDnn); };
+    expect(backward_twice(product)[1], 2 * D.sum(0));
   }
 }
 

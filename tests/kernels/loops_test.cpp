@@ -31,5 +31,61 @@ TEST(Loops, OfAllLevelsComputeAlike) {
   }
 }
 
+TEST(Loops, OfAllLevelsNormAndActivateAlike) {
+  constexpr int64_t kRows = 3, kWidth = 37;
+  std::vector<float> x(kRows * kWidth), weight(kWidth), bias(kWidth);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = 3 * std::sin(static_cast<float>(i * i));
+  for (size_t i = 0; i < kWidth; ++i) {
+    weight[i] = 1 + 0.1F * static_cast<float>(i % 5);
+    bias[i] = 0.2F * static_cast<float>(i % 3);
+  }
+  struct Results {
+    std::vector<float> normed = std::vector<float>(kRows * kWidth), dx = normed, dgelu = normed,
+                       gelu = normed;
+    std::vector<float> dweight = std::vector<float>(kWidth), dbias = dweight, of_gelu = dweight,
+                       sums = dweight;
+    std::vector<float> mean = std::vector<float>(kRows), reciprocal = mean;
+  };
+  auto run = [&](const Loops& level) {
+    Results r;
+    level.layer_norm({.x = x.data(),
+                      .weight = weight.data(),
+                      .bias = bias.data(),
+                      .y = r.normed.data(),
+                      .mean = r.mean.data(),
+                      .reciprocal = r.reciprocal.data(),
+                      .rows = kRows,
+                      .width = kWidth,
+                      .epsilon = 1e-5F});
+    level.layer_norm_backward({.dy = r.normed.data(),
+                               .x = x.data(),
+                               .weight = weight.data(),
+                               .mean = r.mean.data(),
+                               .reciprocal = r.reciprocal.data(),
+                               .dx = r.dx.data(),
+                               .dweight = r.dweight.data(),
+                               .dbias = r.dbias.data(),
+                               .rows = kRows,
+                               .width = kWidth});
+    level.bias_gelu({.x = x.data(), .bias = bias.data(), .y = r.gelu.data(), .rows = kRows, .width = kWidth});
+    level.bias_gelu_backward({.dy = x.data(),
+                              .x = x.data(),
+                              .bias = bias.data(),
+                              .dx = r.dgelu.data(),
+                              .dbias = r.of_gelu.data(),
+                              .rows = kRows,
+                              .width = kWidth});
+    level.add_rows(x.data(), r.sums.data(), kRows, kWidth);
+    return r;
+  };
+  const Results best = run(loops(Element::kFloat)), plain = run(baseline::kFloatLoops);
+  for (auto member : {&Results::normed, &Results::dx, &Results::gelu, &Results::dgelu, &Results::dweight,
+                      &Results::dbias, &Results::of_gelu, &Results::sums}) {
+    for (size_t i = 0; i < (best.*member).size(); ++i) {
+      EXPECT_NEAR((best.*member)[i], (plain.*member)[i], 2e-5) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::kernels::cpu

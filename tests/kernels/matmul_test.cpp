@@ -47,6 +47,41 @@ TEST_P(MatmulOf, TransposedLinearHasABias) {
   EXPECT_LT(error_of(gradients[2], D.sum(0)), 3e-6);
 }
 
+TEST_P(MatmulOf, LinearsAreLinearLayersWithOneInput) {
+  at::manual_seed(3);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (int64_t rows : {1, 40, 130}) {
+      const double most = type == at::kFloat ? 3e-6 : 2e-2;
+      at::Tensor x = at::randn({2, rows, 65}).to(type).requires_grad_(true);
+      std::vector<at::Tensor> weights, dys;
+      for (int64_t out : {33, 1, 48}) {
+        weights.push_back(at::randn({out, 65}).to(type).requires_grad_(out != 1));
+        dys.push_back(at::randn({2, rows, out}).to(type));
+      }
+      const auto ys = linears(x, weights, GetParam());
+      const auto gradients = torch::autograd::grad(ys, {x, weights[0], weights[2]}, dys);
+      at::Tensor dx = at::zeros({2, rows, 65}, at::kDouble);
+      for (size_t i = 0; i < 3; ++i) {
+        const at::Tensor W = weights[i].detach().to(at::kDouble), D = dys[i].to(at::kDouble);
+        EXPECT_EQ(ys[i].sizes(), dys[i].sizes());
+        EXPECT_LT(error_of(ys[i], at::matmul(x.detach().to(at::kDouble), W.t())), most);
+        dx += at::matmul(D, W);
+      }
+      EXPECT_LT(error_of(gradients[0], dx), most);
+      const at::Tensor X = x.detach().to(at::kDouble).flatten(0, 1);
+      EXPECT_LT(error_of(gradients[1], at::mm(dys[0].to(at::kDouble).flatten(0, 1).t(), X)), most);
+      EXPECT_LT(error_of(gradients[2], at::mm(dys[2].to(at::kDouble).flatten(0, 1).t(), X)), most);
+    }
+  }
+}
+
+TEST_P(MatmulOf, LinearsNeedNotAllBeUsed) {
+  at::Tensor x = at::ones({70, 3}).requires_grad_(true), used = at::ones({2, 3}).requires_grad_(true);
+  linears(x, {used, at::ones({4, 3}).requires_grad_(true)}, GetParam())[0].sum().backward();
+  EXPECT_TRUE(x.grad().eq(2).all().item<bool>());
+  EXPECT_TRUE(used.grad().eq(70).all().item<bool>());
+}
+
 TEST_P(MatmulOf, ComputesNoGradientThatNobodyAsksFor) {
   at::Tensor x = at::ones({4, 3}).requires_grad_(true), weight = at::ones({2, 3});
   linear(x, weight, GetParam()).sum().backward();

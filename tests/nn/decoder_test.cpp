@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "support/counting_allocator.h"
@@ -148,6 +149,42 @@ TEST(Decoder, RefusesShapesThatNoModelHas) {
   EXPECT_THROW(make_decoder(with([](auto& o) { o.vocab_size = 0; })), util::Error);
   auto gpt2 = make_initialized(tiny_options("gpt2"));
   EXPECT_THROW(gpt2->forward(at::zeros({1, 17}, at::kLong)), util::Error);
+}
+
+/// Loss and gradients by name.
+std::map<std::string, at::Tensor> results_of(const ModelOptions& options, at::ScalarType type) {
+  auto model = make_initialized(options);
+  for (const auto& parameter : model->named_parameters()) {
+    // Biases are zeros and weights of norms ones at first, which would hide much.
+    at::NoGradGuard no_grad;
+    at::Tensor value = parameter.value();
+    if (value.dim() == 1) value.add_(at::arange(value.numel()).sin(), 0.3);
+  }
+  model->to(type);
+  at::Tensor loss = testing::loss_of(*model, testing::token_rows(0, 5, 15, options.vocab_size));
+  loss.backward();
+  std::map<std::string, at::Tensor> results{{"loss", loss.detach()}};
+  for (const auto& parameter : model->named_parameters()) results[parameter.key()] = parameter.value().grad();
+  return results;
+}
+
+TEST(Decoder, OfFusedKernelsIsThatOfComposedOperations) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    for (const auto& [type, tolerance] : {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 3e-2)}) {
+      for (const char* matmul : {"mkl", "onednn"}) {
+        auto options = tiny_options(architecture);
+        options.matmul = matmul;
+        options.fused_kernels = true;
+        const auto fused = results_of(options, type);
+        options.fused_kernels = false;
+        for (const auto& [name, expected] : results_of(options, type)) {
+          const at::Tensor found = fused.at(name).to(at::kDouble), wanted = expected.to(at::kDouble);
+          EXPECT_LT((found - wanted).norm().item<double>(), tolerance * wanted.norm().item<double>())
+              << architecture << " " << type << " " << matmul << " " << name;
+        }
+      }
+    }
+  }
 }
 
 TEST(Decoder, CountsTheFlopsOfTheMatrixProducts) {

@@ -60,6 +60,18 @@ TEST(PlanActivations, OfABlockAreThoseOfTheFormula) {
             2 * (6 * N * D + 8 * N + 8 * D) + 4 * 2 * N * D + 4 * N * H + 2 * 2 * N * I);
 }
 
+TEST(PlanActivations, OfAFusedBlockAreThoseOfTheFormula) {
+  const int64_t N = 16, D = 24, I = 40, K = 12, H = 4;
+  for (int64_t e : {4, 2}) {
+    ActivationShape llama = shape_of("llama", e), gpt2 = shape_of("gpt2", e);
+    llama.fused = gpt2.fused = true;
+    EXPECT_EQ(saved_by_a_block(llama),
+              2 * (2 * e * N * D + 4 * N) + e * N * (2 * D + 2 * K) + 4 * N * H + 3 * e * N * I);
+    EXPECT_EQ(saved_by_a_block(gpt2),
+              2 * (2 * e * N * D + 8 * N) + 4 * e * N * D + 4 * N * H + 2 * e * N * I);
+  }
+}
+
 TEST(PlanActivations, OfARecomputedBlockAreItsInput) {
   for (const char* architecture : {"llama", "gpt2"}) {
     EXPECT_EQ(saved_by_a_block(shape_of(architecture, 4, {"block"})), 4 * 16 * 24);

@@ -49,6 +49,12 @@ class ForwardingCommunicator : public comm::Communicator {
     return inner_.enqueue(std::move(task));
   }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_.allocate(numel, dtype); }
+  std::unique_ptr<comm::Work> enqueue_with_common_memory(int64_t nbytes, const comm::CallSite& site,
+                                                         std::function<void(c10::DataPtr)> task) override {
+    return inner_.enqueue_with_common_memory(nbytes, site, std::move(task));
+  }
+  bool has_common_memory() const override { return inner_.has_common_memory(); }
+  void reserve_common_memory(int64_t nbytes) override { inner_.reserve_common_memory(nbytes); }
   std::shared_ptr<comm::Communicator> subgroup(const std::string& name,
                                                const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
@@ -146,6 +152,10 @@ class LockstepCommunicator final : public ForwardingCommunicator {
   }
   std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
     return finished(inner().enqueue(std::move(task)));
+  }
+  std::unique_ptr<comm::Work> enqueue_with_common_memory(int64_t nbytes, const comm::CallSite& site,
+                                                         std::function<void(c10::DataPtr)> task) override {
+    return finished(inner().enqueue_with_common_memory(nbytes, site, std::move(task)));
   }
 
  protected:

@@ -24,12 +24,13 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
               .tokens = 64,
               .tokens_per_second = 10.0,
               .step_seconds = 6.4,
-              .peak_memory_bytes = 1000});
+              .peak_memory_bytes = 1000,
+              .minor_faults = 77});
   file.write_validation(1, 2.25);
   auto steps = metrics_with(file.path(), "loss");
   ASSERT_EQ(steps.size(), 1u);
   for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds",
-                          "peak_memory_bytes"}) {
+                          "peak_memory_bytes", "minor_faults"}) {
     EXPECT_TRUE(steps[0].contains(key)) << key;
   }
   EXPECT_EQ(metrics_with(file.path(), "validation_loss")[0]["validation_loss"], 2.25);

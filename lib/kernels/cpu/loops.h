@@ -34,6 +34,44 @@ struct RmsNormGradRows {
   int64_t rows = 0, width = 0;
 };
 
+struct LayerNormRows {
+  const void* x = nullptr;                        ///< [rows, width]
+  const void* residual = nullptr;                 ///< [rows, width]; null: none
+  void* sum = nullptr;                            ///< [rows, width]: x + residual, where there is one
+  const void *weight = nullptr, *bias = nullptr;  ///< [width]
+  void* y = nullptr;                              ///< [rows, width]
+  float *mean = nullptr, *reciprocal = nullptr;   ///< [rows]; 1 / sqrt(variance + epsilon)
+  int64_t rows = 0, width = 0;
+  float epsilon = 0;
+};
+
+struct LayerNormGradRows {
+  const void* dy = nullptr;  ///< [rows, width]
+  const void* x = nullptr;   ///< [rows, width]: what was normed
+  const void* weight = nullptr;
+  const float *mean = nullptr, *reciprocal = nullptr;
+  const void* dsum = nullptr;                  ///< [rows, width]: a gradient of x by another way; null: none
+  void* dx = nullptr;                          ///< [rows, width]
+  float *dweight = nullptr, *dbias = nullptr;  ///< [width], are added to
+  int64_t rows = 0, width = 0;
+};
+
+struct BiasGeluRows {
+  const void* x = nullptr;     ///< [rows, width]
+  const void* bias = nullptr;  ///< [width]
+  void* y = nullptr;           ///< [rows, width]: gelu(x + bias)
+  int64_t rows = 0, width = 0;
+};
+
+struct BiasGeluGradRows {
+  const void* dy = nullptr;    ///< [rows, width]
+  const void* x = nullptr;     ///< [rows, width]
+  const void* bias = nullptr;  ///< [width]
+  void* dx = nullptr;          ///< [rows, width]
+  float* dbias = nullptr;      ///< [width], is added to
+  int64_t rows = 0, width = 0;
+};
+
 struct RotaryRows {
   const void* x = nullptr;     ///< [rows, heads, head_dim]
   void* y = nullptr;           ///< the same shape; may be x
@@ -54,14 +92,20 @@ struct Loops {
   const char* name;
   void (*rms_norm)(const RmsNormRows&);
   void (*rms_norm_backward)(const RmsNormGradRows&);
+  void (*layer_norm)(const LayerNormRows&);
+  void (*layer_norm_backward)(const LayerNormGradRows&);
   void (*rotary)(const RotaryRows&);
   /// y = silu(gate) * up, [n]
   void (*swiglu)(const void* gate, const void* up, void* y, int64_t n);
   void (*swiglu_backward)(const void* dy, const void* gate, const void* up, void* dgate, void* dup,
                           int64_t n);
+  void (*bias_gelu)(const BiasGeluRows&);
+  void (*bias_gelu_backward)(const BiasGeluGradRows&);
   /// Returns the sum over rows of -log softmax(logits)[target].
   double (*cross_entropy)(const CrossEntropyRows&);
   double (*sum_of_squares)(const void* x, int64_t n);
+  /// sums [width] += the sum of the rows of x
+  void (*add_rows)(const void* x, float* sums, int64_t rows, int64_t width);
 };
 
 /// For the CPU at hand.

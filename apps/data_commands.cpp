@@ -1,0 +1,233 @@
+#include "data_commands.h"
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <thread>
+
+#include "data/convert.h"
+#include "data/decode.h"
+#include "data/inspect.h"
+#include "data/sentencepiece_tokenizer.h"
+#include "data/token_files.h"
+#include "data/tokenize.h"
+#include "data/tokenizer.h"
+#include "util/error.h"
+#include "util/progress_bar.h"
+#include "util/text.h"
+
+namespace fsdp::apps {
+namespace {
+
+void print(std::string_view text) {
+  if (!(std::cout << text << std::flush)) {
+    util::fail(util::ErrorKind::kIo,
+               "cannot write to standard output; check the file or pipe that it leads to");
+  }
+}
+
+/// A script whose variable is unset should hear of it.
+std::string not_empty(const std::string& value) { return value.empty() ? "must not be empty" : ""; }
+
+int default_threads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
+std::string format_names() { return "One of: " + util::join(data::token_format_names(), ", "); }
+
+void add_threads(CLI::App* command, int& threads, const char* help) {
+  threads = default_threads();
+  command->add_option("--threads", threads, help)->default_str("all cores")->check(CLI::Range(1, 1024));
+}
+
+void add_input_format(CLI::App* command, std::string& format) {
+  command
+      ->add_option("--input-format", format,
+                   "Read the files in this format, in place of what their content and name tell")
+      ->check(not_empty);
+}
+
+std::optional<data::TokenFormat> optional_format(const std::string& name) {
+  return name.empty() ? std::nullopt : std::optional(data::token_format(name));
+}
+
+void print_output(const std::string& path, int64_t tokens, int64_t documents, bool documents_kept) {
+  std::string kept = documents_kept ? util::with_commas(documents) + " documents, " : std::string();
+  print(util::concat(path, ": ", kept, util::with_commas(tokens), " tokens\n"));
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, Command& run) {
+  struct Arguments {
+    data::TokenizeOptions options;
+    std::string format;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  data::TokenizeOptions& options = arguments->options;
+  CLI::App* command = app.add_subcommand("tokenize", "Turn texts into a token file");
+  command
+      ->add_option(
+          "TEXT", options.texts,
+          "Texts, joined in the order given: files, patterns such as 'a/*.txt', - for standard input. "
+          "Each is a document; of .jsonl and .ndjson each line is one")
+      ->required();
+  command->add_option("--output", options.output, "Token file to write")->required();
+  command->add_option("--tokenizer", options.tokenizer, data::kTokenizerChoices)->capture_default_str();
+  command
+      ->add_option("--format", arguments->format,
+                   format_names() + " (default: u32 for NAME.u32, u16 for other names)")
+      ->check(not_empty);
+  command->add_option("--json-field", options.json_field, "Field of a JSON line that is the document")
+      ->capture_default_str();
+  command->add_flag("--json-lines", options.json_lines, "The texts hold JSON lines, whatever their names");
+  command->add_option("--document-separator", options.document_separator,
+                      "Token to put behind every document: its text, or eos (the tokenizer's own), or none "
+                      "(default: eos where the tokenizer has one; bytes has none)");
+  CLI::Option* validation =
+      command
+          ->add_option("--validation-output", options.validation_output, "Token file for the validation part")
+          ->check(not_empty);
+  command
+      ->add_option("--validation-fraction", options.validation_fraction,
+                   "Share of the texts that goes to --validation-output")
+      ->capture_default_str()
+      ->needs(validation);
+  command
+      ->add_option("--validation-split", options.validation_split,
+                   "What is shared out: the end of each text (end), or whole documents, by their content "
+                   "(documents). Default: documents for JSON lines and standard input, end otherwise")
+      ->needs(validation)
+      ->check(not_empty);
+  command->add_option("--seed", options.seed, "Another choice of documents for validation")
+      ->capture_default_str()
+      ->needs(validation);
+  add_threads(command, options.threads, "Threads; the output is the same for any number");
+  command->callback([arguments, &run] {
+    run = [arguments] {
+      data::TokenizeOptions& options = arguments->options;
+      options.format = optional_format(arguments->format);
+      util::ByteProgressBar bar(util::progress_on_stderr());
+      options.progress = [&bar](std::string_view phase, int64_t done, int64_t total) {
+        bar.show(phase, done, total);
+      };
+      data::TokenizeReport report = data::tokenize(options);
+      bar.clear();
+      bool documents = options.format && data::has_documents(*options.format);
+      print_output(options.output, report.tokens, report.documents, documents);
+      if (options.validation_output.empty()) return;
+      print_output(options.validation_output, report.validation_tokens, report.validation_documents,
+                   documents);
+    };
+  });
+}
+
+void add_train_tokenizer(CLI::App& app, Command& run) {
+  auto options = std::make_shared<data::TrainTokenizerOptions>();
+  CLI::App* command =
+      app.add_subcommand("train-tokenizer", "Learn a vocabulary from texts, with SentencePiece");
+  command->add_option("TEXT", options->texts, "Texts: files, patterns, - for standard input")->required();
+  command->add_option("--output", options->output, "NAME.model to write, for --tokenizer")->required();
+  command->add_option("--vocab-size", options->vocab_size, "Number of tokens")->required();
+  command->add_option("--type", options->model_type, "bpe or unigram")->capture_default_str();
+  command->add_option("--max-lines", options->max_lines, "Learn from so many lines, drawn at random")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  add_threads(command, options->threads, "Threads");
+  command->callback([options, &run] {
+    run = [options] {
+      data::train_tokenizer(*options);
+      print(util::concat(options->output, ": ",
+                         util::with_commas(data::make_tokenizer(options->output)->vocab_size()),
+                         " tokens\n"));
+    };
+  });
+}
+
+void add_inspect(CLI::App& app, Command& run) {
+  struct Arguments {
+    data::InspectOptions options;
+    std::string input_format;
+    bool json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  data::InspectOptions& options = arguments->options;
+  CLI::App* command = app.add_subcommand("inspect", "Show what token files hold");
+  command->add_option("FILE", options.files, "Token files, read as if joined")->required();
+  command->add_option("--vocab-size", options.vocab_size, "Refuse ids that are not below this (exit code 3)")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--sequence-length", options.sequence_length, "Tokens a sample, for the number of samples")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--tokenizer", options.tokenizer, "Shows the beginning as text")->capture_default_str();
+  add_input_format(command, arguments->input_format);
+  command->add_flag("--json", arguments->json, "Print a JSON object");
+  command->callback([arguments, &run] {
+    run = [arguments] {
+      data::InspectOptions& options = arguments->options;
+      options.format = optional_format(arguments->input_format);
+      data::TokenStatistics statistics = data::inspect(options);
+      print(arguments->json ? data::to_json(statistics) : data::to_text(statistics));
+      // The statistics come first, even when an id outside the vocabulary then makes it an error.
+      if (statistics.ids_outside_vocabulary > 0) {
+        data::check_all_ids(data::TokenFiles(options.files, options.format), options.vocab_size);
+      }
+    };
+  });
+}
+
+void add_convert(CLI::App& app, Command& run) {
+  struct Arguments {
+    data::ConvertOptions options;
+    std::string format, input_format;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  data::ConvertOptions& options = arguments->options;
+  CLI::App* command = app.add_subcommand("convert", "Write token files in another format");
+  command->add_option("FILE", options.inputs, "Token files, joined in the order given")->required();
+  command->add_option("--output", options.output, "Token file to write")->required();
+  command->add_option("--format", arguments->format, format_names())->required();
+  command->add_option("--document-separator", options.document_separator,
+                      "Id that ends a document, for inputs whose format keeps no documents");
+  add_input_format(command, arguments->input_format);
+  command->callback([arguments, &run] {
+    run = [arguments] {
+      data::ConvertOptions& options = arguments->options;
+      options.format = data::token_format(arguments->format);
+      options.input_format = optional_format(arguments->input_format);
+      data::ConvertReport report = data::convert(options);
+      print_output(options.output, report.tokens, report.documents, data::has_documents(options.format));
+    };
+  });
+}
+
+void add_decode(CLI::App& app, Command& run) {
+  struct Arguments {
+    std::vector<std::string> files;
+    std::string tokenizer = "bytes", input_format;
+    int64_t begin = 0, count = -1;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("decode", "Print the text of token files");
+  command->add_option("FILE", arguments->files, "Token files, read as if joined")->required();
+  command->add_option("--tokenizer", arguments->tokenizer, data::kTokenizerChoices)->capture_default_str();
+  command->add_option("--begin", arguments->begin, "First token")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--count", arguments->count, "At most so many tokens")->check(CLI::PositiveNumber);
+  add_input_format(command, arguments->input_format);
+  command->callback([arguments, &run] {
+    run = [arguments] {
+      auto tokenizer = data::make_tokenizer(arguments->tokenizer);
+      data::TokenFiles files(arguments->files, optional_format(arguments->input_format));
+      if (arguments->begin >= files.size()) {
+        util::fail(util::ErrorKind::kUsage, "--begin is ", arguments->begin, " where the files have ",
+                   files.size(), " tokens; give a smaller number");
+      }
+      int64_t rest = files.size() - arguments->begin;
+      int64_t count = arguments->count < 0 ? rest : std::min(arguments->count, rest);
+      data::decode(files, *tokenizer, arguments->begin, count, print);
+    };
+  });
+}
+
+}  // namespace fsdp::apps

@@ -1,0 +1,94 @@
+#include <algorithm>
+#include <filesystem>
+
+#include "data/bpe_tokenizer.h"
+#include "data/bpe_vocabulary.h"
+#include "data/sentencepiece_tokenizer.h"
+#include "data/tokenizer.h"
+#include "util/error.h"
+
+namespace fsdp::data {
+namespace fs = std::filesystem;
+namespace {
+
+class ByteTokenizer : public Tokenizer {
+ public:
+  std::string name() const override { return "bytes"; }
+  int64_t vocab_size() const override { return 256; }
+
+  void encode(std::string_view text, std::vector<int64_t>& ids) const override {
+    ids.reserve(ids.size() + text.size());
+    for (char c : text) ids.push_back(static_cast<unsigned char>(c));
+  }
+
+  size_t encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const override {
+    stop = std::min(stop, text.size());
+    encode(text.substr(0, stop), ids);
+    return stop;
+  }
+
+  size_t likely_cut(std::string_view text) const override { return text.size(); }
+
+  std::optional<std::string> bytes_of(int64_t id, bool /*begins*/) const override {
+    check(id, 0);
+    return std::string(1, static_cast<char>(id));
+  }
+
+  std::string decode(const std::vector<int64_t>& ids) const override {
+    std::string text;
+    text.reserve(ids.size());
+    for (int64_t id : ids) {
+      check(id, text.size());
+      text.push_back(static_cast<char>(id));
+    }
+    return text;
+  }
+
+ private:
+  void check(int64_t id, size_t place) const {
+    if (id >= 0 && id < vocab_size()) return;
+    util::fail(util::ErrorKind::kData, "the id ", id, " at place ", place,
+               " is no byte token (0 to 255); decode it with the tokenizer that made it");
+  }
+};
+
+/// The vocabulary in a folder.
+std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder) {
+  std::error_code error;
+  if (fs::exists(folder / "tokenizer.json", error)) {
+    return std::make_unique<BpeTokenizer>(read_tokenizer_json(folder / "tokenizer.json"));
+  }
+  for (auto [vocabulary, merges] : {std::pair("encoder.json", "vocab.bpe"), {"vocab.json", "merges.txt"}}) {
+    if (fs::exists(folder / vocabulary, error) && fs::exists(folder / merges, error)) {
+      return std::make_unique<BpeTokenizer>(read_gpt2_vocabulary(folder / vocabulary, folder / merges));
+    }
+  }
+  if (fs::exists(folder / "tokenizer.model", error)) {
+    return make_sentencepiece_tokenizer(folder / "tokenizer.model");
+  }
+  util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " holds no vocabulary: expected ",
+             "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, or tokenizer.model; "
+             "give the folder or file that does");
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  fs::path path = name;
+  std::error_code error;
+  if (fs::is_directory(path, error)) return make_from_folder(path);
+  if (fs::exists(path, error)) {
+    std::string file = path.filename().string();
+    if (file == "encoder.json" || file == "vocab.json") {
+      return make_from_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
+    }
+    if (path.extension() == ".json") return std::make_unique<BpeTokenizer>(read_tokenizer_json(path));
+    if (path.extension() == ".model") return make_sentencepiece_tokenizer(path);
+  }
+  util::fail(util::ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
+             fs::exists(path, error) ? "a file of another kind" : "which is no file or folder either",
+             "; expected ", kTokenizerChoices);
+}
+
+}  // namespace fsdp::data

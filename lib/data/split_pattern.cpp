@@ -1,0 +1,216 @@
+#include "data/split_pattern.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <array>
+#include <cstring>
+
+#include "data/utf8.h"
+#include "util/error.h"
+
+namespace fsdp::data {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+/// Unicode's White_Space, for the inside of a class.
+constexpr const char* kWhiteSpace = "\\t-\\r\\x{85}\\p{Z}";
+
+/// Rewrites a pattern from front to back.
+class Translator {
+ public:
+  explicit Translator(const std::string& pattern) : pattern_(pattern) {}
+
+  std::string run() {
+    if (valid_utf8_prefix(pattern_) != pattern_.size()) refuse("bytes that are not UTF-8");
+    while (i_ < pattern_.size()) {
+      char c = pattern_[i_];
+      if (c == '\\') {
+        escape();
+      } else if (in_class_) {
+        class_character(c);
+      } else {
+        character(c);
+      }
+    }
+    return out_;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern_), " has ", for_message(what),
+         ", which is not supported; use a tokenizer whose pattern does without it");
+  }
+
+  bool next_is(std::string_view text, size_t offset = 0) const {
+    return std::string_view(pattern_).substr(i_ + offset).starts_with(text);
+  }
+
+  void take(size_t count) {
+    out_.append(pattern_, i_, count);
+    i_ += count;
+  }
+
+  void escape() {
+    if (i_ + 1 == pattern_.size()) refuse("a backslash at its end");
+    char c = pattern_[i_ + 1];
+    if (c == 's' || (c == 'S' && !in_class_)) {
+      i_ += 2;
+      out_ += in_class_ ? kWhiteSpace : util::concat(c == 's' ? "[" : "[^", kWhiteSpace, "]");
+    } else if (c == 'p' || c == 'P') {
+      property();
+    } else if (std::strchr("rntdD", c) != nullptr || std::ispunct(static_cast<unsigned char>(c))) {
+      take(2);
+    } else if (next_is("x{", 1)) {
+      size_t end = pattern_.find('}', i_);
+      if (end == std::string::npos) refuse("\\x{ without an end");
+      take(end + 1 - i_);
+    } else {
+      refuse(util::concat("\\", c));
+    }
+  }
+
+  /// Categories are the same for both; a script is written so that PCRE2 takes it without its extensions.
+  void property() {
+    size_t end = pattern_.find('}', i_);
+    if (!next_is("{", 2) || end == std::string::npos) refuse("\\p without braces");
+    std::string name = pattern_.substr(i_ + 3, end - i_ - 3);
+    bool negated = name.starts_with("^");
+    std::string bare = negated ? name.substr(1) : name;
+    for (char c : bare) {
+      if (!std::isalpha(static_cast<unsigned char>(c)) && c != '_') refuse("\\p{" + name + "}");
+    }
+    std::string script = bare.size() > 2 ? "sc:" : "";
+    out_ += util::concat("\\", pattern_[i_ + 1], "{", negated ? "^" : "", script, bare, "}");
+    i_ = end + 1;
+  }
+
+  void class_character(char c) {
+    if (c == '[') refuse("a class within a class");
+    if (next_is("&&")) refuse("&& in a class");
+    if (c == ']') in_class_ = false;
+    take(1);
+  }
+
+  void character(char c) {
+    if (c == '^' || c == '$') refuse(util::concat("the anchor ", c));
+    if (c == '[') {
+      in_class_ = true;
+      take(next_is("[^") ? 2 : 1);
+      if (next_is("]")) refuse("a ] at the beginning of a class");
+      return;
+    }
+    if (next_is("(?")) {
+      for (std::string_view group : {"(?:", "(?i:", "(?!", "(?=", "(?>"}) {
+        if (next_is(group)) return take(group.size());
+      }
+      refuse("the group " + pattern_.substr(i_, 4));
+    }
+    if (next_is("(*")) refuse("(*");
+    if (next_is("{,")) refuse("{,");
+    if (next_is("}+") || next_is("}?")) refuse(util::concat("}", pattern_[i_ + 1]));
+    take(1);
+  }
+
+  const std::string& pattern_;
+  std::string out_;
+  size_t i_ = 0;
+  bool in_class_ = false;
+};
+
+std::string pcre2_text(int code) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(code, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+/// Enough for patterns that backtrack over a text of many MiB.
+constexpr size_t kMaxStackBytes = size_t{256} << 20;
+
+}  // namespace
+
+struct SplitPattern::Code {
+  pcre2_code* code = nullptr;
+  bool jit = false;
+  ~Code() { pcre2_code_free(code); }
+};
+
+struct SplitPattern::Scratch::State {
+  pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+  pcre2_match_context* context = pcre2_match_context_create(nullptr);
+  pcre2_jit_stack* stack = nullptr;  ///< made when the one of 32 KiB that is always there is too small
+  ~State() {
+    pcre2_match_data_free(data);
+    pcre2_match_context_free(context);
+    pcre2_jit_stack_free(stack);
+  }
+};
+
+SplitPattern::Scratch::Scratch() : state_(std::make_unique<State>()) {
+  FSDP_CHECK(state_->data != nullptr && state_->context != nullptr, "out of memory");
+}
+SplitPattern::Scratch::~Scratch() = default;
+
+std::string SplitPattern::translate(const std::string& pattern) { return Translator(pattern).run(); }
+
+SplitPattern::SplitPattern(const std::string& pattern, bool literal) : code_(std::make_unique<Code>()) {
+  std::string text = literal ? pattern : translate(pattern);
+  if (literal && valid_utf8_prefix(text) != text.size()) {
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
+         " is not UTF-8; repair the tokenizer's file");
+  }
+  uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK;
+  options |= literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+  int error = 0;
+  size_t place = 0;
+  code_->code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &error, &place, nullptr);
+  if (code_->code == nullptr) {
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern), " cannot be used (", pcre2_text(error),
+         " at byte ", place, " of ", for_message(text), "); use a tokenizer with another pattern");
+  }
+  uint32_t matches_empty = 0;
+  pcre2_pattern_info(code_->code, PCRE2_INFO_MATCHEMPTY, &matches_empty);
+  if (matches_empty != 0) {
+    fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
+         " can match an empty text, which is not supported; use a tokenizer with another pattern");
+  }
+  code_->jit = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+}
+
+SplitPattern::~SplitPattern() = default;
+SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
+
+SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
+                                       Match& match) const {
+  Scratch::State& state = *scratch.state_;
+  auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  uint32_t options = goes_on ? PCRE2_PARTIAL_HARD : 0;
+  auto run = [&] {
+    if (code_->jit) {
+      return pcre2_jit_match(code_->code, subject, text.size(), 0, options, state.data, state.context);
+    }
+    return pcre2_match(code_->code, subject, text.size(), 0, options | PCRE2_NO_UTF_CHECK, state.data,
+                       state.context);
+  };
+  int count = run();
+  if (count == PCRE2_ERROR_JIT_STACKLIMIT && state.stack == nullptr) {
+    state.stack = pcre2_jit_stack_create(size_t{1} << 20, kMaxStackBytes, nullptr);
+    pcre2_jit_stack_assign(state.context, nullptr, state.stack);
+    count = run();
+  }
+  if (count == PCRE2_ERROR_NOMATCH) return Found::kNone;
+  if (count == PCRE2_ERROR_PARTIAL) return Found::kUncertain;
+  if (count < 0) {
+    fail(ErrorKind::kData, "the split pattern of the tokenizer fails on a text of ", text.size(), " bytes (",
+         pcre2_text(count), "); cut the text into smaller documents or use another tokenizer");
+  }
+  const size_t* bounds = pcre2_get_ovector_pointer(state.data);
+  match = {bounds[0], bounds[1]};
+  FSDP_CHECK(match.end > match.begin, "an empty match");
+  return Found::kMatch;
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,175 @@
+#include "data/text_jobs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "util/error.h"
+#include "util/hash.h"
+
+namespace fsdp::data {
+namespace {
+
+constexpr size_t kJobBytes = 1 << 18;
+/// How much of the next part a part sees, to find where it may be cut.
+constexpr size_t kContextBytes = 1 << 12;
+/// What must be held in one piece: a document of a tokenizer that never cuts, a line of JSON.
+constexpr size_t kMaxWholeBytes = size_t{256} << 20;
+
+}  // namespace
+
+bool ValidationShare::takes(std::string_view document) const {
+  if (!by_document || fraction <= 0) return false;
+  std::string_view beginning = document.substr(0, kHashedBytes);
+  uint64_t hash = util::mix64(util::xxh3_64(beginning.data(), beginning.size()) ^ util::mix64(seed));
+  return static_cast<double>(hash >> 11) * 0x1p-53 < fraction;
+}
+
+TextJobs::TextJobs(std::vector<std::string> files, bool json_lines, const ValidationShare& validation,
+                   const Tokenizer& tokenizer)
+    : files_(std::move(files)), json_lines_(json_lines), validation_(validation), tokenizer_(tokenizer) {}
+
+int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_bytes) {
+  if (validation.by_document || validation.fraction <= 0) return 0;
+  auto share = static_cast<int64_t>(std::llround(static_cast<double>(text_bytes) * validation.fraction));
+  return std::clamp<int64_t>(share, 0, text_bytes);
+}
+
+bool TextJobs::next(TextJob& job) {
+  job.text.clear();
+  job.parts.clear();
+  while (job.text.size() < kJobBytes) {
+    if (!input_) {
+      if (next_file_ == files_.size()) break;
+      open_next();
+    }
+    if (json_) {
+      take_lines(job);
+    } else {
+      take_text(job);
+    }
+  }
+  job.read_bytes = read_bytes_;
+  return !job.parts.empty();
+}
+
+void TextJobs::open_next() {
+  const std::string& path = files_[next_file_++];
+  input_ = std::make_unique<TextInput>(path);
+  json_ = json_lines_ || is_json_lines(path);
+  section_left_ = input_->size_bytes();
+  end_left_ = 0;
+  line_ = 0;
+  document_validates_ = false;
+  if (json_ || section_left_ < 0) return;
+  end_left_ = share_of_end(validation_, section_left_);
+  section_left_ -= end_left_;
+  if (section_left_ == 0) end_section();
+}
+
+/// Reads until the buffer holds so many bytes. Returns whether the section ends with the buffer.
+bool TextJobs::fill(int64_t bytes) {
+  int64_t wanted = bytes - static_cast<int64_t>(buffer_.size());
+  if (section_left_ >= 0) wanted = std::min(wanted, section_left_);
+  if (wanted <= 0) return section_left_ == 0;
+  int64_t got = input_->read(wanted, buffer_);
+  read_bytes_ += got;
+  if (section_left_ < 0) return got < wanted;
+  section_left_ -= got;
+  return section_left_ == 0;
+}
+
+/// Moves the end of a section forward behind the character that it is in.
+void TextJobs::end_on_whole_character() {
+  std::string next;
+  for (int i = 0; i < 3 && end_left_ > 0; ++i) {
+    next.clear();
+    read_bytes_ += input_->read(1, next);
+    --end_left_;
+    if ((next[0] & 0xc0) != 0x80) break;
+    buffer_ += next;
+    next.clear();
+  }
+  end_left_ += static_cast<int64_t>(next.size());
+  std::swap(pending_, next);
+}
+
+void TextJobs::add_part(TextJob& job, size_t stop, bool ends) {
+  if (!in_document_ && validation_.by_document) document_validates_ = validation_.takes(buffer_);
+  job.parts.push_back({.begin = job.text.size(),
+                       .end = job.text.size() + buffer_.size(),
+                       .stop = stop,
+                       .begins_document = !in_document_,
+                       .ends_document = ends,
+                       .validation = document_validates_,
+                       .file = next_file_ - 1});
+  job.text += buffer_;
+  buffer_.erase(0, stop);
+  in_document_ = !ends;
+}
+
+/// On to the end of the text, if that is for validation, or to the next text.
+void TextJobs::end_section() {
+  if (end_left_ == 0) {
+    input_.reset();
+    return;
+  }
+  section_left_ = end_left_;
+  end_left_ = 0;
+  document_validates_ = true;
+  buffer_.swap(pending_);
+  section_left_ -= static_cast<int64_t>(buffer_.size());
+}
+
+void TextJobs::take_text(TextJob& job) {
+  bool ends = fill(kJobBytes + kContextBytes);
+  size_t cut = 0;
+  while (!ends) {
+    // Enough of the beginning for validation_.takes() to decide by.
+    cut = tokenizer_.likely_cut(std::string_view(buffer_).substr(0, kJobBytes));
+    if (cut > 0) break;
+    if (buffer_.size() > kMaxWholeBytes) {
+      input_->refuse(util::concat("is longer than ", kMaxWholeBytes >> 20,
+                                  " MiB, and the tokenizer takes a document whole; cut it into several files "
+                                  "or JSON lines"));
+    }
+    ends = fill(static_cast<int64_t>(2 * buffer_.size()));
+  }
+  if (!ends) return add_part(job, cut, false);
+  if (end_left_ > 0) end_on_whole_character();
+  if (!buffer_.empty()) add_part(job, buffer_.size(), true);
+  end_section();
+}
+
+void TextJobs::take_lines(TextJob& job) {
+  bool ends = fill(kJobBytes);
+  while (!ends && buffer_.find('\n') == std::string::npos) {
+    if (buffer_.size() > kMaxWholeBytes) {
+      input_->refuse(
+          util::concat("has a line of more than ", kMaxWholeBytes >> 20,
+                       " MiB where a JSON object a line was expected; check what kind of file it is"));
+    }
+    ends = fill(static_cast<int64_t>(2 * buffer_.size()));
+  }
+  size_t begin = 0;
+  while (begin < buffer_.size()) {
+    size_t end = buffer_.find('\n', begin);
+    if (end == std::string::npos && !ends) break;
+    end = std::min(end, buffer_.size());
+    ++line_;
+    std::string_view line = std::string_view(buffer_).substr(begin, end - begin);
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+      job.parts.push_back({.begin = job.text.size(),
+                           .end = job.text.size() + line.size(),
+                           .stop = line.size(),
+                           .json = true,
+                           .file = next_file_ - 1,
+                           .line = line_});
+      job.text += line;
+    }
+    begin = end + 1;
+  }
+  buffer_.erase(0, std::min(begin, buffer_.size()));
+  if (ends) input_.reset();
+}
+
+}  // namespace fsdp::data

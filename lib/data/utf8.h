@@ -1,0 +1,31 @@
+#pragma once
+
+// UTF-8 as the Unicode standard defines it (no surrogates, no overlong forms, at most U+10FFFF).
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace fsdp::data {
+
+/// Bytes of the longest prefix that is whole characters.
+size_t valid_utf8_prefix(std::string_view text);
+
+/// Bytes at the end of `text` (0 to 3) that are the beginning of a character and could still become one.
+size_t incomplete_utf8_tail(std::string_view text);
+
+void append_utf8(std::string& text, uint32_t code_point);
+
+/// The character at the beginning of `text`, which must be valid and not empty, and how many bytes it takes.
+struct CodePoint {
+  uint32_t value = 0;
+  size_t bytes = 0;
+};
+CodePoint first_code_point(std::string_view text);
+
+/// What a file says, for a message: in one line, nothing that confuses a terminal, and no more than 300
+/// bytes.
+std::string for_message(std::string_view text);
+
+}  // namespace fsdp::data
