@@ -39,7 +39,7 @@ struct Arguments {
   std::string source, other, output, dtype, config, format = "safetensors", max_shard_size;
   std::optional<double> tolerance;
   int64_t world_size = 1;
-  bool force = false, optimizer = false, as_json = false;
+  bool force = false, optimizer = false, ema = false, as_json = false;
 };
 
 /// A command under construction.
@@ -151,9 +151,12 @@ CkptCommand add_consolidate(CLI::App& app) {
   command.size_option();
   command.flag("--optimizer", command->optimizer,
                "with --format full: the optimizer's state too, so that runs can resume from it");
+  command.flag("--ema", command->ema,
+               "the averages of the weights that a run with optimizer.ema_decay keeps, in place of them");
   command.flag("--force", command->force, "overwrite safetensors that are there");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     checkpoint::ConsolidateOptions options{.dtype = chosen_dtype(arguments),
+                                           .ema = arguments.ema,
                                            .overwrite = arguments.force,
                                            .full = arguments.format == "full",
                                            .optimizer = arguments.optimizer,
@@ -170,11 +173,14 @@ CkptCommand add_export(CLI::App& app) {
   command.positional("FOLDER", command->output, "gets config.json and model.safetensors");
   command.dtype_option();
   command.size_option();
+  command.flag("--ema", command->ema,
+               "the averages of the weights that a run with optimizer.ema_decay keeps, in place of them");
   command.flag("--force", command->force, "overwrite safetensors that are there");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
                                            .output = arguments.output,
                                            .dtype = chosen_dtype(arguments),
+                                           .ema = arguments.ema,
                                            .overwrite = arguments.force,
                                            .max_file_bytes = chosen_max_bytes(arguments),
                                            .progress = progress}),

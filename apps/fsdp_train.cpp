@@ -15,6 +15,7 @@
 #include "plan/text.h"
 #include "plan_options.h"
 #include "train/dry_run.h"
+#include "train/evaluate.h"
 #include "train/explain_step.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
@@ -34,15 +35,23 @@ struct Arguments {
   bool all_units = false;
   bool plan = false;
   bool dry_run = false;
+  std::string evaluate;                ///< the weights to be validated; empty: trains
   fsdp::apps::PlanArguments planning;  ///< of these two
 };
 
 using namespace fsdp;
 
 void print(const train::RunSummary& summary, const std::string& resume_command) {
-  std::cout << (summary.stopped ? "stopped as told at step " : "finished at step ") << summary.step;
+  std::cout << (summary.stopped       ? "stopped as told at step "
+                : summary.ended_early ? "ended early at step "
+                                      : "finished at step ")
+            << summary.step;
   if (summary.loss) std::cout << ", loss " << util::fixed(*summary.loss, 4);
   if (summary.validation_loss) std::cout << ", validation loss " << util::fixed(*summary.validation_loss, 4);
+  if (summary.best && summary.best->step != summary.step) {
+    std::cout << ", best validation loss " << util::fixed(summary.best->loss, 4) << " at step "
+              << summary.best->step;
+  }
   if (!summary.last_checkpoint.empty()) std::cout << ", saved " << summary.last_checkpoint.string();
   if (summary.stopped && !summary.last_checkpoint.empty()) {
     std::cout << "; under the same launcher, this goes on from there: " << resume_command;
@@ -81,6 +90,13 @@ void explain(const config::Config& config, const comm::LaunchEnvironment& enviro
   std::cout << train::explain_step(config, communicator, {.all_units = all_units}) << std::flush;
 }
 
+void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
+              const std::string& weights) {
+  auto communicator = comm::make_communicator(environment, config.comm);
+  const train::Validation validation = train::evaluate(config, communicator, weights);
+  if (environment.rank == 0) std::cout << train::validation_text(validation) << std::endl;
+}
+
 /// No process of the plan's world is needed; under a launcher the first one speaks.
 void plan(const config::Config& config, const Arguments& arguments) {
   const plan::Plan plan = plan::make_plan(config, arguments.planning.machines);
@@ -117,6 +133,8 @@ int run(const Arguments& arguments) {
   try {
     if (arguments.explain_step) {
       explain(config, environment, arguments.all_units);
+    } else if (!arguments.evaluate.empty()) {
+      evaluate(config, environment, arguments.evaluate);
     } else {
       std::string resume_command = arguments.command;
       if (config.checkpoint.resume != "auto") resume_command += " checkpoint.resume=auto";
@@ -168,6 +186,11 @@ int main(int argc, char** argv) {
       "and communication and memory against their formula. Reads no checkpoint and writes no file");
   app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
       ->needs(explain);
+  app.add_option("--evaluate", arguments.evaluate,
+                 "print loss, perplexity and bits per byte of data.validation for these weights, and end: a "
+                 "checkpoint's folder, a run's (its newest; FOLDER/best: its best), a safetensors file or a "
+                 "Hugging Face folder. Writes no file")
+      ->excludes(explain);
   add_plan_options(app, arguments);
   app.footer("Keys of the config:\n\n" + config::key_reference());
   try {

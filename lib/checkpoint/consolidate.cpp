@@ -38,6 +38,13 @@ struct Source {
   Weights state;  ///< under the full names
   std::vector<TensorInfo> infos;
   util::ByteCounter counter;
+  bool ema = false;
+
+  /// Where a weight comes from: frozen ones have no average and are what they always were.
+  std::string stored_name(const std::string& weight) const {
+    std::string average = kAveragePrefix + weight;
+    return ema && state.contains(average) ? average : kWeightsPrefix + weight;
+  }
 
   template <typename Append>
   void copy(const std::string& stored_name, const TensorInfo& info, const Append& append) {
@@ -53,7 +60,7 @@ void write_safetensors_file(Source& source, const fs::path& path, std::vector<Te
                             const ConsolidateOptions& options) {
   SafetensorsWriter writer(path, std::move(infos));
   for (const TensorInfo& info : writer.infos()) {
-    source.copy(kWeightsPrefix + info.name, info,
+    source.copy(source.stored_name(info.name), info,
                 [&](const void* data, int64_t bytes) { writer.append(data, bytes); });
   }
   // Another process may have put something there in the meantime.
@@ -88,7 +95,7 @@ void write_full(const Source& source, const fs::path& output, const ConsolidateO
   for (const TensorInfo& info : source.infos) {
     TensorInfo stored = info;
     stored.name = kWeightsPrefix + info.name;
-    tensors.push_back({.source_name = stored.name, .info = std::move(stored)});
+    tensors.push_back({.source_name = source.stored_name(info.name), .info = std::move(stored)});
   }
   if (options.optimizer) {
     for (TensorInfo& info : source.shards->infos()) {
@@ -109,6 +116,12 @@ void write_full(const Source& source, const fs::path& output, const ConsolidateO
   result.output = written.folder;
   result.tensors = written.tensors;
   result.bytes = written.bytes;
+}
+
+bool has_averages(const ShardedSource& source) {
+  const std::vector<TensorInfo> infos = source.infos();
+  return std::any_of(infos.begin(), infos.end(),
+                     [](const TensorInfo& info) { return info.name.starts_with(kAveragePrefix); });
 }
 
 enum class OutputKind { kSafetensorsFile, kFolder, kFull };
@@ -138,6 +151,11 @@ OutputKind output_kind(const fs::path& output, const ConsolidateOptions& options
   }
   if (options.optimizer && kind != OutputKind::kFull) {
     fail(ErrorKind::kUsage, "--optimizer goes only with --format full; safetensors files hold weights only");
+  }
+  if (options.optimizer && options.ema) {
+    fail(ErrorKind::kUsage,
+         "--optimizer does not go with --ema, because its state belongs to the weights, not "
+         "to their averages; leave out one of the two");
   }
   if (options.max_file_bytes > 0 && kind != OutputKind::kFolder) {
     fail(ErrorKind::kUsage, "--max-shard-size goes only with a folder of safetensors as the output, and ",
@@ -171,6 +189,11 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
     fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
          " holds no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
   }
+  if (options.ema && !has_averages(*shards)) {
+    fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
+         " holds no averages of weights (no tensor whose name starts with \"", kAveragePrefix,
+         "\"); a run keeps them with optimizer.ema_decay");
+  }
   // Before an hour of hashing, not after it.
   if (!options.overwrite && !is_empty_folder(output)) {
     refuse_existing(output, kind == OutputKind::kFull ? kOtherRemedy : kForceRemedy);
@@ -178,7 +201,8 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   util::make_writable_folder(output.has_parent_path() ? output.parent_path() : ".");
   shards->verify_all(options.progress);
   const int64_t bytes = bytes_of(infos);
-  Source source{shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes)};
+  Source source{
+      shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes), options.ema};
   source.state.add(shards);
   ConsolidateResult result{.output = output,
                            .config = std::nullopt,

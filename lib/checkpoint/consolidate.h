@@ -19,8 +19,9 @@ class ShardedSource;
 
 struct ConsolidateOptions {
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as they are
-  bool overwrite = false;                  ///< safetensors only; checkpoints are never overwritten
-  bool full = false;                       ///< a full checkpoint in place of safetensors
+  bool ema = false;            ///< the averages of the weights in place of them, where there are any
+  bool overwrite = false;      ///< safetensors only; checkpoints are never overwritten
+  bool full = false;           ///< a full checkpoint in place of safetensors
   bool optimizer = false;      ///< the optimizer's state too, so that runs can resume from it; full only
   int64_t max_file_bytes = 0;  ///< safetensors in a folder: split into files of at most so much; 0: one file
   util::ByteProgress progress{};
@@ -40,10 +41,10 @@ struct ConsolidateResult {
 /// knows the model's config. With `full` the output is a folder too, of a checkpoint (FORMAT.md). All shards'
 /// hashes are compared first, and no more than a few slices of 16 MiB are in memory.
 ///
-/// kUsage when the options do not go together; kCheckpoint when the checkpoint is damaged, has no weights, or
-/// the output is there (a folder: with something in it) and `overwrite` is off; kIo when writing fails. The
-/// output appears under its name only when it is complete; what a killed run left beside it is removed by the
-/// next.
+/// kUsage when the options do not go together; kCheckpoint when the checkpoint is damaged, has no weights,
+/// has no averages of them that are asked for, or the output is there (a folder: with something in it) and
+/// `overwrite` is off; kIo when writing fails. The output appears under its name only when it is complete;
+/// what a killed run left beside it is removed by the next.
 ConsolidateResult consolidate(const std::filesystem::path& checkpoint_folder,
                               const std::filesystem::path& output, const ConsolidateOptions& options);
 

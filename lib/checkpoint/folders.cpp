@@ -123,6 +123,7 @@ std::vector<fs::path> prune(const fs::path& root, const Retention& retention) {
   std::vector<CompleteCheckpoint> complete = find_checkpoints(root).complete;
   for (size_t i = 0; i + static_cast<size_t>(retention.keep_last) < complete.size(); ++i) {
     if (retention.keep_every > 0 && complete[i].step % retention.keep_every == 0) continue;
+    if (retention.keep_step == complete[i].step) continue;
     const fs::path& folder = complete[i].folder;
     fs::path hidden = root / (kDeletingPrefix + folder.filename().string());
     util::rename_and_sync(folder, hidden);

@@ -41,8 +41,9 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& root);
 
 /// Which complete checkpoints stay.
 struct Retention {
-  int64_t keep_last = 0;   ///< the newest so many; 0: all
-  int64_t keep_every = 0;  ///< besides, each whose step is a multiple of it; 0: none
+  int64_t keep_last = 0;                            ///< the newest so many; 0: all
+  int64_t keep_every = 0;                           ///< besides, each whose step is a multiple of it; 0: none
+  std::optional<int64_t> keep_step = std::nullopt;  ///< besides, that of this step
 };
 
 /// Removes the complete checkpoints that do not stay, and what an interrupted removal left. Each is renamed

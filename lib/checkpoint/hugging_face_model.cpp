@@ -180,6 +180,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
   }
   return consolidate(request.checkpoint_folder, request.output,
                      {.dtype = request.dtype,
+                      .ema = request.ema,
                       .overwrite = request.overwrite,
                       .max_file_bytes = request.max_file_bytes,
                       .progress = request.progress});

@@ -37,6 +37,7 @@ struct ExportRequest {
   std::filesystem::path checkpoint_folder;
   std::filesystem::path output;            ///< the folder
   std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as they are
+  bool ema = false;                        ///< ConsolidateOptions::ema
   bool overwrite = false;
   int64_t max_file_bytes = 0;  ///< 0: one file
   util::ByteProgress progress{};

@@ -11,6 +11,7 @@ struct CheckpointOptions {
   bool save_at_end = true;       ///< save after the last step
   int64_t keep_last = 3;         ///< older checkpoints are deleted after a commit; 0: all are kept
   int64_t keep_every = 0;        ///< each whose step is a multiple of it is kept besides; 0: none
+  bool keep_best = false;        ///< also the one with the lowest validation loss, as "best"
   std::string kind = "sharded";  ///< "sharded" (a file a rank) or "full" (one file with whole tensors)
   bool asynchronous = false;     ///< write beside training, from copies in host memory
   std::string resume =

@@ -22,6 +22,8 @@ namespace fsdp::checkpoint {
 /// optimizer's.
 inline constexpr const char* kWeightsPrefix = "model/";
 inline constexpr const char* kOptimizerPrefix = "optimizer/";
+/// And with this where they are averages of the weights over the steps of a run (optim's "ema").
+inline constexpr const char* kAveragePrefix = "optimizer/ema/";
 
 /// Named tensors on disk, read when asked. Not thread-safe.
 class Weights {

@@ -150,11 +150,31 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
                steps, " - ", schedule.warmup_steps, " = ", left, "; found ", schedule.hold_steps, " + ",
                schedule.decay_steps, "; make them smaller or the run longer"));
   }
+}
+
+void check_batch_warmup(const Config& config, Conflicts& conflicts) {
+  conflicts.unless(
+      config.training.batch_warmup_steps == 0 || config.training.gradient_accumulation_steps > 1,
+      {"training.batch_warmup_steps", "training.gradient_accumulation_steps"},
+      concat("training.batch_warmup_steps: expected 0 with one micro-step a step; found ",
+             config.training.batch_warmup_steps,
+             "; raise training.gradient_accumulation_steps, which the batch grows to, or leave it out"));
+}
+
+void check_evaluation(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.evaluation.interval_steps == 0 || !config.data.validation.empty(),
       {"evaluation.interval_steps", "data.validation"},
       concat("evaluation.interval_steps: expected 0, because data.validation names no files; found ",
              config.evaluation.interval_steps, "; set it to 0 or give data.validation files"));
+  conflicts.unless(config.evaluation.patience == 0 || config.evaluation.interval_steps > 0,
+                   {"evaluation.patience", "evaluation.interval_steps"},
+                   concat("evaluation.patience: expected 0 without validations during the run; found ",
+                          config.evaluation.patience, "; set evaluation.interval_steps, or leave it out"));
+  conflicts.unless(!config.checkpoint.keep_best || config.evaluation.interval_steps > 0,
+                   {"checkpoint.keep_best", "evaluation.interval_steps"},
+                   "checkpoint.keep_best: expected false without validations during the run; found true; set "
+                   "evaluation.interval_steps, or leave it out");
 }
 
 void check_loss_scaler(const Config& config, Conflicts& conflicts) {
@@ -212,6 +232,8 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_lengths(config, conflicts);
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);
+  check_batch_warmup(config, conflicts);
+  check_evaluation(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);
   check_checkpoints(config, conflicts);

@@ -24,6 +24,8 @@ struct RunOptions {
 struct TrainingOptions {
   int64_t steps = 200;
   int64_t gradient_accumulation_steps = 1;
+  /// Over so many steps the micro-steps a step rise from 1 to that number.
+  int64_t batch_warmup_steps = 0;
   double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is still reported)
   double norm_type = 2.0;      ///< p of the p-norm; inf: the largest magnitude
   bool fused_kernels = true;
@@ -42,6 +44,8 @@ struct TrainingOptions {
 struct EvaluationOptions {
   int64_t interval_steps = 0;  ///< validate every so many steps; 0: only after the last
   int64_t max_samples = 0;     ///< at most so many samples of the validation files; 0: all
+  int64_t patience = 0;  ///< the run ends after so many validations in a row without a better loss; 0: never
+  double min_delta = 0.0;  ///< a better loss is lower by more than this
 };
 
 struct LoggingOptions {

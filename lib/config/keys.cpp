@@ -74,6 +74,10 @@ std::vector<Key> make_keys() {
 
       {KEY(training, steps), "optimizer steps of the whole run", between(1, 1'000'000'000), {}},
       {KEY(training, gradient_accumulation_steps), "micro-steps of a step", between(1, 1'000'000), {}},
+      {KEY(training, batch_warmup_steps),
+       "so many steps the micro-steps a step rise from 1 to gradient_accumulation_steps; 0: all have as many",
+       at_least(0),
+       {}},
       {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0), {}},
       {KEY(training, norm_type),
        "p of the gradient norm; inf: the largest magnitude",
@@ -112,6 +116,11 @@ std::vector<Key> make_keys() {
        at_least(0),
        {}},
       {KEY(evaluation, max_samples), "validation samples at most; 0: all", at_least(0), {}},
+      {KEY(evaluation, patience),
+       "end the run after so many validations in a row without a better loss; 0: never",
+       at_least(0),
+       {}},
+      {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0), {}},
 
       {KEY(optimizer, name),
        "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
@@ -140,6 +149,11 @@ std::vector<Key> make_keys() {
       {KEY(optimizer, adjust_lr_fn),
        "muon: how the rate of a matrix follows from its shape; match_rms_adamw: steps as long as adamw's",
        one_of({"original", "match_rms_adamw"}),
+       {}},
+
+      {KEY(optimizer, ema_decay),
+       "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",
+       from_up_to_below(0, 1),
        {}},
 
       {KEY(lr_scheduler, name),
@@ -283,6 +297,11 @@ std::vector<Key> make_keys() {
       {KEY(checkpoint, keep_every),
        "keep each checkpoint besides whose step is a multiple of it; 0: none",
        at_least(0),
+       {}},
+      {KEY(checkpoint, keep_best),
+       "save after each validation with the lowest loss so far, keep that checkpoint and mark it by the link "
+       "\"best\"",
+       {},
        {}},
       {KEY(checkpoint, kind),
        "sharded: a file a process; full: one file with whole tensors, through rank 0",

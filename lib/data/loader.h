@@ -51,8 +51,12 @@ class TrainLoader final : public BatchSource {
   /// Error(kData) for a token id outside the vocabulary.
   Batch batch(int64_t first_global_sample, int64_t micro_step) const override;
 
-  /// By how much a step moves the global position: A * W * B.
+  /// By how much a step of A micro-steps moves the global position: A * W * B.
   int64_t samples_per_step() const { return samples_per_step_; }
+  /// By how much each of its micro-steps does.
+  int64_t samples_per_micro_step() const {
+    return samples_per_step_ / placement_.gradient_accumulation_steps;
+  }
   /// Samples an epoch.
   int64_t num_samples() const { return order_.num_samples(); }
   int64_t num_tokens() const { return files_.size(); }

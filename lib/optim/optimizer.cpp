@@ -1,6 +1,7 @@
 #include "optim/optimizer.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -25,6 +26,8 @@ using util::fail;
 // one, partly in double, so an element's last bits would depend on how far it lies from the end of the tensor
 // that it is in. We give the kernels multiples of 16 only: the rest of a range goes through a padded copy.
 constexpr int64_t kVectorFloats = 16;
+/// Elements that are worth a thread.
+constexpr int64_t kGrain = 32768;
 
 void check_parameter(const FlatParameter& parameter) {
   const at::Tensor& value = parameter.value;
@@ -68,6 +71,10 @@ void check_number(const std::string& name, double value) {
 }
 
 void check_numbers(const OptimizerOptions& options) {
+  if (!(options.ema_decay >= 0 && options.ema_decay < 1)) {
+    fail(ErrorKind::kUsage, "optimizer.ema_decay = ", options.ema_decay,
+         " must be a number from 0 to below 1; correct the config");
+  }
   check_number("optimizer.lr", options.lr);
   check_number("optimizer.weight_decay", options.weight_decay);
   for (const ParameterGroupOptions& group : options.groups) {
@@ -186,6 +193,29 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr) {
     }
     update_matrices(i, gradient, lr);
   }
+  if (options_.ema_decay > 0) update_averages();
+}
+
+/// ema = decay * ema + (1 - decay) * value, from the first values on. Those without a gradient count as well.
+void Optimizer::update_averages() {
+  const std::vector<at::Tensor>& averages = states_[state_index(kEmaState)];
+  for (size_t i = 0; i < averages.size(); ++i) {
+    const at::Tensor &average = averages[i], &value = parameters_[i].value;
+    if (step_count_ == 1) {
+      average.copy_(value);
+    } else if (options_.fused && value.is_cpu()) {
+      // A plain loop: libtorch's kernel may round the rest of a vector otherwise, and where vectors end
+      // depends on how parameters are cut.
+      const auto share = static_cast<float>(1 - options_.ema_decay);
+      float* to = average.data_ptr<float>();
+      const float* from = value.const_data_ptr<float>();
+      at::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t k = begin; k < end; ++k) to[k] += share * (from[k] - to[k]);
+      });
+    } else {
+      average.lerp_(value, 1 - options_.ema_decay);
+    }
+  }
 }
 
 void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
@@ -208,7 +238,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   todo.step = step_counts_[i];
   std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
   for (size_t s = 0; s < states_.size(); ++s) {
-    if (!state_kinds_[s].covers(treatment.matrix)) continue;
+    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment.matrix)) continue;
     columns.push_back({states_[s][i], &todo.states.emplace_back(), s});
   }
 

@@ -78,7 +78,8 @@ class Optimizer {
   struct Update {
     std::vector<at::Tensor> values;
     std::vector<at::Tensor> gradients;
-    std::vector<std::vector<at::Tensor>> states;  ///< one list for each of states() that covers the elements
+    /// One list for each of states() that covers the elements, but the average of the weights.
+    std::vector<std::vector<at::Tensor>> states;
     double weight_decay = 0;
     double lr = 0;
     int64_t step = 0;  ///< of the parameter that the elements belong to, from 1
@@ -91,6 +92,7 @@ class Optimizer {
 
  private:
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double lr);
+  void update_averages();
   size_t state_index(const std::string& name) const;
   /// Where the state has what belongs to element `begin` of a range of parameter i.
   int64_t state_offset(size_t state, size_t i, int64_t begin) const;

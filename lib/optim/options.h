@@ -36,6 +36,9 @@ struct OptimizerOptions {
   std::string adjust_lr_fn = "original";                            ///< muon; or "match_rms_adamw"
   /// Of several that match, the first counts. no_decay goes before their weight decay.
   std::vector<ParameterGroupOptions> groups;
+  /// Of an exponential moving average of the weights that is kept beside them, in fp32 and sharded alike;
+  /// 0: none.
+  double ema_decay = 0.0;
   bool fused = true;  ///< kernels of one pass over memory; off: the same arithmetic from tensor operations
 };
 

@@ -29,7 +29,9 @@ double weight_decay_of(const OptimizerOptions& options, const Treatment& treatme
   return options.groups[treatment.group - 1].weight_decay.value_or(options.weight_decay);
 }
 
-std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
+namespace {
+
+std::vector<StateKind> own_state_kinds(const OptimizerOptions& options) {
   using Elements = StateKind::Elements;
   if (options.name == "adamw" || options.name == "adam") return {{"exp_avg"}, {"exp_avg_sq"}};
   if (options.name == "lion") return {{"exp_avg"}};
@@ -40,6 +42,14 @@ std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
             {"exp_avg_sq", Elements::kOthers}};
   }
   return {};
+}
+
+}  // namespace
+
+std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
+  std::vector<StateKind> kinds = own_state_kinds(options);
+  if (options.ema_decay > 0) kinds.push_back({kEmaState});
+  return kinds;
 }
 
 }  // namespace fsdp::optim

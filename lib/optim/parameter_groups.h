@@ -29,6 +29,9 @@ double lr_of(const OptimizerOptions& options, const Treatment& treatment, double
 
 double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment);
 
+/// The state that is an average of the weights, whatever the optimizer.
+inline constexpr const char* kEmaState = "ema";
+
 /// What an optimizer keeps of each element between steps.
 struct StateKind {
   enum class Elements { kAll, kMatrices, kOthers };
@@ -41,7 +44,7 @@ struct StateKind {
   }
 };
 
-/// Those of the optimizer of that name; none for an unknown name.
+/// Those of the optimizer of that name, and the average of the weights last; none for an unknown name.
 std::vector<StateKind> state_kinds(const OptimizerOptions& options);
 
 }  // namespace fsdp::optim

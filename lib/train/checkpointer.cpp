@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/best.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/load.h"
@@ -117,19 +118,29 @@ void Checkpointer::remove_leftovers() {
 
 void Checkpointer::save(const RunPosition& position) {
   finish();
+  begin_save(position, /*best=*/false);
+}
+
+void Checkpointer::save_best(const RunPosition& position) {
+  finish();
+  if (saved_step_ == position.step) return mark_best(position.step);
+  begin_save(position, /*best=*/true);
+}
+
+void Checkpointer::begin_save(const RunPosition& position, bool best) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
   step_being_saved_ = position.step;
+  best_is_being_saved_ = best;
   attempt([&] {
-    checkpoint::SaveRequest request{
-        .root = output_folder(),
-        .step = position.step,
-        .layout = config_.fsdp.layout,
-        .training = training_record(config_, state_, position),
-        .model = checkpoint::hugging_face_config(config_.model),
-        .retention = {.keep_last = options.keep_last, .keep_every = options.keep_every},
-        .in_the_middle = [this, step = position.step] {
-          if (hooks_.in_the_middle) hooks_.in_the_middle(step);
-        }};
+    checkpoint::SaveRequest request{.root = output_folder(),
+                                    .step = position.step,
+                                    .layout = config_.fsdp.layout,
+                                    .training = training_record(config_, state_, position),
+                                    .model = checkpoint::hugging_face_config(config_.model),
+                                    .retention = retention(),
+                                    .in_the_middle = [this, step = position.step] {
+                                      if (hooks_.in_the_middle) hooks_.in_the_middle(step);
+                                    }};
     std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave);
     if (options.asynchronous) {
       under_way_ =
@@ -173,6 +184,30 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   if (!saved.removal_failure.empty()) {
     say("old checkpoints are still there: " + saved.removal_failure, /*warning=*/true);
   }
+  if (best_is_being_saved_) mark_best(step_being_saved_);
+}
+
+/// The best so far is kept until the new one is marked, so that there always is one.
+void Checkpointer::mark_best(int64_t step) {
+  if (!is_first_rank()) return;
+  try {
+    // Not when the step was resumed from another folder.
+    if (!fs::exists(output_folder() / checkpoint::step_folder_name(step))) return;
+    checkpoint::mark_best(output_folder(), step);
+    for (const fs::path& removed : checkpoint::prune(output_folder(), retention())) {
+      say("removed " + removed.string());
+    }
+  } catch (const util::Error& error) {
+    say(concat("step ", step, " is not marked as the best checkpoint: ", error.what()), /*warning=*/true);
+  }
+}
+
+checkpoint::Retention Checkpointer::retention() const {
+  checkpoint::Retention retention{.keep_last = config_.checkpoint.keep_last,
+                                  .keep_every = config_.checkpoint.keep_every};
+  // A best checkpoint stays whatever the config says by now. Rank 0 alone removes.
+  if (is_first_rank()) retention.keep_step = checkpoint::best_step(output_folder());
+  return retention;
 }
 
 void Checkpointer::failed(const comm::AgreedError& error) {

@@ -49,6 +49,10 @@ class Checkpointer {
   /// save that is still under way is waited for first, so that there are never two.
   void save(const RunPosition& position);
 
+  /// The same for a state that is the best of the run: its checkpoint is marked as such when it is complete,
+  /// and stays until another is. One that is saved already is only marked.
+  void save_best(const RunPosition& position);
+
   /// To be called at every other step boundary: carries a save under way further without waiting.
   void poll();
 
@@ -74,6 +78,9 @@ class Checkpointer {
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
   void remove_leftovers();
+  void begin_save(const RunPosition& position, bool best);
+  void mark_best(int64_t step);
+  checkpoint::Retention retention() const;
   void attempt(const std::function<void()>& part_of_save);
   void succeeded(const checkpoint::SavedCheckpoint& saved);
   void failed(const comm::AgreedError& error);
@@ -90,6 +97,7 @@ class Checkpointer {
   std::filesystem::path resumed_from_, last_saved_;
   std::optional<int64_t> saved_step_;
   int64_t step_being_saved_ = 0;
+  bool best_is_being_saved_ = false;
   std::optional<comm::AgreedError> failure_;
   checkpoint::HostCopies copies_;
   std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< from copies_

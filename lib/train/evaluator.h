@@ -1,14 +1,41 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
 #include "comm/communicator.h"
+#include "config/config.h"
 #include "data/loader.h"
+#include "data/token_bytes.h"
 #include "nn/stage.h"
 
 namespace fsdp::train {
 
-/// Mean loss in nats over all tokens of the validation samples, the same on every rank and at any world size
-/// (up to rounding). Collective; nothing is recorded for backward.
-double validation_loss(nn::Stage& model, const data::ValidationLoader& loader,
-                       comm::Communicator& communicator);
+/// What a model's predictions of validation samples are worth; the same on every rank.
+struct Validation {
+  double loss = 0;  ///< mean over all tokens, in nats
+  int64_t samples = 0;
+  int64_t tokens = 0;            ///< that were predicted
+  std::optional<int64_t> bytes;  ///< of the text that they stand for, when that is known
+
+  /// e^loss: among so many tokens, equally likely, the model would be as unsure.
+  double perplexity() const;
+  /// What a byte of the text costs when the model compresses it: comparable among tokenizers.
+  std::optional<double> bits_per_byte() const;
+};
+
+/// The same numbers at any world size, up to rounding. `bytes`, if any, is alike on every rank. Collective;
+/// nothing is recorded for backward.
+Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm::Communicator& communicator,
+                    const data::TokenBytes* bytes = nullptr);
+
+/// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte over 512 samples".
+std::string validation_text(const Validation& validation);
+
+/// For data.tokenizer; null, with a warning of the first rank, where it cannot be used, because losses need
+/// none. Not collective.
+std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank);
 
 }  // namespace fsdp::train

@@ -63,8 +63,12 @@ void MetricsFile::write(const StepMetrics& metrics) {
   write_line(line.dump());
 }
 
-void MetricsFile::write_validation(int64_t step, double validation_loss) {
-  write_line(nlohmann::ordered_json{{"step", step}, {"validation_loss", validation_loss}}.dump());
+void MetricsFile::write_validation(int64_t step, const Validation& validation) {
+  nlohmann::ordered_json line = {{"step", step},
+                                 {"validation_loss", validation.loss},
+                                 {"validation_perplexity", validation.perplexity()}};
+  if (auto bits = validation.bits_per_byte()) line["validation_bits_per_byte"] = *bits;
+  write_line(line.dump());
 }
 
 void MetricsFile::write_line(const std::string& line) {

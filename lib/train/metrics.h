@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "train/evaluator.h"
+
 namespace fsdp::train {
 
 struct StepMetrics {
@@ -34,7 +36,7 @@ class MetricsFile {
   /// A line that cannot be written, because the disk is full, is left out with a warning, the first one of a
   /// row: the run is worth more than its log.
   void write(const StepMetrics& metrics);
-  void write_validation(int64_t step, double validation_loss);
+  void write_validation(int64_t step, const Validation& validation);
 
   const std::filesystem::path& path() const { return path_; }
 

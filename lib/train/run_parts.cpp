@@ -20,9 +20,15 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
                            placement(config, communicator));
 }
 
-RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
-                         std::shared_ptr<comm::Trace> trace) {
-  RunParts parts;
+data::ValidationLoader open_validation_data(const config::Config& config,
+                                            const comm::Communicator& communicator) {
+  return data::ValidationLoader(config.data, config.model.vocab_size, config.evaluation.max_samples,
+                                placement(config, communicator));
+}
+
+ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
+                                 std::shared_ptr<comm::Trace> trace) {
+  ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
   comm::agree(*communicator, "model", [&] { parts.model = nn::make_decoder(config.model, at::kMeta); });
   auto source =
@@ -38,6 +44,14 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     group.reserve_common_memory(buffers.common);
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
+  });
+  return parts;
+}
+
+RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
+                         std::shared_ptr<comm::Trace> trace) {
+  RunParts parts{build_sharded_model(config, mesh, std::move(trace))};
+  comm::agree(*mesh.world(), "making the optimizer", [&] {
     parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
     parts.optimizer = optim::make_optimizer(
         config.optimizer, flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());

@@ -1,6 +1,7 @@
 #pragma once
 
-// What a run trains and by what, built from its config: the same for training and for explaining a step.
+// What a run trains and by what, built from its config: the same for training, evaluating and explaining a
+// step.
 
 #include <memory>
 #include <optional>
@@ -17,9 +18,12 @@
 
 namespace fsdp::train {
 
-struct RunParts {
+struct ShardedModel {
   std::shared_ptr<nn::Stage> model;
-  std::shared_ptr<shard::Engine> engine;           ///< shards the model
+  std::shared_ptr<shard::Engine> engine;  ///< shards the model
+};
+
+struct RunParts : ShardedModel {
   std::unique_ptr<optim::WholeMatrices> matrices;  ///< of the optimizer
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::GradScaler> scaler;
@@ -32,10 +36,18 @@ data::Placement placement(const config::Config& config, const comm::Communicator
 /// Throws Error(kData) for what is wrong with the token files.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
+/// config.data.validation, which must name files. Throws as above.
+data::ValidationLoader open_validation_data(const config::Config& config,
+                                            const comm::Communicator& communicator);
+
 /// The model with its first weights, sharded over the mesh, recomputed where the config says so. It is built
 /// on the meta device and gets its weights shard by shard, so that no rank ever holds it whole. `trace`, if
 /// any, hears of the unsharded buffers. Collective, with the same config on all ranks; throws
 /// comm::AgreedError.
+ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
+                                 std::shared_ptr<comm::Trace> trace);
+
+/// That and what trains it. Collective and throws alike.
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace);
 

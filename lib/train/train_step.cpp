@@ -14,11 +14,12 @@ namespace fsdp::train {
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
   engine.zero_gradients();
-  const int64_t micro_steps = options_.gradient_accumulation_steps;
+  const int64_t micro_steps =
+      position.micro_steps > 0 ? position.micro_steps : options_.gradient_accumulation_steps;
   double local_loss = 0;
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     engine.set_requires_gradient_sync(!options_.no_sync || micro_step + 1 == micro_steps);
-    local_loss += run_micro_batch(position, micro_step);
+    local_loss += run_micro_batch(position, micro_step, micro_steps);
   }
 
   StepResult result;
@@ -55,12 +56,10 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
   return false;
 }
 
-double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step) {
+double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step, int64_t micro_steps) {
   data::Batch batch = parts_.batches.batch(position.first_global_sample, micro_step);
   at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets);
-  if (options_.gradient_accumulation_steps > 1) {
-    loss = loss / static_cast<double>(options_.gradient_accumulation_steps);
-  }
+  if (micro_steps > 1) loss = loss / static_cast<double>(micro_steps);
   (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
   return loss.item<double>();
 }

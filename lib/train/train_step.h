@@ -27,7 +27,8 @@ struct StepPosition {
   int64_t step = 1;                 ///< 1-based, for messages
   int64_t first_global_sample = 0;  ///< the run's sample position before the step
   double lr = 0.0;
-  int64_t samples = 0;  ///< of the step, over all ranks, for messages; 0: not known
+  int64_t samples = 0;      ///< of the step, over all ranks, for messages; 0: not known
+  int64_t micro_steps = 0;  ///< of this step; 0: StepOptions::gradient_accumulation_steps
 };
 
 struct StepResult {
@@ -62,7 +63,7 @@ class TrainStep {
 
  private:
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss.
-  double run_micro_batch(const StepPosition& position, int64_t micro_step);
+  double run_micro_batch(const StepPosition& position, int64_t micro_step, int64_t micro_steps);
   void share_loss(double local_loss, StepResult& result);
   void update_shards(double lr);
   /// Asks the guard about a step that scaled gradients do not explain; whether to update.

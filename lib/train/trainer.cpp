@@ -1,7 +1,5 @@
 #include "train/trainer.h"
 
-#include <cmath>
-
 #include "checkpoint/folders.h"
 #include "config/checks.h"
 #include "config/load.h"
@@ -9,6 +7,7 @@
 #include "optim/schedule.h"
 #include "shard/replica_check.h"
 #include "train/banner.h"
+#include "train/batch_warmup.h"
 #include "train/evaluator.h"
 #include "train/same_run.h"
 #include "util/error.h"
@@ -24,6 +23,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                  ProgressOutput progress, RunHooks hooks)
     : config_(config),
       communicator_(std::move(communicator)),
+      validations_(config.evaluation),
       progress_(progress, config.training.steps),
       hooks_(std::move(hooks)),
       faults_(FaultInjection::from_environment(communicator_->rank())) {
@@ -41,7 +41,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   checkpointer_ = std::make_unique<Checkpointer>(
       config_,
       TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr,
-                    parts_.guard ? &*parts_.guard : nullptr},
+                    parts_.guard ? &*parts_.guard : nullptr, validation_loader_ ? &validations_ : nullptr},
       *communicator_,
       Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
@@ -59,8 +59,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.data.validation.empty()) return;
-  validation_loader_.emplace(config_.data, config_.model.vocab_size, config_.evaluation.max_samples,
-                             placement(config_, *communicator_));
+  validation_loader_.emplace(open_validation_data(config_, *communicator_));
+  token_bytes_ = token_bytes(config_, is_first_rank());
 }
 
 /// Refuses a folder that holds later steps of another run: they would be in the way of this run's own.
@@ -106,17 +106,16 @@ RunSummary Trainer::run() {
     throw;
   }
   progress_.finish_line();
-  if (!summary_.stopped && validation_loader_ && validated_step_ != position_.step) validate();
+  bool best = false;
+  if (!summary_.stopped && validation_loader_ && validated_step_ != position_.step) best = validate();
   checkpointer_->finish();
   bool save = summary_.stopped ? saves_checkpoints() : config_.checkpoint.save_at_end;
-  if (save && checkpointer_->saved_step() != position_.step) {
-    faults_.at(FaultPlace::kSave, position_.step);
-    checkpointer_->save(position_);
-    checkpointer_->finish();
-  }
+  save_if(save && checkpointer_->saved_step() != position_.step, best);
+  checkpointer_->finish();
   communicator_->barrier({.unit = "end of the run"});
   checkpointer_->require_last_save();
   summary_.step = position_.step;
+  summary_.best = validations_.best();
   summary_.last_checkpoint = checkpointer_->last_saved();
   return summary_;
 }
@@ -127,6 +126,7 @@ void Trainer::train() {
     util::log_info(util::concat("nothing to train: the checkpoint is at step ", position_.step,
                                 ", training.steps is ", steps));
   }
+  summary_.ended_early = position_.step < steps && validations_.patience_is_over();
   TrainStep train_step = make_train_step(config_, parts_, *loader_, hooks_.stop_requested);
   auto& [step, samples_seen, tokens_seen] = position_;
   auto due = [&](int64_t interval_steps) {
@@ -134,18 +134,21 @@ void Trainer::train() {
   };
 
   meter_.start(step, tokens_seen);
-  while (step < steps && !summary_.stopped) {
+  while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
     faults_.at(FaultPlace::kStep, step + 1);
     if (trace_) trace_->begin_step(step + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
+    const int64_t micro_steps = micro_steps_of(config_.training, step + 1);
+    const int64_t samples = loader_->samples_per_micro_step() * micro_steps;
     StepResult result = train_step.run({.step = step + 1,
                                         .first_global_sample = samples_seen,
                                         .lr = lr,
-                                        .samples = loader_->samples_per_step()});
+                                        .samples = samples,
+                                        .micro_steps = micro_steps});
     ++step;
-    samples_seen += loader_->samples_per_step();
-    tokens_seen += loader_->samples_per_step() * config_.data.sequence_length;
+    samples_seen += samples;
+    tokens_seen += samples * config_.data.sequence_length;
     summary_.loss = result.loss;
     summary_.stopped = result.stop && step < steps;
     if (result.skipped && is_first_rank()) {
@@ -159,15 +162,25 @@ void Trainer::train() {
     if (due(config_.fsdp.replica_check_interval)) {
       shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
     }
-    if (validation_loader_ && due(config_.evaluation.interval_steps)) validate();
-    if (due(config_.checkpoint.interval_steps)) {
-      faults_.at(FaultPlace::kSave, step);
-      checkpointer_->save(position_);
-    } else {
-      checkpointer_->poll();
-    }
+    bool best = validation_loader_ && due(config_.evaluation.interval_steps) && validate();
+    save_if(due(config_.checkpoint.interval_steps), best);
+    summary_.ended_early = step < steps && validations_.patience_is_over();
     meter_.go_on();
   }
+  if (summary_.ended_early && is_first_rank()) {
+    progress_.finish_line();
+    util::log_info(util::concat(
+        "the run ends at step ", step, " of ", steps, ": its last ", validations_.not_better_in_a_row(),
+        " validations were not better than the best before, and evaluation.patience is ",
+        config_.evaluation.patience));
+  }
+}
+
+void Trainer::save_if(bool due, bool best) {
+  best = best && config_.checkpoint.keep_best;
+  if (!due && !best) return checkpointer_->poll();
+  faults_.at(FaultPlace::kSave, position_.step);
+  best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
 }
 
 bool Trainer::saves_checkpoints() const {
@@ -192,16 +205,23 @@ void Trainer::report(const StepResult& result, double lr) {
   progress_.show(metrics);
 }
 
-void Trainer::validate() {
-  double loss = validation_loss(*parts_.model, *validation_loader_, *communicator_);
-  summary_.validation_loss = loss;
+bool Trainer::validate() {
+  const Validation validation =
+      train::validate(*parts_.model, *validation_loader_, *communicator_, token_bytes_.get());
+  summary_.validation_loss = validation.loss;
   validated_step_ = position_.step;
-  if (!is_first_rank()) return;
+  const bool best = validations_.add(position_.step, validation.loss);
+  if (!is_first_rank()) return best;
   progress_.finish_line();
-  util::log_info(util::concat("validation at step ", position_.step, ": loss ", util::fixed(loss, 4),
-                              ", perplexity ", util::fixed(std::exp(loss), 2), " over ",
-                              validation_loader_->num_samples(), " samples"));
-  metrics_->write_validation(position_.step, loss);
+  std::string compared;
+  if (!best && validations_.best()) {
+    compared = util::concat("; the best is ", util::fixed(validations_.best()->loss, 4), " of step ",
+                            validations_.best()->step);
+  }
+  util::log_info(
+      util::concat("validation at step ", position_.step, ": ", validation_text(validation), compared));
+  metrics_->write_validation(position_.step, validation);
+  return best;
 }
 
 }  // namespace fsdp::train

@@ -13,12 +13,14 @@
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
+#include "data/token_bytes.h"
 #include "train/checkpointer.h"
 #include "train/fault_injection.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_parts.h"
 #include "train/step_meter.h"
+#include "train/validation_history.h"
 
 namespace fsdp::train {
 
@@ -32,10 +34,12 @@ struct RunHooks {
 /// What a run ended with; the same on every rank.
 struct RunSummary {
   int64_t step = 0;
-  std::optional<double> loss;             ///< of the last step; nothing when no step was left to do
-  std::optional<double> validation_loss;  ///< after the last step, when there is validation data
-  std::filesystem::path last_checkpoint;  ///< empty when none was saved
-  bool stopped = false;                   ///< before training.steps, because a rank was told to
+  std::optional<double> loss;                   ///< of the last step; nothing when no step was left to do
+  std::optional<double> validation_loss;        ///< after the last step, when there is validation data
+  std::optional<ValidationHistory::Best> best;  ///< validation of the run
+  std::filesystem::path last_checkpoint;        ///< empty when none was saved
+  bool stopped = false;                         ///< before training.steps, because a rank was told to
+  bool ended_early = false;  ///< before training.steps, because evaluation.patience was over
 };
 
 class Trainer {
@@ -56,8 +60,10 @@ class Trainer {
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
   bool saves_checkpoints() const;
+  void save_if(bool due, bool best);
   void report(const StepResult& result, double lr);
-  void validate();
+  /// Whether it is the best so far.
+  bool validate();
   bool is_first_rank() const { return communicator_->rank() == 0; }
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
 
@@ -66,6 +72,8 @@ class Trainer {
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
   std::optional<data::ValidationLoader> validation_loader_;
+  std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
+  ValidationHistory validations_;
   RunParts parts_;
   std::optional<MetricsFile> metrics_;
   Progress progress_;

@@ -50,6 +50,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                              {"growth_tracker", state.scaler->state().growth_tracker}};
   }
   if (state.guard) record["update_guard"] = state.guard->state();
+  if (state.validations) record["validations"] = state.validations->state();
   return record;
 }
 
@@ -61,6 +62,9 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     position.tokens_seen = record.at("tokens_seen").get<int64_t>();
     restore_step_counts(state.optimizer, record);
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
+    if (state.validations && record.contains("validations")) {
+      state.validations->set_state(record.at("validations"));
+    }
     if (state.scaler && record.contains("loss_scaler")) {
       state.scaler->set_state(
           {.scale = record.at("loss_scaler").at("scale").get<double>(),

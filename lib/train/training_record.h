@@ -11,6 +11,7 @@
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "train/update_guard.h"
+#include "train/validation_history.h"
 
 namespace fsdp::train {
 
@@ -18,8 +19,9 @@ namespace fsdp::train {
 struct TrainingState {
   const shard::Engine& engine;
   optim::Optimizer& optimizer;
-  optim::GradScaler* scaler = nullptr;  ///< none: the loss is not scaled
-  UpdateGuard* guard = nullptr;         ///< none: no step is skipped for its loss or norm
+  optim::GradScaler* scaler = nullptr;       ///< none: the loss is not scaled
+  UpdateGuard* guard = nullptr;              ///< none: no step is skipped for its loss or norm
+  ValidationHistory* validations = nullptr;  ///< none: there are none
 };
 
 /// How far a run has come.
@@ -32,8 +34,8 @@ struct RunPosition {
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
                                const RunPosition& position);
 
-/// Puts step counts, loss scale and what the guard remembers back and returns the position. kCheckpoint when
-/// the record is not one of training_record(); `where` opens the message.
+/// Puts step counts, loss scale, what the guard remembers and past validations back and returns the position.
+/// kCheckpoint when the record is not one of training_record(); `where` opens the message.
 RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
                                     const std::string& where);
 

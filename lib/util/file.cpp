@@ -60,8 +60,7 @@ std::string read_file(const fs::path& path) {
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content) {
-  fs::path temporary = path;
-  temporary += concat(kTemporaryMark, ::getpid());
+  const fs::path temporary = temporary_name(path);
   try {
     Descriptor file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "for writing");
     for (size_t done = 0; done < content.size();) {
@@ -78,6 +77,11 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
     ::unlink(temporary.c_str());
     throw;
   }
+}
+
+fs::path temporary_name(const fs::path& path) {
+  fs::path temporary = path;
+  return temporary += concat(kTemporaryMark, ::getpid());
 }
 
 bool is_temporary_name(std::string_view name) {

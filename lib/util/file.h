@@ -15,7 +15,10 @@ std::string read_file(const std::filesystem::path& path);
 /// Writes `path` under a temporary name in the same folder, syncs it, renames it and syncs the folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// Whether a file of this name is what a killed process left of write_file_atomically() or
+/// A name beside `path` for what is to be renamed to it.
+std::filesystem::path temporary_name(const std::filesystem::path& path);
+
+/// Whether a file of this name is what a killed process left under a temporary_name() or of
 /// make_writable_folder().
 bool is_temporary_name(std::string_view name);
 

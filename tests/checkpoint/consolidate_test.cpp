@@ -158,6 +158,31 @@ TEST(Consolidate, RefusesOptionsThatDoNotGoTogether) {
   expect_refused("o", {.full = true, .max_file_bytes = 5}, "--max-shard-size");
 }
 
+TEST(Consolidate, WritesAveragesInPlaceOfTheWeightsThatHaveThem) {
+  TemporaryFolder root;
+  const at::Tensor w = at::rand({6}), average = at::rand({6}), frozen = at::rand({3});
+  fs::path step = save_checkpoint(
+      root.path(), {{"model/w", w}, {"model/frozen", frozen}, {"optimizer/ema/w", average}}, 2);
+  auto read = [](const fs::path& path, const std::string& name, int64_t numel) {
+    at::Tensor tensor = at::zeros({numel});
+    open_weights(path).read_into(name, tensor);
+    return tensor;
+  };
+  consolidate(step, root / "out.safetensors", {.ema = true});
+  EXPECT_TRUE(same_bits(read(root / "out.safetensors", "w", 6), average));
+  EXPECT_TRUE(same_bits(read(root / "out.safetensors", "frozen", 3), frozen));
+  consolidate(step, root / "full", {.ema = true, .full = true});
+  EXPECT_TRUE(same_bits(read(root / "full", "w", 6), average));
+
+  fs::path plain = save_checkpoint(root.path(), {{"model/w", w}}, 1, 200);
+  auto [kind, text] = error_of([&] { consolidate(plain, root / "other.safetensors", {.ema = true}); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, HasSubstr("holds no averages"));
+  EXPECT_EQ(
+      error_of([&] { consolidate(step, root / "x", {.ema = true, .full = true, .optimizer = true}); }).first,
+      ErrorKind::kUsage);
+}
+
 TEST(Consolidate, RefusesACheckpointWithoutWeights) {
   TemporaryFolder root;
   fs::path step = save_checkpoint(root.path(), {{"optimizer/m", at::ones({5})}}, 1);

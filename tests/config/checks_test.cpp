@@ -132,6 +132,29 @@ TEST(Conflicts, RegularValidationNeedsFiles) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, ABatchOfOneMicroStepHasNoWarmup) {
+  Config config;
+  config.training.batch_warmup_steps = 5;
+  EXPECT_NE(only_conflict(config).find("training.batch_warmup_steps: expected 0 with one micro-step"),
+            std::string::npos);
+  config.training.gradient_accumulation_steps = 2;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
+TEST(Conflicts, PatienceAndTheBestNeedValidations) {
+  Config config;
+  config.data.validation = {"validation.bin"};
+  config.evaluation.patience = 3;
+  EXPECT_NE(only_conflict(config).find("evaluation.patience: expected 0 without validations"),
+            std::string::npos);
+  config.evaluation.patience = 0;
+  config.checkpoint.keep_best = true;
+  EXPECT_NE(only_conflict(config).find("checkpoint.keep_best: expected false"), std::string::npos);
+  config.evaluation.patience = 3;
+  config.evaluation.interval_steps = 10;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   Config config;
   for (int world : {1, 2, 7}) check_world(config, world);

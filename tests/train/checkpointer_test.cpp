@@ -6,6 +6,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "checkpoint/best.h"
 #include "checkpoint/folders.h"
 #include "support/checkpoint_contents.h"
 #include "support/sharded_run.h"
@@ -341,6 +342,52 @@ TEST_F(CheckpointerTest, KeepsTheLastAndEachMultiple) {
   std::vector<int64_t> kept;
   for (const auto& found : checkpoint::find_checkpoints(folder_ / "out").complete) kept.push_back(found.step);
   EXPECT_EQ(kept, (std::vector<int64_t>{3, 6, 7, 8}));
+}
+
+TEST_F(CheckpointerTest, KeepsTheBestUntilAnotherIs) {
+  config_.checkpoint.keep_last = 1;
+  auto steps = [&] {
+    std::vector<int64_t> kept;
+    for (const auto& found : checkpoint::find_checkpoints(folder_ / "out").complete) {
+      kept.push_back(found.step);
+    }
+    return kept;
+  };
+  for (bool asynchronous : {false, true}) {
+    config_.checkpoint.asynchronous = asynchronous;
+    on_ranks(2, config_, [&](Rank& rank) {
+      auto best_of_step = [&](int64_t step) {
+        rank.train(1);
+        step == rank.position.step ? rank.checkpointer.save_best(rank.position)
+                                   : rank.checkpointer.save(rank.position);
+      };
+      const int64_t first = rank.position.step;
+      for (int64_t i = 1; i <= 4; ++i) best_of_step(first + 2);
+      rank.checkpointer.finish();
+      if (rank.number == 0) {
+        EXPECT_EQ(steps(), (std::vector<int64_t>{first + 2, first + 4}));
+        EXPECT_EQ(checkpoint::best_step(folder_ / "out"), first + 2);
+      }
+      // One that is there already is only marked, and the best before it goes.
+      rank.checkpointer.save_best(rank.position);
+      if (rank.number == 0) {
+        EXPECT_EQ(steps(), std::vector<int64_t>{first + 4});
+        EXPECT_EQ(fs::read_symlink(folder_ / "out/best"), checkpoint::step_folder_name(first + 4));
+      }
+    });
+  }
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(CheckpointerTest, WarnsWhereTheBestCannotBeMarked) {
+  fs::create_directories(folder_ / "out/best");
+  on_ranks(2, config_, [](Rank& rank) {
+    rank.train(1);
+    rank.checkpointer.save_best(rank.position);
+    rank.checkpointer.require_last_save();
+  });
+  ASSERT_EQ(warnings_.size(), 1u);
+  EXPECT_THAT(warnings_.front(), HasSubstr("step 1 is not marked as the best checkpoint"));
 }
 
 TEST_F(CheckpointerTest, ASecondRunInTheFolderIsRefused) {

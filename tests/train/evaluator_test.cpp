@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "nn/loss.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
+#include "util/log.h"
 
 namespace fsdp::train {
 namespace {
@@ -27,10 +30,81 @@ TEST(ValidationLoss, IsTheExactMeanWhateverTheSplit) {
       auto model = testing::make_initialized(config.model);
       auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
       data::ValidationLoader loader(config.data, config.model.vocab_size, 7, {communicator.rank(), world});
-      EXPECT_NEAR(validation_loss(*model, loader, communicator), expected, 1e-6) << world;
+      const Validation validation = validate(*model, loader, communicator);
+      EXPECT_NEAR(validation.loss, expected, 1e-6) << world;
+      EXPECT_NEAR(validation.perplexity(), std::exp(expected), 1e-5);
+      EXPECT_EQ(validation.samples, 7);
+      EXPECT_EQ(validation.tokens, 7 * config.data.sequence_length);
+      EXPECT_FALSE(validation.bits_per_byte().has_value());
       EXPECT_EQ(engine->live_unsharded_bytes(), 0);
     });
   }
+}
+
+/// Token i stands for i bytes, but the last for none.
+class Lengths final : public data::Tokenizer {
+ public:
+  explicit Lengths(int64_t size) : size_(size) {}
+  std::string name() const override { return "lengths"; }
+  int64_t vocab_size() const override { return size_; }
+  void encode(std::string_view, std::vector<int64_t>&) const override {}
+  size_t encode_some(std::string_view, size_t, std::vector<int64_t>&) const override { return 0; }
+  size_t likely_cut(std::string_view) const override { return 0; }
+  std::optional<std::string> bytes_of(int64_t id, bool) const override {
+    if (id == size_ - 1) return std::nullopt;
+    return std::string(static_cast<size_t>(id), 'x');
+  }
+
+ private:
+  int64_t size_;
+};
+
+TEST(Validation, CountsTheBytesOfTheTokensThatCount) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  const int64_t vocabulary = config.model.vocab_size;
+  data::ValidationLoader all(config.data, vocabulary, 7, {});
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < all.num_batches(); ++i) {
+    data::Batch batch = all.batch(i);
+    at::Tensor targets = batch.targets.narrow(0, 0, batch.valid_rows);
+    bytes += targets.masked_fill(targets == vocabulary - 1, 0).sum().item<int64_t>();
+  }
+  ASSERT_GT(bytes, 0);
+  const data::TokenBytes lengths(Lengths{vocabulary}), fewer(Lengths{vocabulary / 2});
+  for (int world : {1, 3}) {
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+      auto model = testing::make_initialized(config.model);
+      auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
+      data::ValidationLoader loader(config.data, vocabulary, 7, {communicator.rank(), world});
+      const Validation validation = validate(*model, loader, communicator, &lengths);
+      EXPECT_EQ(validation.bytes, bytes);
+      EXPECT_NEAR(*validation.bits_per_byte(),
+                  validation.loss * static_cast<double>(validation.tokens) / std::log(2.0) /
+                      static_cast<double>(bytes),
+                  1e-9);
+      // Tokens that this tokenizer does not have: the text is not known.
+      EXPECT_EQ(validate(*model, loader, communicator, &fewer).bytes, std::nullopt);
+    });
+  }
+}
+
+TEST(Validation, IsWrittenWithWhatIsKnown) {
+  Validation validation{.loss = 2, .samples = 3, .tokens = 24, .bytes = std::nullopt};
+  EXPECT_EQ(validation_text(validation), "loss 2.0000, perplexity 7.39 over 3 samples");
+  validation.bytes = 48;
+  EXPECT_EQ(validation_text(validation), "loss 2.0000, perplexity 7.39, 1.4427 bits per byte over 3 samples");
+}
+
+TEST(TokenBytes, AreLeftOutWithAWarningWhereThereIsNoTokenizer) {
+  std::string warning;
+  util::set_log_sink([&](util::LogLevel, std::string_view line) { warning = line; });
+  config::Config config;
+  EXPECT_NE(token_bytes(config, true), nullptr);
+  config.data.tokenizer = "/nowhere/tokenizer.json";
+  EXPECT_EQ(token_bytes(config, true), nullptr);
+  util::set_log_sink({});
+  EXPECT_NE(warning.find("/nowhere/tokenizer.json"), std::string::npos) << warning;
 }
 
 }  // namespace

@@ -9,10 +9,12 @@
 
 #include "checkpoint/folders.h"
 #include "checkpoint/load.h"
+#include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/checkpoint_contents.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
+#include "train/evaluate.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -67,6 +69,87 @@ TEST_F(TrainerTest, LearnsAndLeavesMetricsConfigAndACheckpoint) {
   EXPECT_TRUE(fs::exists(folder_ / "out/config.toml"));
   EXPECT_EQ(summary.last_checkpoint.filename(), "step-00000030");
   EXPECT_EQ(checkpoint::incompleteness(summary.last_checkpoint), "");
+}
+
+TEST_F(TrainerTest, SeesEachSampleOnceWhileTheBatchGrows) {
+  config_.training.gradient_accumulation_steps = 4;
+  config_.training.batch_warmup_steps = 3;
+  config_.training.steps = 5;
+  train(2, config_);
+  const std::vector<double> tokens = values_of(folder_ / "out/metrics.jsonl", "tokens");
+  // 1, 2, 3, 4, 4 micro-steps of 2 ranks * 2 rows * 8 tokens.
+  EXPECT_EQ(tokens, (std::vector<double>{32, 96, 192, 320, 448}));
+  const std::vector<double> whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  // Stopped in between and resumed with other ranks and the same global batches, it is the same run.
+  config_.run.output_dir = folder_ / "parts";
+  config_.training.steps = 2;
+  train(2, config_);
+  config_.training.steps = 5;
+  config_.data.micro_batch_size = 4;
+  train(1, config_);
+  const std::vector<double> parts = values_of(folder_ / "parts/metrics.jsonl", "loss");
+  ASSERT_EQ(parts.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5) << i;
+}
+
+TEST_F(TrainerTest, EndsEarlyWhenValidationsGetNoBetter) {
+  config_.training.steps = 12;
+  config_.evaluation.interval_steps = 2;
+  config_.evaluation.patience = 2;
+  config_.evaluation.min_delta = 100;  // the first stays the best
+  RunSummary summary = train(2, config_);
+  EXPECT_TRUE(summary.ended_early);
+  EXPECT_FALSE(summary.stopped);
+  EXPECT_EQ(summary.step, 6);
+  EXPECT_EQ(summary.best->step, 2);
+  EXPECT_EQ(summary.last_checkpoint.filename(), "step-00000006");
+  // A run that resumes from there has nothing left to do, at any world size.
+  summary = train(1, config_);
+  EXPECT_TRUE(summary.ended_early);
+  EXPECT_EQ(summary.step, 6);
+  // With more patience it goes on.
+  config_.evaluation.patience = 4;
+  EXPECT_EQ(train(2, config_).step, 10);
+}
+
+TEST_F(TrainerTest, KeepsTheBestCheckpoint) {
+  config_.training.steps = 8;
+  config_.evaluation.interval_steps = 2;
+  config_.checkpoint.keep_best = true;
+  config_.checkpoint.keep_last = 1;
+  config_.optimizer.lr = 3e-2;
+  config_.lr_scheduler.name = "constant";
+  RunSummary summary = train(2, config_);
+  const std::vector<double> losses = values_of(folder_ / "out/metrics.jsonl", "validation_loss");
+  ASSERT_EQ(losses.size(), 4u);
+  const auto best = std::min_element(losses.begin(), losses.end());
+  EXPECT_EQ(summary.best->loss, *best);
+  EXPECT_EQ(summary.best->step, 2 * (best - losses.begin() + 1));
+  // What the link leads to has that loss.
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    EXPECT_NEAR(evaluate(config_, borrowed(communicator), folder_ / "out/best").loss, *best, 1e-6);
+  });
+}
+
+TEST_F(TrainerTest, EvaluatesWhatARunLeaves) {
+  const double loss = *train(2, config_).validation_loss;
+  const auto files_before = std::distance(fs::recursive_directory_iterator(folder_ / "out"), {});
+  for (int world : {1, 3}) {
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+      const Validation found = evaluate(config_, borrowed(communicator), folder_ / "out");
+      EXPECT_NEAR(found.loss, loss, 1e-6);
+      EXPECT_EQ(found.bytes, found.tokens);  // data.tokenizer is "bytes"
+    });
+  }
+  EXPECT_EQ(std::distance(fs::recursive_directory_iterator(folder_ / "out"), {}), files_before);
+  config_.data.validation.clear();
+  try {
+    evaluate(config_, std::make_shared<comm::SingleCommunicator>(), folder_ / "out");
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("data.validation"), std::string::npos);
+  }
 }
 
 TEST_F(TrainerTest, TrainsOverAMeshAsOverARowOfRanks) {
