@@ -47,10 +47,14 @@ class ConfigReader {
   }
 
   bool has(const char* key) const { return config_.contains(key) && !config_[key].is_null(); }
+  /// Whether it is there and null, which is not the same as left out where the default is something.
+  bool is_null(const char* key) const { return config_.contains(key) && config_[key].is_null(); }
+  json value(const char* key) const { return has(key) ? config_[key] : json(); }
+  const std::string& where() const { return where_; }
 
   [[noreturn]] void refuse(const char* key, const std::string& expected) const {
     fail(ErrorKind::kCheckpoint, where_, ": expected ", expected, " for \"", key, "\" and found ",
-         config_[key].dump(-1, ' ', true, json::error_handler_t::replace));
+         value(key).dump(-1, ' ', true, json::error_handler_t::replace));
   }
 
  private:
@@ -78,30 +82,111 @@ nn::ModelOptions read_gpt2(const ConfigReader& reader) {
   return options;
 }
 
-nn::ModelOptions read_llama(const ConfigReader& reader) {
+/// What scales the rotary positions. `found`: the object of it, or null.
+void read_rotary(const ConfigReader& all, const char* key, const json& found, nn::ModelOptions& options) {
+  if (found.is_null()) return;
+  if (!found.is_object()) all.refuse(key, "null or an object");
+  const std::string where = concat("\"", key, "\" of ", all.where());
+  const ConfigReader reader(found, where);
+  options.rope_theta = reader.number("rope_theta", options.rope_theta);
+  // "type" is what older releases wrote.
+  const char* name = reader.has("rope_type") ? "rope_type" : "type";
+  if (!reader.has(name)) return;
+  const json& type = found[name];
+  if (type == "default") return;
+  if (type != "linear" && type != "llama3") {
+    reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported,");
+  }
+  options.rope_type = type.get<std::string>();
+  options.rope_factor = reader.number("factor", 0);
+  if (!(options.rope_factor > 0)) reader.refuse("factor", "a number above 0");
+  if (options.rope_type == "linear") return;
+  options.rope_low_freq_factor = reader.number("low_freq_factor", 0);
+  options.rope_high_freq_factor = reader.number("high_freq_factor", 0);
+  options.rope_original_length = reader.size("original_max_position_embeddings");
+  if (!(options.rope_low_freq_factor < options.rope_high_freq_factor)) {
+    reader.refuse("low_freq_factor", "less than \"high_freq_factor\"");
+  }
+}
+
+nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type) {
+  const bool mistral = type == "mistral", qwen2 = type == "qwen2";
   nn::ModelOptions options;
   options.architecture = "llama";
-  options.vocab_size = reader.size("vocab_size", 32000);
+  options.vocab_size = reader.size("vocab_size", qwen2 ? 151936 : 32000);
   options.hidden_size = reader.size("hidden_size", 4096);
-  options.intermediate_size = reader.size("intermediate_size", 11008);
+  options.intermediate_size = reader.size("intermediate_size", mistral ? 14336 : qwen2 ? 22016 : 11008);
   options.num_hidden_layers = reader.size("num_hidden_layers", 32);
   options.num_attention_heads = reader.size("num_attention_heads", 32);
-  options.num_key_value_heads = reader.size("num_key_value_heads", options.num_attention_heads);
-  options.max_position_embeddings = reader.size("max_position_embeddings", 2048);
+  options.num_key_value_heads = reader.size("num_key_value_heads", mistral ? 8
+                                                                   : qwen2 ? 32
+                                                                           : options.num_attention_heads);
+  options.max_position_embeddings = reader.size("max_position_embeddings", mistral ? 131072
+                                                                           : qwen2 ? 32768
+                                                                                   : 2048);
   options.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
   options.rope_theta = reader.number("rope_theta", 10000.0);
   options.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
-  if (reader.size("head_dim", options.hidden_size / options.num_attention_heads) *
-          options.num_attention_heads !=
-      options.hidden_size) {
-    reader.refuse(reader.has("head_dim") ? "head_dim" : "num_attention_heads",
-                  "heads that make up the hidden size");
+  options.qkv_bias = qwen2;
+  if (type == "llama") {
+    options.attention_bias = reader.flag("attention_bias", false);
+    options.mlp_bias = reader.flag("mlp_bias", false);
+  }
+  // Mistral's default is a window; Qwen2 has one only where it says so.
+  if (mistral) {
+    options.sliding_window = reader.is_null("sliding_window") ? 0 : reader.size("sliding_window", 4096);
+  }
+  if (qwen2) reader.require("use_sliding_window", false);
+  if (reader.has("head_dim")) {
+    const int64_t width = reader.size("head_dim");
+    if (width * options.num_attention_heads != options.hidden_size) options.head_dim = width;
+  } else if (options.hidden_size % options.num_attention_heads != 0) {
+    reader.refuse("num_attention_heads", "heads that make up the hidden size");
   }
   reader.require("hidden_act", "silu");
-  reader.require("attention_bias", false);
-  reader.require("mlp_bias", false);
-  if (reader.has("rope_scaling")) reader.refuse("rope_scaling", "null, the only one supported,");
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    read_rotary(reader, key, reader.value(key), options);
+  }
   return options;
+}
+
+/// Which of transformers' classes the model is.
+std::string llama_type(const nn::ModelOptions& options) {
+  const bool mistral = options.sliding_window > 0, qwen2 = options.qkv_bias;
+  return mistral ? "mistral" : qwen2 ? "qwen2" : "llama";
+}
+
+void update_llama(json& config, const nn::ModelOptions& options) {
+  const std::string type = llama_type(options);
+  config.update({{"architectures",
+                  {type == "mistral" ? "MistralForCausalLM"
+                   : type == "qwen2" ? "Qwen2ForCausalLM"
+                                     : "LlamaForCausalLM"}},
+                 {"model_type", type},
+                 {"hidden_size", options.hidden_size},
+                 {"intermediate_size", options.intermediate_size},
+                 {"num_hidden_layers", options.num_hidden_layers},
+                 {"num_attention_heads", options.num_attention_heads},
+                 {"num_key_value_heads", options.num_key_value_heads},
+                 {"max_position_embeddings", options.max_position_embeddings},
+                 {"rms_norm_eps", options.rms_norm_eps},
+                 {"rope_theta", options.rope_theta},
+                 {"hidden_act", "silu"}});
+  if (options.head_dim > 0) config["head_dim"] = options.head_dim;
+  if (type == "llama") {
+    config["attention_bias"] = options.attention_bias;
+    config["mlp_bias"] = options.mlp_bias;
+  }
+  if (type == "mistral") config["sliding_window"] = options.sliding_window;
+  if (type == "qwen2") config["use_sliding_window"] = false;
+  if (options.rope_type == "default") return;
+  json scaling = {{"rope_type", options.rope_type}, {"factor", options.rope_factor}};
+  if (options.rope_type == "llama3") {
+    scaling.update({{"low_freq_factor", options.rope_low_freq_factor},
+                    {"high_freq_factor", options.rope_high_freq_factor},
+                    {"original_max_position_embeddings", options.rope_original_length}});
+  }
+  config["rope_scaling"] = scaling;
 }
 
 }  // namespace
@@ -125,19 +210,7 @@ nlohmann::json hugging_face_config(const nn::ModelOptions& options) {
                    {"embd_pdrop", 0.0},
                    {"resid_pdrop", 0.0}});
   } else {
-    config.update({{"architectures", {"LlamaForCausalLM"}},
-                   {"model_type", "llama"},
-                   {"hidden_size", options.hidden_size},
-                   {"intermediate_size", options.intermediate_size},
-                   {"num_hidden_layers", options.num_hidden_layers},
-                   {"num_attention_heads", options.num_attention_heads},
-                   {"num_key_value_heads", options.num_key_value_heads},
-                   {"max_position_embeddings", options.max_position_embeddings},
-                   {"rms_norm_eps", options.rms_norm_eps},
-                   {"rope_theta", options.rope_theta},
-                   {"hidden_act", "silu"},
-                   {"attention_bias", false},
-                   {"mlp_bias", false}});
+    update_llama(config, options);
   }
   return config;
 }
@@ -151,19 +224,12 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
   nn::ModelOptions options;
   if (reader.has("model_type") && config["model_type"] == "gpt2") {
     options = read_gpt2(reader);
-  } else if (reader.has("model_type") && config["model_type"] == "llama") {
-    json flat = config;
-    // Newer releases of transformers write the rotary settings as an object of their own.
-    if (reader.has("rope_parameters") && config["rope_parameters"].is_object()) {
-      const json& rotary = config["rope_parameters"];
-      if (rotary.value("rope_type", json("default")) != "default") {
-        reader.refuse("rope_parameters", "the \"rope_type\" default, the only one supported,");
-      }
-      if (rotary.contains("rope_theta")) flat["rope_theta"] = rotary["rope_theta"];
-    }
-    options = read_llama(ConfigReader(flat, where));
+  } else if (const json type = reader.value("model_type");
+             type == "llama" || type == "mistral" || type == "qwen2") {
+    options = read_llama(reader, type.get<std::string>());
   } else {
-    fail(ErrorKind::kCheckpoint, where, ": expected \"gpt2\" or \"llama\" for \"model_type\" and found ",
+    fail(ErrorKind::kCheckpoint, where,
+         ": expected \"gpt2\", \"llama\", \"mistral\" or \"qwen2\" for \"model_type\" and found ",
          config.value("model_type", json()).dump(-1, ' ', true, json::error_handler_t::replace));
   }
   options.initializer_range = reader.number("initializer_range", 0.02);
@@ -194,20 +260,25 @@ std::map<std::string, std::vector<int64_t>> hugging_face_shapes(const nn::ModelO
     }
     return shapes;
   }
-  const int64_t key_value = hidden / options.num_attention_heads * options.num_key_value_heads;
+  const int64_t query = nn::query_width(options), key_value = nn::key_width(options);
+  auto add = [&](const std::string& name, int64_t out, int64_t in, bool biased) {
+    shapes[name + ".weight"] = {out, in};
+    if (biased) shapes[name + ".bias"] = {out};
+  };
+  const bool biased = options.attention_bias || options.qkv_bias;
   shapes["model.embed_tokens.weight"] = {vocabulary, hidden};
   shapes["model.norm.weight"] = {hidden};
   for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
     const std::string block = concat("model.layers.", i, ".");
     shapes[block + "input_layernorm.weight"] = {hidden};
-    shapes[block + "self_attn.q_proj.weight"] = {hidden, hidden};
-    shapes[block + "self_attn.k_proj.weight"] = {key_value, hidden};
-    shapes[block + "self_attn.v_proj.weight"] = {key_value, hidden};
-    shapes[block + "self_attn.o_proj.weight"] = {hidden, hidden};
+    add(block + "self_attn.q_proj", query, hidden, biased);
+    add(block + "self_attn.k_proj", key_value, hidden, biased);
+    add(block + "self_attn.v_proj", key_value, hidden, biased);
+    add(block + "self_attn.o_proj", hidden, query, options.attention_bias);
     shapes[block + "post_attention_layernorm.weight"] = {hidden};
-    shapes[block + "mlp.gate_proj.weight"] = {inner, hidden};
-    shapes[block + "mlp.up_proj.weight"] = {inner, hidden};
-    shapes[block + "mlp.down_proj.weight"] = {hidden, inner};
+    add(block + "mlp.gate_proj", inner, hidden, options.mlp_bias);
+    add(block + "mlp.up_proj", inner, hidden, options.mlp_bias);
+    add(block + "mlp.down_proj", hidden, inner, options.mlp_bias);
   }
   return shapes;
 }

@@ -38,11 +38,18 @@ std::string division(int64_t value, int64_t divisor) {
 void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
   int64_t heads = model.num_attention_heads;
   int64_t key_value_heads = model.num_key_value_heads;
-  bool divides = model.hidden_size % heads == 0;
-  conflicts.unless(divides, {"model.hidden_size", "model.num_attention_heads"},
+  bool divides = model.head_dim > 0 || model.hidden_size % heads == 0;
+  conflicts.unless(divides, {"model.hidden_size", "model.num_attention_heads", "model.head_dim"},
                    concat("model.hidden_size: expected a multiple of model.num_attention_heads; found ",
                           division(model.hidden_size, heads), "; change one of the two"));
   if (model.architecture == "gpt2") {
+    const bool has_none = model.head_dim == 0 && !model.attention_bias && !model.qkv_bias &&
+                          !model.mlp_bias && model.sliding_window == 0 && model.rope_type == "default";
+    conflicts.unless(has_none,
+                     {"model.architecture", "model.head_dim", "model.attention_bias", "model.qkv_bias",
+                      "model.mlp_bias", "model.sliding_window", "model.rope_type"},
+                     "model.architecture: expected llama with head_dim, attention_bias, qkv_bias, mlp_bias, "
+                     "sliding_window or rope_type; found gpt2; leave them out");
     conflicts.unless(
         key_value_heads == heads,
         {"model.num_key_value_heads", "model.num_attention_heads", "model.architecture"},
@@ -56,16 +63,48 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
           "model.num_key_value_heads: expected a divisor of model.num_attention_heads; found ",
           key_value_heads > heads ? concat(key_value_heads, " > ", heads) : division(heads, key_value_heads),
           "; change one of the two"));
-  conflicts.unless(!divides || model.hidden_size / heads % 2 == 0,
+  conflicts.unless(model.head_dim > 0 || !divides || model.hidden_size / heads % 2 == 0,
                    {"model.hidden_size", "model.num_attention_heads", "model.architecture"},
                    concat("model.hidden_size: expected heads of an even width, because llama's rotary "
                           "embedding turns pairs; found ",
                           model.hidden_size, " / ", heads, " = ", model.hidden_size / heads,
                           "; change model.hidden_size or model.num_attention_heads"));
+  conflicts.unless(model.head_dim % 2 == 0, {"model.head_dim"},
+                   concat("model.head_dim: expected an even width, because llama's rotary embedding turns "
+                          "pairs; found ",
+                          model.head_dim, "; change it"));
+}
+
+/// One that could be exported.
+void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
+  const bool window = model.sliding_window > 0, llama_bias = model.attention_bias || model.mlp_bias;
+  conflicts.unless(model.qkv_bias + window + llama_bias <= 1,
+                   {"model.qkv_bias", "model.sliding_window", "model.attention_bias", "model.mlp_bias"},
+                   "model.qkv_bias: expected one of qkv_bias (Qwen2), sliding_window (Mistral), and "
+                   "attention_bias or mlp_bias (Llama) at most, because no family of models has several; "
+                   "found more; leave out all but one");
+}
+
+void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
+  conflicts.unless(model.rope_type != "default" || model.rope_factor == 1,
+                   {"model.rope_factor", "model.rope_type"},
+                   concat("model.rope_factor: expected 1 with model.rope_type default; found ",
+                          model.rope_factor, "; set model.rope_type to linear or llama3, or leave it out"));
+  conflicts.unless(
+      model.rope_type != "llama3" || model.rope_low_freq_factor < model.rope_high_freq_factor,
+      {"model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_type"},
+      concat("model.rope_low_freq_factor: expected less than model.rope_high_freq_factor = ",
+             model.rope_high_freq_factor, "; found ", model.rope_low_freq_factor, "; 1 and 4 are Llama 3's"));
 }
 
 void check_lengths(const Config& config, Conflicts& conflicts) {
   const data::DataOptions& data = config.data;
+  conflicts.unless(
+      config.model.sliding_window == 0 || data.sequence_length <= config.model.sliding_window,
+      {"data.sequence_length", "model.sliding_window"},
+      concat("data.sequence_length: expected at most model.sliding_window = ", config.model.sliding_window,
+             ", beyond which attention would have to forget; found ", data.sequence_length,
+             "; make it smaller"));
   conflicts.unless(data.sequence_length <= config.model.max_position_embeddings,
                    {"data.sequence_length", "model.max_position_embeddings"},
                    concat("data.sequence_length: expected at most model.max_position_embeddings = ",
@@ -229,6 +268,8 @@ void check_sharding(const Config& config, Conflicts& conflicts) {
 std::vector<Conflict> find_conflicts(const Config& config) {
   Conflicts conflicts;
   check_heads(config.model, conflicts);
+  check_family(config.model, conflicts);
+  check_rotary(config.model, conflicts);
   check_lengths(config, conflicts);
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);

@@ -37,21 +37,25 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 LlamaAttention::LlamaAttention(const ModelOptions& options)
     : num_heads_(options.num_attention_heads),
       num_kv_heads_(options.num_key_value_heads),
-      head_dim_(options.hidden_size / options.num_attention_heads),
+      head_dim_(head_width(options)),
       compute_(options) {
-  auto linear = [this](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, compute_); };
-  int64_t hidden = options.hidden_size;
-  q_proj_ = register_module("q_proj", linear(hidden, num_heads_ * head_dim_));
-  k_proj_ = register_module("k_proj", linear(hidden, num_kv_heads_ * head_dim_));
-  v_proj_ = register_module("v_proj", linear(hidden, num_kv_heads_ * head_dim_));
-  o_proj_ = register_module("o_proj", linear(num_heads_ * head_dim_, hidden));
+  auto linear = [this](int64_t in, int64_t out, bool biased) {
+    return std::make_shared<Linear>(in, out, compute_, biased);
+  };
+  const int64_t hidden = options.hidden_size;
+  const bool biased = options.attention_bias || options.qkv_bias;
+  q_proj_ = register_module("q_proj", linear(hidden, query_width(options), biased));
+  k_proj_ = register_module("k_proj", linear(hidden, key_width(options), biased));
+  v_proj_ = register_module("v_proj", linear(hidden, key_width(options), biased));
+  o_proj_ = register_module("o_proj", linear(query_width(options), hidden, options.attention_bias));
 }
 
 at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
   const auto qkv =
       kernels::linears(x, {q_proj_->weight(), k_proj_->weight(), v_proj_->weight()}, compute_.matmul);
-  at::Tensor q = rotated(qkv[0], num_heads_, context), k = rotated(qkv[1], num_kv_heads_, context);
-  at::Tensor v = split_heads(qkv[2], num_kv_heads_);
+  at::Tensor q = rotated(q_proj_->with_bias(qkv[0]), num_heads_, context);
+  at::Tensor k = rotated(k_proj_->with_bias(qkv[1]), num_kv_heads_, context);
+  at::Tensor v = split_heads(v_proj_->with_bias(qkv[2]), num_kv_heads_);
   return o_proj_->forward(join_heads(causal_attention(q, k, v, compute_)));
 }
 

@@ -11,7 +11,8 @@
 namespace fsdp::nn {
 
 /// Llama's attention: rotary positions, num_key_value_heads <= num_attention_heads (grouped-query attention;
-/// Ainslie et al.: GQA, 2023, section 2.2). Parameters q_proj, k_proj, v_proj, o_proj.
+/// Ainslie et al.: GQA, 2023, section 2.2), with or without biases. Parameters q_proj, k_proj, v_proj,
+/// o_proj.
 class LlamaAttention final : public Stage {
  public:
   explicit LlamaAttention(const ModelOptions& options);

@@ -31,7 +31,7 @@ double training_flops_per_token(const ModelOptions& options, int64_t num_paramet
   int64_t looked_up = options.tie_word_embeddings ? 0 : options.vocab_size * options.hidden_size;
   if (options.architecture == "gpt2") looked_up += options.max_position_embeddings * options.hidden_size;
   return 6.0 * static_cast<double>(num_parameters - looked_up) +
-         12.0 * static_cast<double>(options.num_hidden_layers * options.hidden_size * sequence_length);
+         12.0 * static_cast<double>(options.num_hidden_layers * query_width(options) * sequence_length);
 }
 
 }  // namespace fsdp::nn

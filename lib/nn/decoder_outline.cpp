@@ -57,10 +57,7 @@ class Writer {
 class Decoder {
  public:
   explicit Decoder(const ModelOptions& options)
-      : options_(options),
-        hidden_(options.hidden_size),
-        inner_(options.intermediate_size),
-        head_dim_(options.hidden_size / options.num_attention_heads) {}
+      : options_(options), hidden_(options.hidden_size), inner_(options.intermediate_size) {}
 
   ModelOutline outline() {
     const bool llama = options_.architecture == "llama";
@@ -81,16 +78,16 @@ class Decoder {
     embedding("embed_tokens", options_.vocab_size);
     layers("layers", [&] {
       writer_.node("self_attn", "attention", [&] {
-        const int64_t keys = options_.num_key_value_heads * head_dim_;
-        linear("q_proj", hidden_, hidden_);
-        linear("k_proj", hidden_, keys);
-        linear("v_proj", hidden_, keys);
-        linear("o_proj", hidden_, hidden_);
+        const bool biased = options_.attention_bias || options_.qkv_bias;
+        linear("q_proj", hidden_, query_width(options_), biased);
+        linear("k_proj", hidden_, key_width(options_), biased);
+        linear("v_proj", hidden_, key_width(options_), biased);
+        linear("o_proj", query_width(options_), hidden_, options_.attention_bias);
       });
       writer_.node("mlp", "feed_forward", [&] {
-        linear("gate_proj", hidden_, inner_);
-        linear("up_proj", hidden_, inner_);
-        linear("down_proj", inner_, hidden_);
+        linear("gate_proj", hidden_, inner_, options_.mlp_bias);
+        linear("up_proj", hidden_, inner_, options_.mlp_bias);
+        linear("down_proj", inner_, hidden_, options_.mlp_bias);
       });
       rms_norm("input_layernorm");
       rms_norm("post_attention_layernorm");
@@ -136,7 +133,13 @@ class Decoder {
       writer_.leaf("lm_head", "head", {{"weight", {options_.vocab_size, hidden_}}});
     }
   }
-  void linear(const char* name, int64_t in, int64_t out) { writer_.leaf(name, "", {{"weight", {out, in}}}); }
+  void linear(const char* name, int64_t in, int64_t out, bool biased) {
+    if (biased) {
+      writer_.leaf(name, "", {{"weight", {out, in}}, {"bias", {out}}});
+    } else {
+      writer_.leaf(name, "", {{"weight", {out, in}}});
+    }
+  }
   void transposed_linear(const char* name, int64_t in, int64_t out) {
     writer_.leaf(name, "", {{"weight", {in, out}}, {"bias", {out}}});
   }
@@ -144,9 +147,31 @@ class Decoder {
   void layer_norm(const char* name) { writer_.leaf(name, "", {{"weight", {hidden_}}, {"bias", {hidden_}}}); }
 
   const ModelOptions& options_;
-  int64_t hidden_, inner_, head_dim_;
+  int64_t hidden_, inner_;
   Writer writer_;
 };
+
+}  // namespace
+
+namespace {
+
+void check_rotary(const ModelOptions& options) {
+  using util::ErrorKind;
+  const std::string& type = options.rope_type;
+  if (type != "default" && type != "linear" && type != "llama3") {
+    util::fail(ErrorKind::kUsage, "unknown rope_type \"", type, "\"; expected default, linear or llama3");
+  }
+  if (!(options.rope_factor > 0) || (type == "default" && options.rope_factor != 1)) {
+    util::fail(ErrorKind::kUsage, "rope_factor ", options.rope_factor, " must be ",
+               type == "default" ? "1 with rope_type default" : "above 0");
+  }
+  if (type == "llama3" &&
+      !(options.rope_low_freq_factor < options.rope_high_freq_factor && options.rope_original_length >= 1)) {
+    util::fail(ErrorKind::kUsage, "rope_low_freq_factor ", options.rope_low_freq_factor,
+               " must be less than rope_high_freq_factor ", options.rope_high_freq_factor,
+               ", and rope_original_length ", options.rope_original_length, " at least 1");
+  }
+}
 
 }  // namespace
 
@@ -157,7 +182,7 @@ void check_decoder_options(const ModelOptions& options) {
       options.max_position_embeddings < 1) {
     util::fail(ErrorKind::kUsage, "every size of a model must be at least 1; check the model options");
   }
-  if (options.hidden_size % options.num_attention_heads != 0) {
+  if (options.head_dim == 0 && options.hidden_size % options.num_attention_heads != 0) {
     util::fail(ErrorKind::kUsage, "hidden_size ", options.hidden_size,
                " must be a multiple of num_attention_heads ", options.num_attention_heads);
   }
@@ -166,14 +191,26 @@ void check_decoder_options(const ModelOptions& options) {
       util::fail(ErrorKind::kUsage, "num_attention_heads ", options.num_attention_heads,
                  " must be a multiple of num_key_value_heads ", options.num_key_value_heads);
     }
-    if (options.hidden_size / options.num_attention_heads % 2 != 0) {
+    if (head_width(options) % 2 != 0) {
+      util::fail(ErrorKind::kUsage, "the width of a head, ", head_width(options),
+                 ", must be even for rotary positions");
+    }
+    check_rotary(options);
+    if (options.qkv_bias + options.attention_bias + (options.sliding_window > 0) > 1 ||
+        (options.mlp_bias && (options.qkv_bias || options.sliding_window > 0))) {
       util::fail(ErrorKind::kUsage,
-                 "hidden_size / num_attention_heads = ", options.hidden_size / options.num_attention_heads,
-                 " must be even for rotary positions");
+                 "no family of models has this combination: qkv_bias (Qwen2), sliding_window (Mistral), and "
+                 "attention_bias or mlp_bias (Llama) exclude each other");
     }
   } else if (options.architecture != "gpt2") {
     util::fail(ErrorKind::kUsage, "unknown model architecture \"", options.architecture,
                "\"; expected llama or gpt2");
+  } else if (options.head_dim > 0 || options.attention_bias || options.qkv_bias || options.mlp_bias ||
+             options.sliding_window > 0 || options.rope_type != "default") {
+    util::fail(
+        ErrorKind::kUsage,
+        "head_dim, attention_bias, qkv_bias, mlp_bias, sliding_window and rope_type are llama's; leave "
+        "them out for gpt2");
   }
 }
 

@@ -8,7 +8,9 @@
 namespace fsdp::nn {
 
 SwiGlu::SwiGlu(const ModelOptions& options) : compute_(options) {
-  auto linear = [this](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, compute_); };
+  auto linear = [&](int64_t in, int64_t out) {
+    return std::make_shared<Linear>(in, out, compute_, options.mlp_bias);
+  };
   int64_t hidden = options.hidden_size, inner = options.intermediate_size;
   gate_proj_ = register_module("gate_proj", linear(hidden, inner));
   up_proj_ = register_module("up_proj", linear(hidden, inner));
@@ -17,7 +19,7 @@ SwiGlu::SwiGlu(const ModelOptions& options) : compute_(options) {
 
 at::Tensor SwiGlu::compute(const at::Tensor& x, const StageContext&) {
   const auto both = kernels::linears(x, {gate_proj_->weight(), up_proj_->weight()}, compute_.matmul);
-  const at::Tensor &gate = both[0], &up = both[1];
+  const at::Tensor gate = gate_proj_->with_bias(both[0]), up = up_proj_->with_bias(both[1]);
   const bool fused = compute_.fused && kernels::can_fuse(gate);
   return down_proj_->forward(fused ? kernels::swiglu(gate, up) : at::silu(gate) * up);
 }

@@ -4,11 +4,19 @@
 
 namespace fsdp::nn {
 
-Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute) : compute_(compute) {
+Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute, bool biased)
+    : compute_(compute) {
   weight_ = register_parameter("weight", empty_parameter({out_features, in_features}));
+  if (biased) bias_ = register_parameter("bias", empty_parameter({out_features}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const { return kernels::linear(x, weight_, compute_.matmul); }
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  return with_bias(kernels::linear(x, weight_, compute_.matmul));
+}
+
+at::Tensor Linear::with_bias(const at::Tensor& product) const {
+  return bias_.defined() ? product + bias_ : product;
+}
 
 TransposedLinear::TransposedLinear(int64_t in_features, int64_t out_features, const Compute& compute)
     : compute_(compute) {

@@ -12,16 +12,19 @@
 
 namespace fsdp::nn {
 
-/// y = x W^T: weight [out_features, in_features], no bias (Llama).
+/// y = x W^T, or x W^T + b: weight [out_features, in_features], bias [out_features] (Llama).
 class Linear : public torch::nn::Module {
  public:
-  Linear(int64_t in_features, int64_t out_features, const Compute& compute = {});
+  Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, bool biased = false);
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
+  /// `product`: x W^T, for a caller that computes that.
+  at::Tensor with_bias(const at::Tensor& product) const;
 
  private:
   at::Tensor weight_;
+  at::Tensor bias_;  ///< undefined: none
   Compute compute_;
 };
 

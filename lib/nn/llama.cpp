@@ -27,9 +27,7 @@ Llama::Llama(const ModelOptions& options) {
     layers_->append(std::make_shared<LlamaBlock>(options));
   norm_ = model->register_module(
       "norm", std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options)));
-  rotary_emb_ = model->register_module(
-      "rotary_emb",
-      std::make_shared<RotaryTable>(options.hidden_size / options.num_attention_heads, options.rope_theta));
+  rotary_emb_ = model->register_module("rotary_emb", std::make_shared<RotaryTable>(options));
   lm_head_ = register_module(
       "lm_head", options.tie_word_embeddings
                      ? std::make_shared<Head>(embed_tokens_->weight(), Compute(options))

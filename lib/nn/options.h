@@ -15,12 +15,27 @@ struct ModelOptions {
   int64_t num_hidden_layers = 4;
   int64_t num_attention_heads = 8;
   int64_t num_key_value_heads = 8;  ///< llama only; fewer than heads: grouped-query attention
+  int64_t head_dim = 0;             ///< llama only; width of a head; 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 1024;
-  double rope_theta = 10000.0;       ///< llama only
-  double rms_norm_eps = 1e-5;        ///< llama's RMSNorm
-  double layer_norm_epsilon = 1e-5;  ///< gpt2's LayerNorm
-  double initializer_range = 0.02;   ///< standard deviation of the initial weights
-  bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
+  /// llama only; 0: none. A token of Mistral sees so many before it at most; here, where none is hidden,
+  /// sequences may not be longer.
+  int64_t sliding_window = 0;
+  bool attention_bias = false;  ///< llama only: of query, key, value and output
+  bool qkv_bias = false;        ///< llama only: of query, key and value, not of the output (Qwen2)
+  bool mlp_bias = false;        ///< llama only
+  double rope_theta = 10000.0;  ///< llama only
+  /// llama only: how positions beyond the first training's length are reached: "default" (not), "linear"
+  /// (Chen et al.: Extending context window by positional interpolation, 2023) or "llama3" (The Llama 3 herd
+  /// of models, 2024, as transformers computes it).
+  std::string rope_type = "default";
+  double rope_factor = 1.0;             ///< linear, llama3
+  double rope_low_freq_factor = 1.0;    ///< llama3
+  double rope_high_freq_factor = 4.0;   ///< llama3
+  int64_t rope_original_length = 8192;  ///< llama3: of the first training, in tokens
+  double rms_norm_eps = 1e-5;           ///< llama's RMSNorm
+  double layer_norm_epsilon = 1e-5;     ///< gpt2's LayerNorm
+  double initializer_range = 0.02;      ///< standard deviation of the initial weights
+  bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
   std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   bool init_broadcast =
       false;  ///< rank 0 alone reads or makes the first weights and sends them to the others
@@ -29,6 +44,17 @@ struct ModelOptions {
   bool fused_kernels = true;    ///< kernels/fused.h; off: libtorch's operations, composed by autograd
   std::string matmul = "auto";  ///< of fp32 products on the CPU, see kernels/matmul.h
 };
+
+/// Width of a head, of all queries and of all keys (or values) side by side.
+inline int64_t head_width(const ModelOptions& options) {
+  return options.head_dim > 0 ? options.head_dim : options.hidden_size / options.num_attention_heads;
+}
+inline int64_t query_width(const ModelOptions& options) {
+  return options.num_attention_heads * head_width(options);
+}
+inline int64_t key_width(const ModelOptions& options) {
+  return options.num_key_value_heads * head_width(options);
+}
 
 /// Which activations backward computes again in place of keeping them.
 struct CheckpointingOptions {

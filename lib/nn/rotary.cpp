@@ -3,11 +3,15 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <numbers>
+
+#include "util/error.h"
+
 namespace fsdp::nn {
 
-RotaryTable::RotaryTable(int64_t head_dim, double theta) : head_dim_(head_dim), theta_(theta) {
-  cos_ = register_buffer("cos", at::empty({0, head_dim}, at::kFloat));
-  sin_ = register_buffer("sin", at::empty({0, head_dim}, at::kFloat));
+RotaryTable::RotaryTable(const ModelOptions& options) : options_(options) {
+  cos_ = register_buffer("cos", at::empty({0, head_width(options)}, at::kFloat));
+  sin_ = register_buffer("sin", at::empty({0, head_width(options)}, at::kFloat));
   cos_type_ = sin_type_ = at::kFloat;
 }
 
@@ -22,15 +26,30 @@ std::pair<at::Tensor, at::Tensor> RotaryTable::angles(int64_t length, const at::
 void RotaryTable::compute(int64_t length, const at::Device& device) {
   at::NoGradGuard no_grad;
   auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  at::Tensor exponents = at::arange(0, head_dim_, 2, options) / static_cast<double>(head_dim_);
-  at::Tensor frequencies = at::pow(theta_, exponents).reciprocal();
-  at::Tensor half = at::outer(at::arange(length, options), frequencies);
+  at::Tensor half = at::outer(at::arange(length, options), frequencies(device));
   at::Tensor angles = at::cat({half, half}, -1);
   cos_type_ = cos_.scalar_type();
   sin_type_ = sin_.scalar_type();
   // set_data keeps the identity of the buffers; what was handed out views the former memory.
   cos_.set_data(angles.cos().to(cos_type_));
   sin_.set_data(angles.sin().to(sin_type_));
+}
+
+at::Tensor RotaryTable::frequencies(const at::Device& device) const {
+  const int64_t width = head_width(options_);
+  auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const at::Tensor exponents = at::arange(0, width, 2, options) / static_cast<double>(width);
+  const at::Tensor plain = at::pow(options_.rope_theta, exponents).reciprocal();
+  if (options_.rope_type == "default") return plain;
+  const at::Tensor slow = plain / options_.rope_factor;
+  if (options_.rope_type == "linear") return slow;
+  FSDP_CHECK(options_.rope_type == "llama3", "rope_type ", options_.rope_type);
+  // Turns in the original length: below low_freq_factor slow, above high_freq_factor plain.
+  const at::Tensor turns =
+      plain * (static_cast<double>(options_.rope_original_length) / (2 * std::numbers::pi));
+  const double low = options_.rope_low_freq_factor, high = options_.rope_high_freq_factor;
+  const at::Tensor share = ((turns - low) / (high - low)).clamp(0, 1);
+  return (1 - share) * slow + share * plain;
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

@@ -31,10 +31,9 @@ class ActivationParts {
   bool norms_copy() const { return low() && !shape_.fused; }
   int64_t count() const { return shape_.count(); }
   int64_t hidden() const { return model().hidden_size; }
-  int64_t head_dim() const { return model().hidden_size / model().num_attention_heads; }
-  int64_t key_width() const {
-    return llama() ? head_dim() * model().num_key_value_heads : model().hidden_size;
-  }
+  int64_t head_dim() const { return nn::head_width(model()); }
+  int64_t query_width() const { return llama() ? nn::query_width(model()) : model().hidden_size; }
+  int64_t key_width() const { return llama() ? nn::key_width(model()) : model().hidden_size; }
   /// [N, width] of the compute type, and in fp32.
   int64_t wide(int64_t width) const { return shape_.element * count() * width; }
   int64_t wide32(int64_t width) const { return kFloat * count() * width; }

@@ -80,24 +80,30 @@ int64_t BlockActivations::scores_backward() const {
 }
 
 void BlockActivations::attention_forward() {
-  int64_t keys = key_width();
-  tape_.take(x() + 2 * wide(keys));
+  const int64_t keys = key_width(), queries = query_width();
+  tape_.take(wide(queries) + 2 * wide(keys));
+  if (biased()) {
+    tape_.take(2 * wide(keys));  // the sums, beside the products
+    tape_.touch(wide(queries));
+    tape_.give(2 * wide(keys));
+  }
   if (llama()) {
-    rotary_forward(hidden());
+    rotary_forward(queries);
     rotary_forward(keys);
   }
-  tape_.take(x() + log_sums());
+  tape_.take(wide(queries) + log_sums());
   tape_.touch(scores_forward());
+  if (model().attention_bias) tape_.touch(2 * x());
   tape_.take(x());
 }
 
 void BlockActivations::attention_backward() {
-  int64_t keys = key_width();
-  product_backward(hidden(), hidden(), /*keep_gradient=*/true, /*saved=*/0);
-  tape_.take(x() + 2 * wide(keys));
+  const int64_t keys = key_width(), queries = query_width();
+  product_backward(queries, hidden(), /*keep_gradient=*/true, /*saved=*/0);
+  tape_.take(wide(queries) + 2 * wide(keys));
   tape_.touch(scores_backward());
-  tape_.give(2 * x());                            // the gradient of the result, the result
-  tape_.give(x() + 2 * wide(keys) + log_sums());  // query, key, value
+  tape_.give(2 * wide(queries));                            // the gradient of the result, the result
+  tape_.give(wide(queries) + 2 * wide(keys) + log_sums());  // query, key, value
   if (!llama()) {
     tape_.take(3 * x());  // the three gradients as one tensor
     tape_.give(3 * x());
@@ -105,13 +111,14 @@ void BlockActivations::attention_backward() {
     return;
   }
   rotary_backward(keys);
-  rotary_backward(hidden());
-  joint_product_backward(hidden(), {hidden(), keys, keys}, x());
+  rotary_backward(queries);
+  joint_product_backward(hidden(), {queries, keys, keys}, x());
 }
 
 void BlockActivations::feed_forward_forward() {
   const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
   tape_.take(saved * wide(model().intermediate_size));
+  if (llama() && model().mlp_bias) tape_.touch(2 * wide(model().intermediate_size) + 2 * x());
   tape_.take(x());
 }
 

@@ -30,6 +30,8 @@ class BlockActivations : protected ActivationParts {
   int64_t attention_threads() const;
   int64_t scores_forward() const;
   int64_t scores_backward() const;
+  /// Whether query, key and value are sums with biases.
+  bool biased() const { return llama() && (model().attention_bias || model().qkv_bias); }
   int64_t log_sums() const { return wide32(model().num_attention_heads); }
 
   // Of the stages inside, backward finds the gradient of the output, which stays for the residual connection.

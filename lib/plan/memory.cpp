@@ -21,7 +21,7 @@ int64_t inputs(const ActivationShape& shape) {
   const nn::ModelOptions& model = shape.model;
   int64_t bytes = 2 * 8 * shape.count();
   if (model.architecture == "llama") {
-    bytes += 2 * shape.tokens * (model.hidden_size / model.num_attention_heads) * shape.buffer_element;
+    bytes += 2 * shape.tokens * nn::head_width(model) * shape.buffer_element;
   }
   return bytes;
 }

@@ -23,11 +23,10 @@ class Visits {
     const bool llama = model.architecture == "llama";
     const double width = static_cast<double>(model.hidden_size);
     const double inner = static_cast<double>(model.intermediate_size);
-    const double keys = llama ? width * static_cast<double>(model.num_key_value_heads) /
-                                    static_cast<double>(model.num_attention_heads)
-                              : width;
+    const double queries = llama ? static_cast<double>(nn::query_width(model)) : width;
+    const double keys = llama ? static_cast<double>(nn::key_width(model)) : width;
     const double length = static_cast<double>(config.data.sequence_length);
-    const double attention = 2 * (2 * width * width + 2 * width * keys) + 4 * length * width;
+    const double attention = 4 * width * (queries + keys) + 4 * length * queries;
     const double feed_forward = 2 * (llama ? 3 : 2) * width * inner;
     add(llama ? "model.embed_tokens" : "transformer.wte", "embedding", 0);
     if (!llama) add("transformer.wpe", "embedding", 0);

@@ -70,6 +70,83 @@ TEST(HuggingFaceConfig, IsReadAsItIsWritten) {
   }
 }
 
+/// One of each family that is a llama with other settings.
+std::map<std::string, nn::ModelOptions> families() {
+  std::map<std::string, nn::ModelOptions> families;
+  for (const char* name : {"qwen2", "mistral", "biased", "llama3", "linear", "wide"}) {
+    families[name] = testing::tiny_options();
+  }
+  families["qwen2"].qkv_bias = true;
+  families["mistral"].sliding_window = 12;
+  families["biased"].attention_bias = families["biased"].mlp_bias = true;
+  nn::ModelOptions& llama3 = families["llama3"];
+  llama3.rope_type = "llama3";
+  llama3.rope_factor = 8;
+  llama3.rope_original_length = 6;
+  families["linear"].rope_type = "linear";
+  families["linear"].rope_factor = 2.5;
+  families["wide"].head_dim = 10;
+  return families;
+}
+
+TEST(HuggingFaceConfig, OfEachFamilyIsReadAsItIsWritten) {
+  for (const auto& [name, options] : families()) {
+    const nlohmann::json config = hugging_face_config(options);
+    EXPECT_EQ(config["model_type"], name == "qwen2" || name == "mistral" ? name : "llama");
+    const nn::ModelOptions read = options_from_hugging_face(config, "x");
+    EXPECT_EQ(hugging_face_config(read), config) << name;
+    EXPECT_EQ(read.qkv_bias, options.qkv_bias) << name;
+    EXPECT_EQ(read.attention_bias, options.attention_bias) << name;
+    EXPECT_EQ(read.sliding_window, options.sliding_window) << name;
+    EXPECT_EQ(read.rope_type, options.rope_type) << name;
+    EXPECT_EQ(read.rope_original_length, name == "llama3" ? 6 : 8192) << name;
+    EXPECT_EQ(read.head_dim, options.head_dim) << name;
+  }
+}
+
+TEST(HuggingFaceConfig, ListsTheWeightsOfEachFamilyWithTheirShapes) {
+  for (const auto& [name, options] : families()) {
+    auto model = nn::make_decoder(options);
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (const auto& parameter : model->named_parameters()) {
+      shapes[parameter.key()] = parameter.value().sizes().vec();
+    }
+    EXPECT_EQ(hugging_face_shapes(options), shapes) << name;
+  }
+}
+
+TEST(HuggingFaceConfig, TakesARotaryScalingInBothPlaces) {
+  const nlohmann::json scaling = {{"rope_type", "llama3"},
+                                  {"factor", 32.0},
+                                  {"low_freq_factor", 1.0},
+                                  {"high_freq_factor", 4.0},
+                                  {"original_max_position_embeddings", 8192},
+                                  {"rope_theta", 5e5}};
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const nn::ModelOptions read = options_from_hugging_face({{"model_type", "llama"}, {key, scaling}}, "x");
+    EXPECT_EQ(read.rope_type, "llama3");
+    EXPECT_EQ(read.rope_factor, 32);
+    EXPECT_EQ(read.rope_theta, 5e5);
+  }
+  EXPECT_EQ(options_from_hugging_face(
+                {{"model_type", "llama"}, {"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}, "x")
+                .rope_factor,
+            2);
+}
+
+TEST(HuggingFaceConfig, KnowsTheWindowsOfMistralAndQwen2) {
+  EXPECT_EQ(options_from_hugging_face({{"model_type", "mistral"}}, "x").sliding_window, 4096);
+  EXPECT_EQ(
+      options_from_hugging_face({{"model_type", "mistral"}, {"sliding_window", nullptr}}, "x").sliding_window,
+      0);
+  EXPECT_EQ(
+      options_from_hugging_face({{"model_type", "qwen2"}, {"sliding_window", 4096}}, "x").sliding_window, 0);
+  EXPECT_EQ(testing::error_of([] {
+              options_from_hugging_face({{"model_type", "qwen2"}, {"use_sliding_window", true}}, "x");
+            }).first,
+            util::ErrorKind::kCheckpoint);
+}
+
 TEST(HuggingFaceConfig, HasTheDefaultsOfTransformers) {
   auto gpt2 = options_from_hugging_face({{"model_type", "gpt2"}, {"n_inner", nullptr}, {"n_ctx", 1024}}, "x");
   EXPECT_EQ(gpt2.hidden_size, 768);
@@ -88,14 +165,19 @@ TEST(HuggingFaceConfig, HasTheDefaultsOfTransformers) {
 
 TEST(HuggingFaceConfig, OfAModelThatWouldComputeSomethingElseIsRefused) {
   const std::pair<const char*, nlohmann::json> wrong[] = {
-      {"model_type", "mistral"},
+      {"model_type", "mixtral"},
       {"model_type", nullptr},
-      {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
-      {"rope_parameters", {{"rope_type", "llama3"}}},
-      {"attention_bias", true},
-      {"mlp_bias", true},
+      {"rope_scaling", {{"type", "linear"}}},
+      {"rope_scaling", {{"type", "linear"}, {"factor", 0}}},
+      {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}},
+      {"rope_scaling", "linear"},
+      {"rope_parameters", {{"rope_type", "llama3"}, {"factor", 8}}},
+      {"rope_parameters", {{"rope_type", 3}}},
+      {"attention_bias", 1},
+      {"mlp_bias", "yes"},
       {"hidden_act", "gelu"},
-      {"head_dim", 7},
+      {"head_dim", 0},
       {"hidden_size", 0},
       {"hidden_size", -5},
       {"hidden_size", 1.5},

@@ -14,8 +14,15 @@ void cast_buffers(torch::nn::Module& module, at::ScalarType type) {
   for (auto& buffer : module.named_buffers()) buffer.value().set_data(buffer.value().to(type));
 }
 
+ModelOptions rotary_of(int64_t head_dim, double theta = 10000.0) {
+  ModelOptions options;
+  options.head_dim = head_dim;
+  options.rope_theta = theta;
+  return options;
+}
+
 TEST(RotaryTable, IsTwoBuffersAndNoParameter) {
-  RotaryTable table(4, 10000.0);
+  RotaryTable table(rotary_of(4));
   EXPECT_EQ(table.named_buffers().keys(), (std::vector<std::string>{"cos", "sin"}));
   EXPECT_EQ(table.named_buffers()["cos"].sizes(), (std::vector<int64_t>{0, 4}));
   EXPECT_TRUE(table.parameters().empty());
@@ -25,8 +32,32 @@ TEST(RotaryTable, IsTwoBuffersAndNoParameter) {
             (std::vector<std::string>{"model.rotary_emb.cos", "model.rotary_emb.sin"}));
 }
 
+/// By transformers 5.23: ROPE_INIT_FUNCTIONS of a LlamaConfig with heads of 16 and these scalings.
+TEST(RotaryTable, ScalesItsFrequenciesAsTransformersDoes) {
+  ModelOptions llama3 = rotary_of(16), linear = rotary_of(16);
+  llama3.rope_type = "llama3";
+  llama3.rope_factor = 8;
+  llama3.rope_original_length = 64;
+  linear.rope_type = "linear";
+  linear.rope_factor = 4;
+  const std::pair<ModelOptions, std::vector<float>> cases[] = {
+      {llama3,
+       {1, 0.244384587f, 0.0130422562f, 0.00395284733f, 0.00124999997f, 0.000395284733f, 0.000125000006f,
+        3.95284733e-05f}},
+      {linear,
+       {0.25f, 0.079056941f, 0.0250000004f, 0.00790569466f, 0.00249999994f, 0.000790569466f, 0.000250000012f,
+        7.90569466e-05f}}};
+  for (const auto& [options, expected] : cases) {
+    // The sine of the angle at position 1, whose frequencies are at most 1.
+    at::Tensor found = RotaryTable(options).angles(2, at::kCPU).second[1].asin();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(found[static_cast<int64_t>(i)].item<float>() / expected[i], 1, 1e-5) << i;
+    }
+  }
+}
+
 TEST(RotaryTable, GrowsWhenALongerSequenceComes) {
-  RotaryTable table(4, 10000.0);
+  RotaryTable table(rotary_of(4));
   at::Tensor buffer = table.named_buffers()["cos"];
   at::Tensor three = table.angles(3, at::kCPU).first;
   at::Tensor before = three.clone();
@@ -38,7 +69,7 @@ TEST(RotaryTable, GrowsWhenALongerSequenceComes) {
 }
 
 TEST(RotaryTable, ComputesInFloat32AndConvertsLast) {
-  RotaryTable fresh(8, 10000.0), early(8, 10000.0), late(8, 10000.0);
+  RotaryTable fresh(rotary_of(8)), early(rotary_of(8)), late(rotary_of(8));
   auto [cos, sin] = fresh.angles(1000, at::kCPU);
   cast_buffers(early, at::kBFloat16);
   late.angles(1000, at::kCPU);
@@ -56,7 +87,7 @@ TEST(RotaryTable, ComputesInFloat32AndConvertsLast) {
 }
 
 TEST(RotaryTable, KeepsItsTableWhenOnlyOneOfItsBuffersIsCast) {
-  RotaryTable table(4, 10000.0);
+  RotaryTable table(rotary_of(4));
   at::Tensor sin = table.named_buffers()["sin"];
   sin.set_data(sin.to(at::kHalf));
   auto first = table.angles(5, at::kCPU), second = table.angles(5, at::kCPU);
@@ -66,7 +97,7 @@ TEST(RotaryTable, KeepsItsTableWhenOnlyOneOfItsBuffersIsCast) {
 }
 
 TEST(ApplyRotary, RotatesInTheWiderTypeAndReturnsThatOfX) {
-  auto [cos, sin] = RotaryTable(8, 10000.0).angles(16, at::kCPU);
+  auto [cos, sin] = RotaryTable(rotary_of(8)).angles(16, at::kCPU);
   for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {
     at::Tensor x = at::arange(16 * 8, at::kFloat).sin().view({1, 1, 16, 8}).to(type);
     at::Tensor in_float32 = apply_rotary(x.to(at::kFloat), cos, sin);

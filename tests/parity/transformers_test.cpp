@@ -9,8 +9,12 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "checkpoint/hugging_face_config.h"
+#include "config/print.h"
 #include "e2e/programs.h"
 #include "nn/options.h"
+#include "support/safetensors_files.h"
+#include "support/tiny_config.h"
 #include "support/tiny_models.h"
 #include "train/build_model.h"
 #include "util/error.h"
@@ -22,7 +26,7 @@ namespace {
 struct Case {
   std::string name, class_name;
   nn::ModelOptions model;
-  std::vector<std::string> export_flags;
+  std::vector<std::string> export_flags, overrides = {};
 };
 
 /// The models of transformers_*.txt.
@@ -38,6 +42,26 @@ Case case_of(const std::string& name) {
     c.model.tie_word_embeddings = true;
     c.export_flags = {"--max-shard-size", "10KB"};
   }
+  if (name == "qwen2") {
+    c.class_name = "Qwen2ForCausalLM";
+    c.model.qkv_bias = true;
+    c.model.tie_word_embeddings = true;
+    c.overrides = {"model.qkv_bias=true"};
+  }
+  if (name == "mistral") {
+    c.class_name = "MistralForCausalLM";
+    c.model.head_dim = 12;
+    c.model.sliding_window = 16;
+    c.overrides = {"model.head_dim=12", "model.sliding_window=16"};
+  }
+  if (name == "llama3") {
+    c.model.attention_bias = c.model.mlp_bias = true;
+    c.model.rope_type = "llama3";
+    c.model.rope_factor = 8;
+    c.model.rope_original_length = 8;
+    c.overrides = {"model.attention_bias=true", "model.mlp_bias=true", "model.rope_type=llama3",
+                   "model.rope_factor=8", "model.rope_original_length=8"};
+  }
   if (name == "gpt2") {
     c.class_name = "GPT2LMHeadModel";
     c.model.architecture = "gpt2";
@@ -48,26 +72,84 @@ Case case_of(const std::string& name) {
   return c;
 }
 
+at::Tensor logits_of(const std::string& folder, nn::ModelOptions options) {
+  options.init_from = folder;
+  auto model = train::build_model(options, 1);
+  at::NoGradGuard no_grad;
+  return model->forward(testing::token_rows(0, 2, 11, options.vocab_size)).flatten();
+}
+
+std::vector<float> numbers_in(const std::string& text) {
+  std::vector<float> values;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.empty() && line[0] != '#') values.push_back(std::stof(line));
+  }
+  return values;
+}
+
+/// [model] of a config.
+std::string model_section(const nn::ModelOptions& options) {
+  config::Config config;
+  config.model = options;
+  std::istringstream lines(config::to_toml(config));
+  std::string section;
+  bool inside = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("[")) inside = line == "[model]";
+    if (inside && !line.starts_with("init_from")) section += line + "\n";
+  }
+  return section;
+}
+
+/// The Python with transformers; empty where there is none.
+std::string python_with_transformers() {
+  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
+  const std::string python = chosen == nullptr ? "python3" : chosen;
+  const bool has_it = testing::run({"/usr/bin/env", python, "-c", "import transformers"}).exit_code == 0;
+  return has_it ? python : "";
+}
+
 class Transformers : public ::testing::TestWithParam<const char*> {
  protected:
   /// Runs one step that changes nothing on two processes, and exports what was saved.
   void SetUp() override {
     const nn::ModelOptions& model = case_.model;
     testing::write_token_file(folder_ / "train.bin", 2000, model.vocab_size);
+    // Biases are 0 at first, which would hide them.
+    testing::NamedTensors weights;
+    auto initial = testing::make_initialized(model);
+    at::NoGradGuard no_grad;
+    for (const auto& parameter : initial->named_parameters()) {
+      if (parameter.key() == "lm_head.weight" && model.tie_word_embeddings) continue;
+      at::Tensor values = parameter.value().detach().clone();
+      if (parameter.key().ends_with(".bias")) values = at::arange(values.numel(), at::kFloat).sin().mul_(0.1);
+      weights.emplace_back(parameter.key(), values);
+    }
+    testing::write_safetensors(folder_ / "initial.safetensors", weights);
     auto number = [](const char* key, auto value) { return util::concat("model.", key, "=", value); };
-    auto result = e2e::launch_training(
-        2, std::string(FSDP_SOURCE_DIR) + "/tests/parity/llama.toml",
-        {"model.architecture=" + model.architecture, number("vocab_size", model.vocab_size),
-         number("hidden_size", model.hidden_size), number("intermediate_size", model.intermediate_size),
-         number("num_hidden_layers", model.num_hidden_layers),
-         number("num_attention_heads", model.num_attention_heads),
-         number("num_key_value_heads", model.num_key_value_heads),
-         number("max_position_embeddings", model.max_position_embeddings),
-         number("initializer_range", model.initializer_range),
-         number("tie_word_embeddings", model.tie_word_embeddings ? "true" : "false"),
-         "data.train=[\"" + (folder_ / "train.bin").string() + "\"]", "data.sequence_length=16",
-         "training.steps=1", "optimizer.lr=0", "fsdp.min_num_params=1000", "checkpoint.save_at_end=true",
-         "run.output_dir=" + (folder_ / "out").string()});
+    std::vector<std::string> overrides = {
+        "model.architecture=" + model.architecture,
+        "model.init_from=" + (folder_ / "initial.safetensors").string(),
+        number("vocab_size", model.vocab_size),
+        number("hidden_size", model.hidden_size),
+        number("intermediate_size", model.intermediate_size),
+        number("num_hidden_layers", model.num_hidden_layers),
+        number("num_attention_heads", model.num_attention_heads),
+        number("num_key_value_heads", model.num_key_value_heads),
+        number("max_position_embeddings", model.max_position_embeddings),
+        number("initializer_range", model.initializer_range),
+        number("tie_word_embeddings", model.tie_word_embeddings ? "true" : "false"),
+        "data.train=[\"" + (folder_ / "train.bin").string() + "\"]",
+        "data.sequence_length=16",
+        "training.steps=1",
+        "optimizer.lr=0",
+        "fsdp.min_num_params=1000",
+        "checkpoint.save_at_end=true",
+        "run.output_dir=" + (folder_ / "out").string()};
+    overrides.insert(overrides.end(), case_.overrides.begin(), case_.overrides.end());
+    auto result =
+        e2e::launch_training(2, std::string(FSDP_SOURCE_DIR) + "/tests/parity/llama.toml", overrides);
     ASSERT_EQ(result.exit_code, 0) << result.err;
     std::vector<std::string> command = {e2e::program("fsdp-ckpt"), "export", (folder_ / "out").string(),
                                         exported()};
@@ -82,20 +164,10 @@ class Transformers : public ::testing::TestWithParam<const char*> {
   }
 
   /// Of the exported folder, read again.
-  at::Tensor our_logits() const {
-    nn::ModelOptions options = case_.model;
-    options.init_from = exported();
-    auto model = train::build_model(options, 1);
-    at::NoGradGuard no_grad;
-    return model->forward(testing::token_rows(0, 2, 11, options.vocab_size)).flatten();
-  }
+  at::Tensor our_logits() const { return logits_of(exported(), case_.model); }
 
   void expect_ours(const std::string& text, const std::string& whose) {
-    std::vector<float> values;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      if (!line.empty() && line[0] != '#') values.push_back(std::stof(line));
-    }
+    std::vector<float> values = numbers_in(text);
     at::Tensor ours = our_logits();
     ASSERT_EQ(static_cast<int64_t>(values.size()), ours.numel());
     at::Tensor theirs = at::from_blob(values.data(), {ours.numel()});
@@ -116,11 +188,8 @@ TEST_P(Transformers, TheExportGivesTheLogitsThatTransformersGave) {
 }
 
 TEST_P(Transformers, TheExportLoadsAndGivesTheSameLogits) {
-  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
-  std::string python = chosen == nullptr ? "python3" : chosen;
-  if (testing::run({"/usr/bin/env", python, "-c", "import transformers"}).exit_code != 0) {
-    GTEST_SKIP() << python << " has no transformers; set FSDP_TEST_PYTHON to one that has";
-  }
+  const std::string python = python_with_transformers();
+  if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
   auto result = testing::run(
       {"/usr/bin/env", python, std::string(FSDP_SOURCE_DIR) + "/tests/parity/transformers_reference.py",
        exported(), "--expect", case_.class_name},
@@ -130,7 +199,78 @@ TEST_P(Transformers, TheExportLoadsAndGivesTheSameLogits) {
   expect_ours(result.out, "transformers");
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Transformers, ::testing::Values("llama", "llama_tied_split", "gpt2"),
+INSTANTIATE_TEST_SUITE_P(Models, Transformers,
+                         ::testing::Values("llama", "llama_tied_split", "gpt2", "qwen2", "mistral", "llama3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// A random model of transformers is imported, gives the same logits, is trained on two processes and
+/// exported, and there has the loss that it has here.
+class RoundTrip : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RoundTrip, ComesBackToTransformersAsItWasTrained) {
+  const std::string python = python_with_transformers();
+  if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
+  testing::TemporaryFolder folder;
+  auto path = [&](const char* name) { return (folder / name).string(); };
+  auto script = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> command = {
+        "/usr/bin/env", python, std::string(FSDP_SOURCE_DIR) + "/tests/parity/transformers_round_trip.py"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    auto result = testing::run(command, {.timeout_seconds = 300});
+    if (result.exit_code != 0) throw std::runtime_error(result.err);
+    return numbers_in(result.out);
+  };
+  auto must_run = [](const std::vector<std::string>& command) {
+    auto result = testing::run(command);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  };
+  std::vector<float> theirs = script({"make", GetParam(), path("theirs")});
+  nn::ModelOptions options = checkpoint::options_from_hugging_face(
+      nlohmann::json::parse(util::read_file(folder / "theirs/config.json")), "config.json");
+
+  // The import, and the folder itself.
+  must_run({e2e::program("fsdp-ckpt"), "import", path("theirs"), path("imported")});
+  for (const char* name : {"theirs", "imported"}) {
+    at::Tensor ours = logits_of(path(name), options);
+    ASSERT_EQ(static_cast<int64_t>(theirs.size()), ours.numel());
+    const double difference =
+        (ours - at::from_blob(theirs.data(), {ours.numel()})).abs().max().item<double>();
+    std::cout << GetParam() << ", " << name << ": logits differ by " << difference << std::endl;
+    EXPECT_LE(difference, 1e-4);
+  }
+
+  testing::write_token_file(folder / "train.bin", 2000, options.vocab_size);
+  testing::write_token_file(folder / "validation.bin", 16 * 9 + 1, options.vocab_size);
+  std::ofstream(folder / "config.toml")
+      << model_section(options) << "init_from = \"" << path("imported") << R"("
+[data]
+sequence_length = 16
+micro_batch_size = 2
+[training]
+steps = 5
+[optimizer]
+lr = 1e-2
+[fsdp]
+min_num_params = 1000
+)";
+  auto trained = e2e::launch_training(
+      2, path("config.toml"),
+      {"data.train=[\"" + path("train.bin") + "\"]", "data.validation=[\"" + path("validation.bin") + "\"]",
+       "run.output_dir=" + path("out")});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const double loss = testing::values_of(path("out") + "/metrics.jsonl", "validation_loss").back();
+  must_run({e2e::program("fsdp-ckpt"), "export", path("out"), path("back")});
+  const std::vector<float> found = script({"loss", path("back"), path("validation.bin"), "16"});
+  ASSERT_EQ(found.size(), 1u);
+  std::cout << GetParam() << ": validation loss " << loss << " here, " << found[0] << " there" << std::endl;
+  EXPECT_NEAR(found[0], loss, 1e-4);
+  const std::vector<float> before = script({"loss", path("theirs"), path("validation.bin"), "16"});
+  EXPECT_LT(found[0], before[0] - 0.01) << "training changed nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
+                         ::testing::Values("llama", "llama_tied", "llama_gqa", "gpt2", "qwen2", "mistral",
+                                           "llama3"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""A tiny random model of Hugging Face's transformers, and the loss of one.
+
+  transformers_round_trip.py make KIND FOLDER           saves it there; prints its logits as transformers_reference.py does
+  transformers_round_trip.py loss FOLDER TOKENS LENGTH  prints the mean loss over all whole samples of a uint16 token file
+
+Needs torch, transformers, numpy and safetensors.
+"""
+import os
+import sys
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import numpy
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+SIZES = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=4, max_position_embeddings=32, initializer_range=0.2)
+
+
+def make(kind):
+    if kind == "gpt2":
+        return transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32, initializer_range=0.2,
+                                       attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, bos_token_id=0, eos_token_id=0)
+    if kind == "qwen2":
+        return transformers.Qwen2Config(**SIZES | dict(num_key_value_heads=2, tie_word_embeddings=True))
+    if kind == "mistral":
+        return transformers.MistralConfig(**SIZES | dict(num_key_value_heads=2, head_dim=12, sliding_window=None))
+    extra = {"llama": {}, "llama_tied": dict(tie_word_embeddings=True), "llama_gqa": dict(num_key_value_heads=2),
+             "llama3": dict(attention_bias=True, mlp_bias=True, rope_scaling=dict(
+                 rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                 original_max_position_embeddings=16))}[kind]
+    return transformers.LlamaConfig(**SIZES | extra)
+
+
+def main():
+    command, *arguments = sys.argv[1:]
+    if command == "make":
+        kind, folder = arguments
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(make(kind)).float().eval()
+        with torch.no_grad():  # of biases and norms too, which start alike
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder)
+        row, column = torch.arange(2)[:, None], torch.arange(12)[None, :]
+        tokens = (row * 7 + column * column * 3 + row * column * 5 + 1) % model.config.vocab_size  # token_rows in C++
+        with torch.no_grad():
+            print("\n".join(f"{value:.9g}" for value in model(tokens).logits.flatten().tolist()))
+        return
+    folder, path, length = arguments[0], arguments[1], int(arguments[2])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.from_numpy(numpy.fromfile(path, "<u2").astype("int64"))
+    samples = (len(tokens) - 1) // length
+    inputs = tokens[:samples * length].view(samples, length)
+    targets = tokens[1:samples * length + 1].view(samples, length)
+    with torch.no_grad():
+        logits = model(inputs).logits
+    print(f"{torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), targets.flatten()).item():.9g}")
+
+
+main()
