@@ -4,6 +4,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "config/presets.h"
+
 namespace fsdp::config {
 namespace {
 
@@ -23,6 +25,11 @@ Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint axis_or_rest() { return {.min = 1, .max = kMaxMeshAxis, .also = -1}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
+Constraint a_preset() {
+  std::vector<std::string> names = {""};
+  for (const Preset& preset : presets()) names.push_back(preset.name);
+  return one_of(std::move(names));
+}
 Constraint float_type() { return one_of({"float32", "bfloat16", "float16"}); }
 
 Constraint strictly_between(double min, double max) {
@@ -35,6 +42,7 @@ std::vector<Key> make_keys() {
       {KEY(run, output_dir), "folder of checkpoints, metrics and the resolved config", non_empty(), {}},
       {KEY(run, seed), "of initial weights and sample order", at_least(0), {}},
 
+      {KEY(model, preset), "a well-known model, for the keys of [model] that are not given", a_preset(), {}},
       {KEY(model, architecture), "family of the model", one_of({"llama", "gpt2"}), {}},
       {KEY(model, vocab_size), "tokens of the vocabulary", between(1, 10'000'000), {}},
       {KEY(model, hidden_size), "width of the hidden states", between(1, kMaxWidth), {}},

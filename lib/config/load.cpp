@@ -10,6 +10,7 @@
 #include "config/convert.h"
 #include "config/keys.h"
 #include "config/parse.h"
+#include "config/presets.h"
 #include "config/report.h"
 #include "config/source.h"
 #include "config/suggest.h"
@@ -60,6 +61,7 @@ class Loader {
 
   void apply(const Key& key, const Literal& literal, const Source& source);
   void refuse_unknown(const Source& source, const Entry& entry);
+  void apply_preset();
   void check_defaults(const Source& file);
   void check_conflicts(const Source& file);
 
@@ -67,6 +69,7 @@ class Loader {
   Report report_;
   std::map<std::string, Given> given_;  ///< by full name
   std::deque<Source> override_sources_;
+  std::optional<Source> preset_source_;
   bool file_was_read_ = true;
 };
 
@@ -187,7 +190,20 @@ void Loader::check_conflicts(const Source& file) {
   }
 }
 
+/// Below what is given, above the defaults.
+void Loader::apply_preset() {
+  const Preset* preset = find_preset(config_.model.preset);
+  if (!preset) return;
+  const Source& source = preset_source_.emplace(Source::from_text("preset " + preset->name, preset->toml));
+  for (const Entry& entry : parse_toml(source)) {
+    const Key* key = find_key(entry.section, entry.name);
+    if (!key || given_.contains(key->full_name())) continue;  // no key: the section itself
+    apply(*key, entry.value, source);
+  }
+}
+
 Config Loader::finish(const Source& file) {
+  apply_preset();
   for (const Key& key : all_keys()) {
     if (key.follows.empty() || given_.contains(key.full_name())) continue;
     const Key* followed = find_key(key.section, key.follows);

@@ -10,7 +10,7 @@
 
 namespace fsdp::config {
 
-/// The defaults, changed by `file`, changed by `overrides` in their order (of two for the same key the later
+/// The defaults, changed by model.preset, changed by `file`, changed by `overrides` in their order (of two for the same key the later
 /// one counts).
 ///
 /// An override is `section.key=value` with the value in TOML; for a key that holds a string the quotes may be

@@ -8,6 +8,8 @@ namespace fsdp::nn {
 
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
+  /// Of config/presets.h, whose values the options below have where nothing else was given; or empty.
+  std::string preset;
   std::string architecture = "llama";  ///< "llama" or "gpt2"
   int64_t vocab_size = 256;
   int64_t hidden_size = 256;

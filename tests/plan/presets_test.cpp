@@ -1,0 +1,68 @@
+#include "config/presets.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "config/load.h"
+#include "config/print.h"
+#include "nn/decoder_outline.h"
+#include "util/error.h"
+
+namespace fsdp::config {
+namespace {
+
+Config with_preset(const std::string& name, const std::vector<std::string>& overrides = {}) {
+  return parse_config("[model]\npreset = \"" + name + "\"\n[data]\ntrain = [\"a.bin\"]\n", "c.toml",
+                      overrides);
+}
+
+int64_t count_parameters(const nn::ModelOptions& options) {
+  int64_t count = 0;
+  for (const nn::OutlineParameter& parameter : nn::decoder_outline(options).parameters) {
+    int64_t numel = 1;
+    for (int64_t size : parameter.shape) numel *= size;
+    count += numel;
+  }
+  return count;
+}
+
+// The published numbers: of transformers' GPT2LMHeadModel and LlamaForCausalLM, and of llama2.c.
+TEST(Presets, HaveThePublishedNumbersOfParameters) {
+  const std::map<std::string, int64_t> published = {
+      {"gpt2-124m", 124'439'808},   {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
+      {"gpt2-1.5b", 1'557'611'200}, {"llama-15m", 15'191'712},     {"llama-110m", 109'529'856},
+      {"llama3-8b", 8'030'261'248}, {"llama3-70b", 70'553'706'496}};
+  EXPECT_EQ(presets().size(), published.size());
+  for (const Preset& preset : presets()) {
+    EXPECT_EQ(count_parameters(with_preset(preset.name).model), published.at(preset.name)) << preset.name;
+  }
+}
+
+TEST(Presets, GiveWayToWhatIsGiven) {
+  const Config config =
+      with_preset("gpt2-124m", {"model.num_hidden_layers=3", "model.num_attention_heads=6"});
+  EXPECT_EQ(config.model.num_hidden_layers, 3);
+  EXPECT_EQ(config.model.num_attention_heads, 6);
+  EXPECT_EQ(config.model.num_key_value_heads, 6);
+  EXPECT_EQ(config.model.hidden_size, 768);
+  EXPECT_EQ(with_preset("llama3-8b").model.num_key_value_heads, 8);
+}
+
+TEST(Presets, AreWrittenOutInTheResolvedConfig) {
+  const Config config = with_preset("llama-15m");
+  EXPECT_EQ(differing_keys(config, parse_config(to_toml(config), "resolved.toml")),
+            std::vector<std::string>{});
+}
+
+TEST(Presets, OfOtherNamesAreRefusedWithTheNearest) {
+  try {
+    with_preset("gpt2-125m");
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("gpt2-124m"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::config
