@@ -34,6 +34,13 @@ class ConfigReader {
     return config_[key].get<double>();
   }
 
+  /// From 0 to below 1.
+  double share(const char* key, double otherwise) const {
+    const double value = number(key, otherwise);
+    if (!(value >= 0 && value < 1)) refuse(key, "a number from 0 to below 1");
+    return value;
+  }
+
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
     if (!config_[key].is_boolean()) refuse(key, "true or false");
@@ -74,6 +81,9 @@ nn::ModelOptions read_gpt2(const ConfigReader& reader) {
   options.num_key_value_heads = options.num_attention_heads;
   options.max_position_embeddings = reader.size("n_positions", 1024);
   options.layer_norm_epsilon = reader.number("layer_norm_epsilon", 1e-5);
+  options.attention_dropout = reader.share("attn_pdrop", 0.1);
+  options.embedding_dropout = reader.share("embd_pdrop", 0.1);
+  options.hidden_dropout = reader.share("resid_pdrop", 0.1);
   options.tie_word_embeddings = reader.flag("tie_word_embeddings", true);
   reader.require("activation_function", "gelu_new");
   reader.require("scale_attn_weights", true);
@@ -126,6 +136,7 @@ nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type)
                                                                                    : 2048);
   options.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
   options.rope_theta = reader.number("rope_theta", 10000.0);
+  options.attention_dropout = reader.share("attention_dropout", 0);
   options.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
   options.qkv_bias = qwen2;
   if (type == "llama") {
@@ -171,6 +182,7 @@ void update_llama(json& config, const nn::ModelOptions& options) {
                  {"max_position_embeddings", options.max_position_embeddings},
                  {"rms_norm_eps", options.rms_norm_eps},
                  {"rope_theta", options.rope_theta},
+                 {"attention_dropout", options.attention_dropout},
                  {"hidden_act", "silu"}});
   if (options.head_dim > 0) config["head_dim"] = options.head_dim;
   if (type == "llama") {
@@ -206,9 +218,9 @@ nlohmann::json hugging_face_config(const nn::ModelOptions& options) {
                    {"n_positions", options.max_position_embeddings},
                    {"layer_norm_epsilon", options.layer_norm_epsilon},
                    {"activation_function", "gelu_new"},
-                   {"attn_pdrop", 0.0},
-                   {"embd_pdrop", 0.0},
-                   {"resid_pdrop", 0.0}});
+                   {"attn_pdrop", options.attention_dropout},
+                   {"embd_pdrop", options.embedding_dropout},
+                   {"resid_pdrop", options.hidden_dropout}});
   } else {
     update_llama(config, options);
   }

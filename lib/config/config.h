@@ -27,6 +27,8 @@ struct TrainingOptions {
   /// Over so many steps the micro-steps a step rise from 1 to that number.
   int64_t batch_warmup_steps = 0;
   double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is still reported)
+  double label_smoothing = 0.0;  ///< kernels::LossTerms
+  double z_loss = 0.0;
   double norm_type = 2.0;      ///< p of the p-norm; inf: the largest magnitude
   bool fused_kernels = true;
   std::string matmul = "auto";

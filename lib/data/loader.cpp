@@ -130,7 +130,9 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_step) const 
   int64_t first = first_global_sample + (micro_step * placement_.world_size + placement_.rank) * rows;
   BatchBuilder builder(files_, options_, vocab_size_);
   for (int64_t row = 0; row < rows; ++row) builder.add(order_.sample(first + row));
-  return builder.take();
+  Batch batch = builder.take();
+  batch.first_row = first;
+  return batch;
 }
 
 ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,

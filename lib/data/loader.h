@@ -23,6 +23,7 @@ struct Batch {
   at::Tensor inputs;       ///< [B, T] int64
   at::Tensor targets;      ///< [B, T] int64
   int64_t valid_rows = 0;  ///< the first so many rows count; in training all do
+  int64_t first_row = 0;   ///< training: the global position of row 0 in the run
 };
 
 /// This process's place among those that share the work.

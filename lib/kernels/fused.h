@@ -52,8 +52,17 @@ at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
 /// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows
 /// whose target is kIgnored do not count. It can be differentiated once.
 constexpr int64_t kIgnored = -100;
+/// What a loss has beside the cross-entropy, for each row that counts.
+struct LossTerms {
+  /// e: the target's probability is to be 1 - e, and e is spread evenly over the vocabulary (Szegedy et al.:
+  /// Rethinking the Inception architecture, 2016, section 7).
+  double label_smoothing = 0;
+  /// z: z * log(sum of exp(logits))^2 is added, which keeps logits from growing (Chowdhery et al.: PaLM,
+  /// 2022, section 5).
+  double z_loss = 0;
+};
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                                Matmul matmul);
+                                Matmul matmul, const LossTerms& terms = {});
 
 /// Rows of such a chunk.
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary);

@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 constexpr int64_t kChunkElements = 16 << 20;
 
 /// The sum of the losses of the rows; logits become `scale` times their gradient where it is not 0.
-double losses(const at::Tensor& logits, const at::Tensor& targets, double scale) {
+double losses(const at::Tensor& logits, const at::Tensor& targets, double scale, const LossTerms& terms) {
   const int64_t rows = logits.size(0), vocabulary = logits.size(1);
   at::Tensor parts = at::zeros({rows}, at::kDouble);
   const int64_t grain = std::max<int64_t>(1, kGrain / vocabulary);
@@ -38,7 +38,9 @@ double losses(const at::Tensor& logits, const at::Tensor& targets, double scale)
                                           .targets = targets.data_ptr<int64_t>() + row,
                                           .rows = 1,
                                           .vocabulary = vocabulary,
-                                          .scale = static_cast<float>(scale)});
+                                          .scale = static_cast<float>(scale),
+                                          .label_smoothing = static_cast<float>(terms.label_smoothing),
+                                          .z_loss = static_cast<float>(terms.z_loss)});
     }
   });
   double sum = 0;
@@ -49,7 +51,8 @@ double losses(const at::Tensor& logits, const at::Tensor& targets, double scale)
 class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
  public:
   static Variable forward(AutogradContext* context, const Variable& given, const Variable& weight,
-                          const Variable& targets, int64_t matmul_number, bool differentiates) {
+                          const Variable& targets, int64_t matmul_number, bool differentiates,
+                          const LossTerms& terms) {
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor x = given.contiguous();
     const int64_t rows = x.size(0), chunk = cross_entropy_chunk_rows(rows, weight.size(0));
@@ -61,7 +64,7 @@ class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
       const int64_t count = std::min(chunk, rows - first);
       const at::Tensor part = x.narrow(0, first, count);
       const at::Tensor logits = product(part, weight, matmul);
-      loss += losses(logits, targets.narrow(0, first, count), differentiates ? 1 / counted : 0);
+      loss += losses(logits, targets.narrow(0, first, count), differentiates ? 1 / counted : 0, terms);
       if (!differentiates) continue;
       dx.narrow(0, first, count).copy_(product(logits, weight.t(), matmul));
       const at::Tensor of_weight = product(logits.t(), part.t(), matmul);
@@ -86,14 +89,14 @@ class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
       dx.mul_(scale);
       dweight.mul_(scale);
     }
-    return {dx, dweight, {}, {}, {}};
+    return {dx, dweight, {}, {}, {}, {}};
   }
 };
 
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                                Matmul matmul) {
+                                Matmul matmul, const LossTerms& terms) {
   FSDP_CHECK(can_fuse(x) && weight.scalar_type() == x.scalar_type() && x.dim() == 2 &&
              weight.size(1) == x.size(1) && targets.numel() == x.size(0));
   const at::Tensor tokens = targets.contiguous();
@@ -106,7 +109,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
                ", the size of the vocabulary; found ", *outside);
   }
   const bool differentiates = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  return LinearCrossEntropy::apply(x, weight, tokens, static_cast<int64_t>(matmul), differentiates);
+  return LinearCrossEntropy::apply(x, weight, tokens, static_cast<int64_t>(matmul), differentiates, terms);
 }
 
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary) {

@@ -1,11 +1,14 @@
 #include "nn/attention.h"
 
-#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/Functions.h>
 
+#include <cmath>
+#include <limits>
 #include <optional>
 
 #include "kernels/attention.h"
 #include "kernels/fused.h"
+#include "nn/dropout.h"
 #include "nn/rotary.h"
 
 namespace fsdp::nn {
@@ -22,8 +25,28 @@ at::Tensor join_heads(const at::Tensor& x) {
 }
 
 /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> [B, T, heads, head_dim]
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const Compute& compute) {
+struct Heads {
+  at::Tensor q, k, v;
+};
+
+/// With weights that are dropped, of which there are none in the kernels.
+at::Tensor attention_with_dropout(const Heads& heads, double p, const StageContext& context) {
+  const int64_t group = heads.q.size(2) / heads.k.size(2), length = heads.q.size(1);
+  const at::Tensor q = heads.q.transpose(1, 2);
+  const at::Tensor k = heads.k.transpose(1, 2).repeat_interleave(group, 1);
+  const at::Tensor v = heads.v.transpose(1, 2).repeat_interleave(group, 1);
+  const at::Tensor later = at::ones({length, length}, q.options().dtype(at::kBool)).triu(1);
+  const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
+  const at::Tensor weights = scores.masked_fill(later, -std::numeric_limits<double>::infinity())
+                                 .softmax(-1, at::kFloat)
+                                 .to(v.scalar_type());
+  return at::matmul(dropout(weights, p, DropoutPlace::kAttentionScores, context), v).transpose(1, 2);
+}
+
+at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
+                            const StageContext& context) {
+  const auto& [q, k, v] = heads;
+  if (p > 0 && context.dropout) return attention_with_dropout(heads, p, context);
   if (compute.fused && kernels::can_attend(q)) return kernels::causal_attention(q, k, v);
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                           /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
@@ -38,6 +61,7 @@ LlamaAttention::LlamaAttention(const ModelOptions& options)
     : num_heads_(options.num_attention_heads),
       num_kv_heads_(options.num_key_value_heads),
       head_dim_(head_width(options)),
+      dropout_(options.attention_dropout),
       compute_(options) {
   auto linear = [this](int64_t in, int64_t out, bool biased) {
     return std::make_shared<Linear>(in, out, compute_, biased);
@@ -56,7 +80,7 @@ at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& cont
   at::Tensor q = rotated(q_proj_->with_bias(qkv[0]), num_heads_, context);
   at::Tensor k = rotated(k_proj_->with_bias(qkv[1]), num_kv_heads_, context);
   at::Tensor v = split_heads(v_proj_->with_bias(qkv[2]), num_kv_heads_);
-  return o_proj_->forward(join_heads(causal_attention(q, k, v, compute_)));
+  return o_proj_->forward(join_heads(causal_attention({q, k, v}, compute_, dropout_, context)));
 }
 
 at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
@@ -68,16 +92,17 @@ at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const Sta
 }
 
 Gpt2Attention::Gpt2Attention(const ModelOptions& options)
-    : num_heads_(options.num_attention_heads), compute_(options) {
+    : num_heads_(options.num_attention_heads), dropout_(options.attention_dropout), compute_(options) {
   int64_t hidden = options.hidden_size;
   c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute_));
   c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute_));
 }
 
-at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext&) {
+at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext& context) {
   auto qkv = c_attn_->forward(x).chunk(3, /*dim=*/-1);
   for (at::Tensor& part : qkv) part = split_heads(part, num_heads_);
-  return c_proj_->forward(join_heads(causal_attention(qkv[0], qkv[1], qkv[2], compute_)));
+  return c_proj_->forward(
+      join_heads(causal_attention({qkv[0], qkv[1], qkv[2]}, compute_, dropout_, context)));
 }
 
 }  // namespace fsdp::nn

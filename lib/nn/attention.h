@@ -1,7 +1,7 @@
 #pragma once
 
 // Causal self-attention, by kernels/attention.h where that is for the tensors, else by libtorch's
-// scaled-dot-product attention.
+// scaled-dot-product attention; with dropout of its weights, which exist then as a tensor [B, heads, T, T].
 // Shapes: x: [B, T, D] -> [B, T, D].
 
 #include "nn/linear.h"
@@ -26,6 +26,7 @@ class LlamaAttention final : public Stage {
   at::Tensor rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const;
 
   int64_t num_heads_, num_kv_heads_, head_dim_;
+  double dropout_;
   Compute compute_;
   std::shared_ptr<Linear> q_proj_, k_proj_, v_proj_, o_proj_;
 };
@@ -41,6 +42,7 @@ class Gpt2Attention final : public Stage {
 
  private:
   int64_t num_heads_;
+  double dropout_;
   Compute compute_;
   std::shared_ptr<TransposedLinear> c_attn_, c_proj_;
 };

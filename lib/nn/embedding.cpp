@@ -29,10 +29,11 @@ at::Tensor Head::compute(const at::Tensor& x, const StageContext& context) {
   const at::Tensor& targets = context.targets;
   if (targets.defined() && compute_.fused && kernels::can_fuse(x) &&
       weight_.scalar_type() == x.scalar_type()) {
-    return kernels::linear_cross_entropy(x.flatten(0, -2), weight_, targets.flatten(), compute_.matmul);
+    return kernels::linear_cross_entropy(x.flatten(0, -2), weight_, targets.flatten(), compute_.matmul,
+                                         context.loss_terms);
   }
   const at::Tensor logits = kernels::linear(x, weight_, compute_.matmul);
-  return targets.defined() ? next_token_loss(logits, targets) : logits;
+  return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
 }
 
 }  // namespace fsdp::nn

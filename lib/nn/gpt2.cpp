@@ -2,11 +2,12 @@
 
 #include <ATen/ops/arange.h>
 
+#include "nn/dropout.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
 
-Gpt2Block::Gpt2Block(const ModelOptions& options) {
+Gpt2Block::Gpt2Block(const ModelOptions& options) : hidden_dropout_(options.hidden_dropout) {
   auto norm = [&] {
     return std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon, Compute(options));
   };
@@ -17,12 +18,15 @@ Gpt2Block::Gpt2Block(const ModelOptions& options) {
 }
 
 at::Tensor Gpt2Block::compute(const at::Tensor& x, const StageContext& context) {
-  const at::Tensor attention = attn_->forward(ln_1_->forward(x), context);
+  const at::Tensor attention = dropout(attn_->forward(ln_1_->forward(x), context), hidden_dropout_,
+                                       DropoutPlace::kAttentionOutput, context);
   auto [attended, normed] = ln_2_->forward_with(x, attention);
-  return attended + mlp_->forward(normed, context);
+  return attended +
+         dropout(mlp_->forward(normed, context), hidden_dropout_, DropoutPlace::kFeedForwardOutput, context);
 }
 
-Gpt2::Gpt2(const ModelOptions& options) : max_positions_(options.max_position_embeddings) {
+Gpt2::Gpt2(const ModelOptions& options)
+    : max_positions_(options.max_position_embeddings), embedding_dropout_(options.embedding_dropout) {
   auto transformer = register_module("transformer", std::make_shared<torch::nn::Module>());
   wte_ = transformer->register_module(
       "wte", std::make_shared<Embedding>(options.vocab_size, options.hidden_size, Compute(options)));
@@ -38,15 +42,20 @@ Gpt2::Gpt2(const ModelOptions& options) : max_positions_(options.max_position_em
                      : std::make_shared<Head>(options.hidden_size, options.vocab_size, Compute(options)));
 }
 
-at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& context) {
+at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& given) {
   if (ids.size(1) > max_positions_) {
     util::fail(
         util::ErrorKind::kUsage, "a sequence of ", ids.size(1), " tokens is longer than the ", max_positions_,
         " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
   }
   at::Tensor positions = at::arange(ids.size(1), ids.options());
-  at::Tensor x = wte_->forward(ids, context) + wpe_->forward(positions, context);
-  for (const auto& block : *h_) x = block->forward(x, context);
+  StageContext context = given;
+  at::Tensor x = dropout(wte_->forward(ids, context) + wpe_->forward(positions, context), embedding_dropout_,
+                         DropoutPlace::kEmbedding, context);
+  for (const auto& block : *h_) {
+    x = block->forward(x, context);
+    ++context.layer;
+  }
   return lm_head_->forward(ln_f_->forward(x), context);
 }
 

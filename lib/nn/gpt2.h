@@ -23,6 +23,7 @@ class Gpt2Block final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  double hidden_dropout_;
   std::shared_ptr<LayerNorm> ln_1_, ln_2_;
   std::shared_ptr<Gpt2Attention> attn_;
   std::shared_ptr<GeluFeedForward> mlp_;
@@ -39,6 +40,7 @@ class Gpt2 final : public Stage {
 
  private:
   int64_t max_positions_;
+  double embedding_dropout_;
   std::shared_ptr<Embedding> wte_, wpe_;
   std::shared_ptr<StageList> h_;
   std::shared_ptr<LayerNorm> ln_f_;

@@ -1,8 +1,10 @@
 #include "nn/llama.h"
 
+#include "nn/dropout.h"
+
 namespace fsdp::nn {
 
-LlamaBlock::LlamaBlock(const ModelOptions& options) {
+LlamaBlock::LlamaBlock(const ModelOptions& options) : hidden_dropout_(options.hidden_dropout) {
   auto norm = [&] {
     return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options));
   };
@@ -13,12 +15,14 @@ LlamaBlock::LlamaBlock(const ModelOptions& options) {
 }
 
 at::Tensor LlamaBlock::compute(const at::Tensor& x, const StageContext& context) {
-  const at::Tensor attention = self_attn_->forward(input_layernorm_->forward(x), context);
+  const at::Tensor attention = dropout(self_attn_->forward(input_layernorm_->forward(x), context),
+                                       hidden_dropout_, DropoutPlace::kAttentionOutput, context);
   auto [attended, normed] = post_attention_layernorm_->forward_with(x, attention);
-  return attended + mlp_->forward(normed, context);
+  return attended +
+         dropout(mlp_->forward(normed, context), hidden_dropout_, DropoutPlace::kFeedForwardOutput, context);
 }
 
-Llama::Llama(const ModelOptions& options) {
+Llama::Llama(const ModelOptions& options) : embedding_dropout_(options.embedding_dropout) {
   auto model = register_module("model", std::make_shared<torch::nn::Module>());
   embed_tokens_ = model->register_module(
       "embed_tokens", std::make_shared<Embedding>(options.vocab_size, options.hidden_size, Compute(options)));
@@ -35,11 +39,14 @@ Llama::Llama(const ModelOptions& options) {
 }
 
 at::Tensor Llama::compute(const at::Tensor& ids, const StageContext& given) {
-  StageContext context;
-  context.targets = given.targets;
+  StageContext context = given;
   std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(ids.size(1), ids.device());
-  at::Tensor x = embed_tokens_->forward(ids, context);
-  for (const auto& layer : *layers_) x = layer->forward(x, context);
+  at::Tensor x =
+      dropout(embed_tokens_->forward(ids, context), embedding_dropout_, DropoutPlace::kEmbedding, context);
+  for (const auto& layer : *layers_) {
+    x = layer->forward(x, context);
+    ++context.layer;
+  }
   return lm_head_->forward(norm_->forward(x), context);
 }
 

@@ -25,6 +25,7 @@ class LlamaBlock final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  double hidden_dropout_;
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
   std::shared_ptr<LlamaAttention> self_attn_;
   std::shared_ptr<SwiGlu> mlp_;
@@ -40,6 +41,7 @@ class Llama final : public Stage {
   at::Tensor compute(const at::Tensor& ids, const StageContext& context) override;
 
  private:
+  double embedding_dropout_;
   std::shared_ptr<Embedding> embed_tokens_;
   std::shared_ptr<StageList> layers_;
   std::shared_ptr<RmsNorm> norm_;

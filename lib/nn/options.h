@@ -37,6 +37,9 @@ struct ModelOptions {
   double rms_norm_eps = 1e-5;           ///< llama's RMSNorm
   double layer_norm_epsilon = 1e-5;     ///< gpt2's LayerNorm
   double initializer_range = 0.02;      ///< standard deviation of the initial weights
+  double embedding_dropout = 0.0;       ///< of the embeddings' sum (gpt2's embd_pdrop), while training
+  double attention_dropout = 0.0;       ///< of the attention's weights (attn_pdrop)
+  double hidden_dropout = 0.0;          ///< of what a half of a block adds to its input (resid_pdrop)
   bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
   std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   bool init_broadcast =

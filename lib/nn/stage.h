@@ -11,10 +11,19 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/fused.h"
+
 namespace fsdp::nn {
+
+/// By what a training step chooses what it drops (kernels/dropout.h).
+struct DropoutChoice {
+  uint64_t key = 0;       ///< of the run
+  int64_t first_row = 0;  ///< the number of the batch's first row among all of the run
+};
 
 /// What the stages of one forward pass share beside the hidden states.
 struct StageContext {
@@ -23,6 +32,9 @@ struct StageContext {
   /// [B, T] int64: what the head is to predict. With it, a model of lib/nn gives the mean loss for its
   /// scores, so that these need not exist all at once.
   at::Tensor targets = {};
+  kernels::LossTerms loss_terms = {};                   ///< of that loss
+  std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout, as when a model is used
+  int64_t layer = 0;                                    ///< which block of the model this is
 };
 
 class Stage;

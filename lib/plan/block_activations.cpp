@@ -91,8 +91,16 @@ void BlockActivations::attention_forward() {
     rotary_forward(queries);
     rotary_forward(keys);
   }
-  tape_.take(wide(queries) + log_sums());
-  tape_.touch(scores_forward());
+  if (drops_scores()) {
+    // Repeated keys and values, weights before and after dropout; scores and their mask only for a moment.
+    tape_.take(score_weights());
+    tape_.touch(3 * wide32(model().num_attention_heads * shape_.tokens));
+    tape_.take(wide(queries));
+  } else {
+    tape_.take(wide(queries) + log_sums());
+    tape_.touch(scores_forward());
+  }
+  if (drops_hidden()) tape_.touch(2 * x());
   if (model().attention_bias) tape_.touch(2 * x());
   tape_.take(x());
 }
@@ -100,10 +108,12 @@ void BlockActivations::attention_forward() {
 void BlockActivations::attention_backward() {
   const int64_t keys = key_width(), queries = query_width();
   product_backward(queries, hidden(), /*keep_gradient=*/true, /*saved=*/0);
+  if (drops_hidden()) tape_.touch(x());
   tape_.take(wide(queries) + 2 * wide(keys));
-  tape_.touch(scores_backward());
-  tape_.give(2 * wide(queries));                            // the gradient of the result, the result
-  tape_.give(wide(queries) + 2 * wide(keys) + log_sums());  // query, key, value
+  tape_.touch(drops_scores() ? 3 * wide32(model().num_attention_heads * shape_.tokens) + 4 * wide(queries)
+                             : scores_backward());
+  tape_.give(2 * wide(queries));  // the gradient of the result, the result
+  tape_.give(wide(queries) + 2 * wide(keys) + (drops_scores() ? score_weights() : log_sums()));  // q, k, v
   if (!llama()) {
     tape_.take(3 * x());  // the three gradients as one tensor
     tape_.give(3 * x());
@@ -118,12 +128,14 @@ void BlockActivations::attention_backward() {
 void BlockActivations::feed_forward_forward() {
   const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
   tape_.take(saved * wide(model().intermediate_size));
+  if (drops_hidden()) tape_.touch(2 * x());
   if (llama() && model().mlp_bias) tape_.touch(2 * wide(model().intermediate_size) + 2 * x());
   tape_.take(x());
 }
 
 void BlockActivations::feed_forward_backward() {
   int64_t inner = model().intermediate_size, one = wide(inner);
+  if (drops_hidden()) tape_.touch(x());
   product_backward(inner, hidden(), /*keep_gradient=*/true, one);
   if (llama()) {
     tape_.take(2 * one);  // of both factors

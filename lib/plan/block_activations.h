@@ -32,6 +32,13 @@ class BlockActivations : protected ActivationParts {
   int64_t scores_backward() const;
   /// Whether query, key and value are sums with biases.
   bool biased() const { return llama() && (model().attention_bias || model().qkv_bias); }
+  bool drops_hidden() const { return model().hidden_dropout > 0; }
+  bool drops_scores() const { return model().attention_dropout > 0; }
+  /// What attention saves besides query, key and value when it drops weights.
+  int64_t score_weights() const {
+    const int64_t weights = wide32(model().num_attention_heads * shape_.tokens);
+    return weights + 2 * weights * shape_.element / kFloat + 2 * wide(query_width());
+  }
   int64_t log_sums() const { return wide32(model().num_attention_heads); }
 
   // Of the stages inside, backward finds the gradient of the output, which stays for the residual connection.

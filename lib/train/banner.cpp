@@ -64,6 +64,14 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
                  ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
                  : "",
              "\n");
+  if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
+    text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
+                   " and z-loss ", config.training.z_loss, "; validations have neither\n");
+  }
+  if (config.model.attention_dropout > 0) {
+    text +=
+        "attention  drops weights while training, so they exist as a whole and no kernel of tiles is used\n";
+  }
   text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
                  shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
   text += concat("shard      ", human_bytes(engine.shard_bytes()),

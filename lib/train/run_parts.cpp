@@ -6,6 +6,7 @@
 #include "shard/engine_sizes.h"
 #include "train/initial_weights.h"
 #include "train/state_slices.h"
+#include "util/hash.h"
 
 namespace fsdp::train {
 
@@ -63,12 +64,24 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   return parts;
 }
 
+namespace {
+
+bool drops(const nn::ModelOptions& options) {
+  return options.embedding_dropout > 0 || options.attention_dropout > 0 || options.hidden_dropout > 0;
+}
+
+}  // namespace
+
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested) {
+  std::optional<uint64_t> dropout_key;
+  if (drops(config.model)) dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
   return TrainStep(
       {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
        std::move(stop_requested), parts.guard ? &*parts.guard : nullptr},
       {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
+       .loss_terms = {.label_smoothing = config.training.label_smoothing, .z_loss = config.training.z_loss},
+       .dropout_key = dropout_key,
        .max_grad_norm = config.training.max_grad_norm,
        .norm_type = config.training.norm_type,
        .no_sync = config.training.no_sync});

@@ -58,7 +58,9 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
 
 double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step, int64_t micro_steps) {
   data::Batch batch = parts_.batches.batch(position.first_global_sample, micro_step);
-  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets);
+  std::optional<nn::DropoutChoice> dropout;
+  if (options_.dropout_key) dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
+  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, {options_.loss_terms, dropout});
   if (micro_steps > 1) loss = loss / static_cast<double>(micro_steps);
   (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
   return loss.item<double>();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "data/loader.h"
@@ -17,7 +18,9 @@ namespace fsdp::train {
 
 struct StepOptions {
   int64_t gradient_accumulation_steps = 1;
-  double max_grad_norm = 1.0;  ///< 0: no clipping
+  kernels::LossTerms loss_terms = {};                  ///< part of the loss that is reported too
+  std::optional<uint64_t> dropout_key = std::nullopt;  ///< nothing: the model drops nothing
+  double max_grad_norm = 1.0;                          ///< 0: no clipping
   double norm_type = 2.0;
   bool no_sync = false;  ///< reduce gradients after the last micro-batch only
 };

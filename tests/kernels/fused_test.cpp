@@ -301,6 +301,26 @@ TEST_P(Fused, LinearCrossEntropyIsTheMeanLossOfTheProduct) {
   }
 }
 
+TEST_P(Fused, LinearCrossEntropyHasItsTerms) {
+  const at::Tensor targets = at::randint(17, {31}, at::TensorOptions().dtype(at::kLong));
+  targets[5] = targets[20] = kIgnored;
+  for (const LossTerms terms : {LossTerms{.label_smoothing = 0.1}, LossTerms{.z_loss = 0.01},
+                                LossTerms{.label_smoothing = 0.3, .z_loss = 0.05}}) {
+    expect_equal(
+        [&](const Tensors& in) {
+          return Tensors{linear_cross_entropy(in[0], in[1], targets, Matmul::kOneDnn, terms)};
+        },
+        [&](const Tensors& in) {
+          const at::Tensor logits = at::linear(in[0], in[1]), counts = targets != kIgnored;
+          const at::Tensor squares = at::logsumexp(logits, -1).square().masked_select(counts);
+          return Tensors{at::cross_entropy_loss(logits, targets, {}, at::Reduction::Mean, kIgnored,
+                                                terms.label_smoothing) +
+                         terms.z_loss * squares.mean()};
+        },
+        {random({31, 24}), random({17, 24}, 0.3)}, {at::scalar_tensor(0.5, at::kDouble)});
+  }
+}
+
 TEST(LinearCrossEntropy, OfManyChunksIsThatOfOne) {
   at::manual_seed(6);
   const int64_t vocabulary = 1 << 16, rows = 600;

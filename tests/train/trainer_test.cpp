@@ -92,6 +92,24 @@ TEST_F(TrainerTest, SeesEachSampleOnceWhileTheBatchGrows) {
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5) << i;
 }
 
+TEST_F(TrainerTest, DropsTheSameAfterAResumeAtAnyWorldSize) {
+  config_.model.hidden_dropout = config_.model.attention_dropout = 0.2;
+  config_.training.label_smoothing = 0.1;
+  config_.training.z_loss = 1e-3;
+  train(2, config_);
+  const std::vector<double> whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  config_.run.output_dir = folder_ / "parts";
+  config_.training.steps = 3;
+  train(2, config_);
+  config_.training.steps = 6;
+  config_.data.micro_batch_size = 4;
+  config_.activation_checkpointing.mode = "full";
+  train(1, config_);
+  const std::vector<double> parts = values_of(folder_ / "parts/metrics.jsonl", "loss");
+  ASSERT_EQ(parts.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5) << i;
+}
+
 TEST_F(TrainerTest, EndsEarlyWhenValidationsGetNoBetter) {
   config_.training.steps = 12;
   config_.evaluation.interval_steps = 2;

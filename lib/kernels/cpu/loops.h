@@ -86,6 +86,7 @@ struct CrossEntropyRows {
   const int64_t* targets = nullptr;  ///< [rows]
   int64_t rows = 0, vocabulary = 0;
   float scale = 0;  ///< of the gradient
+  float label_smoothing = 0, z_loss = 0;
 };
 
 struct Loops {
@@ -101,7 +102,8 @@ struct Loops {
                           int64_t n);
   void (*bias_gelu)(const BiasGeluRows&);
   void (*bias_gelu_backward)(const BiasGeluGradRows&);
-  /// Returns the sum over rows of -log softmax(logits)[target].
+  /// Returns the sum over rows of (1 - e) * -log p[target] + e * mean of -log p + z * log(sum of exp)^2, with
+  /// p = softmax(logits), e = label_smoothing, z = z_loss.
   double (*cross_entropy)(const CrossEntropyRows&);
   double (*sum_of_squares)(const void* x, int64_t n);
   /// sums [width] += the sum of the rows of x
