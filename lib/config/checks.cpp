@@ -128,6 +128,20 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
              " (data.sequence_length); make one of them smaller"));
 }
 
+void check_sets(const Config& config, Conflicts& conflicts) {
+  const std::vector<double>& weights = config.data.train_weights;
+  conflicts.unless(
+      weights.empty() || weights.size() == config.data.train.size(), {"data.train_weights", "data.train"},
+      concat("data.train_weights: expected one number for each of the ", config.data.train.size(),
+             " entries of data.train; found ", weights.size(), "; add or remove some"));
+  conflicts.unless(
+      weights.empty() || config.training.epochs == 0, {"training.epochs", "data.train_weights"},
+      concat(
+          "training.epochs: expected 0 with data.train_weights, because sets with weights end at different "
+          "times; found ",
+          config.training.epochs, "; give training.steps"));
+}
+
 void check_optimizer(const Config& config, Conflicts& conflicts) {
   const optim::OptimizerOptions& options = config.optimizer;
   const bool sgd = options.name == "sgd", muon = options.name == "muon", momentum = options.momentum != 0;
@@ -159,11 +173,13 @@ void check_optimizer(const Config& config, Conflicts& conflicts) {
 void check_schedule(const Config& config, Conflicts& conflicts) {
   const optim::ScheduleOptions& schedule = config.lr_scheduler;
   int64_t steps = config.training.steps;
-  bool warmup_fits = schedule.warmup_steps <= steps;
+  // With epochs the steps are known when the data are: the trainer asks again then.
+  const bool lengths_are_known = config.training.epochs == 0;
+  bool warmup_fits = !lengths_are_known || schedule.warmup_steps <= steps;
   conflicts.unless(warmup_fits, {"lr_scheduler.warmup_steps", "training.steps"},
                    concat("lr_scheduler.warmup_steps: expected at most training.steps = ", steps, "; found ",
                           schedule.warmup_steps, "; change one of the two"));
-  if (schedule.name == "wsd" && warmup_fits) {
+  if (schedule.name == "wsd" && warmup_fits && lengths_are_known) {
     conflicts.unless(
         schedule.decay_steps <= steps - schedule.warmup_steps,
         {"lr_scheduler.decay_steps", "lr_scheduler.warmup_steps", "training.steps", "lr_scheduler.name"},
@@ -179,6 +195,8 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
     conflicts.unless(schedule.min_lr_ratio > 0, {"lr_scheduler.min_lr_ratio", "lr_scheduler.name"},
                      "lr_scheduler.min_lr_ratio: expected a number above 0 with tri_stage, whose decay is "
                      "exponential; found 0; 0.01 is usual");
+  }
+  if (tri_stage && warmup_fits && lengths_are_known) {
     const int64_t left = steps - schedule.warmup_steps;
     conflicts.unless(
         schedule.hold_steps <= left && schedule.decay_steps <= left - schedule.hold_steps,
@@ -271,6 +289,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_family(config.model, conflicts);
   check_rotary(config.model, conflicts);
   check_lengths(config, conflicts);
+  check_sets(config, conflicts);
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);
   check_batch_warmup(config, conflicts);

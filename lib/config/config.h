@@ -23,13 +23,14 @@ struct RunOptions {
 
 struct TrainingOptions {
   int64_t steps = 200;
+  double epochs = 0;  ///< above 0: as many steps as these passes over the training data take
   int64_t gradient_accumulation_steps = 1;
   /// Over so many steps the micro-steps a step rise from 1 to that number.
   int64_t batch_warmup_steps = 0;
-  double max_grad_norm = 1.0;  ///< 0: no clipping (the norm is still reported)
+  double max_grad_norm = 1.0;    ///< 0: no clipping (the norm is still reported)
   double label_smoothing = 0.0;  ///< kernels::LossTerms
   double z_loss = 0.0;
-  double norm_type = 2.0;      ///< p of the p-norm; inf: the largest magnitude
+  double norm_type = 2.0;  ///< p of the p-norm; inf: the largest magnitude
   bool fused_kernels = true;
   std::string matmul = "auto";
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).

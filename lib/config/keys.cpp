@@ -103,8 +103,13 @@ std::vector<Key> make_keys() {
        {},
        {}},
 
-      {KEY(data, train), "token files, read as if joined", non_empty(), {}},
-      {KEY(data, validation), "token files; none: no validation", {}, {}},
+      {KEY(data, train), "token files, or patterns of them with *, read as if joined", non_empty(), {}},
+      {KEY(data, train_weights),
+       "one number above 0 for each entry of train, which are sets of their own then: shares of their "
+       "samples",
+       above(0),
+       {}},
+      {KEY(data, validation), "token files, or patterns of them; none: no validation", {}, {}},
       {KEY(data, tokenizer),
        "what the tokens are, for whoever turns them into text again: bytes, or the path that fsdp-data was "
        "given",
@@ -112,9 +117,17 @@ std::vector<Key> make_keys() {
        {}},
       {KEY(data, sequence_length), "tokens of a sample", between(1, 1'000'000), {}},
       {KEY(data, micro_batch_size), "samples of a rank in a micro-step", between(1, 100'000), {}},
+      {KEY(data, prefetch_batches),
+       "batches that a thread makes ahead of the step; 0: none",
+       between(0, 1000),
+       {}},
       {KEY(data, shuffle), "visit the samples in an order that depends on run.seed", {}, {}},
 
       {KEY(training, steps), "optimizer steps of the whole run", between(1, 1'000'000'000), {}},
+      {KEY(training, epochs),
+       "in place of steps: passes over the training data, at whatever number of processes; 0: steps count",
+       between(0, 1'000'000),
+       {}},
       {KEY(training, gradient_accumulation_steps), "micro-steps of a step", between(1, 1'000'000), {}},
       {KEY(training, batch_warmup_steps),
        "so many steps the micro-steps a step rise from 1 to gradient_accumulation_steps; 0: all have as many",

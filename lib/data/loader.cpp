@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "data/text_input.h"
 #include "util/error.h"
+#include "util/hash.h"
 
 namespace fsdp::data {
 namespace {
@@ -36,11 +38,12 @@ const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const
   return options;
 }
 
-const std::vector<std::string>& required(const std::vector<std::string>& paths, const char* key) {
+/// With patterns replaced by what fits them.
+std::vector<std::string> required(const std::vector<std::string>& paths, const char* key) {
   if (paths.empty()) {
     fail(ErrorKind::kUsage, key, " names no token file; list at least one (fsdp-data tokenize makes them)");
   }
-  return paths;
+  return expand_patterns(paths);
 }
 
 void scan_if_small(const TokenFiles& files, int64_t vocab_size) {
@@ -48,15 +51,48 @@ void scan_if_small(const TokenFiles& files, int64_t vocab_size) {
   if (small && files.largest_possible_id() >= vocab_size) check_all_ids(files, vocab_size);
 }
 
-/// A * W * B, after making sure that the files hold so many samples.
-int64_t checked_samples_per_step(const TokenFiles& files, const DataOptions& options,
+TrainLoader::Set open_set(const std::string& name, const std::vector<std::string>& paths,
+                          const DataOptions& options, uint64_t seed) {
+  auto files = std::make_unique<TokenFiles>(paths);
+  const int64_t samples = count_samples(*files, options.sequence_length);
+  // Of one set too few are told below, with what a step needs.
+  if (samples == 0 && !name.empty()) {
+    fail(ErrorKind::kData, "the set ", name, " of data.train holds ", files->size(),
+         " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
+         options.sequence_length + 1, "; give more text or leave it out");
+  }
+  return {.name = name,
+          .files = std::move(files),
+          .order = SampleOrder(std::max<int64_t>(samples, 1), options.shuffle, seed)};
+}
+
+std::vector<TrainLoader::Set> open_sets(const DataOptions& options, uint64_t seed) {
+  std::vector<TrainLoader::Set> sets;
+  if (options.train_weights.empty()) {
+    sets.push_back(open_set("", required(options.train, "data.train"), options, seed));
+    return sets;
+  }
+  if (options.train_weights.size() != options.train.size()) {
+    fail(ErrorKind::kUsage, "data.train_weights has ", options.train_weights.size(),
+         " numbers where data.train has ", options.train.size(), " entries; give one for each");
+  }
+  for (const std::string& entry : options.train) {
+    // Sets of the same length are not to be walked alike.
+    sets.push_back(open_set(entry, required({entry}, "data.train"), options, util::hash_of(seed, entry)));
+  }
+  return sets;
+}
+
+/// A * W * B, after making sure that the only set holds so many samples.
+int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, const DataOptions& options,
                                  const Placement& placement) {
+  const TokenFiles& files = *sets.front().files;
   int64_t per_step = 0;
   bool overflow = __builtin_mul_overflow(placement.gradient_accumulation_steps,
                                          static_cast<int64_t>(placement.world_size), &per_step) ||
                   __builtin_mul_overflow(per_step, options.micro_batch_size, &per_step);
   int64_t samples = count_samples(files, options.sequence_length);
-  if (overflow || samples < per_step) {
+  if (overflow || (sets.size() == 1 && samples < per_step)) {
     fail(ErrorKind::kData, "the training files (data.train, from ", files.paths().front(), " on) hold ",
          samples, " samples ((", files.size(), " tokens - 1) / sequence_length ", options.sequence_length,
          ") where one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
@@ -71,21 +107,18 @@ int64_t checked_samples_per_step(const TokenFiles& files, const DataOptions& opt
 /// Fills rows of a batch one after another.
 class BatchBuilder {
  public:
-  BatchBuilder(const TokenFiles& files, const DataOptions& options, int64_t vocab_size)
-      : files_(files),
-        length_(options.sequence_length),
-        vocab_size_(vocab_size),
-        tokens_(static_cast<size_t>(length_ + 1)) {
+  BatchBuilder(const DataOptions& options, int64_t vocab_size)
+      : length_(options.sequence_length), vocab_size_(vocab_size), tokens_(static_cast<size_t>(length_ + 1)) {
     batch_.inputs = at::empty({options.micro_batch_size, length_}, at::kLong);
     batch_.targets = at::empty({options.micro_batch_size, length_}, at::kLong);
     input_ = batch_.inputs.mutable_data_ptr<int64_t>();
     target_ = batch_.targets.mutable_data_ptr<int64_t>();
   }
 
-  void add(int64_t sample) {
+  void add(const TokenFiles& files, int64_t sample) {
     int64_t begin = sample * length_;
-    files_.read(begin, length_ + 1, tokens_.data());
-    check_ids(files_, begin, length_ + 1, tokens_.data(), vocab_size_);
+    files.read(begin, length_ + 1, tokens_.data());
+    check_ids(files, begin, length_ + 1, tokens_.data(), vocab_size_);
     input_ = std::copy_n(tokens_.data(), length_, input_);
     target_ = std::copy_n(tokens_.data() + 1, length_, target_);
     ++batch_.valid_rows;
@@ -100,7 +133,6 @@ class BatchBuilder {
   Batch take() { return std::move(batch_); }
 
  private:
-  const TokenFiles& files_;
   int64_t length_;
   int64_t vocab_size_;
   std::vector<int64_t> tokens_;
@@ -116,10 +148,28 @@ TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_
     : options_(checked(options, vocab_size, placement)),
       vocab_size_(vocab_size),
       placement_(placement),
-      files_(required(options.train, "data.train")),
-      samples_per_step_(checked_samples_per_step(files_, options, placement)),
-      order_(count_samples(files_, options.sequence_length), options.shuffle, seed) {
-  scan_if_small(files_, vocab_size);
+      sets_(open_sets(options, seed)),
+      samples_per_step_(checked_samples_per_step(sets_, options, placement)) {
+  if (!options.train_weights.empty()) mixture_.emplace(options.train_weights, options.shuffle, seed);
+  for (const Set& set : sets_) scan_if_small(*set.files, vocab_size);
+}
+
+int64_t TrainLoader::num_samples() const {
+  int64_t sum = 0;
+  for (const Set& set : sets_) sum += set.order.num_samples();
+  return sum;
+}
+
+int64_t TrainLoader::num_tokens() const {
+  int64_t sum = 0;
+  for (const Set& set : sets_) sum += set.files->size();
+  return sum;
+}
+
+double TrainLoader::samples_of(size_t set, int64_t samples) const {
+  if (!mixture_) return static_cast<double>(samples);
+  return static_cast<double>(samples) * static_cast<double>(mixture_->count(set)) /
+         static_cast<double>(Mixture::kBlock);
 }
 
 Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_step) const {
@@ -128,8 +178,13 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_step) const 
              micro_step);
   int64_t rows = options_.micro_batch_size;
   int64_t first = first_global_sample + (micro_step * placement_.world_size + placement_.rank) * rows;
-  BatchBuilder builder(files_, options_, vocab_size_);
-  for (int64_t row = 0; row < rows; ++row) builder.add(order_.sample(first + row));
+  BatchBuilder builder(options_, vocab_size_);
+  for (int64_t row = 0; row < rows; ++row) {
+    const Mixture::Place place =
+        mixture_ ? mixture_->at(first + row) : Mixture::Place{.set = 0, .index = first + row};
+    const Set& set = sets_[place.set];
+    builder.add(*set.files, set.order.sample(place.index));
+  }
   Batch batch = builder.take();
   batch.first_row = first;
   return batch;
@@ -165,10 +220,10 @@ Batch ValidationLoader::batch(int64_t index) const {
   FSDP_CHECK(index >= 0 && index < num_batches(), "validation batch ", index, " of ", num_batches());
   int64_t rows = options_.micro_batch_size;
   int64_t first = (index * placement_.world_size + placement_.rank) * rows;
-  BatchBuilder builder(files_, options_, vocab_size_);
+  BatchBuilder builder(options_, vocab_size_);
   for (int64_t row = 0; row < rows; ++row) {
     if (first + row < num_samples_) {
-      builder.add(first + row);
+      builder.add(files_, first + row);
     } else {
       builder.add_ignored();
     }

@@ -9,7 +9,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "data/mixture.h"
 #include "data/options.h"
 #include "data/sample_order.h"
 #include "data/token_files.h"
@@ -44,13 +49,25 @@ class BatchSource {
 class TrainLoader final : public BatchSource {
  public:
   /// Opens options.train. Throws Error(kData) for a file that cannot be used (see TokenFiles), for fewer
-  /// samples than one step of all ranks consumes, and for token ids outside the vocabulary as far as they are
-  /// looked for here: everywhere when the files total at most 1 GiB.
+  /// samples than one step of all ranks consumes (of sets with weights: for a set without any), and for token
+  /// ids outside the vocabulary as far as they are looked for here: everywhere when the files total at most 1
+  /// GiB.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
 
-  /// Row b is the sample at first_global_sample + (micro_step * W + rank) * B + b of the order. Throws
+  /// Row b is the sample at first_global_sample + (micro_step * W + rank) * B + b of the order: that of the
+  /// only set, or what the mixture has there. Throws
   /// Error(kData) for a token id outside the vocabulary.
   Batch batch(int64_t first_global_sample, int64_t micro_step) const override;
+
+  /// One, or one for each weight.
+  struct Set {
+    std::string name;  ///< its entry in options.train; "" of the only one
+    std::unique_ptr<TokenFiles> files;
+    SampleOrder order;
+  };
+  const std::vector<Set>& sets() const { return sets_; }
+  /// Samples of a set among the first `samples` of the run, about.
+  double samples_of(size_t set, int64_t samples) const;
 
   /// By how much a step of A micro-steps moves the global position: A * W * B.
   int64_t samples_per_step() const { return samples_per_step_; }
@@ -58,17 +75,17 @@ class TrainLoader final : public BatchSource {
   int64_t samples_per_micro_step() const {
     return samples_per_step_ / placement_.gradient_accumulation_steps;
   }
-  /// Samples an epoch.
-  int64_t num_samples() const { return order_.num_samples(); }
-  int64_t num_tokens() const { return files_.size(); }
+  /// Samples an epoch; of all sets together where there are several.
+  int64_t num_samples() const;
+  int64_t num_tokens() const;
 
  private:
   DataOptions options_;
   int64_t vocab_size_;
   Placement placement_;
-  TokenFiles files_;
+  std::vector<Set> sets_;
   int64_t samples_per_step_;
-  SampleOrder order_;
+  std::optional<Mixture> mixture_;  ///< of several sets
 };
 
 /// Walks the samples of the validation files once, in file order, all ranks the same number of batches.

@@ -7,12 +7,16 @@
 namespace fsdp::data {
 
 struct DataOptions {
-  std::vector<std::string> train;       ///< token files, read as if they were joined
-  std::vector<std::string> validation;  ///< token files; empty: no validation
+  /// Token files or patterns of them, read as if all were joined.
+  std::vector<std::string> train;
+  /// One for each of `train`, which are sets of their own then: the shares of their samples. Empty: one set.
+  std::vector<double> train_weights;
+  std::vector<std::string> validation;  ///< token files or patterns; empty: no validation
   std::string tokenizer = "bytes";      ///< what the tokens are; batches do not depend on it
   int64_t sequence_length = 256;        ///< T: tokens a sample; the sample also reads the token after
   int64_t micro_batch_size = 4;         ///< B: sequences a rank a micro-step
   bool shuffle = true;
+  int64_t prefetch_batches = 2;  ///< made ahead by a thread; 0: none
 };
 
 }  // namespace fsdp::data

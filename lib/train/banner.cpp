@@ -84,7 +84,14 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
                  " tokens a step (", world, " ranks x ", micro_steps, " micro-steps x ",
                  config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,
-                 " steps are ", util::fixed(epochs, 2), " epochs");
+                 " steps are ");
+  if (loader.sets().size() == 1) return concat(text, util::fixed(epochs, 2), " epochs");
+  const int64_t samples = loader.samples_per_step() * config.training.steps;
+  for (size_t set = 0; set < loader.sets().size(); ++set) {
+    const data::TrainLoader::Set& each = loader.sets()[set];
+    const double passes = loader.samples_of(set, samples) / static_cast<double>(each.order.num_samples());
+    text += concat(set == 0 ? "" : ", ", util::fixed(passes, 2), " epochs of ", each.name);
+  }
   return text;
 }
 

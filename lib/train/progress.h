@@ -18,6 +18,8 @@ class Progress {
  public:
   Progress(ProgressOutput output, int64_t total_steps);
 
+  void set_total_steps(int64_t total_steps) { total_steps_ = total_steps; }
+
   /// Shows a step. On a terminal the bar; elsewhere a line.
   void show(const StepMetrics& metrics);
 

@@ -51,7 +51,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace) {
-  RunParts parts{build_sharded_model(config, mesh, std::move(trace))};
+  RunParts parts;
+  static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace));
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
     parts.optimizer = optim::make_optimizer(

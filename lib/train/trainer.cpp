@@ -1,5 +1,8 @@
 #include "train/trainer.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "checkpoint/folders.h"
 #include "config/checks.h"
 #include "config/load.h"
@@ -58,9 +61,33 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
 
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
+  if (config_.training.epochs > 0) count_steps();
+  if (config_.data.prefetch_batches > 0) {
+    prefetch_ = std::make_unique<data::PrefetchingBatches>(*loader_, config_.data.prefetch_batches);
+  }
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
   token_bytes_ = token_bytes(config_, is_first_rank());
+}
+
+/// Whole steps only, at least one.
+void Trainer::count_steps() {
+  const double wanted = config_.training.epochs * static_cast<double>(loader_->num_samples());
+  int64_t& steps = config_.training.steps;
+  double seen = 0;
+  for (steps = 0; steps < config_.training.batch_warmup_steps && seen < wanted; ++steps) {
+    seen +=
+        static_cast<double>(loader_->samples_per_micro_step() * micro_steps_of(config_.training, steps + 1));
+  }
+  const double left = std::floor((wanted - seen) / static_cast<double>(loader_->samples_per_step()));
+  steps = std::max<int64_t>(1, steps + static_cast<int64_t>(left));
+  progress_.set_total_steps(steps);
+  config::Config counted = config_;
+  counted.training.epochs = 0;
+  for (const config::Conflict& conflict : config::find_conflicts(counted)) {
+    util::fail(util::ErrorKind::kUsage, "training.epochs = ", config_.training.epochs, " are ", steps,
+               " steps here; ", conflict.message);
+  }
 }
 
 /// Refuses a folder that holds later steps of another run: they would be in the way of this run's own.
@@ -127,7 +154,9 @@ void Trainer::train() {
                                 ", training.steps is ", steps));
   }
   summary_.ended_early = position_.step < steps && validations_.patience_is_over();
-  TrainStep train_step = make_train_step(config_, parts_, *loader_, hooks_.stop_requested);
+  const data::BatchSource* batches = prefetch_.get();
+  if (!batches) batches = &*loader_;
+  TrainStep train_step = make_train_step(config_, parts_, *batches, hooks_.stop_requested);
   auto& [step, samples_seen, tokens_seen] = position_;
   auto due = [&](int64_t interval_steps) {
     return interval_steps > 0 && position_.step % interval_steps == 0;

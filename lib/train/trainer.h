@@ -13,6 +13,7 @@
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
+#include "data/prefetch.h"
 #include "data/token_bytes.h"
 #include "train/checkpointer.h"
 #include "train/fault_injection.h"
@@ -56,6 +57,7 @@ class Trainer {
 
  private:
   void open_data();
+  void count_steps();
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
@@ -71,6 +73,7 @@ class Trainer {
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
+  std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null: none
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
   ValidationHistory validations_;

@@ -42,6 +42,55 @@ TEST(TrainLoader, CountsOnlySamplesWhoseLastTargetIsThere) {
   EXPECT_EQ(TrainLoader(small_options(write_tokens(folder, "a", counting(32))), 256, 1, {}).num_samples(), 7);
 }
 
+TEST(TrainLoader, MixesSetsByTheirWeights) {
+  TemporaryFolder folder;
+  DataOptions options = small_options(write_tokens(folder, "a", counting(4 * 10 + 1)));
+  std::vector<uint16_t> high;
+  for (int i = 0; i < 4 * 7 + 1; ++i) high.push_back(static_cast<uint16_t>(100 + i));
+  options.train.push_back(write_tokens(folder, "b", high));
+  options.train_weights = {3, 1};
+  options.shuffle = true;
+  const int64_t steps = 2000;
+  std::map<int64_t, int64_t> counts;  // of samples
+  const TrainLoader loader(options, 256, 1, {});
+  for (int64_t step = 0; step < steps; ++step) {
+    const Batch batch = loader.batch(2 * step, 0);
+    for (int64_t row = 0; row < 2; ++row) ++counts[batch.inputs[row][0].item<int64_t>()];
+  }
+  int64_t of_first = 0;
+  for (const auto& [first_token, count] : counts) of_first += first_token < 100 ? count : 0;
+  EXPECT_NEAR(static_cast<double>(of_first) / (2 * steps), 0.75, 0.03);
+  EXPECT_EQ(counts.size(), 17u);  // every sample of both
+  // Each rank of a larger world reads its rows of the same sequence.
+  for (int rank = 0; rank < 3; ++rank) {
+    const TrainLoader part(options, 256, 1, {rank, 3, 1});
+    EXPECT_TRUE(part.batch(0, 0).inputs.equal(loader.batch(2 * rank, 0).inputs));
+  }
+  EXPECT_EQ(loader.num_samples(), 17);
+  EXPECT_NEAR(loader.samples_of(1, 4000), 1000, 1);
+}
+
+TEST(TrainLoader, RefusesSetsThatCannotBeMixed) {
+  TemporaryFolder folder;
+  DataOptions options = small_options(write_tokens(folder, "a", counting(41)));
+  options.train_weights = {1, 2};
+  expect_error(ErrorKind::kUsage, {"data.train_weights has 2", "1 entries"},
+               [&] { TrainLoader(options, 256, 1, {}); });
+  options.train.push_back(write_tokens(folder, "short", counting(4)));
+  expect_error(ErrorKind::kData, {"short", "holds 4 tokens"}, [&] { TrainLoader(options, 256, 1, {}); });
+}
+
+TEST(TrainLoader, TakesPatternsOfFiles) {
+  TemporaryFolder folder;
+  write_tokens(folder, "part-2.bin", {3, 4, 5, 6, 7, 8});
+  write_tokens(folder, "part-1.bin", {0, 1, 2});
+  DataOptions options = small_options((folder / "part-*.bin").string());
+  EXPECT_TRUE(
+      TrainLoader(options, 256, 1, {}).batch(0, 0).targets.equal(at::arange(1, 9, at::kLong).view({2, 4})));
+  options.train = {(folder / "none-*.bin").string()};
+  expect_error(ErrorKind::kData, {"none-*.bin"}, [&] { TrainLoader(options, 256, 1, {}); });
+}
+
 TEST(TrainLoader, ReadsSamplesAcrossFiles) {
   TemporaryFolder folder;
   DataOptions options = small_options(write_tokens(folder, "a", {0, 1, 2}));

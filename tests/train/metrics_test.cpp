@@ -26,14 +26,17 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
               .step_seconds = 6.4,
               .peak_memory_bytes = 1000,
               .minor_faults = 77});
-  file.write_validation(1, 2.25);
+  file.write_validation(1, {.loss = 2.25, .samples = 1, .tokens = 8, .bytes = 16});
   auto steps = metrics_with(file.path(), "loss");
   ASSERT_EQ(steps.size(), 1u);
   for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds",
                           "peak_memory_bytes", "minor_faults"}) {
     EXPECT_TRUE(steps[0].contains(key)) << key;
   }
-  EXPECT_EQ(metrics_with(file.path(), "validation_loss")[0]["validation_loss"], 2.25);
+  const nlohmann::json validation = metrics_with(file.path(), "validation_loss")[0];
+  EXPECT_EQ(validation["validation_loss"], 2.25);
+  EXPECT_NEAR(validation["validation_perplexity"].get<double>(), 9.4877, 1e-4);
+  EXPECT_NEAR(validation["validation_bits_per_byte"].get<double>(), 1.6230, 1e-4);
 }
 
 TEST(MetricsFile, DropsStepsThatAreDoneAgainAndTornLines) {

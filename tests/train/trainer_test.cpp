@@ -110,6 +110,46 @@ TEST_F(TrainerTest, DropsTheSameAfterAResumeAtAnyWorldSize) {
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5) << i;
 }
 
+TEST_F(TrainerTest, TrainsForEpochs) {
+  config_.training.epochs = 1.5;
+  config_.lr_scheduler.warmup_steps =
+      300;  // more than the default of training.steps, if epochs did not count
+  // 2000 tokens in samples of 8 are 249 samples; 4 a step.
+  EXPECT_EQ(failure(2, config_, "training.epochs = 1.5 are 93 steps here; lr_scheduler.warmup_steps"),
+            util::ErrorKind::kUsage);
+  config_.lr_scheduler.warmup_steps = 0;
+  EXPECT_EQ(train(2, config_).step, 93);
+  config_.run.output_dir = folder_ / "alone";
+  EXPECT_EQ(train(1, config_).step, 186);
+}
+
+TEST_F(TrainerTest, TrainsTheSameWithAndWithoutLoadingAhead) {
+  config_.training.gradient_accumulation_steps = 2;
+  std::vector<std::vector<double>> losses;
+  for (int64_t ahead : {0, 1, 5}) {
+    config_.data.prefetch_batches = ahead;
+    config_.run.output_dir = folder_ / std::to_string(ahead);
+    train(2, config_);
+    losses.push_back(values_of(fs::path(config_.run.output_dir) / "metrics.jsonl", "loss"));
+  }
+  EXPECT_EQ(losses[1], losses[0]);
+  EXPECT_EQ(losses[2], losses[0]);
+}
+
+TEST_F(TrainerTest, TrainsOnAMixtureOfSetsAtAnyWorldSize) {
+  testing::write_token_file(folder_ / "other.bin", 900, config_.model.vocab_size);
+  config_.data.train.push_back(folder_ / "other.bin");
+  config_.data.train_weights = {1, 2};
+  train(2, config_);
+  const std::vector<double> whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  config_.run.output_dir = folder_ / "alone";
+  config_.data.micro_batch_size = 4;
+  train(1, config_);
+  const std::vector<double> alone = values_of(folder_ / "alone/metrics.jsonl", "loss");
+  ASSERT_EQ(alone.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(alone[i], whole[i], 1e-5) << i;
+}
+
 TEST_F(TrainerTest, EndsEarlyWhenValidationsGetNoBetter) {
   config_.training.steps = 12;
   config_.evaluation.interval_steps = 2;
