@@ -18,10 +18,6 @@ using util::fail;
 /// Files up to this size are searched for bad ids before training starts; it takes well under a second.
 constexpr int64_t kMaxScannedBytes = int64_t{1} << 30;
 
-int64_t count_samples(const TokenFiles& files, int64_t sequence_length) {
-  return (files.size() - 1) / sequence_length;
-}
-
 /// Options that no arithmetic below could bear; config refuses them already, other callers may not.
 const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
   if (options.sequence_length < 1 || options.micro_batch_size < 1) {
@@ -52,24 +48,24 @@ void scan_if_small(const TokenFiles& files, int64_t vocab_size) {
 }
 
 TrainLoader::Set open_set(const std::string& name, const std::vector<std::string>& paths,
-                          const DataOptions& options, uint64_t seed) {
-  auto files = std::make_unique<TokenFiles>(paths);
-  const int64_t samples = count_samples(*files, options.sequence_length);
+                          const DataOptions& options, int64_t vocab_size, uint64_t seed) {
+  SampleReader reader(paths, options, vocab_size);
+  const int64_t samples = reader.num_samples();
   // Of one set too few are told below, with what a step needs.
   if (samples == 0 && !name.empty()) {
-    fail(ErrorKind::kData, "the set ", name, " of data.train holds ", files->size(),
+    fail(ErrorKind::kData, "the set ", name, " of data.train holds ", reader.files().size(),
          " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
          options.sequence_length + 1, "; give more text or leave it out");
   }
   return {.name = name,
-          .files = std::move(files),
+          .samples = std::move(reader),
           .order = SampleOrder(std::max<int64_t>(samples, 1), options.shuffle, seed)};
 }
 
-std::vector<TrainLoader::Set> open_sets(const DataOptions& options, uint64_t seed) {
+std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t vocab_size, uint64_t seed) {
   std::vector<TrainLoader::Set> sets;
   if (options.train_weights.empty()) {
-    sets.push_back(open_set("", required(options.train, "data.train"), options, seed));
+    sets.push_back(open_set("", required(options.train, "data.train"), options, vocab_size, seed));
     return sets;
   }
   if (options.train_weights.size() != options.train.size()) {
@@ -78,7 +74,8 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, uint64_t see
   }
   for (const std::string& entry : options.train) {
     // Sets of the same length are not to be walked alike.
-    sets.push_back(open_set(entry, required({entry}, "data.train"), options, util::hash_of(seed, entry)));
+    sets.push_back(
+        open_set(entry, required({entry}, "data.train"), options, vocab_size, util::hash_of(seed, entry)));
   }
   return sets;
 }
@@ -86,18 +83,19 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, uint64_t see
 /// A * W * B, after making sure that the only set holds so many samples.
 int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, const DataOptions& options,
                                  const Placement& placement) {
-  const TokenFiles& files = *sets.front().files;
+  const TokenFiles& files = sets.front().samples.files();
   int64_t per_step = 0;
   bool overflow = __builtin_mul_overflow(placement.gradient_accumulation_steps,
                                          static_cast<int64_t>(placement.world_size), &per_step) ||
                   __builtin_mul_overflow(per_step, options.micro_batch_size, &per_step);
-  int64_t samples = count_samples(files, options.sequence_length);
+  const int64_t samples = sets.front().samples.num_samples();
   if (overflow || (sets.size() == 1 && samples < per_step)) {
     fail(ErrorKind::kData, "the training files (data.train, from ", files.paths().front(), " on) hold ",
-         samples, " samples ((", files.size(), " tokens - 1) / sequence_length ", options.sequence_length,
-         ") where one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
-         placement.gradient_accumulation_steps, " accumulation steps * ", placement.world_size, " ranks * ",
-         options.micro_batch_size,
+         samples, " samples (",
+         options.documents == "split" ? "of documents apart: " : "(tokens - 1) / sequence_length: ",
+         files.size(), " tokens, sequence_length ", options.sequence_length, ") where one step consumes ",
+         overflow ? "more than 2^63" : std::to_string(per_step), " (", placement.gradient_accumulation_steps,
+         " accumulation steps * ", placement.world_size, " ranks * ", options.micro_batch_size,
          " sequences a micro-step); give more text, or lower data.sequence_length, ",
          "data.micro_batch_size, training.gradient_accumulation_steps or the number of ranks");
   }
@@ -107,35 +105,43 @@ int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, cons
 /// Fills rows of a batch one after another.
 class BatchBuilder {
  public:
-  BatchBuilder(const DataOptions& options, int64_t vocab_size)
-      : length_(options.sequence_length), vocab_size_(vocab_size), tokens_(static_cast<size_t>(length_ + 1)) {
+  explicit BatchBuilder(const DataOptions& options) : length_(options.sequence_length) {
     batch_.inputs = at::empty({options.micro_batch_size, length_}, at::kLong);
     batch_.targets = at::empty({options.micro_batch_size, length_}, at::kLong);
     input_ = batch_.inputs.mutable_data_ptr<int64_t>();
     target_ = batch_.targets.mutable_data_ptr<int64_t>();
+    if (options.documents == "mask") starts_ = std::make_shared<std::vector<std::vector<int64_t>>>();
   }
 
-  void add(const TokenFiles& files, int64_t sample) {
-    int64_t begin = sample * length_;
-    files.read(begin, length_ + 1, tokens_.data());
-    check_ids(files, begin, length_ + 1, tokens_.data(), vocab_size_);
-    input_ = std::copy_n(tokens_.data(), length_, input_);
-    target_ = std::copy_n(tokens_.data() + 1, length_, target_);
+  void add(const SampleReader& samples, int64_t sample) {
+    SampleReader::Row row = samples.read(sample, input_, target_);
+    if (starts_) starts_->push_back(std::move(row.document_starts));
+    batch_.counted += row.counted;
     ++batch_.valid_rows;
+    advance();
   }
 
   /// A row that does not count: any input will do, and id 0 is in every vocabulary.
   void add_ignored() {
-    input_ = std::fill_n(input_, length_, int64_t{0});
-    target_ = std::fill_n(target_, length_, kIgnoredTarget);
+    std::fill_n(input_, length_, int64_t{0});
+    std::fill_n(target_, length_, kIgnoredTarget);
+    if (starts_) starts_->push_back({0});
+    advance();
   }
 
-  Batch take() { return std::move(batch_); }
+  Batch take() {
+    batch_.document_starts = std::move(starts_);
+    return std::move(batch_);
+  }
 
  private:
+  void advance() {
+    input_ += length_;
+    target_ += length_;
+  }
+
   int64_t length_;
-  int64_t vocab_size_;
-  std::vector<int64_t> tokens_;
+  std::shared_ptr<std::vector<std::vector<int64_t>>> starts_;
   Batch batch_;
   int64_t* input_;
   int64_t* target_;
@@ -148,10 +154,10 @@ TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_
     : options_(checked(options, vocab_size, placement)),
       vocab_size_(vocab_size),
       placement_(placement),
-      sets_(open_sets(options, seed)),
+      sets_(open_sets(options, vocab_size, seed)),
       samples_per_step_(checked_samples_per_step(sets_, options, placement)) {
   if (!options.train_weights.empty()) mixture_.emplace(options.train_weights, options.shuffle, seed);
-  for (const Set& set : sets_) scan_if_small(*set.files, vocab_size);
+  for (const Set& set : sets_) scan_if_small(set.samples.files(), vocab_size);
 }
 
 int64_t TrainLoader::num_samples() const {
@@ -162,7 +168,7 @@ int64_t TrainLoader::num_samples() const {
 
 int64_t TrainLoader::num_tokens() const {
   int64_t sum = 0;
-  for (const Set& set : sets_) sum += set.files->size();
+  for (const Set& set : sets_) sum += set.samples.files().size();
   return sum;
 }
 
@@ -178,12 +184,12 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_step) const 
              micro_step);
   int64_t rows = options_.micro_batch_size;
   int64_t first = first_global_sample + (micro_step * placement_.world_size + placement_.rank) * rows;
-  BatchBuilder builder(options_, vocab_size_);
+  BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
     const Mixture::Place place =
         mixture_ ? mixture_->at(first + row) : Mixture::Place{.set = 0, .index = first + row};
     const Set& set = sets_[place.set];
-    builder.add(*set.files, set.order.sample(place.index));
+    builder.add(set.samples, set.order.sample(place.index));
   }
   Batch batch = builder.take();
   batch.first_row = first;
@@ -195,19 +201,19 @@ ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_siz
     : options_(checked(options, vocab_size, placement)),
       vocab_size_(vocab_size),
       placement_(placement),
-      files_(required(options.validation, "data.validation")),
-      num_samples_(count_samples(files_, options.sequence_length)) {
+      samples_(required(options.validation, "data.validation"), options, vocab_size),
+      num_samples_(samples_.num_samples()) {
   FSDP_CHECK(max_samples >= 0, "max_samples ", max_samples);
   if (num_samples_ == 0) {
-    fail(ErrorKind::kData, "the validation files (data.validation, from ", files_.paths().front(),
-         " on) hold ", files_.size(),
+    fail(ErrorKind::kData, "the validation files (data.validation, from ", samples_.files().paths().front(),
+         " on) hold ", samples_.files().size(),
          " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
          options.sequence_length + 1, "; give more text or lower data.sequence_length");
   }
   if (max_samples > 0) num_samples_ = std::min(num_samples_, max_samples);
   // No batch is larger than what there is to walk.
   options_.micro_batch_size = std::min(options_.micro_batch_size, num_samples_);
-  scan_if_small(files_, vocab_size);
+  scan_if_small(samples_.files(), vocab_size);
 }
 
 int64_t ValidationLoader::num_batches() const {
@@ -220,10 +226,10 @@ Batch ValidationLoader::batch(int64_t index) const {
   FSDP_CHECK(index >= 0 && index < num_batches(), "validation batch ", index, " of ", num_batches());
   int64_t rows = options_.micro_batch_size;
   int64_t first = (index * placement_.world_size + placement_.rank) * rows;
-  BatchBuilder builder(options_, vocab_size_);
+  BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
     if (first + row < num_samples_) {
-      builder.add(files_, first + row);
+      builder.add(samples_, first + row);
     } else {
       builder.add_ignored();
     }

@@ -17,18 +17,18 @@
 #include "data/mixture.h"
 #include "data/options.h"
 #include "data/sample_order.h"
-#include "data/token_files.h"
+#include "data/sample_reader.h"
 
 namespace fsdp::data {
-
-/// Target of a row that does not count: the default ignore_index of cross entropy.
-inline constexpr int64_t kIgnoredTarget = -100;
 
 struct Batch {
   at::Tensor inputs;       ///< [B, T] int64
   at::Tensor targets;      ///< [B, T] int64
   int64_t valid_rows = 0;  ///< the first so many rows count; in training all do
-  int64_t first_row = 0;   ///< training: the global position of row 0 in the run
+  int64_t counted = 0;     ///< targets that count
+  /// Of each row where documents begin, 0 first; null where that is not to be known.
+  std::shared_ptr<const std::vector<std::vector<int64_t>>> document_starts = nullptr;
+  int64_t first_row = 0;  ///< training: the global position of row 0 in the run
 };
 
 /// This process's place among those that share the work.
@@ -62,7 +62,7 @@ class TrainLoader final : public BatchSource {
   /// One, or one for each weight.
   struct Set {
     std::string name;  ///< its entry in options.train; "" of the only one
-    std::unique_ptr<TokenFiles> files;
+    SampleReader samples;
     SampleOrder order;
   };
   const std::vector<Set>& sets() const { return sets_; }
@@ -111,7 +111,7 @@ class ValidationLoader {
   DataOptions options_;
   int64_t vocab_size_;
   Placement placement_;
-  TokenFiles files_;
+  SampleReader samples_;
   int64_t num_samples_;
 };
 

@@ -16,6 +16,11 @@ struct DataOptions {
   int64_t sequence_length = 256;        ///< T: tokens a sample; the sample also reads the token after
   int64_t micro_batch_size = 4;         ///< B: sequences a rank a micro-step
   bool shuffle = true;
+  /// "join": samples take no notice of documents; "mask": attention stays inside documents; "split": a sample
+  /// is of one document (sample_reader.h).
+  std::string documents = "join";
+  /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
+  int64_t document_separator = -1;
   int64_t prefetch_batches = 2;  ///< made ahead by a thread; 0: none
 };
 

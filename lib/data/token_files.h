@@ -35,6 +35,8 @@ class TokenFiles {
   const std::vector<std::string>& paths() const { return paths_; }
   /// The file of paths()[i].
   const TokenFile& file(size_t i) const { return *files_.at(i); }
+  /// The token of the joined files at which it begins.
+  int64_t file_begin(size_t i) const { return i == 0 ? 0 : ends_.at(i - 1); }
   /// The largest id that the files' types can hold.
   int64_t largest_possible_id() const;
   int64_t bytes() const;  ///< of all tokens

@@ -50,7 +50,7 @@ at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
 /// The mean cross-entropy of logits x W^T, of which no more than some rows exist at a time, in x's type: each
 /// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],
 /// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows
-/// whose target is kIgnored do not count. It can be differentiated once.
+/// whose target is kIgnored do not count; of such rows alone the loss is 0. It can be differentiated once.
 constexpr int64_t kIgnored = -100;
 /// What a loss has beside the cross-entropy, for each row that counts.
 struct LossTerms {

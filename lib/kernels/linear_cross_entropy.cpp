@@ -58,7 +58,8 @@ class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
     const int64_t rows = x.size(0), chunk = cross_entropy_chunk_rows(rows, weight.size(0));
     at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight;
     const int64_t* target = targets.data_ptr<int64_t>();
-    const auto counted = static_cast<double>(rows - std::count(target, target + rows, kIgnored));
+    const auto counted =
+        static_cast<double>(std::max<int64_t>(1, rows - std::count(target, target + rows, kIgnored)));
     double loss = 0;
     for (int64_t first = 0; first < rows; first += chunk) {
       const int64_t count = std::min(chunk, rows - first);

@@ -10,6 +10,8 @@
 #include "kernels/fused.h"
 #include "nn/dropout.h"
 #include "nn/rotary.h"
+#include "util/error.h"
+#include "util/hash.h"
 
 namespace fsdp::nn {
 namespace {
@@ -44,7 +46,44 @@ at::Tensor attention_with_dropout(const Heads& heads, double p, const StageConte
 }
 
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
+                            const StageContext& context);
+
+/// Document by document: [B, T, heads, head_dim], of which a token sees those of its own document.
+at::Tensor attention_within_documents(const Heads& heads, const Compute& compute, double p,
+                                      const StageContext& context) {
+  const DocumentStarts& documents = *context.documents;
+  FSDP_CHECK(static_cast<int64_t>(documents.size()) == heads.q.size(0), documents.size(),
+             " rows of documents");
+  const int64_t length = heads.q.size(1);
+  const auto queries = heads.q.split(1), keys = heads.k.split(1), values = heads.v.split(1);
+  std::vector<at::Tensor> rows;
+  for (size_t row = 0; row < documents.size(); ++row) {
+    std::vector<int64_t> lengths;
+    for (size_t i = 0; i < documents[row].size(); ++i) {
+      const bool last = i + 1 == documents[row].size();
+      lengths.push_back((last ? length : documents[row][i + 1]) - documents[row][i]);
+    }
+    // Splits, not slices: their backward puts all gradients together in one pass.
+    const auto q = queries[row].split_with_sizes(lengths, 1), k = keys[row].split_with_sizes(lengths, 1),
+               v = values[row].split_with_sizes(lengths, 1);
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      StageContext inside = context;
+      inside.documents = nullptr;
+      if (inside.dropout) {
+        inside.dropout->key = util::mix64(inside.dropout->key + static_cast<uint64_t>(i));
+        inside.dropout->first_row += static_cast<int64_t>(row);
+      }
+      parts.push_back(causal_attention({q[i], k[i], v[i]}, compute, p, inside));
+    }
+    rows.push_back(parts.size() == 1 ? parts.front() : at::cat(parts, 1));
+  }
+  return at::cat(rows, 0);
+}
+
+at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
                             const StageContext& context) {
+  if (context.documents) return attention_within_documents(heads, compute, p, context);
   const auto& [q, k, v] = heads;
   if (p > 0 && context.dropout) return attention_with_dropout(heads, p, context);
   if (compute.fused && kernels::can_attend(q)) return kernels::causal_attention(q, k, v);

@@ -1,6 +1,7 @@
 #include "nn/gpt2.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/stack.h>
 
 #include "nn/dropout.h"
 #include "util/error.h"
@@ -42,6 +43,23 @@ Gpt2::Gpt2(const ModelOptions& options)
                      : std::make_shared<Head>(options.hidden_size, options.vocab_size, Compute(options)));
 }
 
+namespace {
+
+/// positions: [T] -> [B, T], from 0 at the beginning of each document.
+at::Tensor positions_in(const DocumentStarts& documents, const at::Tensor& positions) {
+  std::vector<at::Tensor> rows;
+  for (const std::vector<int64_t>& starts : documents) {
+    at::Tensor row = positions.clone();
+    for (int64_t start : starts) {
+      row.narrow(0, start, row.size(0) - start).copy_(positions.narrow(0, 0, row.size(0) - start));
+    }
+    rows.push_back(row);
+  }
+  return at::stack(rows);
+}
+
+}  // namespace
+
 at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& given) {
   if (ids.size(1) > max_positions_) {
     util::fail(
@@ -49,6 +67,7 @@ at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& given) {
         " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
   }
   at::Tensor positions = at::arange(ids.size(1), ids.options());
+  if (given.documents) positions = positions_in(*given.documents, positions);
   StageContext context = given;
   at::Tensor x = dropout(wte_->forward(ids, context) + wpe_->forward(positions, context), embedding_dropout_,
                          DropoutPlace::kEmbedding, context);

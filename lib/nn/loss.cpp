@@ -8,6 +8,7 @@ namespace fsdp::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms) {
   const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2), target = targets.flatten();
+  if (!(target != kernels::kIgnored).any().item<bool>()) return rows.sum() * 0;
   at::Tensor loss = at::cross_entropy_loss(rows, target, /*weight=*/{}, at::Reduction::Mean,
                                            kernels::kIgnored, terms.label_smoothing);
   if (terms.z_loss == 0) return loss;
@@ -22,6 +23,7 @@ at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& target
   context.targets = targets;
   context.loss_terms = options.terms;
   context.dropout = options.dropout;
+  context.documents = options.documents;
   at::Tensor output = model.forward(ids, context);
   return output.dim() == 0 ? output : next_token_loss(output, targets, options.terms);
 }

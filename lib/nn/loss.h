@@ -6,9 +6,8 @@
 
 namespace fsdp::nn {
 
-/// Mean cross-entropy in nats over the targets that are not -100, with `terms`, in fp32 whatever the type of
-/// the logits is.
-/// logits: [B, T, V], targets: [B, T] int64 -> scalar.
+/// Mean cross-entropy in nats over the targets that are not -100 (0 where there is none), with `terms`, in
+/// fp32 whatever the type of the logits is. logits: [B, T, V], targets: [B, T] int64 -> scalar.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms = {});
 
@@ -17,6 +16,7 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
 struct LossOptions {
   kernels::LossTerms terms = {};
   std::optional<DropoutChoice> dropout = std::nullopt;
+  std::shared_ptr<const DocumentStarts> documents = nullptr;
 };
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options = {});

@@ -25,6 +25,9 @@ struct DropoutChoice {
   int64_t first_row = 0;  ///< the number of the batch's first row among all of the run
 };
 
+/// Of each row of a batch where documents begin, in order, 0 first.
+using DocumentStarts = std::vector<std::vector<int64_t>>;
+
 /// What the stages of one forward pass share beside the hidden states.
 struct StageContext {
   at::Tensor rotary_cos = {};  ///< [T, head_dim], undefined for models without rotary positions
@@ -34,7 +37,9 @@ struct StageContext {
   at::Tensor targets = {};
   kernels::LossTerms loss_terms = {};                   ///< of that loss
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout, as when a model is used
-  int64_t layer = 0;                                    ///< which block of the model this is
+  /// Attention stays inside documents, and learned positions start again at each. Null: a row is one.
+  std::shared_ptr<const DocumentStarts> documents = nullptr;
+  int64_t layer = 0;  ///< which block of the model this is
 };
 
 class Stage;

@@ -39,7 +39,8 @@ class RandomBatches final : public data::BatchSource {
     };
     return {.inputs = tokens("inputs"),
             .targets = tokens("targets"),
-            .valid_rows = config_.data.micro_batch_size};
+            .valid_rows = config_.data.micro_batch_size,
+            .counted = config_.data.micro_batch_size * config_.data.sequence_length};
   }
 
  private:

@@ -29,10 +29,10 @@ Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm
   double* sums = totals.data_ptr<double>();
   for (int64_t index = 0; index < loader.num_batches(); ++index) {
     data::Batch batch = loader.batch(index);
-    // A batch without rows that count still runs: its forward is collective.
-    at::Tensor loss = nn::loss_of(model, batch.inputs, batch.targets);
-    if (batch.valid_rows == 0) continue;
-    const auto tokens = static_cast<double>(batch.valid_rows * batch.targets.size(1));
+    // A batch in which nothing counts still runs: its forward is collective.
+    at::Tensor loss = nn::loss_of(model, batch.inputs, batch.targets, {.documents = batch.document_starts});
+    if (batch.counted == 0) continue;
+    const auto tokens = static_cast<double>(batch.counted);
     sums[kLosses] += loss.item<double>() * tokens;
     sums[kTokens] += tokens;
     if (bytes == nullptr) continue;

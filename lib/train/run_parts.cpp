@@ -82,6 +82,7 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
        std::move(stop_requested), parts.guard ? &*parts.guard : nullptr},
       {.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
        .loss_terms = {.label_smoothing = config.training.label_smoothing, .z_loss = config.training.z_loss},
+       .counts_vary = data::counts_vary(config.data),
        .dropout_key = dropout_key,
        .max_grad_norm = config.training.max_grad_norm,
        .norm_type = config.training.norm_type,

@@ -3,7 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "nn/loss.h"
 #include "shard/grad_norm.h"
@@ -17,9 +19,14 @@ StepResult TrainStep::run(const StepPosition& position) {
   const int64_t micro_steps =
       position.micro_steps > 0 ? position.micro_steps : options_.gradient_accumulation_steps;
   double local_loss = 0;
+  std::vector<MicroBatch> all;
+  if (options_.counts_vary) all = batches_with_shares(position, micro_steps);
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     engine.set_requires_gradient_sync(!options_.no_sync || micro_step + 1 == micro_steps);
-    local_loss += run_micro_batch(position, micro_step, micro_steps);
+    local_loss += run_micro_batch(
+        options_.counts_vary ? std::move(all[static_cast<size_t>(micro_step)])
+                             : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_step),
+                                          static_cast<double>(micro_steps)});
   }
 
   StepResult result;
@@ -56,12 +63,32 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
   return false;
 }
 
-double TrainStep::run_micro_batch(const StepPosition& position, int64_t micro_step, int64_t micro_steps) {
-  data::Batch batch = parts_.batches.batch(position.first_global_sample, micro_step);
-  std::optional<nn::DropoutChoice> dropout;
-  if (options_.dropout_key) dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
-  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, {options_.loss_terms, dropout});
-  if (micro_steps > 1) loss = loss / static_cast<double>(micro_steps);
+std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosition& position,
+                                                                  int64_t micro_steps) {
+  std::vector<MicroBatch> batches;
+  at::Tensor sum = at::zeros({1}, at::kDouble);
+  double& counted = *sum.data_ptr<double>();
+  for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+    batches.push_back({parts_.batches.batch(position.first_global_sample, micro_step)});
+    counted += static_cast<double>(batches.back().batch.counted);
+  }
+  comm::Communicator& communicator = parts_.engine.communicator();
+  communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
+  // Gradients become the mean over ranks. A batch in which nothing counts has the loss 0.
+  for (MicroBatch& each : batches) {
+    each.divisor = std::max(counted, 1.0) /
+                   static_cast<double>(std::max<int64_t>(each.batch.counted, 1) * communicator.world_size());
+  }
+  return batches;
+}
+
+double TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
+  const data::Batch& batch = micro_batch.batch;
+  nn::LossOptions how{
+      .terms = options_.loss_terms, .dropout = std::nullopt, .documents = batch.document_starts};
+  if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
+  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, how);
+  if (micro_batch.divisor != 1) loss = loss / micro_batch.divisor;
   (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
   return loss.item<double>();
 }

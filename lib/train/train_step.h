@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/loader.h"
 #include "nn/stage.h"
@@ -18,7 +19,9 @@ namespace fsdp::train {
 
 struct StepOptions {
   int64_t gradient_accumulation_steps = 1;
-  kernels::LossTerms loss_terms = {};                  ///< part of the loss that is reported too
+  kernels::LossTerms loss_terms = {};  ///< part of the loss that is reported too
+  /// Whether batches differ in how many of their targets count: each then has its share of the loss.
+  bool counts_vary = false;
   std::optional<uint64_t> dropout_key = std::nullopt;  ///< nothing: the model drops nothing
   double max_grad_norm = 1.0;                          ///< 0: no clipping
   double norm_type = 2.0;
@@ -66,7 +69,13 @@ class TrainStep {
 
  private:
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss.
-  double run_micro_batch(const StepPosition& position, int64_t micro_step, int64_t micro_steps);
+  struct MicroBatch {
+    data::Batch batch;
+    double divisor = 1;  ///< of its loss, so that the sum over a rank's is what ranks average
+  };
+  double run_micro_batch(const MicroBatch& micro_batch);
+  /// All of a step, where the shares depend on them. Collective.
+  std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t micro_steps);
   void share_loss(double local_loss, StepResult& result);
   void update_shards(double lr);
   /// Asks the guard about a step that scaled gradients do not explain; whether to update.

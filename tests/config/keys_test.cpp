@@ -97,6 +97,8 @@ const std::map<std::string, Sample>& samples() {
       {"model.init_broadcast", {"true", "1"}},
       {"data.train", {"[\"b.bin\", 'c.bin']", "[]"}},
       {"data.train_weights", {"[2]", "[0]"}},
+      {"data.documents", {"\"mask\"", "\"cut\""}},
+      {"data.document_separator", {"50256", "-2"}},
       {"data.prefetch_batches", {"0", "-1"}},
       {"data.validation", {"[\"v.bin\"]", "[\"\"]"}},
       {"data.tokenizer", {"\"gpt2/tokenizer.json\"", "\"\""}},

@@ -150,6 +150,31 @@ TEST_F(TrainerTest, TrainsOnAMixtureOfSetsAtAnyWorldSize) {
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(alone[i], whole[i], 1e-5) << i;
 }
 
+TEST_F(TrainerTest, AveragesOverTheTargetsThatCountAtAnyWorldSize) {
+  for (const char* documents : {"mask", "split"}) {
+    config_.data.documents = documents;
+    config_.data.document_separator = 3;
+    config_.data.micro_batch_size = 1;
+    std::vector<std::vector<double>> losses, norms, validations;
+    for (auto [world, accumulation] : {std::pair<int, int64_t>{1, 4}, {2, 2}, {4, 1}}) {
+      config_.training.gradient_accumulation_steps = accumulation;
+      config_.run.output_dir = folder_ / util::concat(documents, world);
+      train(world, config_);
+      const fs::path metrics = fs::path(config_.run.output_dir) / "metrics.jsonl";
+      losses.push_back(values_of(metrics, "loss"));
+      norms.push_back(values_of(metrics, "grad_norm"));
+      validations.push_back(values_of(metrics, "validation_loss"));
+    }
+    for (size_t other : {1, 2}) {
+      for (size_t i = 0; i < losses[0].size(); ++i) {
+        EXPECT_NEAR(losses[other][i], losses[0][i], 1e-5) << documents << " " << i;
+        EXPECT_NEAR(norms[other][i], norms[0][i], 1e-5) << documents << " " << i;
+      }
+      EXPECT_NEAR(validations[other][0], validations[0][0], 1e-5);
+    }
+  }
+}
+
 TEST_F(TrainerTest, EndsEarlyWhenValidationsGetNoBetter) {
   config_.training.steps = 12;
   config_.evaluation.interval_steps = 2;

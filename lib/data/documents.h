@@ -1,0 +1,54 @@
+#pragma once
+
+// Where documents begin in token files: by a file's own index (Megatron, fairseq), else behind a token that
+// separates them; and in any case at the beginning of each file.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "data/token_files.h"
+
+namespace fsdp::data {
+
+/// Thread-safe.
+class Documents {
+ public:
+  /// The files must outlive the object. Throws Error(kUsage) when a file has no index and there is no
+  /// separator.
+  Documents(const TokenFiles& files, std::optional<int64_t> separator);
+
+  /// The places in [1, count) of the tokens [begin, begin + count) of the joined files where a document
+  /// begins, in order. `tokens` are these tokens.
+  std::vector<int64_t> starts_in(int64_t begin, int64_t count, const int64_t* tokens) const;
+
+  /// Calls visit(begin, end) for each document of the joined files, in order. Reads files that have no index
+  /// from front to back.
+  template <typename Visit>
+  void for_each(const Visit& visit) const;
+
+ private:
+  const TokenFiles& files_;
+  std::optional<int64_t> separator_;
+};
+
+/// Samples that hold tokens of one document each: document by document, T predictions a sample, the last one
+/// with fewer. A document of one token, which predicts nothing, has none.
+class DocumentSamples {
+ public:
+  DocumentSamples(const Documents& documents, int64_t sequence_length);
+
+  int64_t num_samples() const { return samples_before_.back(); }
+
+  struct Range {
+    int64_t begin = 0, tokens = 0;  ///< of the joined files; 2 to T + 1 tokens
+  };
+  Range sample(int64_t index) const;
+
+ private:
+  int64_t sequence_length_;
+  std::vector<int64_t> begins_, ends_;         ///< [documents with samples]
+  std::vector<int64_t> samples_before_ = {0};  ///< [documents with samples + 1]
+};
+
+}  // namespace fsdp::data

@@ -1,0 +1,55 @@
+#pragma once
+
+// The samples of token files, and how documents are treated (DataOptions::documents):
+//
+//   join   sample i is the tokens [i*T, i*T + T + 1), whatever documents they are of
+//   mask   the same tokens; the sample says where documents begin, and a target that begins one does not
+//   count split  a sample holds tokens of one document only (DocumentSamples); what is left of its row does
+//   not count
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/documents.h"
+#include "data/options.h"
+#include "data/token_files.h"
+
+namespace fsdp::data {
+
+/// Target of a token that does not count: the default ignore_index of cross entropy.
+inline constexpr int64_t kIgnoredTarget = -100;
+
+/// Thread-safe.
+class SampleReader {
+ public:
+  /// Opens the files. `key` names them in messages. Throws Error(kData) for a file that cannot be used, and
+  /// Error(kUsage) where documents are asked for and not to be found.
+  SampleReader(const std::vector<std::string>& paths, const DataOptions& options, int64_t vocab_size);
+
+  int64_t num_samples() const { return num_samples_; }
+  const TokenFiles& files() const { return *files_; }
+
+  struct Row {
+    int64_t counted = 0;  ///< targets that count
+    /// With "mask": where documents begin in the row, 0 first. Else empty.
+    std::vector<int64_t> document_starts;
+  };
+  /// inputs, targets: [T]. Throws Error(kData) for a token id outside the vocabulary.
+  Row read(int64_t sample, int64_t* inputs, int64_t* targets) const;
+
+ private:
+  int64_t sequence_length_;
+  int64_t vocab_size_;
+  std::unique_ptr<TokenFiles> files_;
+  std::unique_ptr<Documents> documents_;             ///< null: join
+  std::optional<DocumentSamples> document_samples_;  ///< of split
+  int64_t num_samples_ = 0;
+};
+
+/// Whether rows may have targets that do not count.
+inline bool counts_vary(const DataOptions& options) { return options.documents != "join"; }
+
+}  // namespace fsdp::data
