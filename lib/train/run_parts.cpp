@@ -1,11 +1,13 @@
 #include "train/run_parts.h"
 
+#include "data/tokenizer.h"
 #include "nn/decoder.h"
 #include "nn/recompute.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "train/initial_weights.h"
 #include "train/state_slices.h"
+#include "util/error.h"
 #include "util/hash.h"
 
 namespace fsdp::train {
@@ -16,7 +18,28 @@ data::Placement placement(const config::Config& config, const comm::Communicator
           .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
 }
 
+namespace {
+
+/// A tokenizer with more tokens than the model would meet its first unknown one in the middle of a run. One
+/// that cannot be loaded is no reason to stop: batches do not depend on it.
+void require_tokenizer_fits(const config::Config& config) {
+  if (config.data.tokenizer == "bytes") return;  // the default, whatever the tokens are
+  std::unique_ptr<data::Tokenizer> tokenizer;
+  try {
+    tokenizer = data::make_tokenizer(config.data.tokenizer);
+  } catch (const util::Error&) {
+    return;
+  }
+  if (tokenizer->vocab_size() <= config.model.vocab_size) return;
+  util::fail(util::ErrorKind::kUsage, "model.vocab_size: expected at least ", tokenizer->vocab_size(),
+             ", the number of tokens of data.tokenizer ", config.data.tokenizer, "; found ",
+             config.model.vocab_size, "; make it larger or name the tokenizer of this model");
+}
+
+}  // namespace
+
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator) {
+  require_tokenizer_fits(config);
   return data::TrainLoader(config.data, config.model.vocab_size, static_cast<uint64_t>(config.run.seed),
                            placement(config, communicator));
 }

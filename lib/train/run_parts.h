@@ -33,7 +33,8 @@ struct RunParts : ShardedModel {
 /// This rank's place among those that share the global batch.
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator);
 
-/// Throws Error(kData) for what is wrong with the token files.
+/// Throws Error(kData) for what is wrong with the token files, and Error(kUsage) for a tokenizer that has
+/// more tokens than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
 /// config.data.validation, which must name files. Throws as above.

@@ -98,7 +98,7 @@ TEST(SampleReader, TakesDocumentsFromTheIndexOfAFile) {
   TemporaryFolder folder;
   for (TokenFormat format : {TokenFormat::kMegatron, TokenFormat::kFairseq}) {
     const std::string path = (folder / (format == TokenFormat::kMegatron ? "m.bin" : "f.bin")).string();
-    TokenWriter writer(path, {.format = format});
+    TokenWriter writer(path, {.format = format, .vocab_size = 100});
     const std::vector<std::vector<int64_t>> documents = {{1, 2}, {3, 4, 5, 6, 7, 8}, {9, 10}};
     for (const auto& document : documents) {
       writer.append(document);

@@ -123,6 +123,11 @@ TEST_F(TrainerTest, TrainsForEpochs) {
   EXPECT_EQ(train(1, config_).step, 186);
 }
 
+TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
+  config_.data.tokenizer = std::string(FSDP_SOURCE_DIR) + "/tests/data/bpe/gpt2_kind.json";
+  EXPECT_EQ(failure(2, config_, "model.vocab_size: expected at least"), util::ErrorKind::kUsage);
+}
+
 TEST_F(TrainerTest, TrainsTheSameWithAndWithoutLoadingAhead) {
   config_.training.gradient_accumulation_steps = 2;
   std::vector<std::vector<double>> losses;
