@@ -17,6 +17,12 @@ std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
   return parameters;
 }
 
+std::vector<at::Tensor> shard_gradients(const shard::Engine& engine) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& unit : engine.units()) gradients.push_back(unit->storage().shard_gradient());
+  return gradients;
+}
+
 ShardedMatrices::ShardedMatrices(const shard::Engine& engine, const optim::OptimizerOptions& options)
     : exchange_(engine, [&options](const shard::Segment& segment) {
         return segment.requires_grad && optim::treatment_of(options, segment.name, segment.shape).matrix;

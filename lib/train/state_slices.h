@@ -17,6 +17,9 @@ namespace fsdp::train {
 std::vector<optim::FlatParameter> flat_parameters(const shard::Engine& engine,
                                                   const optim::OptimizerOptions& options);
 
+/// Their gradients, as Optimizer::step() takes them; undefined ones where a unit had none.
+std::vector<at::Tensor> shard_gradients(const shard::Engine& engine);
+
 /// Gives an optimizer over flat_parameters() the whole matrices.
 class ShardedMatrices final : public optim::WholeMatrices {
  public:

@@ -9,6 +9,7 @@
 
 #include "nn/loss.h"
 #include "shard/grad_norm.h"
+#include "train/state_slices.h"
 #include "util/error.h"
 
 namespace fsdp::train {
@@ -105,11 +106,7 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
   result.stop = values[1] > 0;
 }
 
-void TrainStep::update_shards(double lr) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& unit : parts_.engine.units()) gradients.push_back(unit->storage().shard_gradient());
-  parts_.optimizer.step(gradients, lr);
-}
+void TrainStep::update_shards(double lr) { parts_.optimizer.step(shard_gradients(parts_.engine), lr); }
 
 std::string TrainStep::whose_samples(const StepPosition& position, double local_loss) {
   comm::Communicator& communicator = parts_.engine.communicator();

@@ -1,5 +1,5 @@
 # fsdp_room(NAME [TORCH] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
-# TORCH rooms share one precompiled header of libtorch.
+# TORCH rooms share one precompiled header of libtorch. Each is installed with its headers (Install.cmake).
 # fsdp_program(NAME SOURCES LINK targets...) and fsdp_room_test(ROOM [LINK targets...]) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 
@@ -28,7 +28,11 @@ function(fsdp_room name)
   endif()
   add_library(fsdp_${name} STATIC ${ROOM_SOURCES})
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} PUBLIC "${PROJECT_SOURCE_DIR}/lib")
+  target_include_directories(fsdp_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib>"
+                                                 "$<INSTALL_INTERFACE:include/fsdp>")
+  set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib)
+  set_property(GLOBAL APPEND PROPERTY FSDP_ROOMS fsdp::${name})
   target_link_libraries(fsdp_${name} PUBLIC ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
   if(ROOM_TORCH)
