@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "util/text.h"
+#include "util/error.h"
 
 namespace fsdp::config {
 namespace {

@@ -56,7 +56,9 @@ TEST(Norm, FollowsTheFormulas) {
 }
 
 TEST(Rotary, RotatesPairsAcrossTheHalvesByThePosition) {
-  RotaryTable table(4, 10000.0);
+  ModelOptions options;
+  options.head_dim = 4;
+  RotaryTable table(options);
   auto [cos, sin] = table.angles(3, at::kCPU);
   at::Tensor x = sample({1, 1, 3, 4}, 0.2);
   at::Tensor actual = apply_rotary(x.to(at::kFloat), cos, sin);
