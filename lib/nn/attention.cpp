@@ -2,10 +2,12 @@
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include <array>
 #include <optional>
 
 #include "kernels/attention.h"
 #include "kernels/fused.h"
+#include "nn/key_value_cache.h"
 #include "nn/rotary.h"
 
 namespace fsdp::nn {
@@ -32,6 +34,16 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
       .transpose(1, 2);
 }
 
+/// The same for a stage whose context may have a cache.
+at::Tensor attention_of(const Stage& stage, const std::array<at::Tensor, 3>& qkv, const Compute& compute,
+                        const StageContext& context) {
+  const auto& [q, k, v] = qkv;
+  if (context.cache == nullptr) return causal_attention(q, k, v, compute);
+  const bool first = context.cache->length() == 0;
+  auto [keys, values] = context.cache->append(stage, k, v);
+  return first ? causal_attention(q, k, v, compute) : attend_to_cache(q, keys, values);
+}
+
 }  // namespace
 
 LlamaAttention::LlamaAttention(const ModelOptions& options)
@@ -52,7 +64,7 @@ at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& cont
       kernels::linears(x, {q_proj_->weight(), k_proj_->weight(), v_proj_->weight()}, compute_.matmul);
   at::Tensor q = rotated(qkv[0], num_heads_, context), k = rotated(qkv[1], num_kv_heads_, context);
   at::Tensor v = split_heads(qkv[2], num_kv_heads_);
-  return o_proj_->forward(join_heads(causal_attention(q, k, v, compute_)));
+  return o_proj_->forward(join_heads(attention_of(*this, {q, k, v}, compute_, context)));
 }
 
 at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
@@ -70,10 +82,10 @@ Gpt2Attention::Gpt2Attention(const ModelOptions& options)
   c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute_));
 }
 
-at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext&) {
+at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext& context) {
   auto qkv = c_attn_->forward(x).chunk(3, /*dim=*/-1);
   for (at::Tensor& part : qkv) part = split_heads(part, num_heads_);
-  return c_proj_->forward(join_heads(causal_attention(qkv[0], qkv[1], qkv[2], compute_)));
+  return c_proj_->forward(join_heads(attention_of(*this, {qkv[0], qkv[1], qkv[2]}, compute_, context)));
 }
 
 }  // namespace fsdp::nn

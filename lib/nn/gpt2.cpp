@@ -2,6 +2,7 @@
 
 #include <ATen/ops/arange.h>
 
+#include "nn/key_value_cache.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
@@ -44,9 +45,14 @@ at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& context) {
         util::ErrorKind::kUsage, "a sequence of ", ids.size(1), " tokens is longer than the ", max_positions_,
         " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
   }
-  at::Tensor positions = at::arange(ids.size(1), ids.options());
+  KeyValueCache* cache = context.cache;
+  if (cache != nullptr) cache->require_room(ids.size(1));
+  const int64_t first = cache != nullptr ? cache->length() : 0;
+  at::Tensor positions = at::arange(first, first + ids.size(1), ids.options());
   at::Tensor x = wte_->forward(ids, context) + wpe_->forward(positions, context);
   for (const auto& block : *h_) x = block->forward(x, context);
+  if (cache != nullptr) cache->advance(ids.size(1));
+  if (context.only_last) x = x.narrow(1, x.size(1) - 1, 1);
   return lm_head_->forward(ln_f_->forward(x), context);
 }
 

@@ -1,5 +1,7 @@
 #include "nn/llama.h"
 
+#include "nn/key_value_cache.h"
+
 namespace fsdp::nn {
 
 LlamaBlock::LlamaBlock(const ModelOptions& options) {
@@ -39,9 +41,19 @@ Llama::Llama(const ModelOptions& options) {
 at::Tensor Llama::compute(const at::Tensor& ids, const StageContext& given) {
   StageContext context;
   context.targets = given.targets;
-  std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(ids.size(1), ids.device());
+  context.cache = given.cache;
+  const int64_t tokens = ids.size(1);
+  if (KeyValueCache* cache = given.cache) {
+    cache->require_room(tokens);
+    std::tie(context.rotary_cos, context.rotary_sin) =
+        rotary_emb_->angles_from(cache->length(), tokens, ids.device());
+  } else {
+    std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(tokens, ids.device());
+  }
   at::Tensor x = embed_tokens_->forward(ids, context);
   for (const auto& layer : *layers_) x = layer->forward(x, context);
+  if (given.cache != nullptr) given.cache->advance(tokens);
+  if (given.only_last) x = x.narrow(1, tokens - 1, 1);
   return lm_head_->forward(norm_->forward(x), context);
 }
 

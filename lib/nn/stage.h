@@ -16,6 +16,8 @@
 
 namespace fsdp::nn {
 
+class KeyValueCache;
+
 /// What the stages of one forward pass share beside the hidden states.
 struct StageContext {
   at::Tensor rotary_cos = {};  ///< [T, head_dim], undefined for models without rotary positions
@@ -23,6 +25,9 @@ struct StageContext {
   /// [B, T] int64: what the head is to predict. With it, a model of lib/nn gives the mean loss for its
   /// scores, so that these need not exist all at once.
   at::Tensor targets = {};
+  /// Without autograd: keys and values of the tokens before these (nn/key_value_cache.h), or null.
+  KeyValueCache* cache = nullptr;
+  bool only_last = false;  ///< a model gives scores of the last token alone: [B, 1, vocab_size]
 };
 
 class Stage;
