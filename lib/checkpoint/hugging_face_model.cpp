@@ -1,16 +1,14 @@
 #include "checkpoint/hugging_face_model.h"
 
-#include <algorithm>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_folder.h"
+#include "checkpoint/hugging_face_names.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/raw_file.h"
 #include "checkpoint/sharded_source.h"
 #include "checkpoint/weights.h"
 #include "util/error.h"
@@ -25,86 +23,17 @@ using util::fail;
 
 namespace {
 
-constexpr int64_t kLargestConfigBytes = 10'000'000;
-constexpr int kDeepestLevel = 16;
-constexpr size_t kMostListed = 20;
-constexpr const char* kHead = "lm_head.weight";
-
-json read_config(const ImportRequest& request, fs::path& path) {
-  std::error_code error;
-  path = request.config;
-  if (path.empty()) {
-    const bool is_folder = fs::is_directory(request.source, error);
-    path = (is_folder ? request.source : request.source.parent_path()) / "config.json";
-    if (!fs::exists(path, error)) {
-      fail(ErrorKind::kCheckpoint, "expected the model's config at ", path.string(),
-           " and found nothing; name it with --config");
-    }
-  }
-  RawFile file = RawFile::open(path);
-  if (file.size_bytes() > kLargestConfigBytes) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has ", file.size_bytes(), " bytes, more than any config");
-  }
-  std::string text(static_cast<size_t>(file.size_bytes()), '\0');
-  file.read_at(0, text.data(), static_cast<int64_t>(text.size()));
-  return parse_json(text, kDeepestLevel, path.string());
-}
-
-/// What older releases of transformers stored among the weights.
-bool is_buffer(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq");
-}
-
-/// "a, b, c and 7 more".
-std::string listed(const std::vector<std::string>& names) {
-  std::vector<std::string> first(names.begin(), names.begin() + std::min(names.size(), kMostListed));
-  std::string text = util::join(first, ", ");
-  if (names.size() > first.size()) text += concat(" and ", names.size() - first.size(), " more");
-  return text;
-}
-
-struct Misfits {
-  std::vector<std::string> missing, unexpected, misshapen;
-
-  void refuse_any(const std::string& who, const std::string& config) const {
-    std::vector<std::string> problems;
-    if (!missing.empty()) problems.push_back("missing: " + listed(missing));
-    if (!unexpected.empty()) problems.push_back("unexpected: " + listed(unexpected));
-    if (!misshapen.empty()) problems.push_back("of another shape: " + listed(misshapen));
-    if (problems.empty()) return;
-    fail(ErrorKind::kCheckpoint, "the weights ", who, " are not those that ", config, " describes; ",
-         util::join(problems, "; "));
-  }
-};
-
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
-void compare_shape(const std::string& name, const std::vector<int64_t>& found,
-                   const std::vector<int64_t>& expected, Misfits& misfits) {
-  if (found == expected) return;
-  misfits.misshapen.push_back(
-      concat(name, " (", shape_text(found), " where ", shape_text(expected), " is expected)"));
-}
-
-/// Which tensor of the source is which weight: model's name -> source's name.
-std::map<std::string, std::string> match_names(const Weights& source, const nn::ModelOptions& options,
-                                               const Shapes& shapes, Misfits& misfits) {
-  const bool gpt2 = options.architecture == "gpt2";
-  const std::string prefix = gpt2 ? "transformer." : "model.";
-  const std::string embedding = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
-  std::map<std::string, std::string> matched;
-  for (const std::string& name : source.names()) {
-    std::string known = shapes.contains(name) ? name : prefix + name;
-    if (shapes.contains(known)) {
-      if (!matched.emplace(known, name).second) misfits.unexpected.push_back(name + " (there twice)");
-    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == kHead)) {
-      misfits.unexpected.push_back(name);
-    }
+fs::path config_path_of(const ImportRequest& request) {
+  if (!request.config.empty()) return request.config;
+  fs::path path = config_beside(request.source);
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    fail(ErrorKind::kCheckpoint, "expected the model's config at ", path.string(),
+         " and found nothing; name it with --config");
   }
-  // A tied weight may be stored under either of its names.
-  if (options.tie_word_embeddings && source.contains(kHead)) matched.emplace(embedding, kHead);
-  return matched;
+  return path;
 }
 
 }  // namespace
@@ -114,8 +43,8 @@ ShardedResult import_model(const ImportRequest& request) {
     fail(ErrorKind::kUsage, "expected safetensors at ", request.source.string(),
          " and found a checkpoint; fsdp-ckpt reshard writes it anew for another world size");
   }
-  fs::path config_path;
-  json config = read_config(request, config_path);
+  const fs::path config_path = config_path_of(request);
+  json config = read_config_json(config_path);
   const nn::ModelOptions options = options_from_hugging_face(config, config_path.string());
   // A part of the model without its head (LlamaModel) becomes the whole one, where the head is tied.
   const json own = hugging_face_config(options);

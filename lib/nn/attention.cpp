@@ -9,6 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/fused.h"
 #include "nn/dropout.h"
+#include "nn/key_value_cache.h"
 #include "nn/rotary.h"
 #include "util/error.h"
 #include "util/hash.h"
@@ -94,6 +95,15 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
       .transpose(1, 2);
 }
 
+/// The same for a stage whose context may have a cache.
+at::Tensor attention_of(const Stage& stage, const Heads& heads, const Compute& compute, double p,
+                        const StageContext& context) {
+  if (context.cache == nullptr) return causal_attention(heads, compute, p, context);
+  const bool first = context.cache->length() == 0;
+  auto [keys, values] = context.cache->append(stage, heads.k, heads.v);
+  return first ? causal_attention(heads, compute, p, context) : attend_to_cache(heads.q, keys, values);
+}
+
 }  // namespace
 
 LlamaAttention::LlamaAttention(const ModelOptions& options)
@@ -119,7 +129,7 @@ at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& cont
   at::Tensor q = rotated(q_proj_->with_bias(qkv[0]), num_heads_, context);
   at::Tensor k = rotated(k_proj_->with_bias(qkv[1]), num_kv_heads_, context);
   at::Tensor v = split_heads(v_proj_->with_bias(qkv[2]), num_kv_heads_);
-  return o_proj_->forward(join_heads(causal_attention({q, k, v}, compute_, dropout_, context)));
+  return o_proj_->forward(join_heads(attention_of(*this, {q, k, v}, compute_, dropout_, context)));
 }
 
 at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
@@ -141,7 +151,7 @@ at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext& conte
   auto qkv = c_attn_->forward(x).chunk(3, /*dim=*/-1);
   for (at::Tensor& part : qkv) part = split_heads(part, num_heads_);
   return c_proj_->forward(
-      join_heads(causal_attention({qkv[0], qkv[1], qkv[2]}, compute_, dropout_, context)));
+      join_heads(attention_of(*this, {qkv[0], qkv[1], qkv[2]}, compute_, dropout_, context)));
 }
 
 }  // namespace fsdp::nn

@@ -4,6 +4,7 @@
 #include <ATen/ops/stack.h>
 
 #include "nn/dropout.h"
+#include "nn/key_value_cache.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
@@ -66,7 +67,10 @@ at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& given) {
         util::ErrorKind::kUsage, "a sequence of ", ids.size(1), " tokens is longer than the ", max_positions_,
         " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
   }
-  at::Tensor positions = at::arange(ids.size(1), ids.options());
+  KeyValueCache* cache = given.cache;
+  if (cache != nullptr) cache->require_room(ids.size(1));
+  const int64_t first = cache != nullptr ? cache->length() : 0;
+  at::Tensor positions = at::arange(first, first + ids.size(1), ids.options());
   if (given.documents) positions = positions_in(*given.documents, positions);
   StageContext context = given;
   at::Tensor x = dropout(wte_->forward(ids, context) + wpe_->forward(positions, context), embedding_dropout_,
@@ -75,6 +79,8 @@ at::Tensor Gpt2::compute(const at::Tensor& ids, const StageContext& given) {
     x = block->forward(x, context);
     ++context.layer;
   }
+  if (cache != nullptr) cache->advance(ids.size(1));
+  if (given.only_last) x = x.narrow(1, x.size(1) - 1, 1);
   return lm_head_->forward(ln_f_->forward(x), context);
 }
 

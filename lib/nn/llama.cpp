@@ -1,6 +1,7 @@
 #include "nn/llama.h"
 
 #include "nn/dropout.h"
+#include "nn/key_value_cache.h"
 
 namespace fsdp::nn {
 
@@ -40,13 +41,22 @@ Llama::Llama(const ModelOptions& options) : embedding_dropout_(options.embedding
 
 at::Tensor Llama::compute(const at::Tensor& ids, const StageContext& given) {
   StageContext context = given;
-  std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(ids.size(1), ids.device());
+  const int64_t tokens = ids.size(1);
+  if (KeyValueCache* cache = given.cache) {
+    cache->require_room(tokens);
+    std::tie(context.rotary_cos, context.rotary_sin) =
+        rotary_emb_->angles_from(cache->length(), tokens, ids.device());
+  } else {
+    std::tie(context.rotary_cos, context.rotary_sin) = rotary_emb_->angles(tokens, ids.device());
+  }
   at::Tensor x =
       dropout(embed_tokens_->forward(ids, context), embedding_dropout_, DropoutPlace::kEmbedding, context);
   for (const auto& layer : *layers_) {
     x = layer->forward(x, context);
     ++context.layer;
   }
+  if (given.cache != nullptr) given.cache->advance(tokens);
+  if (given.only_last) x = x.narrow(1, tokens - 1, 1);
   return lm_head_->forward(norm_->forward(x), context);
 }
 

@@ -61,6 +61,12 @@ inline int64_t key_width(const ModelOptions& options) {
   return options.num_key_value_heads * head_width(options);
 }
 
+/// In tokens, that the model can compute.
+inline int64_t longest_sequence(const ModelOptions& options) {
+  const int64_t positions = options.max_position_embeddings, window = options.sliding_window;
+  return window > 0 && window < positions ? window : positions;
+}
+
 /// Which activations backward computes again in place of keeping them.
 struct CheckpointingOptions {
   std::string mode = "none";                         ///< "none" or "full": all of a stage but its input

@@ -22,7 +22,20 @@ class ParameterDevice {
   at::Device before_;
 };
 
-/// An uninitialised fp32 tensor for register_parameter(), on the device of the innermost ParameterDevice.
+/// While it lives, layers that this thread builds have parameters of `type`, for inference; without one,
+/// fp32.
+class ParameterType {
+ public:
+  explicit ParameterType(at::ScalarType type);
+  ~ParameterType();
+  ParameterType(const ParameterType&) = delete;
+  ParameterType& operator=(const ParameterType&) = delete;
+
+ private:
+  at::ScalarType before_;
+};
+
+/// An uninitialised tensor for register_parameter(), as the innermost ParameterDevice and ParameterType say.
 at::Tensor empty_parameter(at::IntArrayRef shape);
 
 }  // namespace fsdp::nn

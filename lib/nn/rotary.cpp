@@ -23,11 +23,22 @@ std::pair<at::Tensor, at::Tensor> RotaryTable::angles(int64_t length, const at::
   return {cos_.narrow(0, 0, length), sin_.narrow(0, 0, length)};
 }
 
-void RotaryTable::compute(int64_t length, const at::Device& device) {
+std::pair<at::Tensor, at::Tensor> RotaryTable::angles_from(int64_t begin, int64_t length,
+                                                           const at::Device& device) const {
+  const at::Tensor angles = computed(begin, length, device);
+  return {angles.cos().to(cos_.scalar_type()), angles.sin().to(sin_.scalar_type())};
+}
+
+at::Tensor RotaryTable::computed(int64_t begin, int64_t length, const at::Device& device) const {
   at::NoGradGuard no_grad;
   auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  at::Tensor half = at::outer(at::arange(length, options), frequencies(device));
-  at::Tensor angles = at::cat({half, half}, -1);
+  at::Tensor half = at::outer(at::arange(begin, begin + length, options), frequencies(device));
+  return at::cat({half, half}, -1);
+}
+
+void RotaryTable::compute(int64_t length, const at::Device& device) {
+  at::NoGradGuard no_grad;
+  const at::Tensor angles = computed(0, length, device);
   cos_type_ = cos_.scalar_type();
   sin_type_ = sin_.scalar_type();
   // set_data keeps the identity of the buffers; what was handed out views the former memory.

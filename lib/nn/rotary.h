@@ -29,10 +29,17 @@ class RotaryTable final : public torch::nn::Module {
   /// (cos, sin), each [length, head_dim] of the buffers' type. Later casts and growth leave them as they are.
   std::pair<at::Tensor, at::Tensor> angles(int64_t length, const at::Device& device);
 
+  /// Those of positions [begin, begin + length), which are not kept, so that inference leaves the table of
+  /// training as it is.
+  std::pair<at::Tensor, at::Tensor> angles_from(int64_t begin, int64_t length,
+                                                const at::Device& device) const;
+
  private:
   void compute(int64_t length, const at::Device& device);
   /// [head_dim / 2] radians a position, fp32.
   at::Tensor frequencies(const at::Device& device) const;
+  /// [length, head_dim] fp32
+  at::Tensor computed(int64_t begin, int64_t length, const at::Device& device) const;
 
   ModelOptions options_;
   at::Tensor cos_, sin_;

@@ -19,6 +19,8 @@
 
 namespace fsdp::nn {
 
+class KeyValueCache;
+
 /// By what a training step chooses what it drops (kernels/dropout.h).
 struct DropoutChoice {
   uint64_t key = 0;       ///< of the run
@@ -40,6 +42,9 @@ struct StageContext {
   /// Attention stays inside documents, and learned positions start again at each. Null: a row is one.
   std::shared_ptr<const DocumentStarts> documents = nullptr;
   int64_t layer = 0;  ///< which block of the model this is
+  /// Without autograd: keys and values of the tokens before these (nn/key_value_cache.h), or null.
+  KeyValueCache* cache = nullptr;
+  bool only_last = false;  ///< a model gives scores of the last token alone: [B, 1, vocab_size]
 };
 
 class Stage;

@@ -1,0 +1,165 @@
+// fsdp-generate CHECKPOINT: goes on with a text by a trained model. Texts go to stdout, messages to stderr.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+#include <optional>
+
+#include "generate/generate.h"
+#include "generate/load.h"
+#include "generate/sampler.h"
+#include "generate_output.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
+#include "util/mapped_allocator.h"
+#include "util/stop_signal.h"
+#include "util/text.h"
+
+namespace {
+
+using namespace fsdp;
+using util::ErrorKind;
+using util::fail;
+
+struct Arguments {
+  std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash;
+  bool ema = false, json = false;
+  std::optional<int64_t> max_new_tokens;
+  generate::GenerationOptions options;
+};
+
+constexpr int64_t kDefaultNewTokens = 256;
+
+std::string read_prompt(const Arguments& arguments) {
+  if (arguments.dash.empty() && arguments.prompt_file.empty()) return arguments.prompt;
+  if (arguments.dash == "-" || arguments.prompt_file == "-") {
+    return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+  }
+  return util::read_file(arguments.prompt_file);
+}
+
+std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string& prompt,
+                            const std::string& begin_token) {
+  std::vector<int64_t> ids;
+  if (!begin_token.empty()) {
+    const std::optional<int64_t> id = tokenizer.id_of(begin_token);
+    if (!id) {
+      fail(ErrorKind::kUsage, "--begin-token: expected the text of a token of ", tokenizer.name(),
+           "; found \"", begin_token, "\"; fsdp-data inspect shows texts of tokens");
+    }
+    ids.push_back(*id);
+    if (prompt.empty()) return ids;
+  }
+  const std::vector<int64_t> text = generate::encode_prompt(tokenizer, prompt);
+  ids.insert(ids.end(), text.begin(), text.end());
+  return ids;
+}
+
+/// Without a number, as many as fit up to the default.
+int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, size_t prompt) {
+  const int64_t room = nn::longest_sequence(model) - static_cast<int64_t>(prompt);
+  if (room < 1) {
+    fail(ErrorKind::kUsage, "expected a prompt of fewer than ", nn::longest_sequence(model),
+         " tokens, the positions of the model (max_position_embeddings); found ", prompt, "; shorten it");
+  }
+  return arguments.max_new_tokens.value_or(std::min(kDefaultNewTokens, room));
+}
+
+int run(Arguments& arguments) {
+  generate::GenerationOptions& options = arguments.options;
+  generate::check_sampling(options.sampling);
+  const std::string prompt = read_prompt(arguments);
+  const checkpoint::StoredModel stored = checkpoint::open_model(arguments.checkpoint, arguments.ema);
+  const at::ScalarType dtype = generate::compute_type(stored, arguments.dtype);
+  const auto tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(stored)
+                                                     : data::make_tokenizer(arguments.tokenizer);
+  const std::vector<int64_t> ids = encode(*tokenizer, prompt, arguments.begin_token);
+  options.max_new_tokens = new_tokens(arguments, stored.options, ids.size());
+  options.stop_ids = generate::stop_ids(stored.config, *tokenizer);
+  options.allowed_ids = std::min(tokenizer->vocab_size(), stored.options.vocab_size);
+  const auto model = generate::load_model(stored, dtype);
+
+  util::StopSignal stop_signal;
+  apps::SampleTexts texts(*tokenizer, ids, prompt, options.num_samples, !arguments.json);
+  const auto samples =
+      generate::generate(*model, stored.options, ids, options, {.on_token = [&](int64_t sample, int64_t id) {
+        texts.push(sample, id);
+        return !util::StopSignal::received();
+      }});
+  if (arguments.json) {
+    texts.print_json(samples);
+  } else {
+    texts.finish_texts();
+    int64_t tokens = 0;
+    for (const auto& sample : samples) tokens += static_cast<int64_t>(sample.ids.size());
+    util::log_info(util::concat(util::with_commas(tokens), " tokens in ", samples.size(), " sample(s), ",
+                                util::fixed(samples.front().tokens_per_second(), 1),
+                                " tokens/s in the first"));
+  }
+  // As a shell has it: a script must not take half a text for all of it.
+  if (auto signal = util::StopSignal::received()) return 128 + *signal;
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Examples first: the description is what --help begins with.
+  CLI::App app(R"(Goes on with a text by a trained model.
+
+Examples:
+  fsdp-generate checkpoints/quickstart --prompt 'ROMEO:'
+  fsdp-generate checkpoints/quickstart/step-00000200 --prompt-file scene.txt --temperature 0 --max-new-tokens 50
+  echo 'To be, or not to' | fsdp-generate gpt2/ - --num-samples 3 --top-p 0.9 --json
+)",
+               "fsdp-generate");
+  Arguments arguments;
+  generate::GenerationOptions& options = arguments.options;
+  generate::SamplingOptions& sampling = options.sampling;
+  app.add_option("CHECKPOINT", arguments.checkpoint,
+                 "a run's folder (its newest checkpoint; RUN/best: its best), a step's folder, a safetensors "
+                 "file with config.json beside it, or a Hugging Face folder (llama, gpt2)")
+      ->required();
+  CLI::Option* dash = app.add_option("STDIN", arguments.dash, "-: read the prompt from standard input");
+  dash->check(CLI::IsMember({"-"}));
+  CLI::Option* prompt =
+      app.add_option("--prompt", arguments.prompt, "what the text goes on from; without one: a new text");
+  CLI::Option* file = app.add_option("--prompt-file", arguments.prompt_file, "a file with it");
+  prompt->excludes(file)->excludes(dash);
+  file->excludes(dash);
+  app.add_option(
+      "--tokenizer", arguments.tokenizer,
+      util::concat("default: the one in the folder, or of the run's config; ", data::kTokenizerChoices));
+  app.add_option("--begin-token", arguments.begin_token,
+                 "a token before the prompt, such as '<|begin_of_text|>' for models that were trained so");
+  app.add_option("--max-new-tokens", arguments.max_new_tokens,
+                 util::concat("tokens of a sample; default: ", kDefaultNewTokens,
+                              ", or what the model's positions have room for"))
+      ->check(CLI::PositiveNumber);
+  app.add_option("--num-samples", options.num_samples, "texts, of one prompt")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  app.add_option("--top-k", sampling.top_k, "only the so many likeliest tokens; 0: all")
+      ->capture_default_str();
+  app.add_option("--top-p", sampling.top_p, "only the likeliest tokens of this probability together")
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "the same seed gives the same texts")->capture_default_str();
+  app.add_option("--dtype", arguments.dtype,
+                 "in which the model computes: float32, bfloat16, float16, or auto (as stored, at least "
+                 "float32 but for bfloat16)")
+      ->capture_default_str();
+  app.add_flag("--ema", arguments.ema, "the averages of the weights that a run keeps (optimizer.ema_decay)");
+  app.add_flag("--json", arguments.json,
+               "a JSON object a sample: prompt, text, tokens, ids, tokens_per_second, ending");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ErrorKind::kUsage);
+  }
+  util::MappedAllocator::install();
+  return util::run_guarded([&] { return run(arguments); });
+}

@@ -1,0 +1,76 @@
+#include "generate_output.h"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::apps {
+
+SampleTexts::SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int64_t>& begin,
+                         std::string prompt, int64_t num_samples, bool streams)
+    : prompt_(std::move(prompt)),
+      streams_(streams),
+      is_terminal_(::isatty(STDOUT_FILENO) == 1),
+      texts_(static_cast<size_t>(num_samples)) {
+  // Tokens mean other bytes at the begin of a text than within one.
+  data::TextDecoder after_prompt(tokenizer);
+  for (int64_t id : begin) after_prompt.push(id);
+  decoders_ = std::vector<data::TextDecoder>(texts_.size(), after_prompt);
+  if (streams_) print(prompt_);
+}
+
+void SampleTexts::push(int64_t sample, int64_t id) {
+  const auto i = static_cast<size_t>(sample);
+  const std::string text = decoders_[i].push(id);
+  texts_[i] += text;
+  if (streams_ && i == 0) print(text);
+}
+
+void SampleTexts::finish_decoding() {
+  for (size_t i = 0; i < texts_.size(); ++i) {
+    const std::string rest = decoders_[i].finish();
+    texts_[i] += rest;
+    if (streams_ && i == 0) print(rest);
+  }
+}
+
+void SampleTexts::finish_texts() {
+  finish_decoding();
+  for (size_t i = 0; i < texts_.size(); ++i) {
+    if (i > 0) print("---\n");
+    if (i > 0 || !streams_) print(prompt_ + texts_[i]);
+    if (!texts_[i].ends_with('\n')) print("\n");
+  }
+}
+
+void SampleTexts::print_json(const std::vector<generate::Sample>& samples) {
+  finish_decoding();
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const generate::Sample& sample = samples[i];
+    const nlohmann::ordered_json line = {{"prompt", prompt_},
+                                         {"text", texts_[i]},
+                                         {"tokens", sample.ids.size()},
+                                         {"ids", sample.ids},
+                                         {"tokens_per_second", sample.tokens_per_second()},
+                                         {"ending", generate::name_of(sample.ending)}};
+    // What is no UTF-8 becomes the replacement character.
+    std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  }
+  flush_stdout();
+}
+
+void SampleTexts::print(const std::string& text) const {
+  if (text.empty()) return;
+  std::cout << (is_terminal_ ? util::printable(text) : text);
+  flush_stdout();
+}
+
+void flush_stdout() {
+  if (!std::cout.flush()) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
+}
+
+}  // namespace fsdp::apps

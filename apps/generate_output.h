@@ -1,0 +1,41 @@
+#pragma once
+
+// What fsdp-generate prints: texts while they grow, or a JSON object a sample.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "generate/generate.h"
+
+namespace fsdp::apps {
+
+/// Prints the first sample as it grows, with the prompt before it, and keeps the texts of all. On a terminal
+/// control characters are shown as \xNN.
+class SampleTexts {
+ public:
+  /// `begin`: the ids that the samples go on from. Prints nothing before finish_texts() unless `streams`.
+  SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int64_t>& begin, std::string prompt,
+              int64_t num_samples, bool streams);
+
+  void push(int64_t sample, int64_t id);
+  /// Prints what has not been printed: the end of the first sample, and the others.
+  void finish_texts();
+  /// Prints a line of JSON a sample.
+  void print_json(const std::vector<generate::Sample>& samples);
+
+ private:
+  void finish_decoding();
+  void print(const std::string& text) const;
+
+  std::string prompt_;
+  bool streams_, is_terminal_;
+  std::vector<data::TextDecoder> decoders_;
+  std::vector<std::string> texts_;
+};
+
+/// Throws Error(kIo) when standard output did not take it.
+void flush_stdout();
+
+}  // namespace fsdp::apps

@@ -1,0 +1,156 @@
+#include "generate/generate.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "generate/sampler.h"
+#include "nn/key_value_cache.h"
+#include "util/error.h"
+
+namespace fsdp::generate {
+namespace {
+
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+using Clock = std::chrono::steady_clock;
+
+at::Tensor tensor_of(const std::vector<int64_t>& ids) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(ids.size())}, at::kLong);
+  std::copy(ids.begin(), ids.end(), tensor.data_ptr<int64_t>());
+  return tensor;
+}
+
+void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
+           const GenerationOptions& options) {
+  if (prompt.empty()) {
+    fail(ErrorKind::kUsage, "expected a prompt of at least one token; found none; give some text");
+  }
+  for (int64_t id : prompt) {
+    if (id >= 0 && id < model.vocab_size) continue;
+    fail(ErrorKind::kUsage, "expected tokens below ", model.vocab_size,
+         ", the model's vocab_size, in the prompt; found ", id,
+         "; the tokenizer is not the one that the model was trained with");
+  }
+  FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
+}
+
+/// Some samples of one prompt, computed together; a row of the model's input each until they end.
+class Rows {
+ public:
+  Rows(nn::Stage& model, const nn::ModelOptions& model_options, const GenerationOptions& options,
+       const GenerationHooks& hooks, std::vector<Sample>& samples)
+      : model_(model), model_options_(model_options), options_(options), hooks_(hooks), samples_(samples) {}
+
+  void run(const std::vector<int64_t>& prompt, int64_t first, int64_t count) {
+    const Clock::time_point begin = Clock::now();
+    nn::KeyValueCache cache(model_options_, static_cast<int64_t>(prompt.size()) + options_.max_new_tokens);
+    at::Tensor scores = nn::next_scores(model_, tensor_of(prompt).unsqueeze(0), cache);
+    if (count > 1) {
+      cache.select_rows(at::zeros({count}, at::kLong));
+      scores = scores.expand({count, scores.size(1)});
+    }
+    for (int64_t sample = first; sample < first + count; ++sample) {
+      under_way_.push_back({sample, Sampler(options_.sampling, options_.seed, concat("sample ", sample))});
+    }
+    while (true) {
+      at::Tensor ids = choose(scores);
+      const std::vector<int64_t> staying = take(ids, begin);
+      if (staying.empty()) return;
+      if (staying.size() < under_way_.size()) {
+        const at::Tensor rows = tensor_of(staying);
+        cache.select_rows(rows);
+        ids = ids.index_select(0, rows);
+        keep(staying);
+      }
+      scores = nn::next_scores(model_, ids.unsqueeze(1), cache);
+    }
+  }
+
+ private:
+  struct Row {
+    int64_t sample;
+    Sampler sampler;
+  };
+
+  at::Tensor choose(const at::Tensor& scores) {
+    const int64_t allowed = options_.allowed_ids > 0 ? options_.allowed_ids : model_options_.vocab_size;
+    at::Tensor ids = at::empty({static_cast<int64_t>(under_way_.size())}, at::kLong);
+    for (size_t i = 0; i < under_way_.size(); ++i) {
+      ids.data_ptr<int64_t>()[i] =
+          under_way_[i].sampler.choose(scores.select(0, static_cast<int64_t>(i)), allowed);
+    }
+    if (hooks_.agree) hooks_.agree(ids);
+    return ids;
+  }
+
+  /// Adds the tokens to their samples; returns the rows that go on.
+  std::vector<int64_t> take(const at::Tensor& ids, Clock::time_point begin) {
+    std::vector<int64_t> staying;
+    for (size_t i = 0; i < under_way_.size(); ++i) {
+      const int64_t id = ids.const_data_ptr<int64_t>()[i], index = under_way_[i].sample;
+      Sample& sample = samples_[static_cast<size_t>(index)];
+      sample.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (std::find(options_.stop_ids.begin(), options_.stop_ids.end(), id) != options_.stop_ids.end()) {
+        sample.ending = Ending::kEndOfText;
+        continue;
+      }
+      sample.ids.push_back(id);
+      const bool goes_on = !hooks_.on_token || hooks_.on_token(index, id);
+      if (static_cast<int64_t>(sample.ids.size()) == options_.max_new_tokens) {
+        sample.ending = Ending::kLength;
+      } else if (!goes_on) {
+        sample.ending = Ending::kTold;
+      } else {
+        staying.push_back(static_cast<int64_t>(i));
+      }
+    }
+    return staying;
+  }
+
+  void keep(const std::vector<int64_t>& staying) {
+    std::vector<Row> rows;
+    for (int64_t i : staying) rows.push_back(std::move(under_way_[static_cast<size_t>(i)]));
+    under_way_ = std::move(rows);
+  }
+
+  nn::Stage& model_;
+  const nn::ModelOptions& model_options_;
+  const GenerationOptions& options_;
+  const GenerationHooks& hooks_;
+  std::vector<Sample>& samples_;
+  std::vector<Row> under_way_;
+};
+
+}  // namespace
+
+const char* name_of(Ending ending) {
+  switch (ending) {
+    case Ending::kEndOfText:
+      return "end_of_text";
+    case Ending::kLength:
+      return "length";
+    case Ending::kTold:
+      return "stopped";
+  }
+  return "";
+}
+
+std::vector<Sample> generate(nn::Stage& model, const nn::ModelOptions& model_options,
+                             const std::vector<int64_t>& prompt, const GenerationOptions& options,
+                             const GenerationHooks& hooks) {
+  at::NoGradGuard no_grad;
+  check(model_options, prompt, options);
+  std::vector<Sample> samples(static_cast<size_t>(options.num_samples));
+  for (int64_t first = 0; first < options.num_samples; first += kRowsAtOnce) {
+    Rows(model, model_options, options, hooks, samples)
+        .run(prompt, first, std::min(kRowsAtOnce, options.num_samples - first));
+  }
+  return samples;
+}
+
+}  // namespace fsdp::generate

@@ -1,0 +1,99 @@
+#include "generate/load.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+#include "config/load.h"
+#include "nn/decoder.h"
+#include "nn/parameter.h"
+#include "util/dtype.h"
+#include "util/error.h"
+
+namespace fsdp::generate {
+namespace fs = std::filesystem;
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+bool holds_vocabulary(const fs::path& folder) {
+  constexpr const char* kNames[] = {"tokenizer.json", "vocab.bpe", "merges.txt", "tokenizer.model"};
+  return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) {
+    std::error_code error;
+    return fs::exists(folder / name, error);
+  });
+}
+
+}  // namespace
+
+at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::string& name) {
+  if (name == "auto") {
+    const bool bfloat16 = std::all_of(stored.names.begin(), stored.names.end(), [&](const auto& names) {
+      return stored.weights.dtype(names.second) == at::kBFloat16;
+    });
+    return bfloat16 ? at::kBFloat16 : at::kFloat;
+  }
+  for (const char* known : {"float32", "bfloat16", "float16"}) {
+    if (name == known) return util::dtype_from_name(name);
+  }
+  fail(ErrorKind::kUsage, "dtype: expected auto, float32, bfloat16 or float16; found \"", name,
+       "\"; choose one of these");
+}
+
+std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype) {
+  nn::ParameterType type(dtype);
+  auto model = nn::make_decoder(stored.options);
+  for (const auto& parameter : model->named_parameters()) {
+    parameter.value().set_requires_grad(false);
+    auto name = stored.names.find(parameter.key());
+    // The other name of a tied weight.
+    if (name == stored.names.end()) continue;
+    stored.weights.read_into(name->second, parameter.value());
+  }
+  return model;
+}
+
+std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored) {
+  if (holds_vocabulary(stored.folder)) return data::make_tokenizer(stored.folder.string());
+  std::error_code error;
+  // A link such as RUN/best lies beside the config of the run, too.
+  for (const fs::path& run : {stored.folder, fs::absolute(stored.folder).lexically_normal().parent_path()}) {
+    const fs::path config = run / "config.toml";
+    if (!fs::exists(config, error)) continue;
+    return data::make_tokenizer(config::load_config(config).data.tokenizer);
+  }
+  fail(ErrorKind::kUsage, "expected a vocabulary in ", stored.folder.string(),
+       " (tokenizer.json, ...) or the config.toml of a run beside it; found neither; name the tokenizer with "
+       "--tokenizer");
+}
+
+std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer) {
+  std::vector<int64_t> ids;
+  if (tokenizer.end_of_text()) ids.push_back(*tokenizer.end_of_text());
+  const auto found = config.find("eos_token_id");
+  if (found == config.end()) return ids;
+  const auto add = [&](const nlohmann::json& id) {
+    if (id.is_number_integer()) ids.push_back(id.get<int64_t>());
+  };
+  if (!found->is_array()) {
+    add(*found);
+  } else {
+    for (const auto& id : *found) add(id);
+  }
+  return ids;
+}
+
+std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text) {
+  std::vector<int64_t> ids;
+  if (!text.empty()) {
+    tokenizer.encode(text, ids);
+  } else if (tokenizer.end_of_text()) {
+    ids.push_back(*tokenizer.end_of_text());
+  } else {
+    tokenizer.encode("\n", ids);
+  }
+  return ids;
+}
+
+}  // namespace fsdp::generate

@@ -1,0 +1,38 @@
+#pragma once
+
+// What a text is made with, from where it is stored.
+
+#include <ATen/core/ScalarType.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/stored_model.h"
+#include "data/tokenizer.h"
+#include "nn/stage.h"
+
+namespace fsdp::generate {
+
+/// In which type a model is to compute: `name` of a type, or "auto", which is bfloat16 for weights that are
+/// stored in it and float32 for all others. Throws Error(kUsage) for other names.
+at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::string& name);
+
+/// The model on the CPU, its weights read once, each straight to its place and type: the memory is that of
+/// the model. Throws Error(kCheckpoint) for weights that cannot be read.
+std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype);
+
+/// The tokenizer of the model: the vocabulary in its folder, or data.tokenizer of the run that it is a
+/// checkpoint of, as config.toml beside it says. Throws Error(kUsage) when there is neither.
+std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored);
+
+/// The tokens that end a text: the tokenizer's and those that the model's config names.
+std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer);
+
+/// A text's ids. An empty text becomes what a new text begins behind: the end of the one before, or, for
+/// tokenizers that have no token for that, a line end.
+std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text);
+
+}  // namespace fsdp::generate

@@ -1,0 +1,96 @@
+#include "generate/sampler.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "util/error.h"
+#include "util/seeded_random.h"
+
+namespace fsdp::generate {
+
+using util::ErrorKind;
+using util::fail;
+
+void check_sampling(const SamplingOptions& options) {
+  if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
+    fail(ErrorKind::kUsage, "temperature: expected a number of at least 0; found ", options.temperature,
+         "; 0 always takes the likeliest token, 1 samples as the model has learnt");
+  }
+  if (options.top_k < 0) {
+    fail(ErrorKind::kUsage, "top-k: expected a number of tokens; found ", options.top_k,
+         "; 0 lets all tokens count");
+  }
+  if (!(options.top_p > 0 && options.top_p <= 1)) {
+    fail(ErrorKind::kUsage, "top-p: expected a probability above 0 and at most 1; found ", options.top_p,
+         "; 1 lets all tokens count");
+  }
+}
+
+Sampler::Sampler(const SamplingOptions& options, uint64_t seed, std::string_view name)
+    : options_(options), generator_(util::named_generator(seed, name)) {
+  check_sampling(options);
+}
+
+int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
+  const at::Tensor scores = given.to(at::kFloat).contiguous();
+  FSDP_CHECK(scores.dim() == 1 && allowed > 0, scores.dim(), " dimensions, ", allowed, " allowed");
+  const float* data = scores.const_data_ptr<float>();
+  allowed = std::min(allowed, scores.size(0));
+  candidates_.clear();
+  for (int64_t id = 0; id < allowed; ++id) {
+    if (std::isnan(data[id])) {
+      fail(ErrorKind::kDiverged, "the score of token ", id,
+           " is not a number; expected finite ones; the weights are those of a run that diverged, or --dtype "
+           "has too small a range for them");
+    }
+    candidates_.push_back({data[id], id});
+  }
+  if (options_.temperature == 0) return std::min_element(candidates_.begin(), candidates_.end())->id;
+  keep_likeliest();
+  // The first candidate is the likeliest, unless all are there in the order of ids.
+  const float highest = std::min_element(candidates_.begin(), candidates_.end())->score;
+  double sum = 0;
+  weights_.clear();
+  for (const Candidate& candidate : candidates_) {
+    weights_.push_back(std::exp((static_cast<double>(candidate.score) - static_cast<double>(highest)) /
+                                options_.temperature));
+    sum += weights_.back();
+  }
+  if (options_.top_p < 1) {
+    double most = options_.top_p * sum, kept = 0;
+    size_t count = 0;
+    while (count < weights_.size() && kept < most) kept += weights_[count++];
+    weights_.resize(count);
+    sum = kept;
+  }
+  double left = draw() * sum;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    left -= weights_[i];
+    if (left < 0) return candidates_[i].id;
+  }
+  // Rounding: the last one that can be.
+  size_t last = weights_.size() - 1;
+  while (last > 0 && weights_[last] == 0) --last;
+  return candidates_[last].id;
+}
+
+void Sampler::keep_likeliest() {
+  const bool cuts = options_.top_k > 0 && options_.top_k < static_cast<int64_t>(candidates_.size());
+  if (cuts) {
+    std::nth_element(candidates_.begin(), candidates_.begin() + options_.top_k, candidates_.end());
+    candidates_.resize(static_cast<size_t>(options_.top_k));
+  }
+  // Sorted where the order matters: nth_element leaves any.
+  if (cuts || options_.top_p < 1) std::sort(candidates_.begin(), candidates_.end());
+}
+
+double Sampler::draw() {
+  std::lock_guard lock(generator_.mutex());
+  auto* generator = at::check_generator<at::CPUGeneratorImpl>(generator_);
+  return static_cast<double>(generator->random64() >> 11) * 0x1p-53;
+}
+
+}  // namespace fsdp::generate

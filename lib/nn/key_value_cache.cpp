@@ -1,0 +1,99 @@
+#include "nn/key_value_cache.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <optional>
+
+#include "util/error.h"
+
+namespace fsdp::nn {
+
+using util::ErrorKind;
+using util::fail;
+
+KeyValueCache::KeyValueCache(const ModelOptions& options, int64_t capacity)
+    : capacity_(capacity), max_positions_(longest_sequence(options)) {
+  FSDP_CHECK(capacity > 0, capacity);
+  if (capacity > max_positions_) {
+    fail(ErrorKind::kUsage, "expected a text of at most ", max_positions_,
+         " tokens, the positions of the model (max_position_embeddings, or sliding_window if less); found ", capacity,
+         "; shorten the prompt or ask for fewer new tokens");
+  }
+}
+
+void KeyValueCache::require_room(int64_t tokens) const {
+  if (length_ + tokens <= capacity_) return;
+  fail(ErrorKind::kUsage, "expected at most ", capacity_, " tokens in the key-value cache; found ", length_,
+       " and ", tokens, " more; make it larger (the model has ", max_positions_,
+       " positions) or ask for fewer tokens");
+}
+
+std::pair<at::Tensor, at::Tensor> KeyValueCache::append(const Stage& attention, const at::Tensor& keys,
+                                                        const at::Tensor& values) {
+  const int64_t rows = keys.size(0), tokens = keys.size(1), heads = keys.size(2), width = keys.size(3);
+  FSDP_CHECK(!keys.requires_grad(), "a key-value cache has no gradients");
+  Kept& kept = of_[&attention];
+  if (!kept.keys.defined()) {
+    FSDP_CHECK(length_ == 0, "an attention stage that did not see the first tokens");
+    for (at::Tensor* memory : {&kept.keys, &kept.values}) {
+      *memory = at::empty({rows, heads, capacity_, width}, keys.options());
+    }
+  }
+  FSDP_CHECK(kept.keys.size(0) == rows, rows, " rows for a cache of ", kept.keys.size(0));
+  auto all = [&](const at::Tensor& memory, const at::Tensor& added) {
+    memory.narrow(2, length_, tokens).copy_(added.transpose(1, 2));
+    return memory.narrow(2, 0, length_ + tokens);
+  };
+  return {all(kept.keys, keys), all(kept.values, values)};
+}
+
+void KeyValueCache::select_rows(const at::Tensor& rows) {
+  at::NoGradGuard no_grad;
+  for (auto& [stage, kept] : of_) {
+    for (at::Tensor* memory : {&kept.keys, &kept.values}) {
+      std::vector<int64_t> shape = memory->sizes().vec();
+      shape[0] = rows.size(0);
+      at::Tensor selected = at::empty(shape, memory->options());
+      selected.narrow(2, 0, length_).copy_(memory->narrow(2, 0, length_).index_select(0, rows));
+      *memory = selected;
+    }
+  }
+}
+
+at::Tensor scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache) {
+  at::NoGradGuard no_grad;
+  StageContext context;
+  context.cache = &cache;
+  return model.forward(ids, context);
+}
+
+at::Tensor next_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache) {
+  at::NoGradGuard no_grad;
+  StageContext context;
+  context.cache = &cache;
+  context.only_last = true;
+  return model.forward(ids, context).select(1, 0);
+}
+
+at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) {
+  const int64_t rows = q.size(0), tokens = q.size(1), heads = q.size(2), width = q.size(3);
+  const int64_t kv_heads = keys.size(1), group = heads / kv_heads, length = keys.size(2);
+  // The heads that share keys are queries of one head, so that keys and values are not repeated.
+  const at::Tensor queries = q.view({rows, tokens, kv_heads, group, width})
+                                 .permute({0, 2, 3, 1, 4})
+                                 .reshape({rows, kv_heads, group * tokens, width});
+  std::optional<at::Tensor> visible;
+  if (tokens > 1) {
+    at::Tensor mask = at::ones({tokens, length}, q.options().dtype(at::kBool)).tril(length - tokens);
+    visible = mask.expand({group, tokens, length}).reshape({group * tokens, length});
+  }
+  return at::scaled_dot_product_attention(queries, keys, values, visible)
+      .view({rows, kv_heads, group, tokens, width})
+      .permute({0, 3, 1, 2, 4})
+      .reshape({rows, tokens, heads, width});
+}
+
+}  // namespace fsdp::nn
