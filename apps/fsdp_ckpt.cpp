@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "ckpt_commands.h"
+#include "cli/program.h"
 #include "util/error.h"
 
 int main(int argc, char** argv) {
@@ -13,11 +14,20 @@ int main(int argc, char** argv) {
     CLI::App app("Looks at, checks, compares and converts checkpoints.", "fsdp-ckpt");
     app.require_subcommand(1);
     const auto commands = apps::add_ckpt_commands(app);
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : static_cast<int>(util::ErrorKind::kUsage);
-    }
+    const cli::Page page{.name = "fsdp-ckpt",
+                         .summary = "look at, check, compare and convert checkpoints",
+                         .examples = {{"the newest checkpoint of a run as one file of weights",
+                                       "fsdp-ckpt consolidate checkpoints/run weights.safetensors"},
+                                      {"as transformers' from_pretrained reads it, in bfloat16",
+                                       "fsdp-ckpt export checkpoints/run exported --dtype bfloat16"},
+                                      {"a model of Hugging Face as a checkpoint of weights",
+                                       "fsdp-ckpt import models/llama checkpoints/llama"},
+                                      {"what is in it", "fsdp-ckpt inspect checkpoints/run"},
+                                      {"every hash", "fsdp-ckpt verify checkpoints/run/step-00000200"},
+                                      {"where two differ",
+                                       "fsdp-ckpt diff checkpoints/run checkpoints/other --tolerance 1e-5"}},
+                         .words = {}};
+    if (const auto code = cli::parse(app, page, argc, argv)) return *code;
     auto chosen = std::find_if(commands.begin(), commands.end(),
                                [](const apps::CkptCommand& command) { return command.parser->parsed(); });
     FSDP_CHECK(chosen != commands.end());

@@ -103,18 +103,24 @@ int run(Arguments& arguments) {
   return 0;
 }
 
+cli::Page page() {
+  return {
+      .name = "fsdp-generate",
+      .summary = "go on with a text by a trained model",
+      .examples =
+          {{"from the newest checkpoint of a run", "fsdp-generate checkpoints/quickstart --prompt 'ROMEO:'"},
+           {"always the likeliest token, from a certain checkpoint",
+            "fsdp-generate checkpoints/quickstart/step-00000200 --prompt-file scene.txt --temperature 0 "
+            "--max-new-tokens 50"},
+           {"three texts as JSON, from a Hugging Face folder",
+            "echo 'To be, or not to' | fsdp-generate gpt2/ - --num-samples 3 --top-p 0.9 --json"}},
+      .words = {}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Examples first: the description is what --help begins with.
-  CLI::App app(R"(Goes on with a text by a trained model.
-
-Examples:
-  fsdp-generate checkpoints/quickstart --prompt 'ROMEO:'
-  fsdp-generate checkpoints/quickstart/step-00000200 --prompt-file scene.txt --temperature 0 --max-new-tokens 50
-  echo 'To be, or not to' | fsdp-generate gpt2/ - --num-samples 3 --top-p 0.9 --json
-)",
-               "fsdp-generate");
+  CLI::App app("Goes on with a text by a trained model.", "fsdp-generate");
   Arguments arguments;
   generate::GenerationOptions& options = arguments.options;
   generate::SamplingOptions& sampling = options.sampling;
@@ -155,11 +161,7 @@ Examples:
   app.add_flag("--ema", arguments.ema, "the averages of the weights that a run keeps (optimizer.ema_decay)");
   app.add_flag("--json", arguments.json,
                "a JSON object a sample: prompt, text, tokens, ids, tokens_per_second, ending");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(ErrorKind::kUsage);
-  }
+  if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   util::MappedAllocator::install();
   return util::run_guarded([&] { return run(arguments); });
 }

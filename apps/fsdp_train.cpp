@@ -8,10 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "cli/program.h"
 #include "comm/launch_environment.h"
 #include "comm/make_communicator.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"
 #include "train/dry_run.h"
@@ -117,14 +119,15 @@ int run(const Arguments& arguments) {
   comm::LaunchEnvironment environment = comm::read_launch_environment();
   config::Config config;
   try {
-    config = config::load_config(arguments.config_path, arguments.overrides);
+    config::TracedConfig traced = config::trace_config(arguments.config_path, arguments.overrides);
+    if (arguments.print_config) {
+      if (environment.rank == 0) std::cout << config::to_toml(traced);
+      return 0;
+    }
+    config = traced.config;
   } catch (const util::Error&) {
     if (environment.local_rank != 0) let_the_first_speak();  // of the node, whose files are the same
     throw;
-  }
-  if (arguments.print_config) {
-    if (environment.rank == 0) std::cout << config::to_toml(config);
-    return 0;
   }
   if (arguments.plan || arguments.dry_run) {
     if (environment.rank == 0) plan(config, arguments);
@@ -172,14 +175,36 @@ void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   }
 }
 
+cli::Page page() {
+  return {.name = "fsdp-train",
+          .summary = "train a transformer with fully sharded data parallelism",
+          .examples = {{"one process", "fsdp-train config.toml"},
+                       {"two processes, with other values of two keys",
+                        "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml training.steps=400 "
+                        "optimizer.lr=3e-4"},
+                       {"every key with its value and where that comes from",
+                        "fsdp-train config.toml --print-config"},
+                       {"what happens in a step",
+                        "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step"},
+                       {"what 64 ranks would need, and the same as measured",
+                        "fsdp-train config.toml --dry-run --world-size 64"},
+                       {"the validation loss of the run's best weights",
+                        "fsdp-train config.toml --evaluate checkpoints/run/best"}},
+          .words = apps::config_words()};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.");
+  CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.",
+               "fsdp-train");
   Arguments arguments;
   app.add_option("config", arguments.config_path, "TOML file")->required();
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
-  app.add_flag("--print-config", arguments.print_config, "print every key with its value, and end");
+  app.add_flag(
+      "--print-config", arguments.print_config,
+      "print every key with its value and where that comes from (default, line of the file, command line), "
+      "and end");
   CLI::Option* explain = app.add_flag(
       "--explain-step", arguments.explain_step,
       "train two steps from the first weights and print what happened in the second: a timeline of rank 0, "
@@ -193,11 +218,7 @@ int main(int argc, char** argv) {
       ->excludes(explain);
   add_plan_options(app, arguments);
   app.footer("Keys of the config:\n\n" + config::key_reference());
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(util::ErrorKind::kUsage);
-  }
+  if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");

@@ -51,6 +51,7 @@ class Loader {
   void read_override(const std::string& text);
   /// Completes and checks the whole; throws if anything was wrong. `file` is named by errors without a line.
   Config finish(const Source& file);
+  std::map<std::string, std::string> origins(const Source& file) const;
 
  private:
   struct Given {
@@ -220,22 +221,41 @@ Config Loader::finish(const Source& file) {
   return config_;
 }
 
-Config load(const Source& source, const std::vector<std::string>& overrides) {
+std::map<std::string, std::string> Loader::origins(const Source& file) const {
+  std::map<std::string, std::string> texts;
+  for (const Key& key : all_keys()) {
+    std::string& text = texts[key.full_name()];
+    const auto found = given_.find(key.full_name());
+    if (found == given_.end()) {
+      text = key.follows.empty() ? "default" : "as " + key.follows;
+    } else {
+      text = found->second.source == &file ? file.where(found->second.region) : "command line";
+    }
+  }
+  return texts;
+}
+
+TracedConfig load(const Source& source, const std::vector<std::string>& overrides) {
   Loader loader;
   loader.read_file(source);
   for (const std::string& text : overrides) loader.read_override(text);
-  return loader.finish(source);
+  Config config = loader.finish(source);
+  return {config, loader.origins(source)};
 }
 
 }  // namespace
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  return trace_config(file, overrides).config;
+}
+
+TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   return load(Source::from_file(file), overrides);
 }
 
 Config parse_config(const std::string& text, const std::string& name,
                     const std::vector<std::string>& overrides) {
-  return load(Source::from_text(name, text), overrides);
+  return load(Source::from_text(name, text), overrides).config;
 }
 
 }  // namespace fsdp::config

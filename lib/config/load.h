@@ -3,6 +3,7 @@
 // Reads the configuration of a run.
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,16 @@ namespace fsdp::config {
 /// Throws one util::Error(kUsage) that lists everything that is wrong, in the file and in the overrides, each
 /// with its place. check_world() (config/checks.h) is for later, when the world size is known.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
+
+/// A configuration, and where each value comes from, by the key's full name: "default", "config.toml:7",
+/// "command line", or "as num_attention_heads" for a key that was not given and follows another.
+struct TracedConfig {
+  Config config;
+  std::map<std::string, std::string> origins;
+};
+
+/// load_config() with the origins.
+TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
 /// The same from text that is no file of its own; `name` stands for the file's name in messages.
 Config parse_config(const std::string& text, const std::string& name,

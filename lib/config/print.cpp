@@ -4,6 +4,8 @@
 #include <array>
 
 #include "config/keys.h"
+#include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::config {
 namespace {
@@ -14,8 +16,11 @@ std::string padded(const std::string& text, size_t width) {
 
 }  // namespace
 
-std::string to_toml(const Config& config) {
-  Config copy = config;  // the table's bindings are to fields that can be written
+std::string to_toml(const Config& config) { return to_toml(TracedConfig{config, {}}); }
+
+std::string to_toml(const TracedConfig& traced) {
+  constexpr size_t kCommentColumn = 44;
+  Config copy = traced.config;  // the table's bindings are to fields that can be written
   std::string text;
   std::string section;
   for (const Key& key : all_keys()) {
@@ -23,7 +28,15 @@ std::string to_toml(const Config& config) {
       section = key.section;
       text += (text.empty() ? "[" : "\n[") + section + "]\n";
     }
-    text += key.name + " = " + toml_text(value_of(key, copy)) + "\n";
+    std::string line = key.name + " = " + toml_text(value_of(key, copy));
+    const auto origin = traced.origins.find(key.full_name());
+    // A file's name may hold what a comment may not.
+    if (origin != traced.origins.end()) {
+      std::string where = util::printable(origin->second);
+      std::replace(where.begin(), where.end(), '\n', ' ');
+      line = util::concat(padded(line, kCommentColumn), "  # ", where);
+    }
+    text += line + "\n";
   }
   return text;
 }

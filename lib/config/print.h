@@ -6,11 +6,15 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/load.h"
 
 namespace fsdp::config {
 
 /// Every key, by section, in the order of the table. load_config() reads it back to the same Config.
 std::string to_toml(const Config& config);
+
+/// The same with the origin of each value as a comment behind it.
+std::string to_toml(const TracedConfig& traced);
 
 /// The table of keys for --help: type, default, meaning and limits of each.
 std::string key_reference();

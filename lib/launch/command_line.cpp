@@ -124,7 +124,8 @@ void read_texts(const OptionTexts& texts, LaunchOptions& options) {
 
 }  // namespace
 
-std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv) {
+std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv,
+                                                const std::function<bool(CLI::App&)>& prepare) {
   LaunchOptions options;
   OptionTexts texts;
   CLI::App app(
@@ -136,22 +137,16 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
       "variable for it.",
       "fsdp-launch");
   app.footer(
-      "Examples:\n"
-      "  fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml\n"
-      "  fsdp-launch --nnodes 2 --node-rank 0 --master-addr HOST0 --nproc-per-node 8 -- fsdp-train "
-      "config.toml\n"
-      "  fsdp-launch --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint HOST0 --rdzv-id run7 --max-restarts 3 "
-      "\\\n"
-      "      --nproc-per-node gpu -- fsdp-train config.toml\n"
       "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a "
       "file\n"
       "that they share (--rdzv-conf token_file=PATH), keeps out those who do not know it.");
   app.prefix_command();
   add_options(app, options, texts);
+  if (prepare && prepare(app)) return std::nullopt;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // --help
+    if (error.get_exit_code() == 0) {  // --help, --version
       app.exit(error);
       return std::nullopt;
     }

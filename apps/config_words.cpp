@@ -1,0 +1,22 @@
+#include "config_words.h"
+
+#include "config/keys.h"
+
+namespace fsdp::apps {
+
+std::vector<cli::Word> config_words() {
+  config::Config defaults;
+  std::vector<cli::Word> words;
+  for (const config::Key& key : config::all_keys()) {
+    const config::Value value = config::value_of(key, defaults);
+    const std::string bounds = config::limits(key.constraint, value);
+    cli::Word word{key.full_name(), key.description, key.constraint.choices};
+    if (std::holds_alternative<bool>(value)) word.values = {"true", "false"};
+    word.meaning += "; " + config::type_name(value) + (bounds.empty() ? "" : ", " + bounds);
+    word.meaning += "; default " + (key.follows.empty() ? config::toml_text(value) : key.follows);
+    words.push_back(word);
+  }
+  return words;
+}
+
+}  // namespace fsdp::apps

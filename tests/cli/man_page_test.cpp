@@ -1,0 +1,31 @@
+#include "cli/man_page.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "cli/cli_fixtures.h"
+#include "support/run_program.h"
+#include "support/temporary_folder.h"
+
+namespace fsdp::cli {
+namespace {
+
+TEST(ManPage, HasOptionsCommandsExamplesAndKeys) {
+  const std::string page = man_page(outline_of(*sample_app()), sample_page(), "the notes");
+  for (const char* part :
+       {".SH NAME\nmy\\-tool \\- does it\n", "\\fBmy\\-tool\\fR [OPTIONS] config [overrides...]\n",
+        "\\fB\\-\\-format\\fR \\fIjson|text\\fR\nof the result\n", ".SS init\nwrite a config\n",
+        "my\\-tool config.toml\n", "\\fBrun.mode\\fR\nhow it runs\n", "\n\\&.begins with a dot\n",
+        "\\fB75\\fR\n"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part << page;
+  }
+  EXPECT_EQ(page.find("hidden"), std::string::npos);
+  EXPECT_EQ(page.find("the notes"), std::string::npos) << "in their place are the keys";
+  Page without = sample_page();
+  without.words.clear();
+  EXPECT_NE(man_page(outline_of(*sample_app()), without, "the notes").find("the notes"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fsdp::cli

@@ -1,0 +1,39 @@
+#include <gtest/gtest.h>
+
+#include "config/config_text.h"
+#include "config/keys.h"
+#include "config/load.h"
+#include "config/print.h"
+
+namespace fsdp::config {
+namespace {
+
+TEST(Origins, NameDefaultLineOrCommandLine) {
+  TemporaryFolder folder;
+  const auto path = folder.write("c.toml", kTrain + "[training]\nsteps = 5\nno_sync = true\n");
+  const TracedConfig traced =
+      trace_config(path, {"training.steps=7", "optimizer.lr=1e-4", "model.num_attention_heads=16"});
+  const auto& origins = traced.origins;
+  EXPECT_EQ(origins.size(), all_keys().size());
+  EXPECT_EQ(origins.at("data.train"), path.string() + ":2");
+  EXPECT_EQ(origins.at("training.no_sync"), path.string() + ":5");
+  EXPECT_EQ(origins.at("training.steps"), "command line") << "the later one counts";
+  EXPECT_EQ(origins.at("optimizer.lr"), "command line");
+  EXPECT_EQ(origins.at("run.seed"), "default");
+  EXPECT_EQ(origins.at("model.num_key_value_heads"), "as num_attention_heads");
+  EXPECT_EQ(traced.config.model.num_key_value_heads, 16);
+}
+
+TEST(Origins, StandBehindValuesAndLeaveTheTextToml) {
+  TemporaryFolder folder;
+  const auto path = folder.write("odd\n[name.toml", kTrain + "[run]\nname = \"#1\"\n");
+  const TracedConfig traced = trace_config(path, {"training.steps=7"});
+  const std::string text = to_toml(traced);
+  EXPECT_NE(text.find("  # default\n"), std::string::npos);
+  EXPECT_NE(text.find("steps = 7"), std::string::npos);
+  EXPECT_NE(text.find("  # command line\n"), std::string::npos);
+  EXPECT_EQ(to_toml(parse_config(text, "printed.toml")), to_toml(traced.config)) << text;
+}
+
+}  // namespace
+}  // namespace fsdp::config
