@@ -20,6 +20,7 @@
 #include "train/progress.h"
 #include "train/run_parts.h"
 #include "train/step_meter.h"
+#include "train/timed_batches.h"
 #include "train/validation_history.h"
 
 namespace fsdp::train {
@@ -55,6 +56,8 @@ class Trainer {
   RunSummary run();
 
  private:
+  /// FLOP/s of matrix products that this rank could do at best.
+  double peak_rate() const;
   void open_data();
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
@@ -71,6 +74,8 @@ class Trainer {
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
+  std::optional<TimedBatches> batches_;  ///< of the loader
+  double peak_flops_per_second_ = 0;     ///< of this rank
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
   ValidationHistory validations_;
