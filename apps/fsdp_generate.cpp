@@ -6,6 +6,7 @@
 #include <iterator>
 #include <optional>
 
+#include "cli/program.h"
 #include "generate/generate.h"
 #include "generate/load.h"
 #include "generate/sampler.h"

@@ -405,6 +405,11 @@ std::vector<Key> make_keys() {
        "write a line a collective and a buffer to trace.rank<R>.jsonl",
        {},
        {}},
+      {KEY(logging, peak_tflops),
+       "TFLOP/s of matrix products that a process could reach; MFU is the share of it. 0: measured at the "
+       "start",
+       at_least(0),
+       {}},
   };
 }
 

@@ -23,6 +23,7 @@ bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use);
 struct GradScalerState {
   double scale = 1;
   int64_t growth_tracker = 0;  ///< good steps since the scale changed or a step was skipped
+  int64_t skipped_steps = 0;   ///< of the whole run, for reports
 };
 
 class GradScaler {
@@ -37,6 +38,9 @@ class GradScaler {
   /// the caller skips the optimizer's step. False: the scale cannot be lowered any more, it is at min_scale
   /// already, so what is wrong is not the scale and the training has diverged.
   [[nodiscard]] bool update(bool found_nonfinite);
+
+  /// For the record: the step of the last update() was skipped for nothing but its overflow.
+  void count_skipped_step() { ++state_.skipped_steps; }
 
   const GradScalerState& state() const { return state_; }
   /// Goes on as the scaler that the state is of, if its options are the same; a scale below min_scale is

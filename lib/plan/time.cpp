@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "plan/flops.h"
+
 namespace fsdp::plan {
 namespace {
 
@@ -21,21 +23,15 @@ class Visits {
   Visits(const config::Config& config, const std::vector<UnitSizes>& units) : config_(config), units_(units) {
     const nn::ModelOptions& model = config.model;
     const bool llama = model.architecture == "llama";
-    const double width = static_cast<double>(model.hidden_size);
-    const double inner = static_cast<double>(model.intermediate_size);
-    const double queries = llama ? static_cast<double>(nn::query_width(model)) : width;
-    const double keys = llama ? static_cast<double>(nn::key_width(model)) : width;
-    const double length = static_cast<double>(config.data.sequence_length);
-    const double attention = 4 * width * (queries + keys) + 4 * length * queries;
-    const double feed_forward = 2 * (llama ? 3 : 2) * width * inner;
+    const TokenFlops flops = forward_flops(model, config.data.sequence_length);
     add(llama ? "model.embed_tokens" : "transformer.wte", "embedding", 0);
     if (!llama) add("transformer.wpe", "embedding", 0);
     for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
       std::string block = (llama ? "model.layers." : "transformer.h.") + std::to_string(layer);
-      add(block + (llama ? ".self_attn" : ".attn"), "attention", attention);
-      add(block + ".mlp", "feed_forward", feed_forward);
+      add(block + (llama ? ".self_attn" : ".attn"), "attention", flops.attention);
+      add(block + ".mlp", "feed_forward", flops.feed_forward);
     }
-    add("lm_head", "head", 2 * width * static_cast<double>(model.vocab_size));
+    add("lm_head", "head", flops.head);
   }
 
   const std::vector<Visit>& all() const { return visits_; }

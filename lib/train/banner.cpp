@@ -34,8 +34,8 @@ std::string for_optimizer(const config::Config& config, const shard::Engine& eng
 
 }  // namespace
 
-std::string banner(const config::Config& config, const shard::Engine& engine,
-                   const data::TrainLoader& loader) {
+std::string banner(const config::Config& config, const shard::Engine& engine, const data::TrainLoader& loader,
+                   double peak_flops_per_second) {
   int64_t parameters = 0, largest_unit_bytes = 0;
   for (const auto& unit : engine.units()) {
     parameters += unit->storage().layout().numel();
@@ -63,7 +63,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine,
              config.mixed_precision.param_dtype == "float32"
                  ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
                  : "",
-             "\n");
+             "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
+             config.logging.peak_tflops > 0 ? "" : " (measured)", "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");

@@ -9,7 +9,8 @@
 namespace fsdp::train {
 
 /// A few lines that say what is about to be trained, on what, and where it goes.
-std::string banner(const config::Config& config, const shard::Engine& engine,
-                   const data::TrainLoader& loader);
+/// `peak_flops_per_second`: of a rank, see logging.peak_tflops.
+std::string banner(const config::Config& config, const shard::Engine& engine, const data::TrainLoader& loader,
+                   double peak_flops_per_second);
 
 }  // namespace fsdp::train

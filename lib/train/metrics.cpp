@@ -57,7 +57,9 @@ void MetricsFile::write(const StepMetrics& metrics) {
                                  {"tokens_per_second", metrics.tokens_per_second},
                                  {"step_seconds", metrics.step_seconds},
                                  {"peak_memory_bytes", metrics.peak_memory_bytes},
-                                 {"minor_faults", metrics.minor_faults}};
+                                 {"minor_faults", metrics.minor_faults},
+                                 {"data_wait_seconds", metrics.data_wait_seconds}};
+  if (metrics.mfu) line["mfu"] = *metrics.mfu;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
   write_line(line.dump());

@@ -23,7 +23,11 @@ struct StepMetrics {
   int64_t peak_memory_bytes = 0;
   int64_t minor_faults = 0;                         ///< util::minor_faults()
   std::optional<double> loss_scale = std::nullopt;  ///< for the next step; only with a loss scaler
-  /// Steps of the run whose update was skipped for their loss or norm; only where that may be.
+  /// Of the model's arithmetic, in the best rate of matrix products of all ranks: model FLOPs utilisation.
+  std::optional<double> mfu = std::nullopt;
+  double data_wait_seconds = 0.0;  ///< mean of a step since the line before: the rank waited for its batches
+  /// Steps of the run whose update was skipped: for their loss or norm, or for gradients that overflowed at
+  /// their loss scale; only where that may be.
   std::optional<int64_t> skipped_steps = std::nullopt;
 };
 

@@ -14,6 +14,7 @@ class StepMeter {
   struct Reading {
     double tokens_per_second = 0.0;
     double step_seconds = 0.0;  ///< mean of a step
+    int64_t steps = 0;          ///< since the last reading
   };
 
   void start(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
@@ -30,7 +31,7 @@ class StepMeter {
   Reading read(int64_t step, int64_t tokens, Clock::time_point now = Clock::now()) {
     double seconds = std::chrono::duration<double>(now - since_).count();
     Reading reading{static_cast<double>(tokens - tokens_) / seconds,
-                    seconds / static_cast<double>(step - step_)};
+                    seconds / static_cast<double>(step - step_), step - step_};
     start(step, tokens, now);
     return reading;
   }

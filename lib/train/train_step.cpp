@@ -38,6 +38,7 @@ StepResult TrainStep::run(const StepPosition& position) {
   const bool finite = std::isfinite(result.grad_norm);
   const bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
   if (!finite && can_go_on && std::isfinite(result.loss)) {
+    parts_.scaler->count_skipped_step();
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
   } else if (passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {

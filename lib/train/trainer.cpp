@@ -7,11 +7,14 @@
 #include "config/checks.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "kernels/matmul.h"
 #include "optim/schedule.h"
+#include "plan/flops.h"
 #include "shard/replica_check.h"
 #include "train/banner.h"
 #include "train/batch_warmup.h"
 #include "train/evaluator.h"
+#include "train/peak_rate.h"
 #include "train/same_run.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -56,15 +59,26 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
     });
   }
-  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_));
+  peak_flops_per_second_ = peak_rate();
+  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_, peak_flops_per_second_));
+}
+
+double Trainer::peak_rate() const {
+  if (config_.logging.peak_tflops > 0) return config_.logging.peak_tflops * 1e12;
+  // By all ranks at once, since those of one host share its cores.
+  return measured_matmul_rate(config_.mixed_precision.param_dtype,
+                              kernels::matmul_by_name(config_.training.matmul));
 }
 
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.training.epochs > 0) count_steps();
+  const data::BatchSource* batches = &*loader_;
   if (config_.data.prefetch_batches > 0) {
     prefetch_ = std::make_unique<data::PrefetchingBatches>(*loader_, config_.data.prefetch_batches);
+    batches = prefetch_.get();
   }
+  batches_.emplace(*batches);
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
   token_bytes_ = token_bytes(config_, is_first_rank());
@@ -154,9 +168,7 @@ void Trainer::train() {
                                 ", training.steps is ", steps));
   }
   summary_.ended_early = position_.step < steps && validations_.patience_is_over();
-  const data::BatchSource* batches = prefetch_.get();
-  if (!batches) batches = &*loader_;
-  TrainStep train_step = make_train_step(config_, parts_, *batches, hooks_.stop_requested);
+  TrainStep train_step = make_train_step(config_, parts_, *batches_, hooks_.stop_requested);
   auto& [step, samples_seen, tokens_seen] = position_;
   auto due = [&](int64_t interval_steps) {
     return interval_steps > 0 && position_.step % interval_steps == 0;
@@ -228,8 +240,15 @@ void Trainer::report(const StepResult& result, double lr) {
                       .step_seconds = reading.step_seconds,
                       .peak_memory_bytes = util::peak_resident_bytes(),
                       .minor_faults = util::minor_faults()};
+  const double flops_per_second =
+      reading.tokens_per_second * plan::model_flops_a_token(config_.model, config_.data.sequence_length);
+  metrics.mfu = flops_per_second / (peak_flops_per_second_ * communicator_->world_size());
+  metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
-  if (parts_.guard) metrics.skipped_steps = parts_.guard->skipped();
+  if (parts_.scaler || parts_.guard) {
+    metrics.skipped_steps = (parts_.scaler ? parts_.scaler->state().skipped_steps : 0) +
+                            (parts_.guard ? parts_.guard->skipped() : 0);
+  }
   metrics_->write(metrics);
   progress_.show(metrics);
 }

@@ -21,6 +21,7 @@
 #include "train/progress.h"
 #include "train/run_parts.h"
 #include "train/step_meter.h"
+#include "train/timed_batches.h"
 #include "train/validation_history.h"
 
 namespace fsdp::train {
@@ -56,6 +57,8 @@ class Trainer {
   RunSummary run();
 
  private:
+  /// FLOP/s of matrix products that this rank could do at best.
+  double peak_rate() const;
   void open_data();
   void count_steps();
   void prepare_output();
@@ -74,6 +77,8 @@ class Trainer {
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
   std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null: none
+  std::optional<TimedBatches> batches_;                 ///< of the loader or what loads ahead of it
+  double peak_flops_per_second_ = 0;                    ///< of this rank
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
   ValidationHistory validations_;

@@ -47,7 +47,8 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
   }
   if (state.scaler) {
     record["loss_scaler"] = {{"scale", state.scaler->state().scale},
-                             {"growth_tracker", state.scaler->state().growth_tracker}};
+                             {"growth_tracker", state.scaler->state().growth_tracker},
+                             {"skipped_steps", state.scaler->state().skipped_steps}};
   }
   if (state.guard) record["update_guard"] = state.guard->state();
   if (state.validations) record["validations"] = state.validations->state();
@@ -66,9 +67,9 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
       state.validations->set_state(record.at("validations"));
     }
     if (state.scaler && record.contains("loss_scaler")) {
-      state.scaler->set_state(
-          {.scale = record.at("loss_scaler").at("scale").get<double>(),
-           .growth_tracker = record.at("loss_scaler").at("growth_tracker").get<int64_t>()});
+      state.scaler->set_state({.scale = record.at("loss_scaler").at("scale").get<double>(),
+                               .growth_tracker = record.at("loss_scaler").at("growth_tracker").get<int64_t>(),
+                               .skipped_steps = record.at("loss_scaler").value("skipped_steps", int64_t{0})});
     }
   } catch (const nlohmann::json::exception&) {
     util::fail(util::ErrorKind::kCheckpoint, where,

@@ -201,6 +201,7 @@ const std::map<std::string, Sample>& samples() {
       {"checkpoint.init_missing", {"[\"lm_head.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},
       {"logging.interval_steps", {"10", "0"}},
       {"logging.trace_communication", {"true", "2"}},
+      {"logging.peak_tflops", {"1.5", "-1"}},
   };
   return table;
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/flops.h"
 #include "plan/plan.h"
 
 namespace fsdp::plan {
@@ -32,6 +33,18 @@ constexpr double kNever = 1e-3;  ///< FLOP/s so few that all communication is hi
 /// Seconds of one collective of a unit at 3000 bytes a second: three others' 1000 bytes.
 const MachineSpeed kSlow = {
     .flops_per_second = 1e30, .bytes_per_second = 3000, .replica_bytes_per_second = 1000};
+
+TEST(ModelFlops, AreSixAWeightAndTwelveTimesLengthTimesWidthALayer) {
+  nn::ModelOptions model;
+  model.architecture = "gpt2";
+  model.vocab_size = 50257;
+  model.hidden_size = 768;
+  model.intermediate_size = 3072;
+  model.num_hidden_layers = 12;
+  model.num_attention_heads = model.num_key_value_heads = 12;
+  const double weights = 12 * 12 * 768.0 * 768.0 + 50257 * 768.0;  // of matrices, GPT-2's smallest
+  EXPECT_DOUBLE_EQ(model_flops_a_token(model, 1024), 6 * weights + 12 * 12 * 1024.0 * 768.0);
+}
 
 TEST(PlanTime, ExposesAllThatNoComputeHides) {
   TimePlan time = plan_time(two_blocks(), units_of({.shards = 4}), kSlow);

@@ -18,11 +18,12 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
     int64_t parameters = nn::count_parameters(*model);
     auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 2, 3});
-    std::string text = banner(config, *engine, loader);
-    for (const std::string& part : {util::with_commas(parameters) + " parameters", std::string("4 units"),
-                                    std::string("compute    float32, fused kernels, products by "),
-                                    std::string("12 sequences = 96 tokens"), config.run.output_dir,
-                                    util::human_bytes(engine->shard_bytes()) + " of parameters a rank"}) {
+    std::string text = banner(config, *engine, loader, 0.25e12);
+    for (const std::string& part :
+         {util::with_commas(parameters) + " parameters", std::string("4 units"),
+          std::string("compute    float32, fused kernels, products by "),
+          std::string("; at best 0.250 TFLOP/s a rank (measured)"), std::string("12 sequences = 96 tokens"),
+          config.run.output_dir, util::human_bytes(engine->shard_bytes()) + " of parameters a rank"}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
   });
@@ -38,7 +39,7 @@ TEST(Banner, SaysWhatTheMeshMeans) {
     comm::Mesh mesh(config.mesh, testing::borrowed(communicator));
     auto engine = shard::fully_shard(*model, config.fsdp, mesh);
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 4, 1});
-    std::string text = banner(config, *engine, loader);
+    std::string text = banner(config, *engine, loader, 0.25e12);
     EXPECT_NE(
         text.find(
             "mesh       dcn 2 x data 2 x model 1: units sharded over data (2), replicated over dcn (2)"),

@@ -25,12 +25,13 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
               .tokens_per_second = 10.0,
               .step_seconds = 6.4,
               .peak_memory_bytes = 1000,
-              .minor_faults = 77});
+              .minor_faults = 77,
+              .mfu = 0.5});
   file.write_validation(1, {.loss = 2.25, .samples = 1, .tokens = 8, .bytes = 16});
   auto steps = metrics_with(file.path(), "loss");
   ASSERT_EQ(steps.size(), 1u);
   for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds",
-                          "peak_memory_bytes", "minor_faults"}) {
+                          "peak_memory_bytes", "minor_faults", "mfu", "data_wait_seconds"}) {
     EXPECT_TRUE(steps[0].contains(key)) << key;
   }
   const nlohmann::json validation = metrics_with(file.path(), "validation_loss")[0];

@@ -22,9 +22,21 @@ TEST(Progress, WritesPlainLinesWhereThereIsNoTerminal) {
   Progress progress({&out, 0}, 200);
   progress.show(kStep);
   progress.finish_line();
-  EXPECT_EQ(
-      out.str(),
-      "step 50/200  loss 2.0000  ppl 7.39  norm 0.75  lr 0.001000  12,346 tok/s  512.0 MiB  ETA 1m15s\n");
+  EXPECT_EQ(out.str(),
+            "step 50/200  loss 2.0000  ppl 7.39  norm 0.75  lr 0.001000  12,346 tok/s  512.0 MiB  ETA 1m15s  "
+            "data 0.0%\n");
+}
+
+TEST(Progress, ShowsUtilisationWaitsScaleAndSkippedSteps) {
+  std::ostringstream out;
+  StepMetrics metrics = kStep;
+  metrics.mfu = 0.4321;
+  metrics.data_wait_seconds = 0.01;
+  metrics.loss_scale = 65536;
+  metrics.skipped_steps = 3;
+  Progress({&out, 0}, 200).show(metrics);
+  EXPECT_NE(out.str().find("  mfu 43.2%  data 2.0%  scale 65536  skipped 3\n"), std::string::npos)
+      << out.str();
 }
 
 TEST(Progress, DrawsOneLineOverAndOverOnATerminal) {
