@@ -25,6 +25,13 @@ Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint axis_or_rest() { return {.min = 1, .max = kMaxMeshAxis, .also = -1}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
+Constraint an_optimizer() {
+  Constraint constraint = one_of({"adamw", "adam", "sgd", "lion", "muon"});
+  constraint.because =
+      "adafactor is not among them: it keeps sums of rows and columns of whole matrices, which no shard has; "
+      "muon works with whole matrices, and lion keeps half of adamw's state";
+  return constraint;
+}
 Constraint a_preset() {
   std::vector<std::string> names = {""};
   for (const Preset& preset : presets()) names.push_back(preset.name);
@@ -197,7 +204,7 @@ std::vector<Key> make_keys() {
       {KEY(optimizer, name),
        "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
        "steps of whole matrices, adamw for the rest",
-       one_of({"adamw", "adam", "sgd", "lion", "muon"}),
+       an_optimizer(),
        {}},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0), {}},
       {KEY(optimizer, betas), "adamw, adam, lion: decay of the two averages", two_betas(), {}},
