@@ -117,7 +117,8 @@ TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
     EXPECT_STREQ(error.what(),
                  "expected a text of at most 16 tokens, the positions of the model "
-                 "(max_position_embeddings); found 17; shorten the prompt or ask for fewer new tokens");
+                 "(max_position_embeddings, or sliding_window if less); found 17; shorten the prompt or ask "
+                 "for fewer new tokens");
   }
   for (const char* architecture : {"llama", "gpt2"}) {
     auto model = make_initialized(tiny_options(architecture));
