@@ -338,6 +338,11 @@ std::vector<Key> make_keys() {
        "start",
        at_least(0),
        {}},
+      {KEY(logging, csv), "write metrics.csv beside metrics.jsonl: the same numbers as a table", {}, {}},
+      {KEY(logging, tensorboard),
+       "write event files for TensorBoard into tensorboard/ of the run's folder",
+       {},
+       {}},
   };
 }
 

@@ -94,7 +94,8 @@ void Trainer::prepare_output() {
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_));
-  metrics_.emplace(output_folder(), position_.step);
+  metrics_.emplace(output_folder(), position_.step,
+                   MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
 }
 
 void Trainer::report_changes_since(const fs::path& resolved) const {

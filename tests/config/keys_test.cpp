@@ -176,6 +176,8 @@ const std::map<std::string, Sample>& samples() {
       {"logging.interval_steps", {"10", "0"}},
       {"logging.trace_communication", {"true", "2"}},
       {"logging.peak_tflops", {"1.5", "-1"}},
+      {"logging.csv", {"true", "1"}},
+      {"logging.tensorboard", {"true", "1"}},
   };
   return table;
 }
