@@ -12,6 +12,7 @@
 #include "train/batch_warmup.h"
 #include "train/evaluator.h"
 #include "train/peak_rate.h"
+#include "train/run_environment.h"
 #include "train/same_run.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -94,6 +95,8 @@ void Trainer::prepare_output() {
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_));
+  util::write_file_atomically(output_folder() / "environment.json",
+                              run_environment(*communicator_).dump(2) + "\n");
   metrics_.emplace(output_folder(), position_.step,
                    MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
 }
