@@ -343,6 +343,10 @@ std::vector<Key> make_keys() {
        "write event files for TensorBoard into tensorboard/ of the run's folder",
        {},
        {}},
+      {KEY(logging, profile_steps),
+       "steps that libtorch's profiler records, each as profile.rank<R>.step<N>.json for Perfetto",
+       at_least(1),
+       {}},
   };
 }
 

@@ -14,6 +14,7 @@
 #include "train/peak_rate.h"
 #include "train/run_environment.h"
 #include "train/same_run.h"
+#include "train/step_profile.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -149,6 +150,7 @@ void Trainer::train() {
     return interval_steps > 0 && position_.step % interval_steps == 0;
   };
 
+  StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps);
   meter_.start(step, tokens_seen);
   while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
@@ -157,11 +159,13 @@ void Trainer::train() {
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
     const int64_t micro_steps = micro_steps_of(config_.training, step + 1);
     const int64_t samples = loader_->samples_per_micro_step() * micro_steps;
+    profile.begin_step(step + 1);
     StepResult result = train_step.run({.step = step + 1,
                                         .first_global_sample = samples_seen,
                                         .lr = lr,
                                         .samples = samples,
                                         .micro_steps = micro_steps});
+    profile.end_step();
     ++step;
     samples_seen += samples;
     tokens_seen += samples * config_.data.sequence_length;

@@ -178,6 +178,7 @@ const std::map<std::string, Sample>& samples() {
       {"logging.peak_tflops", {"1.5", "-1"}},
       {"logging.csv", {"true", "1"}},
       {"logging.tensorboard", {"true", "1"}},
+      {"logging.profile_steps", {"[3, 4]", "[0]"}},
   };
   return table;
 }
