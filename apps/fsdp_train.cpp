@@ -16,6 +16,7 @@
 #include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"
+#include "report/report.h"
 #include "train/dry_run.h"
 #include "train/evaluate.h"
 #include "train/explain_step.h"
@@ -38,6 +39,7 @@ struct Arguments {
   bool plan = false;
   bool dry_run = false;
   std::string evaluate;                ///< the weights to be validated; empty: trains
+  std::string report;                  ///< the folder of the run that is to be reported; empty: none
   fsdp::apps::PlanArguments planning;  ///< of these two
 };
 
@@ -116,6 +118,10 @@ void plan(const config::Config& config, const Arguments& arguments) {
 void let_the_first_speak() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
 
 int run(const Arguments& arguments) {
+  if (!arguments.report.empty()) {
+    std::cout << report::write_report(arguments.report).string() << std::endl;
+    return 0;
+  }
   comm::LaunchEnvironment environment = comm::read_launch_environment();
   config::Config config;
   try {
@@ -199,7 +205,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.",
                "fsdp-train");
   Arguments arguments;
-  app.add_option("config", arguments.config_path, "TOML file")->required();
+  CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->required();
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
   app.add_flag(
       "--print-config", arguments.print_config,
@@ -216,6 +222,13 @@ int main(int argc, char** argv) {
                  "checkpoint's folder, a run's (its newest; FOLDER/best: its best), a safetensors file or a "
                  "Hugging Face folder. Writes no file")
       ->excludes(explain);
+  app.add_option("--report", arguments.report,
+                 "write report.html into this folder of a run, which may be under way, print its path, and "
+                 "end: curves, config, environment, and the communication of a step where "
+                 "logging.trace_communication was on. Needs no config")
+      ->excludes(config)
+      ->excludes(explain)
+      ->each([config](const std::string&) { config->required(false); });
   add_plan_options(app, arguments);
   app.footer("Keys of the config:\n\n" + config::key_reference());
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;

@@ -86,7 +86,7 @@ bool allows(const Constraint& c, const Value& value) {
             if constexpr (std::is_same_v<Held, Strings>) {
               return !item.empty() && is_printable(item);
             } else {
-              return number_is_allowed(c, item);
+              return number_is_allowed(c, static_cast<double>(item));
             }
           });
         }
@@ -114,6 +114,8 @@ std::string expectation(const Constraint& c, const Value& example) {
         } else if constexpr (std::is_same_v<Held, ParameterGroups>) {
           return "a list of tables, each with a pattern (names with * and ?), lr or lr_scale, weight_decay, "
                  "of these at least one, numbers >= 0";
+        } else if constexpr (std::is_same_v<Held, std::vector<int64_t>>) {
+          return "a list of integers" + spaced(bounds_text(c));
         } else {
           return "a list of " + (c.length > 0 ? std::to_string(c.length) + " " : std::string()) + "numbers" +
                  spaced(bounds_text(c));
@@ -130,8 +132,9 @@ std::string limits(const Constraint& c, const Value& example) {
 }
 
 std::string type_name(const Value& example) {
-  static const char* const kNames[] = {"string",          "integer",        "float",         "bool",
-                                       "list of strings", "list of floats", "list of tables"};
+  static const char* const kNames[] = {
+      "string",         "integer",          "float",         "bool", "list of strings",
+      "list of floats", "list of integers", "list of tables"};
   static_assert(std::size(kNames) == std::variant_size_v<Value>);
   return kNames[example.index()];
 }

@@ -45,7 +45,8 @@ std::string expectation(const Constraint& constraint, const Value& example);
 /// The limits alone, for --help: ">= 1", "\"llama\", \"gpt2\""; empty if there are none.
 std::string limits(const Constraint& constraint, const Value& example);
 
-/// "string", "integer", "float", "bool", "list of strings", "list of floats", "list of tables".
+/// "string", "integer", "float", "bool", "list of strings", "list of floats", "list of integers",
+/// "list of tables".
 std::string type_name(const Value& example);
 
 }  // namespace fsdp::config

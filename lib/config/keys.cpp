@@ -417,6 +417,15 @@ std::vector<Key> make_keys() {
        "start",
        at_least(0),
        {}},
+      {KEY(logging, csv), "write metrics.csv beside metrics.jsonl: the same numbers as a table", {}, {}},
+      {KEY(logging, tensorboard),
+       "write event files for TensorBoard into tensorboard/ of the run's folder",
+       {},
+       {}},
+      {KEY(logging, profile_steps),
+       "steps that libtorch's profiler records, each as profile.rank<R>.step<N>.json for Perfetto",
+       at_least(1),
+       {}},
   };
 }
 

@@ -18,7 +18,7 @@ namespace fsdp::config {
 using Field =
     std::variant<std::string& (*)(Config&), int64_t& (*)(Config&), double& (*)(Config&), bool& (*)(Config&),
                  std::vector<std::string>& (*)(Config&), std::vector<double>& (*)(Config&),
-                 std::vector<optim::ParameterGroupOptions>& (*)(Config&)>;
+                 std::vector<int64_t>& (*)(Config&), std::vector<optim::ParameterGroupOptions>& (*)(Config&)>;
 
 struct Key {
   std::string section;

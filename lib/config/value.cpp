@@ -85,6 +85,8 @@ std::string toml_text(const Value& value) {
           return list_text(held, quoted_text);
         } else if constexpr (std::is_same_v<Held, ParameterGroups>) {
           return toml_text(held);
+        } else if constexpr (std::is_same_v<Held, std::vector<int64_t>>) {
+          return list_text(held, [](int64_t item) { return std::to_string(item); });
         } else {
           return list_text(held, [](double item) { return toml_text(item); });
         }

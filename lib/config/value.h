@@ -14,7 +14,7 @@ namespace fsdp::config {
 
 /// The types that a key can have. Key::field lists the same types in the same order.
 using Value = std::variant<std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>,
-                           std::vector<optim::ParameterGroupOptions>>;
+                           std::vector<int64_t>, std::vector<optim::ParameterGroupOptions>>;
 
 /// A TOML basic string: in quotes, with what must be escaped escaped.
 std::string quoted_text(std::string_view text);

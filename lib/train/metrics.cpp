@@ -1,12 +1,9 @@
 #include "train/metrics.h"
 
-#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "util/error.h"
 #include "util/file.h"
-#include "util/log.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
@@ -24,28 +21,22 @@ std::string lines_until(const std::string& content, int64_t last_step) {
   return kept;
 }
 
-void put_aside(const fs::path& path) {
-  for (int n = 1;; ++n) {
-    fs::path aside = path.parent_path() / util::concat("metrics.", n, ".jsonl");
-    if (fs::exists(aside)) continue;
-    util::rename_and_sync(path, aside);
-    return;
+fs::path prepared(const fs::path& path, int64_t resumed_step) {
+  if (!fs::exists(path)) return path;
+  if (resumed_step > 0) {
+    util::write_file_atomically(path, lines_until(util::read_file(path), resumed_step));
+  } else {
+    put_aside(path);
   }
+  return path;
 }
 
 }  // namespace
 
-MetricsFile::MetricsFile(const fs::path& folder, int64_t resumed_step) : path_(folder / "metrics.jsonl") {
-  if (fs::exists(path_)) {
-    if (resumed_step > 0) {
-      util::write_file_atomically(path_, lines_until(util::read_file(path_), resumed_step));
-    } else {
-      put_aside(path_);
-    }
-  }
-  file_.open(path_, std::ios::app);
-  if (!file_) util::fail(util::ErrorKind::kIo, "cannot open ", path_.string(), ": ", util::errno_text(errno));
-  whole_bytes_ = fs::file_size(path_);
+MetricsFile::MetricsFile(const fs::path& folder, int64_t resumed_step, const MetricsFormats& formats)
+    : file_(prepared(folder / "metrics.jsonl", resumed_step)) {
+  if (formats.csv) csv_.emplace(folder, resumed_step);
+  if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", resumed_step);
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {
@@ -62,36 +53,36 @@ void MetricsFile::write(const StepMetrics& metrics) {
   if (metrics.mfu) line["mfu"] = *metrics.mfu;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
-  write_line(line.dump());
+  write_line(line);
+  if (!tensorboard_) return;
+  Scalars scalars = {{"train/loss", metrics.loss},
+                     {"train/grad_norm", metrics.grad_norm},
+                     {"train/lr", metrics.lr},
+                     {"train/tokens_per_second", metrics.tokens_per_second},
+                     {"train/data_wait_seconds", metrics.data_wait_seconds},
+                     {"train/peak_memory_bytes", static_cast<double>(metrics.peak_memory_bytes)}};
+  if (metrics.mfu) scalars.emplace_back("train/mfu", *metrics.mfu);
+  if (metrics.loss_scale) scalars.emplace_back("train/loss_scale", *metrics.loss_scale);
+  tensorboard_->write(metrics.step, scalars);
 }
 
 void MetricsFile::write_validation(int64_t step, const Validation& validation) {
   nlohmann::ordered_json line = {{"step", step},
                                  {"validation_loss", validation.loss},
                                  {"validation_perplexity", validation.perplexity()}};
-  if (auto bits = validation.bits_per_byte()) line["validation_bits_per_byte"] = *bits;
-  write_line(line.dump());
+  Scalars scalars = {{"validation/loss", validation.loss},
+                     {"validation/perplexity", validation.perplexity()}};
+  if (auto bits = validation.bits_per_byte()) {
+    line["validation_bits_per_byte"] = *bits;
+    scalars.emplace_back("validation/bits_per_byte", *bits);
+  }
+  write_line(line);
+  if (tensorboard_) tensorboard_->write(step, scalars);
 }
 
-void MetricsFile::write_line(const std::string& line) {
-  file_ << line << '\n' << std::flush;
-  if (file_) {
-    whole_bytes_ += line.size() + 1;
-    failing_ = false;
-    return;
-  }
-  int cause = errno;
-  if (!failing_) {
-    util::log_warning(util::concat("cannot write ", path_.string(), ": ", util::errno_text(cause),
-                                   "; steps are missing in it until there is space on that disk"));
-  }
-  failing_ = true;
-  // The stream still holds the line and may have written a part of it.
-  file_.close();
-  std::error_code ignored;
-  fs::resize_file(path_, whole_bytes_, ignored);
-  file_.clear();
-  file_.open(path_, std::ios::app);
+void MetricsFile::write_line(const nlohmann::ordered_json& line) {
+  file_.append(line.dump() + "\n");
+  if (csv_) csv_->write(line);
 }
 
 }  // namespace fsdp::train

@@ -1,14 +1,17 @@
 #pragma once
 
-// metrics.jsonl: one JSON object a line, for programs. Rank 0 writes it.
+// metrics.jsonl: one JSON object a line, for programs, and the same numbers in other formats. Rank 0 writes
+// them.
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
 
 #include "train/evaluator.h"
+#include "train/metrics_csv.h"
+#include "train/record_file.h"
+#include "train/tensorboard.h"
 
 namespace fsdp::train {
 
@@ -31,26 +34,31 @@ struct StepMetrics {
   std::optional<int64_t> skipped_steps = std::nullopt;
 };
 
+/// What is written beside metrics.jsonl.
+struct MetricsFormats {
+  bool csv = false;          ///< folder/metrics.csv, see metrics_csv.h
+  bool tensorboard = false;  ///< event files in folder/tensorboard, see tensorboard.h
+};
+
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Lines of steps after `resumed_step` are dropped: the run does those steps
   /// again. A run that starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
-  MetricsFile(const std::filesystem::path& folder, int64_t resumed_step);
+  MetricsFile(const std::filesystem::path& folder, int64_t resumed_step, const MetricsFormats& formats = {});
 
   /// A line that cannot be written, because the disk is full, is left out with a warning, the first one of a
   /// row: the run is worth more than its log.
   void write(const StepMetrics& metrics);
   void write_validation(int64_t step, const Validation& validation);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
 
  private:
-  void write_line(const std::string& line);
+  void write_line(const nlohmann::ordered_json& line);
 
-  std::filesystem::path path_;
-  std::ofstream file_;
-  std::uintmax_t whole_bytes_ = 0;  ///< up to the end of the last whole line
-  bool failing_ = false;
+  RecordFile file_;
+  std::optional<MetricsCsv> csv_;
+  std::optional<TensorBoardFile> tensorboard_;
 };
 
 }  // namespace fsdp::train

@@ -15,7 +15,9 @@
 #include "train/batch_warmup.h"
 #include "train/evaluator.h"
 #include "train/peak_rate.h"
+#include "train/run_environment.h"
 #include "train/same_run.h"
+#include "train/step_profile.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -123,7 +125,10 @@ void Trainer::prepare_output() {
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_));
-  metrics_.emplace(output_folder(), position_.step);
+  util::write_file_atomically(output_folder() / "environment.json",
+                              run_environment(*communicator_).dump(2) + "\n");
+  metrics_.emplace(output_folder(), position_.step,
+                   MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
 }
 
 void Trainer::report_changes_since(const fs::path& resolved) const {
@@ -174,6 +179,7 @@ void Trainer::train() {
     return interval_steps > 0 && position_.step % interval_steps == 0;
   };
 
+  StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps);
   meter_.start(step, tokens_seen);
   while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
@@ -182,11 +188,13 @@ void Trainer::train() {
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
     const int64_t micro_steps = micro_steps_of(config_.training, step + 1);
     const int64_t samples = loader_->samples_per_micro_step() * micro_steps;
+    profile.begin_step(step + 1);
     StepResult result = train_step.run({.step = step + 1,
                                         .first_global_sample = samples_seen,
                                         .lr = lr,
                                         .samples = samples,
                                         .micro_steps = micro_steps});
+    profile.end_step();
     ++step;
     samples_seen += samples;
     tokens_seen += samples * config_.data.sequence_length;

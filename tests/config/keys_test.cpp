@@ -202,6 +202,9 @@ const std::map<std::string, Sample>& samples() {
       {"logging.interval_steps", {"10", "0"}},
       {"logging.trace_communication", {"true", "2"}},
       {"logging.peak_tflops", {"1.5", "-1"}},
+      {"logging.csv", {"true", "1"}},
+      {"logging.tensorboard", {"true", "1"}},
+      {"logging.profile_steps", {"[3, 4]", "[0]"}},
   };
   return table;
 }

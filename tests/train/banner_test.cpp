@@ -13,6 +13,7 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
   testing::TemporaryFolder folder;
   config::Config config = testing::tiny_config(folder);
   config.training.gradient_accumulation_steps = 3;
+  config.logging.peak_tflops = 0;
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
     auto model = testing::make_initialized(config.model);
     int64_t parameters = nn::count_parameters(*model);

@@ -7,12 +7,19 @@
 #include "support/temporary_folder.h"
 #include "support/tiny_config.h"
 #include "util/error.h"
+#include "util/file.h"
 
 namespace fsdp::train {
 namespace {
 
 using testing::metrics_with;
 using testing::TemporaryFolder;
+
+Validation with_loss(double loss) {
+  Validation validation;
+  validation.loss = loss;
+  return validation;
+}
 
 TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
   TemporaryFolder folder;
@@ -52,6 +59,41 @@ TEST(MetricsFile, DropsStepsThatAreDoneAgainAndTornLines) {
   auto steps = metrics_with(resumed.path(), "step");
   ASSERT_EQ(steps.size(), 4u);
   EXPECT_EQ(steps.back()["step"], 4);
+}
+
+std::vector<std::string> lines_of(const std::filesystem::path& path) {
+  std::vector<std::string> lines;
+  std::istringstream content(util::read_file(path));
+  for (std::string line; std::getline(content, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(MetricsFile, WritesTheSameNumbersAsATable) {
+  TemporaryFolder folder;
+  {
+    MetricsFile file(folder.path(), 0, {.csv = true});
+    for (int64_t step = 1; step <= 4; ++step) file.write({.step = step, .loss = 2.5, .mfu = 0.25});
+    file.write_validation(4, with_loss(2.0));
+  }
+  std::ofstream(folder / "metrics.csv", std::ios::app) << "12";  // torn, where 12 was not all of it
+  MetricsFile resumed(folder.path(), 3, {.csv = true});
+  resumed.write_validation(4, with_loss(0.0));
+  auto lines = lines_of(folder / "metrics.csv");
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_TRUE(lines[0].starts_with("step,loss,grad_norm,lr,tokens,tokens_per_second,")) << lines[0];
+  EXPECT_EQ(lines[3], "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,");
+  EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,");
+}
+
+TEST(MetricsFile, PutsAnOlderTableAndOneWithOtherColumnsAside) {
+  TemporaryFolder folder;
+  MetricsFile(folder.path(), 0, {.csv = true}).write({.step = 1});
+  MetricsFile(folder.path(), 0, {.csv = true}).write({.step = 1});
+  EXPECT_EQ(lines_of(folder / "metrics.1.csv").size(), 2u);
+  std::ofstream(folder / "metrics.csv") << "step,other\n1,2\n";
+  MetricsFile(folder.path(), 1, {.csv = true}).write({.step = 2});
+  EXPECT_EQ(lines_of(folder / "metrics.2.csv")[1], "1,2");
+  EXPECT_EQ(lines_of(folder / "metrics.csv").size(), 2u);
 }
 
 TEST(MetricsFile, PutsAnOlderRunAside) {

@@ -13,7 +13,9 @@ class SlowSource final : public data::BatchSource {
     const auto begin = Clock::now();
     while (Clock::now() - begin < std::chrono::milliseconds(2)) {
     }
-    return {.valid_rows = first_global_sample + micro_step};
+    data::Batch batch;
+    batch.valid_rows = first_global_sample + micro_step;
+    return batch;
   }
 };
 

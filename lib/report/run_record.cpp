@@ -1,0 +1,110 @@
+#include "report/run_record.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "report/step_trace.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::report {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr size_t kMostTextBytes = 1 << 20;
+constexpr size_t kMostSeries = 64;
+
+/// At most kMostTextBytes of a file, fit to be shown; empty when there is none.
+std::string shown_text(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return "";
+  std::string text(kMostTextBytes, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return util::printable(text);
+}
+
+/// Whether the line is one of fsdp-train.
+bool add_metrics(const std::string& line, RunRecord& run) {
+  const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return false;
+  const auto step = object.find("step");
+  if (step == object.end() || !step->is_number_integer()) return false;
+  const double x = step->get<double>();
+  for (const auto& [name, value] : object.items()) {
+    if (!value.is_number() || name == "step") continue;
+    const double y = value.get<double>();
+    if (!std::isfinite(y)) continue;
+    if (!run.series.contains(name) && run.series.size() >= kMostSeries) continue;
+    run.series[name].push_back({x, y});
+  }
+  return true;
+}
+
+void read_metrics(RunRecord& run) {
+  const fs::path path = run.folder / "metrics.jsonl";
+  std::ifstream file(path, std::ios::binary);
+  if (!fs::exists(path)) {
+    util::fail(util::ErrorKind::kUsage, "expected the folder of a run, with metrics.jsonl; found none in ",
+               run.folder.string(), "; name the run.output_dir of a run that has begun");
+  }
+  if (!file) util::fail(util::ErrorKind::kIo, "cannot read ", path.string());
+  for (std::string line; std::getline(file, line);) {
+    if (!add_metrics(line, run)) ++run.skipped_lines;
+  }
+  for (auto& [name, points] : run.series) {
+    std::stable_sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+  }
+}
+
+void read_environment(RunRecord& run) {
+  const auto object = nlohmann::ordered_json::parse(shown_text(run.folder / "environment.json"), nullptr,
+                                                    /*allow_exceptions=*/false);
+  if (!object.is_object()) return;
+  for (const auto& [name, value] : object.items()) {
+    run.environment.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+}
+
+/// trace.rank<R>.jsonl of the lowest R; empty: there is none.
+fs::path first_trace(const fs::path& folder) {
+  fs::path first;
+  int64_t lowest = 0;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    int64_t rank = 0;
+    int length = 0;
+    if (std::sscanf(name.c_str(), "trace.rank%9ld.jsonl%n", &rank, &length) != 1) continue;
+    if (static_cast<size_t>(length) != name.size() || (!first.empty() && rank >= lowest)) continue;
+    first = entry.path();
+    lowest = rank;
+  }
+  return first;
+}
+
+}  // namespace
+
+const std::vector<Point>& RunRecord::values(const std::string& name) const {
+  static const std::vector<Point> kNone;
+  const auto found = series.find(name);
+  return found == series.end() ? kNone : found->second;
+}
+
+RunRecord read_run(const fs::path& folder) {
+  RunRecord run;
+  run.folder = folder;
+  read_metrics(run);
+  run.config = shown_text(folder / "config.toml");
+  read_environment(run);
+  if (const fs::path trace = first_trace(folder); !trace.empty()) {
+    run.trace = read_step_trace(trace, run.skipped_trace_lines);
+  }
+  return run;
+}
+
+}  // namespace fsdp::report

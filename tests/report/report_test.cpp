@@ -1,0 +1,154 @@
+#include "report/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "report/chart.h"
+#include "support/temporary_folder.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::report {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::TemporaryFolder;
+
+void write(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+const std::string kMetrics =
+    R"({"step":1,"loss":5.5,"grad_norm":2.0,"lr":0.001,"tokens":100,"tokens_per_second":50.0,"peak_memory_bytes":1048576}
+{"step":2,"loss":4.5,"grad_norm":1.0,"lr":0.001,"tokens":200,"tokens_per_second":70.0,"peak_memory_bytes":2097152}
+{"step":2,"validation_loss":4.75,"validation_perplexity":115.6}
+)";
+
+std::string gather(int step, const std::string& unit, double begin) {
+  return util::concat(R"({"step":)", step, R"(,"op":"all_gather","unit":")", unit,
+                      R"(","pass":"forward","bytes":4096,"issue_us":)", begin, R"(,"start_us":)", begin + 1,
+                      R"(,"wait_us":)", begin + 5, R"(,"done_us":)", begin + 10, "}\n");
+}
+
+TEST(Report, DrawsTheCurvesOfARunInOnePageOfItsOwn) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl", kMetrics);
+  write(folder / "config.toml", "[run]\nname = \"a<b>\"\n");
+  write(folder / "environment.json", R"({"libtorch":"2.11.0","ranks":2})");
+  const auto path = write_report(folder.path());
+  EXPECT_EQ(path, folder / "report.html");
+  const std::string page = util::read_file(path);
+  EXPECT_EQ(count(page, "<svg"), 5);  // loss, norm, rate, speed, memory
+  EXPECT_EQ(count(page, "class=\"curve"), 5);
+  EXPECT_EQ(count(page, "class=\"dot c1\""), 1);  // validation
+  EXPECT_THAT(page, HasSubstr("name = &quot;a&lt;b&gt;&quot;"));
+  EXPECT_THAT(page, HasSubstr("<td>ranks</td><td>2</td>"));
+  EXPECT_THAT(page, HasSubstr("2.0 MiB"));
+  for (const char* outside : {"http:", "https:", "<script", "url(", "@import", "src="}) {
+    EXPECT_THAT(page, Not(HasSubstr(outside)));
+  }
+}
+
+TEST(Report, CountsTheLinesThatAreNone) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl",
+        kMetrics + "\xff\xfe\n[1]\n{\"loss\":1}\n{\"step\":\"x\"}\n{\"step\":3,\"lo");
+  const RunRecord run = read_run(folder.path());
+  EXPECT_EQ(run.skipped_lines, 5);
+  EXPECT_EQ(run.values("loss").size(), 2u);
+  EXPECT_THAT(html_page(run), HasSubstr("5 lines of metrics.jsonl could not be read"));
+}
+
+TEST(Report, LeavesOutNumbersThatAreNone) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl",
+        "{\"step\":1,\"loss\":null,\"lr\":1e-3}\n{\"step\":2,\"loss\":1e999}\n{\"step\":9223372036854775807,"
+        "\"loss\":"
+        "1e308,\"lr\":-1e308}\n{\"step\":4,\"loss\":-1e308,\"lr\":1e308}\n");
+  const RunRecord run = read_run(folder.path());
+  EXPECT_EQ(run.values("loss").size(), 2u);
+  const std::string page = html_page(run);
+  for (const char* wrong : {"\"nan", "\"inf", " nan", " inf", "-nan"})
+    EXPECT_THAT(page, Not(HasSubstr(wrong)));
+}
+
+TEST(Report, ShowsNoTextOfAFileAsMarkup) {
+  TemporaryFolder folder;
+  const std::string evil = "<script>alert('x')</script>";
+  write(folder / "metrics.jsonl", "{\"step\":1,\"loss\":1,\"" + evil + "\":2}\n");
+  write(folder / "config.toml", evil + "\x1b[2J\xff");
+  write(folder / "environment.json", "{\"" + evil + "\":\"" + evil + "\"}");
+  write(folder / "trace.rank0.jsonl", gather(1, evil, 0));
+  const std::string page = html_page(read_run(folder.path()));
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  EXPECT_THAT(page, HasSubstr("\\x1b[2J\\xff"));
+}
+
+TEST(Report, TellsOfARunThatHasLoggedNothing) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl", "");
+  EXPECT_THAT(html_page(read_run(folder.path())), HasSubstr("No step was logged so far."));
+}
+
+TEST(Report, RefusesAFolderThatIsNoRuns) {
+  TemporaryFolder folder;
+  try {
+    read_run(folder.path());
+    FAIL() << "accepted";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("expected the folder of a run, with metrics.jsonl; found none in "));
+  }
+}
+
+TEST(Report, DrawsTheLastStepOfTheTraceThatIsSurelyWhole) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl", kMetrics);
+  write(folder / "trace.rank1.jsonl", gather(9, "other.rank", 0));
+  write(
+      folder / "trace.rank0.jsonl",
+      gather(1, "first", 0) +
+          R"({"step":2,"op":"buffer","event":"allocate","unit":"second","bytes":8,"kind":"parameters","at_us":20})"
+          "\n" +
+          gather(2, "second", 20) +
+          R"({"step":2,"op":"buffer","event":"free","unit":"second","bytes":8,"kind":"parameters","at_us":90})"
+          "\n{\"step\":2,\"op\":\"all_gather\"}\n" +
+          gather(3, "third", 100) + "{\"step\":3,\"op\"");
+  const RunRecord run = read_run(folder.path());
+  ASSERT_TRUE(run.trace);
+  EXPECT_EQ(run.trace->step, 2);
+  EXPECT_EQ(run.skipped_trace_lines, 2);
+  ASSERT_EQ(run.trace->spans.size(), 2u);
+  EXPECT_EQ(run.trace->spans[0].begin_us, 21);
+  EXPECT_EQ(run.trace->spans[0].waited_from_us, 25);
+  EXPECT_EQ(run.trace->spans[1].end_us, 90);
+  const std::string page = html_page(run);
+  EXPECT_THAT(page, HasSubstr("Communication of step 2"));
+  EXPECT_THAT(page, HasSubstr("all_gather of second, forward: 4.0 KiB in 0.009 ms, waited for 0.005 ms"));
+  EXPECT_THAT(page, HasSubstr("2 lines of it could not be read"));
+}
+
+TEST(LineChart, KeepsTheExtremesOfVeryManyPoints) {
+  std::vector<Point> points;
+  for (int i = 0; i < 100'000; ++i) points.push_back({double(i), i == 54'321 ? 100.0 : 1.0});
+  const std::string chart = line_chart({{"loss", points}}, {.label = "loss"});
+  EXPECT_LT(chart.size(), 40'000u);
+  EXPECT_THAT(chart, HasSubstr(" 12.0"));  // the top of the figure: the spike is there
+}
+
+TEST(LineChart, DrawsASinglePointAndValuesThatAreAllAlike) {
+  const std::vector<Point> one = {{7, 0}}, same = {{1, 3}, {2, 3}, {3, 3}}, none;
+  EXPECT_THAT(line_chart({{"loss", one}}, {.label = "loss"}), HasSubstr("<circle"));
+  EXPECT_THAT(line_chart({{"loss", same}}, {.label = "loss"}), HasSubstr("<path"));
+  EXPECT_EQ(line_chart({{"loss", none}}, {.label = "loss"}), "");
+}
+
+}  // namespace
+}  // namespace fsdp::report

@@ -1,0 +1,22 @@
+#include "train/run_environment.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/single_communicator.h"
+
+namespace fsdp::train {
+namespace {
+
+TEST(RunEnvironment, NamesVersionsProcessorAndRanks) {
+  const comm::SingleCommunicator communicator;
+  const nlohmann::ordered_json environment = run_environment(communicator);
+  EXPECT_EQ(environment["ranks"], 1);
+  EXPECT_TRUE(environment["libtorch"].get<std::string>().starts_with("2."));
+  for (const char* key : {"fsdp", "started", "communication", "host", "cpu", "cpu_instructions", "memory"}) {
+    EXPECT_FALSE(environment[key].get<std::string>().empty()) << key;
+  }
+  EXPECT_GE(environment["threads_a_rank"].get<int>(), 1);
+}
+
+}  // namespace
+}  // namespace fsdp::train
