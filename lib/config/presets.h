@@ -1,0 +1,36 @@
+#pragma once
+
+// Configurations to begin with, for `fsdp-train init`; configs/ holds each as a file.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::config {
+
+/// A key that a preset sets.
+struct PresetValue {
+  std::string key;    ///< full name
+  std::string value;  ///< in TOML, as it is to be written
+  std::string note;   ///< said in place of the key's own description; empty: that
+};
+
+struct Preset {
+  std::string name;   ///< configs/NAME.toml
+  std::string about;  ///< one line: for what it is
+  std::string text;   ///< the paragraphs at the head of the file
+  std::vector<PresetValue> values;
+};
+
+const std::vector<Preset>& all_presets();
+
+std::vector<std::string> preset_names();
+
+/// Throws util::Error(kUsage) that names the presets if there is none of that name.
+const Preset& find_preset(std::string_view name);
+
+/// The preset as a commented config: what it sets, and every other key with its default as a comment.
+/// load_config() reads it.
+std::string preset_toml(const Preset& preset);
+
+}  // namespace fsdp::config
