@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "train/explain_step.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
+#include "train_commands.h"
 #include "util/error.h"
 #include "util/mapped_allocator.h"
 #include "util/stop_signal.h"
@@ -181,10 +183,19 @@ void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   }
 }
 
+int run_command(const CLI::Option& config, const std::function<int()>& command) {
+  if (config.count() == 0) return command();
+  util::fail(util::ErrorKind::kUsage,
+             "expected a command (init, doctor) in the first place; found it behind \"",
+             config.as<std::string>(), "\"; a config of a command's name is given as ./NAME");
+}
+
 cli::Page page() {
   return {.name = "fsdp-train",
           .summary = "train a transformer with fully sharded data parallelism",
-          .examples = {{"one process", "fsdp-train config.toml"},
+          .examples = {{"a commented config to begin with", "fsdp-train init pretrain --output config.toml"},
+                       {"whether this machine is ready for it", "fsdp-train doctor config.toml"},
+                       {"one process", "fsdp-train config.toml"},
                        {"two processes, with other values of two keys",
                         "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml training.steps=400 "
                         "optimizer.lr=3e-4"},
@@ -195,7 +206,8 @@ cli::Page page() {
                        {"what 64 ranks would need, and the same as measured",
                         "fsdp-train config.toml --dry-run --world-size 64"},
                        {"the validation loss of the run's best weights",
-                        "fsdp-train config.toml --evaluate checkpoints/run/best"}},
+                        "fsdp-train config.toml --evaluate checkpoints/run/best"},
+                       {"curves and settings of a run as a page", "fsdp-train --report checkpoints/run"}},
           .words = apps::config_words()};
 }
 
@@ -205,7 +217,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.",
                "fsdp-train");
   Arguments arguments;
-  CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->required();
+  CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file");
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
   app.add_flag(
       "--print-config", arguments.print_config,
@@ -227,14 +239,20 @@ int main(int argc, char** argv) {
                  "end: curves, config, environment, and the communication of a step where "
                  "logging.trace_communication was on. Needs no config")
       ->excludes(config)
-      ->excludes(explain)
-      ->each([config](const std::string&) { config->required(false); });
+      ->excludes(explain);
   add_plan_options(app, arguments);
+  std::function<int()> command;
+  apps::add_train_commands(app, command);
   app.footer("Keys of the config:\n\n" + config::key_reference());
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
+  if (!command && arguments.report.empty() && config->count() == 0) {
+    app.exit(CLI::RequiredError("config"));
+    return static_cast<int>(util::ErrorKind::kUsage);
+  }
+  if (command) return util::run_guarded([&] { return run_command(*config, command); });
   util::MappedAllocator::install();
   return util::run_guarded([&] {
     check_plan_options(app, arguments);

@@ -63,7 +63,7 @@ bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv)
     util::fail(util::ErrorKind::kUsage, "expected ", page.name, " completions bash, zsh or fish; found ",
                argc < 3   ? "no shell"
                : argc > 3 ? "more words"
-                          : "\"" + shell + "\"");
+                          : util::concat("\"", shell, "\""));
   }
   print(*script);
   return true;

@@ -4,7 +4,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "config/presets.h"
+#include "config/model_presets.h"
 
 namespace fsdp::config {
 namespace {
@@ -34,7 +34,7 @@ Constraint an_optimizer() {
 }
 Constraint a_preset() {
   std::vector<std::string> names = {""};
-  for (const Preset& preset : presets()) names.push_back(preset.name);
+  for (const ModelPreset& preset : model_presets()) names.push_back(preset.name);
   return one_of(std::move(names));
 }
 Constraint float_type() { return one_of({"float32", "bfloat16", "float16"}); }

@@ -10,7 +10,7 @@
 #include "config/convert.h"
 #include "config/keys.h"
 #include "config/parse.h"
-#include "config/presets.h"
+#include "config/model_presets.h"
 #include "config/report.h"
 #include "config/source.h"
 #include "config/suggest.h"
@@ -193,7 +193,7 @@ void Loader::check_conflicts(const Source& file) {
 
 /// Below what is given, above the defaults.
 void Loader::apply_preset() {
-  const Preset* preset = find_preset(config_.model.preset);
+  const ModelPreset* preset = find_model_preset(config_.model.preset);
   if (!preset) return;
   const Source& source = preset_source_.emplace(Source::from_text("preset " + preset->name, preset->toml));
   for (const Entry& entry : parse_toml(source)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Well-known models by name: what model.preset puts in place of the defaults of [model].
+// Configurations to begin with, for `fsdp-train init`; configs/ holds each as a file.
 
 #include <string>
 #include <string_view>
@@ -8,16 +8,29 @@
 
 namespace fsdp::config {
 
-struct Preset {
-  std::string name;
-  std::string toml;  ///< a section [model]; keys that follow others may be left out
+/// A key that a preset sets.
+struct PresetValue {
+  std::string key;    ///< full name
+  std::string value;  ///< in TOML, as it is to be written
+  std::string note;   ///< said in place of the key's own description; empty: that
 };
 
-/// GPT-2 in its four sizes (Radford et al., 2019), llama2.c's stories15M and stories110M (Karpathy, 2023),
-/// Llama 3 8B and 70B (The Llama 3 herd of models, 2024).
-const std::vector<Preset>& presets();
+struct Preset {
+  std::string name;   ///< configs/NAME.toml
+  std::string about;  ///< one line: for what it is
+  std::string text;   ///< the paragraphs at the head of the file
+  std::vector<PresetValue> values;
+};
 
-/// nullptr if there is none.
-const Preset* find_preset(std::string_view name);
+const std::vector<Preset>& all_presets();
+
+std::vector<std::string> preset_names();
+
+/// Throws util::Error(kUsage) that names the presets if there is none of that name.
+const Preset& find_preset(std::string_view name);
+
+/// The preset as a commented config: what it sets, and every other key with its default as a comment.
+/// load_config() reads it.
+std::string preset_toml(const Preset& preset);
 
 }  // namespace fsdp::config

@@ -8,7 +8,7 @@ namespace fsdp::nn {
 
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
-  /// Of config/presets.h, whose values the options below have where nothing else was given; or empty.
+  /// Of config/model_presets.h, whose values the options below have where nothing else was given; or empty.
   std::string preset;
   std::string architecture = "llama";  ///< "llama" or "gpt2"
   int64_t vocab_size = 256;

@@ -1,5 +1,6 @@
 # cmake -DSOURCE=FOLDER -DOUTPUT=FILE -P BuildCommit.cmake: writes a header with the commit of a git checkout,
 # and none where FOLDER is no checkout of its own or git is not there. An unchanged header is left as it is.
+cmake_minimum_required(VERSION 3.25)
 set(commit "")
 find_program(GIT_PROGRAM git)
 if(GIT_PROGRAM)

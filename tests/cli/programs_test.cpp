@@ -90,7 +90,8 @@ TEST_P(Programs, HaveAManPageWithoutWarnings) {
   if (is_there("mandoc")) {
     // The pages have no date: they are as old as the program.
     const auto result = testing::run(
-        {"sh", "-c", "mandoc -Tlint -Wwarning " + (folder / "page.1").string() + " | grep -v 'missing date'"});
+        {"sh", "-c",
+         "mandoc -Tlint -Wwarning " + (folder / "page.1").string() + " | grep -v 'missing date'"});
     EXPECT_EQ(result.out, "");
     ++checked;
   }

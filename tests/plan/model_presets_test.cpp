@@ -1,4 +1,4 @@
-#include "config/presets.h"
+#include "config/model_presets.h"
 
 #include <gtest/gtest.h>
 
@@ -28,18 +28,18 @@ int64_t count_parameters(const nn::ModelOptions& options) {
 }
 
 // The published numbers: of transformers' GPT2LMHeadModel and LlamaForCausalLM, and of llama2.c.
-TEST(Presets, HaveThePublishedNumbersOfParameters) {
+TEST(ModelPresets, HaveThePublishedNumbersOfParameters) {
   const std::map<std::string, int64_t> published = {
       {"gpt2-124m", 124'439'808},   {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
       {"gpt2-1.5b", 1'557'611'200}, {"llama-15m", 15'191'712},     {"llama-110m", 109'529'856},
       {"llama3-8b", 8'030'261'248}, {"llama3-70b", 70'553'706'496}};
-  EXPECT_EQ(presets().size(), published.size());
-  for (const Preset& preset : presets()) {
+  EXPECT_EQ(model_presets().size(), published.size());
+  for (const ModelPreset& preset : model_presets()) {
     EXPECT_EQ(count_parameters(with_preset(preset.name).model), published.at(preset.name)) << preset.name;
   }
 }
 
-TEST(Presets, GiveWayToWhatIsGiven) {
+TEST(ModelPresets, GiveWayToWhatIsGiven) {
   const Config config =
       with_preset("gpt2-124m", {"model.num_hidden_layers=3", "model.num_attention_heads=6"});
   EXPECT_EQ(config.model.num_hidden_layers, 3);
@@ -49,13 +49,13 @@ TEST(Presets, GiveWayToWhatIsGiven) {
   EXPECT_EQ(with_preset("llama3-8b").model.num_key_value_heads, 8);
 }
 
-TEST(Presets, AreWrittenOutInTheResolvedConfig) {
+TEST(ModelPresets, AreWrittenOutInTheResolvedConfig) {
   const Config config = with_preset("llama-15m");
   EXPECT_EQ(differing_keys(config, parse_config(to_toml(config), "resolved.toml")),
             std::vector<std::string>{});
 }
 
-TEST(Presets, OfOtherNamesAreRefusedWithTheNearest) {
+TEST(ModelPresets, OfOtherNamesAreRefusedWithTheNearest) {
   try {
     with_preset("gpt2-125m");
     FAIL();

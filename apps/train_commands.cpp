@@ -1,0 +1,81 @@
+#include "train_commands.h"
+
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/presets.h"
+#include "doctor/doctor.h"
+#include "util/error.h"
+#include "util/file.h"
+
+namespace fsdp::apps {
+namespace {
+
+using util::ErrorKind;
+
+struct InitArguments {
+  std::string preset = "quickstart", output;
+  bool force = false;
+};
+
+int init(const InitArguments& arguments) {
+  const std::string text = config::preset_toml(config::find_preset(arguments.preset));
+  if (arguments.output.empty()) {
+    if (!(std::cout << text << std::flush)) util::fail(ErrorKind::kIo, "cannot write to standard output");
+    return 0;
+  }
+  std::error_code ignored;
+  if (!arguments.force && std::filesystem::symlink_status(arguments.output, ignored).type() !=
+                              std::filesystem::file_type::not_found) {
+    util::fail(ErrorKind::kUsage, "--output: expected the name of a file that is not there; found ",
+               arguments.output, "; choose another name, or add --force to replace it");
+  }
+  util::write_file_atomically(arguments.output, text);
+  std::cout << "wrote " << arguments.output << std::endl;
+  return 0;
+}
+
+void add_init(CLI::App& app, std::function<int()>& run) {
+  std::string about = "write a commented config to standard output or to a file";
+  std::string presets;
+  for (const config::Preset& preset : config::all_presets()) {
+    presets += "\n  " + preset.name + std::string(14 - preset.name.size(), ' ') + preset.about;
+  }
+  CLI::App* command = app.add_subcommand("init", about);
+  auto arguments = std::make_shared<InitArguments>();
+  command->add_option("preset", arguments->preset, "for what it is to be")
+      ->check(CLI::IsMember(config::preset_names()))
+      ->capture_default_str();
+  command->add_option("--output", arguments->output, "write to this file, which is not there yet");
+  command->add_flag("--force", arguments->force, "with --output: replace the file if it is there");
+  command->footer("Presets:" + presets);
+  command->callback([arguments, &run] { run = [arguments] { return init(*arguments); }; });
+}
+
+void add_doctor(CLI::App& app, std::function<int()>& run) {
+  CLI::App* command = app.add_subcommand(
+      "doctor", "look at this machine and print what a run would meet, to be pasted into a report");
+  auto arguments = std::make_shared<doctor::Subject>();
+  command->add_option("config", arguments->config_path,
+                      "TOML file of a run: its folder, its disk and its choices are looked at too");
+  command->add_option("overrides", arguments->overrides, "section.key=value, in place of what the file says");
+  command->callback([arguments, &run] {
+    run = [arguments] {
+      const std::vector<doctor::Finding> findings = doctor::examine(*arguments);
+      std::cout << doctor::report_text(findings) << std::flush;
+      return doctor::exit_code(findings);
+    };
+  });
+}
+
+}  // namespace
+
+void add_train_commands(CLI::App& app, std::function<int()>& run) {
+  add_init(app, run);
+  add_doctor(app, run);
+}
+
+}  // namespace fsdp::apps

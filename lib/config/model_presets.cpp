@@ -1,0 +1,58 @@
+#include "config/model_presets.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "util/error.h"
+
+namespace fsdp::config {
+namespace {
+
+std::string gpt2(int64_t width, int64_t layers, int64_t heads) {
+  return util::concat(
+      "[model]\narchitecture = \"gpt2\"\nvocab_size = 50257\nhidden_size = ", width,
+      "\nintermediate_size = ", 4 * width, "\nnum_hidden_layers = ", layers,
+      "\nnum_attention_heads = ", heads,
+      "\nmax_position_embeddings = 1024\nlayer_norm_epsilon = 1e-5\ntie_word_embeddings = true\n");
+}
+
+struct LlamaSizes {
+  int64_t vocabulary, width, inner, layers, heads, key_value_heads, positions;
+  const char* rope_theta;
+  bool tied;
+};
+
+std::string llama(const LlamaSizes& sizes) {
+  return util::concat("[model]\narchitecture = \"llama\"\nvocab_size = ", sizes.vocabulary,
+                      "\nhidden_size = ", sizes.width, "\nintermediate_size = ", sizes.inner,
+                      "\nnum_hidden_layers = ", sizes.layers, "\nnum_attention_heads = ", sizes.heads,
+                      "\nnum_key_value_heads = ", sizes.key_value_heads,
+                      "\nmax_position_embeddings = ", sizes.positions, "\nrope_theta = ", sizes.rope_theta,
+                      "\nrms_norm_eps = 1e-5\ntie_word_embeddings = ", sizes.tied ? "true" : "false", "\n");
+}
+
+std::vector<ModelPreset> make_model_presets() {
+  return {{"gpt2-124m", gpt2(768, 12, 12)},
+          {"gpt2-350m", gpt2(1024, 24, 16)},
+          {"gpt2-774m", gpt2(1280, 36, 20)},
+          {"gpt2-1.5b", gpt2(1600, 48, 25)},
+          {"llama-15m", llama({32000, 288, 768, 6, 6, 6, 256, "10000.0", true})},
+          {"llama-110m", llama({32000, 768, 2048, 12, 12, 12, 1024, "10000.0", true})},
+          {"llama3-8b", llama({128256, 4096, 14336, 32, 32, 8, 8192, "500000.0", false})},
+          {"llama3-70b", llama({128256, 8192, 28672, 80, 64, 8, 8192, "500000.0", false})}};
+}
+
+}  // namespace
+
+const std::vector<ModelPreset>& model_presets() {
+  static const std::vector<ModelPreset> all = make_model_presets();
+  return all;
+}
+
+const ModelPreset* find_model_preset(std::string_view name) {
+  const auto found = std::find_if(model_presets().begin(), model_presets().end(),
+                                  [&](const ModelPreset& preset) { return preset.name == name; });
+  return found == model_presets().end() ? nullptr : &*found;
+}
+
+}  // namespace fsdp::config

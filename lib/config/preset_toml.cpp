@@ -1,0 +1,97 @@
+// The writing of presets.h.
+
+#include <algorithm>
+#include <sstream>
+
+#include "config/keys.h"
+#include "config/presets.h"
+#include "util/error.h"
+
+namespace fsdp::config {
+namespace {
+
+constexpr size_t kWidth = 110;
+constexpr size_t kHelpColumn = 42;  ///< of a comment behind a key
+
+/// `text` as lines of at most `width` characters, parted at spaces.
+std::vector<std::string> wrapped(const std::string& text, size_t width) {
+  std::vector<std::string> lines;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (lines.empty() || lines.back().size() + 1 + word.size() > width) {
+      lines.push_back(word);
+    } else {
+      lines.back() += " " + word;
+    }
+  }
+  return lines;
+}
+
+/// `left` and, from one column on, its help as a comment; several lines where it is long.
+std::string with_help(std::string left, const std::string& help) {
+  std::string text;
+  if (left.size() >= kHelpColumn) {  // under it
+    text = left + "\n";
+    left = "#";
+  }
+  left.resize(kHelpColumn, ' ');
+  for (const std::string& line : wrapped(help, kWidth - kHelpColumn - 2)) {
+    if (!text.empty()) {
+      // A line of comment that cannot be taken for a key.
+      left = "#";
+      left.resize(kHelpColumn, ' ');
+    }
+    text += left + "# " + line + "\n";
+  }
+  return text;
+}
+
+std::string help_of(const Key& key) {
+  Config defaults;
+  const std::string bounds = limits(key.constraint, value_of(key, defaults));
+  return key.description + (bounds.empty() ? "" : util::concat(" [", bounds, "]"));
+}
+
+/// The key with the preset's value, or with its default as a comment.
+std::string line_of(const Key& key, const PresetValue* value) {
+  if (value) {
+    return with_help(key.name + " = " + value->value, value->note.empty() ? help_of(key) : value->note);
+  }
+  Config defaults;
+  const std::string text = toml_text(value_of(key, defaults));
+  const std::string follows = key.follows.empty() ? "" : util::concat("; not given: as ", key.follows);
+  return with_help(util::concat("# ", key.name, " = ", text), help_of(key) + follows);
+}
+
+}  // namespace
+
+std::string preset_toml(const Preset& preset) {
+  std::string text;
+  std::istringstream head(preset.text);
+  for (std::string line; std::getline(head, line);)
+    text += line.empty() ? "#\n" : util::concat("# ", line, "\n");
+  text +=
+      "#\n# A key behind \"#\" has the default that stands there. Every key can be given on the command line "
+      "too, as "
+      "in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that the program is "
+      "started "
+      "in.\n";
+  size_t used = 0;
+  std::string section;
+  for (const Key& key : all_keys()) {
+    if (key.section != section) {
+      section = key.section;
+      text += util::concat("\n[", section, "]\n");
+    }
+    const PresetValue* given = nullptr;
+    for (const PresetValue& value : preset.values) {
+      if (value.key == key.full_name()) given = &value;  // of two the later one counts
+    }
+    used += given != nullptr;
+    text += line_of(key, given);
+  }
+  FSDP_CHECK(used > 0, preset.name, " sets no key");
+  return text;
+}
+
+}  // namespace fsdp::config

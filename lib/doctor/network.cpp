@@ -1,0 +1,121 @@
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "doctor/checks.h"
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::doctor {
+namespace {
+
+using util::concat;
+
+class Socket {
+ public:
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+sockaddr_in address_of(in_addr_t host, int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(host);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  return address;
+}
+
+/// Listens; a socket without a descriptor, and errno, where it cannot.
+Socket listening(in_addr_t host, int port) {
+  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = address_of(host, port);
+  if (!socket || ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(socket.fd(), 1) != 0) {
+    return Socket(-1);
+  }
+  return socket;
+}
+
+int port_of(const Socket& socket) {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  return ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size) == 0
+             ? ntohs(address.sin_port)
+             : 0;
+}
+
+Finding check_loopback() {
+  Finding failed{Verdict::kFail, "loopback", "", "bring the interface up: ip link set lo up"};
+  const Socket server = listening(INADDR_LOOPBACK, 0);
+  if (!server) {
+    failed.text = concat("cannot listen on 127.0.0.1: ", util::errno_text(errno));
+    return failed;
+  }
+  const int port = port_of(server);
+  const Socket client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = address_of(INADDR_LOOPBACK, port);
+  if (::connect(client.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    failed.text = concat("cannot connect to 127.0.0.1: ", util::errno_text(errno));
+    return failed;
+  }
+  return {Verdict::kOk, "loopback", concat("connected to 127.0.0.1, port ", port, ", which was free"), ""};
+}
+
+Finding check_host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) {
+    return {Verdict::kWarn, "host name", util::errno_text(errno), "set one, as hostnamectl does"};
+  }
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (const int error = ::getaddrinfo(name, nullptr, &hints, &list); error != 0) {
+    return {Verdict::kWarn, "host name", concat(name, " cannot be resolved: ", ::gai_strerror(error)),
+            "with several nodes, give --local-addr to fsdp-launch, or add the name to /etc/hosts"};
+  }
+  std::set<std::string> addresses;
+  bool only_loopback = true;
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    char text[INET6_ADDRSTRLEN] = {};
+    if (::getnameinfo(entry->ai_addr, entry->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0)
+      continue;
+    addresses.insert(text);
+    only_loopback = only_loopback && (std::string(text).starts_with("127.") || std::string(text) == "::1");
+  }
+  ::freeaddrinfo(list);
+  const std::string text = concat(name, " is ", util::join({addresses.begin(), addresses.end()}, ", "));
+  return {Verdict::kOk, "host name",
+          only_loopback ? text + ", by which other nodes do not find it (fsdp-launch --local-addr)" : text,
+          ""};
+}
+
+Finding check_port(int port, const std::string& option) {
+  if (listening(INADDR_ANY, port)) return {Verdict::kOk, concat("port ", port), "free", ""};
+  return {Verdict::kWarn, concat("port ", port), util::errno_text(errno),
+          concat("runs of several nodes that meet here need another: ", option)};
+}
+
+}  // namespace
+
+Findings check_network() {
+  return {check_loopback(), check_host_name(), check_port(29500, "--master-port"),
+          check_port(29400, "--rdzv-endpoint HOST:PORT")};
+}
+
+}  // namespace fsdp::doctor

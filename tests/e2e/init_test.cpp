@@ -1,0 +1,111 @@
+// What `fsdp-train init` writes, run for two steps at a reduced size.
+
+#include <gtest/gtest.h>
+
+#include "e2e/programs.h"
+#include "util/file.h"
+
+namespace fsdp::e2e {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+testing::ProgramResult init(const Words& words, const testing::RunOptions& options = {}) {
+  Words command = {program("fsdp-train"), "init"};
+  command.insert(command.end(), words.begin(), words.end());
+  return testing::run(command, options);
+}
+
+class Init : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Init, WritesWhatTrains) {
+  testing::TemporaryFolder folder;
+  const testing::RunOptions options{.working_folder = folder.path()};
+  const auto written = init({GetParam(), "--output", "c.toml"}, options);
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  testing::write_token_file(folder / "train.bin", 2000, 17);
+  const Words reduced = {"model.vocab_size=17",
+                         "model.hidden_size=16",
+                         "model.intermediate_size=24",
+                         "model.num_hidden_layers=2",
+                         "model.num_attention_heads=4",
+                         "model.num_key_value_heads=2",
+                         "model.max_position_embeddings=32",
+                         "data.sequence_length=16",
+                         "data.micro_batch_size=1",
+                         "data.train=[\"" + (folder / "train.bin").string() + "\"]",
+                         "data.validation=[\"" + (folder / "train.bin").string() + "\"]",
+                         "data.tokenizer=bytes",
+                         "evaluation.max_samples=4",
+                         "training.gradient_accumulation_steps=2",
+                         "training.steps=2",
+                         "lr_scheduler.warmup_steps=1",
+                         "logging.interval_steps=1",
+                         "fsdp.min_num_params=1000"};
+  const auto train = [&](const std::string& config, const std::string& output, Words more) {
+    more.insert(more.end(), reduced.begin(), reduced.end());
+    more.push_back("run.output_dir=" + (folder / output).string());
+    return launch_training(4, config, more);
+  };
+  Words more;
+  if (GetParam() == "finetune") {  // weights to begin with
+    const auto first =
+        train(std::string(FSDP_SOURCE_DIR) + "/configs/finetune.toml", "first", {"model.init_from=\"\""});
+    ASSERT_EQ(first.exit_code, 0) << first.err;
+    const auto weights = testing::run(
+        {program("fsdp-ckpt"), "export", (folder / "first").string(), (folder / "weights").string()});
+    ASSERT_EQ(weights.exit_code, 0) << weights.err;
+    more = {"model.init_from=\"" + (folder / "weights").string() + "\""};
+  }
+  const auto result = train((folder / "c.toml").string(), "out", more);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err.find("warn"), std::string::npos) << result.err;
+  EXPECT_NE(result.out.find("finished at step 2"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("validation loss"), std::string::npos) << result.out;
+  EXPECT_TRUE(fs::exists(folder / "out/step-00000002/manifest.json"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Init,
+                         ::testing::Values("quickstart", "pretrain", "finetune", "low-memory", "offload",
+                                           "multi-node", "hsdp"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(InitCommand, WritesToStdoutOrToANewFile) {
+  testing::TemporaryFolder folder;
+  const testing::RunOptions options{.working_folder = folder.path()};
+  const auto text = init({}, options);
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_EQ(text.out, init({"quickstart"}, options).out);
+  EXPECT_NE(text.out.find("\n[fsdp]\n"), std::string::npos);
+  EXPECT_EQ(init({"pretrain", "--output", "c.toml"}, options).exit_code, 0);
+  const std::string first = util::read_file(folder / "c.toml");
+
+  const auto refused = init({"hsdp", "--output", "c.toml"}, options);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("c.toml"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("--force"), std::string::npos) << refused.err;
+  EXPECT_EQ(util::read_file(folder / "c.toml"), first);
+  EXPECT_EQ(init({"hsdp", "--output", "c.toml", "--force"}, options).exit_code, 0);
+  EXPECT_NE(util::read_file(folder / "c.toml"), first);
+
+  const auto unknown = init({"pretran"}, options);
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("finetune"), std::string::npos) << unknown.err;
+}
+
+TEST(InitCommand, DoesNotHideAConfigOfItsName) {
+  testing::TemporaryFolder folder;
+  const testing::RunOptions options{.working_folder = folder.path()};
+  fs::copy(std::string(FSDP_SOURCE_DIR) + "/configs/quickstart.toml", folder / "init");
+  const auto result = testing::run({program("fsdp-train"), "./init", "--print-config"}, options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("# ./init:"), std::string::npos) << result.out;
+}
+
+}  // namespace
+}  // namespace fsdp::e2e
