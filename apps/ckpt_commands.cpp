@@ -11,11 +11,14 @@
 #include "checkpoint/consolidate.h"
 #include "checkpoint/diff.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_folder.h"
 #include "checkpoint/hugging_face_model.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/sharded_writer.h"
+#include "checkpoint/stored_model.h"
+#include "config/print.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -217,6 +220,24 @@ CkptCommand add_inspect(CLI::App& app) {
   });
 }
 
+CkptCommand add_config(CLI::App& app) {
+  Command command(app, "config", "prints the section [model] of a config that goes on from these weights");
+  command.positional(
+      "PATH", command->source,
+      "a checkpoint, a run's output folder, or a folder (or safetensors file) of Hugging Face");
+  return command.runs([](const Arguments& arguments, const util::ByteProgress&) {
+    config::Config config;
+    config.model = checkpoint::open_model(arguments.source).options;
+    config.model.init_from = arguments.source;
+    if (arguments.as_json) {
+      std::cout << text_of(checkpoint::hugging_face_config(config.model));
+    } else {
+      std::cout << config::section_toml(config, "model");
+    }
+    return 0;
+  });
+}
+
 CkptCommand add_verify(CLI::App& app) {
   Command command(app, "verify", "compares all hashes and proves that nothing is missing");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
@@ -269,8 +290,8 @@ CkptCommand add_reshard(CLI::App& app) {
 }  // namespace
 
 std::vector<CkptCommand> add_ckpt_commands(CLI::App& app) {
-  return {add_consolidate(app), add_export(app), add_import(app), add_inspect(app),
-          add_verify(app),      add_diff(app),   add_reshard(app)};
+  return {add_consolidate(app), add_export(app), add_import(app), add_config(app),
+          add_inspect(app),     add_verify(app), add_diff(app),   add_reshard(app)};
 }
 
 }  // namespace fsdp::apps

@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
                                        "fsdp-ckpt export checkpoints/run exported --dtype bfloat16"},
                                       {"a model of Hugging Face as a checkpoint of weights",
                                        "fsdp-ckpt import models/llama checkpoints/llama"},
+                                      {"the section [model] of a config that trains it on",
+                                       "fsdp-ckpt config models/llama >> finetune.toml"},
                                       {"what is in it", "fsdp-ckpt inspect checkpoints/run"},
                                       {"every hash", "fsdp-ckpt verify checkpoints/run/step-00000200"},
                                       {"where two differ",

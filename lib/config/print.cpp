@@ -41,6 +41,15 @@ std::string to_toml(const TracedConfig& traced) {
   return text;
 }
 
+std::string section_toml(const Config& config, const std::string& section) {
+  Config copy = config;
+  std::string text = "[" + section + "]\n";
+  for (const Key& key : all_keys()) {
+    if (key.section == section) text += key.name + " = " + toml_text(value_of(key, copy)) + "\n";
+  }
+  return text;
+}
+
 std::string key_reference() {
   Config defaults;
   struct Row {

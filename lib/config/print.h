@@ -13,6 +13,9 @@ namespace fsdp::config {
 /// Every key, by section, in the order of the table. load_config() reads it back to the same Config.
 std::string to_toml(const Config& config);
 
+/// One of its sections.
+std::string section_toml(const Config& config, const std::string& section);
+
 /// The same with the origin of each value as a comment behind it.
 std::string to_toml(const TracedConfig& traced);
 

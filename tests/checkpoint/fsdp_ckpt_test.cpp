@@ -10,6 +10,7 @@
 #include "checkpoint/weights.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/run_program.h"
+#include "support/safetensors_files.h"
 #include "support/tiny_models.h"
 
 namespace fsdp::checkpoint {
@@ -44,6 +45,26 @@ class FsdpCkpt : public ::testing::Test {
   fs::path program_;
   std::string out_, err_;
 };
+
+TEST_F(FsdpCkpt, PrintsTheModelOfAFolderAsASectionOfAConfig) {
+  nn::ModelOptions options = tiny_options();
+  options.qkv_bias = true;
+  NamedTensors weights;
+  auto model = make_initialized(options);
+  for (const auto& parameter : model->named_parameters()) {
+    weights.emplace_back(parameter.key(), parameter.value().detach());
+  }
+  fs::create_directory(root_.path() / "hf");
+  write_safetensors(root_.path() / "hf/model.safetensors", weights);
+  root_.write("hf/config.json", hugging_face_config(options).dump());
+  ASSERT_EQ(run("config " + quoted(root_.path() / "hf")), 0) << err_;
+  for (const char* line :
+       {"[model]\n", "hidden_size = 12\n", "num_key_value_heads = 1\n", "qkv_bias = true\n"}) {
+    EXPECT_THAT(out_, HasSubstr(line));
+  }
+  EXPECT_THAT(out_, HasSubstr("init_from = \"" + (root_.path() / "hf").string() + "\"\n"));
+  EXPECT_EQ(run("config " + quoted(root_.path())), 4);
+}
 
 TEST_F(FsdpCkpt, ConsolidatesTheNewestCheckpointOfARun) {
   fs::path run_folder = root_.path() / "run";

@@ -10,7 +10,6 @@
 #include <sstream>
 
 #include "checkpoint/hugging_face_config.h"
-#include "config/print.h"
 #include "e2e/programs.h"
 #include "nn/options.h"
 #include "support/safetensors_files.h"
@@ -86,20 +85,6 @@ std::vector<float> numbers_in(const std::string& text) {
     if (!line.empty() && line[0] != '#') values.push_back(std::stof(line));
   }
   return values;
-}
-
-/// [model] of a config.
-std::string model_section(const nn::ModelOptions& options) {
-  config::Config config;
-  config.model = options;
-  std::istringstream lines(config::to_toml(config));
-  std::string section;
-  bool inside = false;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("[")) inside = line == "[model]";
-    if (inside && !line.starts_with("init_from")) section += line + "\n";
-  }
-  return section;
 }
 
 /// The Python with transformers; empty where there is none.
