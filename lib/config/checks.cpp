@@ -234,6 +234,15 @@ void check_evaluation(const Config& config, Conflicts& conflicts) {
                    "evaluation.interval_steps, or leave it out");
 }
 
+void check_samples(const Config& config, Conflicts& conflicts) {
+  const LoggingOptions& logging = config.logging;
+  conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < nn::longest_sequence(config.model),
+                   {"logging.sample_tokens", "model.max_position_embeddings", "model.sliding_window"},
+                   concat("logging.sample_tokens: expected less than the longest sequence of the model, ",
+                          nn::longest_sequence(config.model), ", with room for a prompt; found ",
+                          logging.sample_tokens, "; change one of the two"));
+}
+
 void check_loss_scaler(const Config& config, Conflicts& conflicts) {
   const optim::GradScalerOptions& scaler = config.loss_scaler;
   const shard::MixedPrecisionOptions& precision = config.mixed_precision;
@@ -294,6 +303,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_schedule(config, conflicts);
   check_batch_warmup(config, conflicts);
   check_evaluation(config, conflicts);
+  check_samples(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);
   check_checkpoints(config, conflicts);

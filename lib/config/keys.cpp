@@ -426,6 +426,15 @@ std::vector<Key> make_keys() {
        "steps that libtorch's profiler records, each as profile.rank<R>.step<N>.json for Perfetto",
        at_least(1),
        {}},
+      {KEY(logging, sample_every),
+       "log a text of the model's every so many steps; 0: never",
+       at_least(0),
+       {}},
+      {KEY(logging, sample_prompt),
+       "what these texts go on from, in data.tokenizer's tokens; empty: a new text",
+       {},
+       {}},
+      {KEY(logging, sample_tokens), "tokens of such a text", at_least(1), {}},
   };
 }
 
