@@ -28,20 +28,14 @@ std::vector<std::string> wrapped(const std::string& text, size_t width) {
 }
 
 /// `left` and, from one column on, its help as a comment; several lines where it is long.
-std::string with_help(std::string left, const std::string& help) {
-  std::string text;
-  if (left.size() >= kHelpColumn) {  // under it
-    text = left + "\n";
-    left = "#";
-  }
-  left.resize(kHelpColumn, ' ');
+std::string with_help(const std::string& left, const std::string& help) {
+  const auto padded = [](std::string text) { return text.append(kHelpColumn - text.size(), ' '); };
+  // A line of comment that cannot be taken for a key.
+  const std::string continued = padded("#");
+  const bool is_long = left.size() >= kHelpColumn;  // its help stands under it
+  std::string text = is_long ? util::concat(left, "\n") : "";
   for (const std::string& line : wrapped(help, kWidth - kHelpColumn - 2)) {
-    if (!text.empty()) {
-      // A line of comment that cannot be taken for a key.
-      left = "#";
-      left.resize(kHelpColumn, ' ');
-    }
-    text += left + "# " + line + "\n";
+    text += util::concat(text.empty() ? padded(left) : continued, "# ", line, "\n");
   }
   return text;
 }
