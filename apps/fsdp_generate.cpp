@@ -84,14 +84,13 @@ int run(Arguments& arguments) {
   util::StopSignal stop_signal;
   apps::SampleTexts texts(*tokenizer, ids, prompt, options.num_samples, !arguments.json);
   const auto samples =
-      generate::generate(*model, stored.options, ids, options, {.on_token = [&](int64_t sample, int64_t id) {
-        texts.push(sample, id);
-        return !util::StopSignal::received();
-      }});
+      generate::generate(*model, stored.options, ids, options,
+                         {.on_token = [&](int64_t sample, int64_t id) { texts.push(sample, id); },
+                          .stop_requested = [] { return util::StopSignal::received().has_value(); }});
   if (arguments.json) {
     texts.print_json(samples);
   } else {
-    texts.finish_texts();
+    texts.finish_texts(samples.size());
     int64_t tokens = 0;
     for (const auto& sample : samples) tokens += static_cast<int64_t>(sample.ids.size());
     util::log_info(util::concat(util::with_commas(tokens), " tokens in ", samples.size(), " sample(s), ",

@@ -20,27 +20,27 @@ SampleTexts::SampleTexts(const data::Tokenizer& tokenizer, const std::vector<int
   data::TextDecoder after_prompt(tokenizer);
   for (int64_t id : begin) after_prompt.push(id);
   decoders_ = std::vector<data::TextDecoder>(texts_.size(), after_prompt);
-  if (streams_) print(prompt_);
 }
 
 void SampleTexts::push(int64_t sample, int64_t id) {
   const auto i = static_cast<size_t>(sample);
   const std::string text = decoders_[i].push(id);
+  if (streams_ && i == 0) print(begun_ ? text : prompt_ + text);
+  begun_ = begun_ || i == 0;
   texts_[i] += text;
-  if (streams_ && i == 0) print(text);
 }
 
 void SampleTexts::finish_decoding() {
   for (size_t i = 0; i < texts_.size(); ++i) {
     const std::string rest = decoders_[i].finish();
     texts_[i] += rest;
-    if (streams_ && i == 0) print(rest);
+    if (streams_ && i == 0) print(begun_ ? rest : prompt_ + rest);
   }
 }
 
-void SampleTexts::finish_texts() {
+void SampleTexts::finish_texts(size_t samples) {
   finish_decoding();
-  for (size_t i = 0; i < texts_.size(); ++i) {
+  for (size_t i = 0; i < samples; ++i) {
     if (i > 0) print("---\n");
     if (i > 0 || !streams_) print(prompt_ + texts_[i]);
     if (!texts_[i].ends_with('\n')) print("\n");

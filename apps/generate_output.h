@@ -20,8 +20,8 @@ class SampleTexts {
               int64_t num_samples, bool streams);
 
   void push(int64_t sample, int64_t id);
-  /// Prints what has not been printed: the end of the first sample, and the others.
-  void finish_texts();
+  /// Prints what has not been printed of so many samples: the end of the first, and the others.
+  void finish_texts(size_t samples);
   /// Prints a line of JSON a sample.
   void print_json(const std::vector<generate::Sample>& samples);
 
@@ -31,6 +31,7 @@ class SampleTexts {
 
   std::string prompt_;
   bool streams_, is_terminal_;
+  bool begun_ = false;  ///< the first sample has a token
   std::vector<data::TextDecoder> decoders_;
   std::vector<std::string> texts_;
 };

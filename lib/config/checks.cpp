@@ -177,6 +177,15 @@ void check_evaluation(const Config& config, Conflicts& conflicts) {
                    "evaluation.interval_steps, or leave it out");
 }
 
+void check_samples(const Config& config, Conflicts& conflicts) {
+  const LoggingOptions& logging = config.logging;
+  conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < config.model.max_position_embeddings,
+                   {"logging.sample_tokens", "model.max_position_embeddings"},
+                   concat("logging.sample_tokens: expected less than model.max_position_embeddings = ",
+                          config.model.max_position_embeddings, ", with room for a prompt; found ",
+                          logging.sample_tokens, "; change one of the two"));
+}
+
 void check_loss_scaler(const Config& config, Conflicts& conflicts) {
   const optim::GradScalerOptions& scaler = config.loss_scaler;
   const shard::MixedPrecisionOptions& precision = config.mixed_precision;
@@ -234,6 +243,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_schedule(config, conflicts);
   check_batch_warmup(config, conflicts);
   check_evaluation(config, conflicts);
+  check_samples(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);
   check_checkpoints(config, conflicts);

@@ -51,6 +51,9 @@ struct EvaluationOptions {
 struct LoggingOptions {
   int64_t interval_steps = 1;
   bool trace_communication = false;
+  int64_t sample_every = 0;   ///< log a text of the model's every so many steps; 0: never
+  std::string sample_prompt;  ///< what it goes on from; empty: a new text
+  int64_t sample_tokens = 64;
 };
 
 struct Config {

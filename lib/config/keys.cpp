@@ -333,6 +333,15 @@ std::vector<Key> make_keys() {
        "write a line a collective and a buffer to trace.rank<R>.jsonl",
        {},
        {}},
+      {KEY(logging, sample_every),
+       "log a text of the model's every so many steps; 0: never",
+       at_least(0),
+       {}},
+      {KEY(logging, sample_prompt),
+       "what these texts go on from, in data.tokenizer's tokens; empty: a new text",
+       {},
+       {}},
+      {KEY(logging, sample_tokens), "tokens of such a text", at_least(1), {}},
   };
 }
 

@@ -46,7 +46,8 @@ class Rows {
        const GenerationHooks& hooks, std::vector<Sample>& samples)
       : model_(model), model_options_(model_options), options_(options), hooks_(hooks), samples_(samples) {}
 
-  void run(const std::vector<int64_t>& prompt, int64_t first, int64_t count) {
+  /// False: told to stop.
+  bool run(const std::vector<int64_t>& prompt, int64_t first, int64_t count) {
     const Clock::time_point begin = Clock::now();
     nn::KeyValueCache cache(model_options_, static_cast<int64_t>(prompt.size()) + options_.max_new_tokens);
     at::Tensor scores = nn::next_scores(model_, tensor_of(prompt).unsqueeze(0), cache);
@@ -60,7 +61,11 @@ class Rows {
     while (true) {
       at::Tensor ids = choose(scores);
       const std::vector<int64_t> staying = take(ids, begin);
-      if (staying.empty()) return;
+      if (hooks_.stop_requested && hooks_.stop_requested()) {
+        for (int64_t row : staying) sample_of(row).ending = Ending::kTold;
+        return false;
+      }
+      if (staying.empty()) return true;
       if (staying.size() < under_way_.size()) {
         const at::Tensor rows = tensor_of(staying);
         cache.select_rows(rows);
@@ -93,23 +98,25 @@ class Rows {
     std::vector<int64_t> staying;
     for (size_t i = 0; i < under_way_.size(); ++i) {
       const int64_t id = ids.const_data_ptr<int64_t>()[i], index = under_way_[i].sample;
-      Sample& sample = samples_[static_cast<size_t>(index)];
+      Sample& sample = sample_of(static_cast<int64_t>(i));
       sample.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       if (std::find(options_.stop_ids.begin(), options_.stop_ids.end(), id) != options_.stop_ids.end()) {
         sample.ending = Ending::kEndOfText;
         continue;
       }
       sample.ids.push_back(id);
-      const bool goes_on = !hooks_.on_token || hooks_.on_token(index, id);
+      if (hooks_.on_token) hooks_.on_token(index, id);
       if (static_cast<int64_t>(sample.ids.size()) == options_.max_new_tokens) {
         sample.ending = Ending::kLength;
-      } else if (!goes_on) {
-        sample.ending = Ending::kTold;
       } else {
         staying.push_back(static_cast<int64_t>(i));
       }
     }
     return staying;
+  }
+
+  Sample& sample_of(int64_t row) {
+    return samples_[static_cast<size_t>(under_way_[static_cast<size_t>(row)].sample)];
   }
 
   void keep(const std::vector<int64_t>& staying) {
@@ -145,10 +152,11 @@ std::vector<Sample> generate(nn::Stage& model, const nn::ModelOptions& model_opt
                              const GenerationHooks& hooks) {
   at::NoGradGuard no_grad;
   check(model_options, prompt, options);
-  std::vector<Sample> samples(static_cast<size_t>(options.num_samples));
+  std::vector<Sample> samples;
   for (int64_t first = 0; first < options.num_samples; first += kRowsAtOnce) {
-    Rows(model, model_options, options, hooks, samples)
-        .run(prompt, first, std::min(kRowsAtOnce, options.num_samples - first));
+    const int64_t count = std::min(kRowsAtOnce, options.num_samples - first);
+    samples.resize(static_cast<size_t>(first + count));
+    if (!Rows(model, model_options, options, hooks, samples).run(prompt, first, count)) break;
   }
   return samples;
 }

@@ -17,7 +17,7 @@ namespace fsdp::generate {
 enum class Ending {
   kEndOfText,  ///< the model chose one of the stop_ids
   kLength,     ///< max_new_tokens are there
-  kTold,       ///< GenerationHooks::on_token
+  kTold,       ///< GenerationHooks::stop_requested
 };
 
 /// "end_of_text", "length" or "stopped".
@@ -32,15 +32,18 @@ struct Sample {
 };
 
 struct GenerationHooks {
-  /// Hears of each new token of a sample, in order; false ends that sample.
-  std::function<bool(int64_t sample, int64_t id)> on_token = nullptr;
+  /// Hears of each new token of a sample, in order.
+  std::function<void(int64_t sample, int64_t id)> on_token = nullptr;
+  /// Asked after each token of the samples under way; true ends them, and no others begin.
+  std::function<bool()> stop_requested = nullptr;
   /// For ranks of a sharded model: makes the chosen ids, [rows] int64, the same on all of them.
   std::function<void(at::Tensor& ids)> agree = nullptr;
 };
 
 /// `prompt` goes on options.num_samples times. The same prompt, options, weights and precision give the same
-/// samples, whatever the number of threads. At most kRowsAtOnce samples are computed together; the others
-/// follow. Collective where the model is sharded; then `agree` is needed, and the seed is rank 0's.
+/// samples, whatever the number of threads. Returns those that were begun. At most kRowsAtOnce samples are
+/// computed together; the others follow. Collective where the model is sharded; then `agree` is needed, and
+/// the seed is rank 0's.
 ///
 /// Throws Error(kUsage) for an empty prompt, ids outside the vocabulary, and a prompt and new tokens that are
 /// more than the positions of the model together; Error(kDiverged) for weights that give no scores.

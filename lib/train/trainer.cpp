@@ -58,6 +58,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
 
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
+  if (config_.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(config_);
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
   token_bytes_ = token_bytes(config_, is_first_rank());
@@ -163,6 +164,7 @@ void Trainer::train() {
       shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
     }
     bool best = validation_loader_ && due(config_.evaluation.interval_steps) && validate();
+    if (due(config_.logging.sample_every)) show_sample();
     save_if(due(config_.checkpoint.interval_steps), best);
     summary_.ended_early = step < steps && validations_.patience_is_over();
     meter_.go_on();
@@ -222,6 +224,13 @@ bool Trainer::validate() {
       util::concat("validation at step ", position_.step, ": ", validation_text(validation), compared));
   metrics_->write_validation(position_.step, validation);
   return best;
+}
+
+void Trainer::show_sample() {
+  const std::string text = sample_text_->of(*parts_.model, *communicator_);
+  if (!is_first_rank()) return;
+  progress_.finish_line();
+  util::log_info(util::concat("sample at step ", position_.step, ":\n", text));
 }
 
 }  // namespace fsdp::train

@@ -19,6 +19,7 @@
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_parts.h"
+#include "train/sample_text.h"
 #include "train/step_meter.h"
 #include "train/validation_history.h"
 
@@ -64,6 +65,7 @@ class Trainer {
   void report(const StepResult& result, double lr);
   /// Whether it is the best so far.
   bool validate();
+  void show_sample();
   bool is_first_rank() const { return communicator_->rank() == 0; }
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
 
@@ -73,6 +75,7 @@ class Trainer {
   std::optional<data::TrainLoader> loader_;
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
+  std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every
   ValidationHistory validations_;
   RunParts parts_;
   std::optional<MetricsFile> metrics_;

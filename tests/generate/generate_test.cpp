@@ -85,17 +85,25 @@ TEST_P(Generate, SamplesEndApart) {
 }
 
 TEST_P(Generate, TellsOfEachTokenAndEndsWhenTold) {
-  std::vector<std::vector<int64_t>> heard(2);
-  const auto samples = run({.sampling = {.temperature = 1}, .max_new_tokens = 10, .num_samples = 2},
-                           {.on_token = [&](int64_t sample, int64_t id) {
-                             auto& ids = heard[static_cast<size_t>(sample)];
-                             ids.push_back(id);
-                             return sample == 0 || ids.size() < 3;
-                           }});
-  EXPECT_EQ(ids_of(samples), heard);
-  EXPECT_EQ(samples[0].ids.size(), 10u);
-  EXPECT_EQ(samples[1].ids.size(), 3u);
-  EXPECT_EQ(samples[1].ending, Ending::kTold);
+  std::vector<std::vector<int64_t>> heard(40);
+  GenerationHooks hooks;
+  hooks.on_token = [&](int64_t sample, int64_t id) { heard[static_cast<size_t>(sample)].push_back(id); };
+  const GenerationOptions options{.sampling = {.temperature = 1}, .max_new_tokens = 10, .num_samples = 40};
+  EXPECT_EQ(ids_of(run(options, hooks)), heard);
+
+  // In the second batch of samples, and the third is not begun.
+  const auto whole = heard;
+  heard.assign(40, {});
+  hooks.stop_requested = [&] { return heard[kRowsAtOnce].size() == 3; };
+  const auto samples = run(options, hooks);
+  ASSERT_EQ(samples.size(), static_cast<size_t>(2 * kRowsAtOnce));
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const bool first_batch = i < static_cast<size_t>(kRowsAtOnce);
+    EXPECT_EQ(samples[i].ids, heard[i]);
+    EXPECT_EQ(samples[i].ids.size(), first_batch ? 10u : 3u) << i;
+    EXPECT_EQ(samples[i].ending, first_batch ? Ending::kLength : Ending::kTold) << i;
+    EXPECT_TRUE(std::equal(heard[i].begin(), heard[i].end(), whole[i].begin()));
+  }
 }
 
 TEST_P(Generate, OnlyAllowedIdsAreChosen) {

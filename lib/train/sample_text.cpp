@@ -1,0 +1,52 @@
+#include "train/sample_text.h"
+
+#include <algorithm>
+
+#include "generate/generate.h"
+#include "generate/load.h"
+#include "util/error.h"
+
+namespace fsdp::train {
+
+using util::ErrorKind;
+using util::fail;
+
+SampleText::SampleText(const config::Config& config)
+    : model_(config.model),
+      prompt_(config.logging.sample_prompt),
+      tokens_(config.logging.sample_tokens),
+      seed_(static_cast<uint64_t>(config.run.seed)),
+      tokenizer_(data::make_tokenizer(config.data.tokenizer)),
+      ids_(generate::encode_prompt(*tokenizer_, prompt_)) {
+  for (int64_t id : ids_) {
+    if (id < model_.vocab_size) continue;
+    fail(ErrorKind::kUsage, "logging.sample_prompt: expected tokens of ", tokenizer_->name(),
+         " below model.vocab_size = ", model_.vocab_size, "; found ", id,
+         "; change the prompt, data.tokenizer or model.vocab_size");
+  }
+  const auto length = static_cast<int64_t>(ids_.size()) + tokens_;
+  if (length > model_.max_position_embeddings) {
+    fail(ErrorKind::kUsage, "logging.sample_tokens: expected at most model.max_position_embeddings = ",
+         model_.max_position_embeddings, " tokens together with the prompt; found ", ids_.size(), " + ",
+         tokens_, "; shorten logging.sample_prompt or set logging.sample_tokens lower");
+  }
+}
+
+std::string SampleText::of(nn::Stage& model, comm::Communicator& communicator) const {
+  generate::GenerationOptions options{.max_new_tokens = tokens_, .seed = seed_};
+  options.stop_ids = generate::stop_ids({}, *tokenizer_);
+  options.allowed_ids = std::min(tokenizer_->vocab_size(), model_.vocab_size);
+  // Ranks may round apart on different CPUs, and then end apart.
+  const auto agree = [&](at::Tensor& ids) {
+    communicator.broadcast(ids, /*root=*/0, {.unit = "sampled token"})->wait();
+  };
+  const auto samples = generate::generate(model, model_, ids_, options,
+                                          {.on_token = nullptr, .stop_requested = nullptr, .agree = agree});
+  data::TextDecoder decoder(*tokenizer_);
+  for (int64_t id : ids_) decoder.push(id);
+  std::string text = prompt_;
+  for (int64_t id : samples.front().ids) text += decoder.push(id);
+  return text + decoder.finish();
+}
+
+}  // namespace fsdp::train
