@@ -226,8 +226,9 @@ TEST_P(RoundTrip, ComesBackToTransformersAsItWasTrained) {
 
   testing::write_token_file(folder / "train.bin", 2000, options.vocab_size);
   testing::write_token_file(folder / "validation.bin", 16 * 9 + 1, options.vocab_size);
-  std::ofstream(folder / "config.toml")
-      << model_section(options) << "init_from = \"" << path("imported") << R"("
+  auto section = testing::run({e2e::program("fsdp-ckpt"), "config", path("imported")});
+  ASSERT_EQ(section.exit_code, 0) << section.err;
+  std::ofstream(folder / "config.toml") << section.out << R"(
 [data]
 sequence_length = 16
 micro_batch_size = 2
