@@ -1,0 +1,176 @@
+// fsdp-generate on what a run, fsdp-ckpt and Hugging Face leave.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "e2e/programs.h"
+#include "util/file.h"
+
+namespace fsdp::e2e {
+namespace {
+
+using nlohmann::json;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// One run for all tests: a model that has seen one line of text again and again.
+class GenerateProgram : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new testing::TemporaryFolder();
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "the cat sat on the mat. ";
+    std::ofstream(*folder_ / "text.txt") << text;
+    ASSERT_EQ(
+        testing::run({program("fsdp-data"), "tokenize", path("text.txt"), "--output", path("train.bin")})
+            .exit_code,
+        0);
+    std::ofstream(*folder_ / "config.toml") << R"(
+[model]
+vocab_size = 256
+hidden_size = 48
+intermediate_size = 96
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+max_position_embeddings = 96
+[data]
+sequence_length = 32
+[training]
+steps = 120
+[optimizer]
+lr = 1e-2
+ema_decay = 0.9
+[fsdp]
+min_num_params = 10_000
+[logging]
+sample_every = 60
+sample_prompt = "the cat"
+sample_tokens = 20
+)";
+    trained_ =
+        launch_training(2, *folder_ / "config.toml",
+                        {"run.output_dir=" + path("run"), "data.train=[\"" + path("train.bin") + "\"]"});
+    ASSERT_EQ(trained_.exit_code, 0) << trained_.err;
+    ASSERT_EQ(testing::run({program("fsdp-ckpt"), "export", path("run"), path("exported")}).exit_code, 0);
+  }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
+
+  static std::string path(const std::string& name) { return *folder_ / name; }
+  static testing::ProgramResult generate(std::vector<std::string> words, testing::RunOptions options = {}) {
+    words.insert(words.begin(), program("fsdp-generate"));
+    return testing::run(words, std::move(options));
+  }
+
+  inline static testing::TemporaryFolder* folder_ = nullptr;
+  inline static testing::ProgramResult trained_;
+};
+
+TEST_F(GenerateProgram, SpeaksAsTheTextOfItsTrainingFromEveryFormat) {
+  const std::string expected = "the cat sat on the mat. the cat sat\n";
+  for (const std::string& model :
+       {path("run"), path("run/step-00000120"), path("exported"), path("exported/model.safetensors")}) {
+    const auto result = generate({model, "--prompt", "the cat", "--temperature", "0", "--max-new-tokens",
+                                  "28", "--tokenizer", "bytes"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.out, expected) << model;
+    EXPECT_THAT(result.err, HasSubstr("28 tokens in 1 sample(s)"));
+  }
+  // The run's config names the tokenizer; the prompt comes from anywhere; averages and types work.
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--ema"}, {"--dtype", "bfloat16"}, {"--dtype", "float16"}}) {
+    std::vector<std::string> words = {path("run"), "-", "--temperature", "0", "--max-new-tokens", "28"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = generate(words, {.stdin_text = "the cat"});
+    EXPECT_EQ(result.out, expected) << more[0] << result.err;
+  }
+  util::write_file_atomically(path("prompt.txt"), "the cat");
+  EXPECT_EQ(generate({path("run"), "--prompt-file", path("prompt.txt"), "--temperature", "0",
+                      "--max-new-tokens", "28"})
+                .out,
+            expected);
+}
+
+TEST_F(GenerateProgram, PrintsAnObjectASample) {
+  const std::vector<std::string> words = {path("run"), "--prompt", "the",    "--num-samples",    "3",
+                                          "--seed",    "7",        "--json", "--max-new-tokens", "12"};
+  const auto result = generate(words);
+  std::istringstream lines(result.out);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    const json sample = json::parse(line);
+    EXPECT_EQ(sample["prompt"], "the");
+    EXPECT_EQ(sample["tokens"], 12);
+    EXPECT_EQ(sample["ids"].size(), 12u);
+    EXPECT_EQ(sample["ending"], "length");
+    EXPECT_GT(sample["tokens_per_second"].get<double>(), 0);
+    EXPECT_EQ(sample["text"].get<std::string>().substr(0, 1),
+              std::string(1, static_cast<char>(sample["ids"][0].get<int>())));
+  }
+  EXPECT_EQ(count, 3);
+}
+
+TEST_F(GenerateProgram, RepeatsItselfForASeed) {
+  const std::vector<std::string> words = {path("run"), "--prompt",      "the", "--num-samples",
+                                          "2",         "--temperature", "2"};
+  const auto first = generate(words, {.env = {{"OMP_NUM_THREADS", "1"}}});
+  EXPECT_EQ(generate(words, {.env = {{"OMP_NUM_THREADS", "3"}}}).out, first.out);
+  EXPECT_THAT(first.out, HasSubstr("\n---\nthe"));
+  auto other = words;
+  other.insert(other.end(), {"--seed", "2"});
+  EXPECT_NE(generate(other).out, first.out);
+}
+
+TEST_F(GenerateProgram, EndsCleanlyWhenInterrupted) {
+  // So many samples that it is under way whenever the signal comes.
+  testing::RunningProgram running(
+      {program("fsdp-generate"), path("run"), "--prompt", "the cat", "--num-samples", "100000"});
+  ASSERT_TRUE(running.wait_for("the cat")) << running.err();
+  running.send(SIGINT);
+  const auto result = running.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
+  EXPECT_THAT(result.out, StartsWith("the cat"));
+  EXPECT_THAT(result.out, EndsWith("\n"));
+}
+
+TEST_F(GenerateProgram, SaysWhatIsWrongInOneLine) {
+  const struct {
+    std::vector<std::string> words;
+    int exit_code;
+    std::string message;
+  } cases[] = {
+      {{path("run"), "--prompt", "x", "--max-new-tokens", "96"}, 2, "shorten the prompt or ask for fewer"},
+      {{path("run"), "--prompt", std::string(96, 'x')}, 2, "expected a prompt of fewer than 96 tokens"},
+      {{path("run"), "--top-p", "0"}, 2, "top-p: expected a probability above 0 and at most 1; found 0"},
+      {{path("run"), "--dtype", "int8"}, 2, "dtype: expected auto"},
+      {{path("run"), "--begin-token", "<s>"}, 2, "--begin-token: expected"},
+      {{path("nowhere")}, 4, "nowhere"},
+      {{path("exported"), "--ema"}, 2, "--ema"},
+      {{path("run"), "--prompt-file", path("nowhere")}, 7, "nowhere"},
+  };
+  for (const auto& wrong : cases) {
+    const auto result = generate(wrong.words);
+    EXPECT_EQ(result.exit_code, wrong.exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(wrong.message));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_EQ(result.out, "");
+  }
+  EXPECT_EQ(generate({path("run"), "--prompt", "x", "-"}).exit_code, 2);
+  EXPECT_THAT(generate({"--help"}).out, StartsWith("Goes on with a text by a trained model.\n\nExamples:"));
+}
+
+TEST_F(GenerateProgram, TrainingShowsSamples) {
+  EXPECT_THAT(trained_.err, HasSubstr("sample at step 60:\n"));
+  EXPECT_THAT(trained_.err, HasSubstr("sample at step 120:\n"));
+}
+
+}  // namespace
+}  // namespace fsdp::e2e
