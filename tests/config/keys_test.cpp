@@ -89,6 +89,7 @@ const std::map<std::string, Sample>& samples() {
       {"data.shuffle", {"false", "\"no\""}},
       {"training.steps", {"400", "0"}},
       {"training.gradient_accumulation_steps", {"2", "0"}},
+      {"training.batch_warmup_steps", {"5", "-1", {"training.gradient_accumulation_steps=2"}}},
       {"training.max_grad_norm", {"0", "-1"}},
       {"training.norm_type", {"inf", "0.5"}},
       {"training.fused_kernels", {"false", "0"}},
@@ -100,6 +101,9 @@ const std::map<std::string, Sample>& samples() {
       {"training.max_skipped_steps", {"0", "-1"}},
       {"evaluation.interval_steps", {"50", "-1", {"data.validation=[\"v\"]"}}},
       {"evaluation.max_samples", {"128", "-1"}},
+      {"evaluation.patience", {"3", "-1", {"data.validation=[\"v\"]", "evaluation.interval_steps=1"}}},
+      {"evaluation.min_delta", {"0.01", "-1"}},
+      {"optimizer.ema_decay", {"0.999", "1"}},
       {"optimizer.name", {"\"sgd\"", "\"adagrad\""}},
       {"optimizer.lr", {"0.001", "nan"}},
       {"optimizer.betas", {"[0, 0.999]", "[0.9, 1.0]"}},
@@ -173,8 +177,12 @@ const std::map<std::string, Sample>& samples() {
       {"checkpoint.init_from", {"\"out/run\"", "\"a\\nb\""}},
       {"checkpoint.init_only", {"[\"layers.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},
       {"checkpoint.init_missing", {"[\"lm_head.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},
+      {"checkpoint.keep_best", {"true", "1", {"data.validation=[\"v\"]", "evaluation.interval_steps=1"}}},
       {"logging.interval_steps", {"10", "0"}},
       {"logging.trace_communication", {"true", "2"}},
+      {"logging.sample_every", {"50", "-1"}},
+      {"logging.sample_prompt", {"\"ROMEO:\"", "\"a\\nb\""}},
+      {"logging.sample_tokens", {"32", "0"}},
   };
   return table;
 }
