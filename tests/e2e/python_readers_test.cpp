@@ -1,4 +1,4 @@
-// Programs of the Python world that meet ours: TensorBoard's reader, h5py and torchrun. FSDP_PYTHON names a
+// Programs of the Python world that meet ours: TensorBoard's reader, h5py and torchrun. FSDP_TEST_PYTHON names a
 // Python that has them; each test is skipped where it lacks what the test needs.
 
 #include <gtest/gtest.h>
@@ -23,17 +23,17 @@ class PythonReaders : public ::testing::Test {
     std::ofstream(folder_ / "config.toml") << kOddModel;
   }
 
-  /// Empty when the Python that FSDP_PYTHON names can import the module; why not otherwise.
+  /// Empty when the Python that FSDP_TEST_PYTHON names can import the module; why not otherwise.
   static std::string missing(const std::string& module) {
-    const char* python = std::getenv("FSDP_PYTHON");
-    if (python == nullptr) return "FSDP_PYTHON names no Python with " + module;
+    const char* python = std::getenv("FSDP_TEST_PYTHON");
+    if (python == nullptr) return "FSDP_TEST_PYTHON names no Python with " + module;
     const ProgramResult result = testing::run({python, "-c", "import " + module});
     return result.exit_code == 0 ? "" : std::string(python) + " has no " + module;
   }
 
   /// What a script prints, as JSON.
   static nlohmann::json output_of(const std::string& script, const std::string& argument) {
-    const ProgramResult result = testing::run({std::getenv("FSDP_PYTHON"), "-c", script, argument});
+    const ProgramResult result = testing::run({std::getenv("FSDP_TEST_PYTHON"), "-c", script, argument});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return nlohmann::json::parse(result.out);
   }
@@ -128,7 +128,7 @@ print(json.dumps(found))
 TEST_F(PythonReaders, TorchrunStartsTheTrainer) {
   if (std::string reason = missing("torch.distributed.run"); !reason.empty()) GTEST_SKIP() << reason;
   std::vector<std::string> command = {
-      std::getenv("FSDP_PYTHON"), "-m", "torch.distributed.run", "--no-python",
+      std::getenv("FSDP_TEST_PYTHON"), "-m", "torch.distributed.run", "--no-python",
       "--nproc-per-node",         "2",  "--master-port",         std::to_string(testing::free_port()),
       program("fsdp-train")};
   for (const std::string& argument : arguments("torchrun")) command.push_back(argument);
