@@ -1,8 +1,5 @@
 #include "train/trainer.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "checkpoint/folders.h"
 #include "config/checks.h"
 #include "config/load.h"
@@ -16,6 +13,7 @@
 #include "train/evaluator.h"
 #include "train/peak_rate.h"
 #include "train/run_environment.h"
+#include "train/run_length.h"
 #include "train/same_run.h"
 #include "train/step_profile.h"
 #include "util/error.h"
@@ -55,7 +53,10 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
   position_ = checkpointer_->restore();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
-  comm::agree(*communicator_, "output folder", [&] { prepare_output(); });
+  comm::agree(*communicator_, "output folder", [&] {
+    if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
+    prepare_output();
+  });
   if (trace_) {
     comm::agree(*communicator_, "trace files", [&] {
       trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
@@ -87,17 +88,9 @@ void Trainer::open_data() {
   token_bytes_ = token_bytes(config_, is_first_rank());
 }
 
-/// Whole steps only, at least one.
 void Trainer::count_steps() {
-  const double wanted = config_.training.epochs * static_cast<double>(loader_->num_samples());
   int64_t& steps = config_.training.steps;
-  double seen = 0;
-  for (steps = 0; steps < config_.training.batch_warmup_steps && seen < wanted; ++steps) {
-    seen +=
-        static_cast<double>(loader_->samples_per_micro_step() * micro_steps_of(config_.training, steps + 1));
-  }
-  const double left = std::floor((wanted - seen) / static_cast<double>(loader_->samples_per_step()));
-  steps = std::max<int64_t>(1, steps + static_cast<int64_t>(left));
+  steps = steps_of_epochs(config_.training, *loader_, position_);
   progress_.set_total_steps(steps);
   config::Config counted = config_;
   counted.training.epochs = 0;

@@ -123,6 +123,23 @@ TEST_F(TrainerTest, TrainsForEpochs) {
   EXPECT_EQ(train(1, config_).step, 186);
 }
 
+TEST_F(TrainerTest, EndsItsEpochsAfterTheSameSamplesWhateverTheRanks) {
+  config_.training.epochs = 0.4;  // 99.6 samples
+  config_.training.batch_warmup_steps = 2;
+  config_.training.gradient_accumulation_steps = 2;
+  config_.checkpoint.interval_steps = 5;
+  config_.checkpoint.keep_last = 0;
+  // Steps of 4, 4 and from then on 8 samples.
+  EXPECT_EQ(train(2, config_).step, 2 + 11);
+  config_.checkpoint.resume = folder_ / "out/step-00000005";
+  config_.run.output_dir = folder_ / "on";
+  // 32 samples were seen; 67.6 are left for steps of 4.
+  EXPECT_EQ(train(1, config_).step, 5 + 16);
+  config_.training.epochs = 0.1;
+  config_.run.output_dir = folder_ / "done";
+  EXPECT_EQ(train(1, config_).step, 5);
+}
+
 TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
   config_.data.tokenizer = std::string(FSDP_SOURCE_DIR) + "/tests/data/bpe/gpt2_kind.json";
   EXPECT_EQ(failure(2, config_, "model.vocab_size: expected at least"), util::ErrorKind::kUsage);
