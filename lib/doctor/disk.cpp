@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "comm/mesh_shape.h"
 #include "doctor/checks.h"
+#include "plan/memory.h"
 #include "plan/plan.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -99,8 +101,10 @@ int64_t checkpoint_bytes(const config::Config& config) {
   alone.mesh = {};
   alone.fsdp.strategy = "full_shard";
   alone.fsdp.replica_check_interval = 0;
-  const plan::Plan plan = plan::make_plan(alone, {.world_size = 1});
-  return plan.memory.shards + plan.memory.optimizer;
+  const std::vector<shard::UnitSizes> units = plan::planned_units(alone, comm::resolve_mesh(alone.mesh, 1));
+  int64_t bytes = plan::optimizer_state_bytes(alone.optimizer, units);
+  for (const shard::UnitSizes& unit : units) bytes += unit.shard_bytes();
+  return bytes;
 }
 
 Finding check_space(const fs::path& folder, const config::Config& config) {
