@@ -35,15 +35,20 @@ std::vector<size_t> ExecutionOrder::next(size_t most) const {
           last_pass_.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
+void ExecutionOrder::begin_in_backward(size_t unit) {
+  if (unit >= begun_in_backward_.size()) begun_in_backward_.resize(unit + 1);
+  ++begun_in_backward_[unit];
+}
+
 std::optional<size_t> ExecutionOrder::next_in_backward(size_t unit) const {
   std::vector<size_t> begun = begun_in_backward_;
   bool passed = false;
   for (auto here = ended_.rbegin(); here != ended_.rend(); ++here) {
-    auto use = std::find(begun.begin(), begun.end(), *here);  // each use of a unit counts once
-    if (use != begun.end())
-      begun.erase(use);
-    else if (passed && *here != unit)
+    if (*here < begun.size() && begun[*here] > 0) {
+      --begun[*here];  // each use of a unit counts once
+    } else if (passed && *here != unit) {
       return *here;
+    }
     passed = passed || *here == unit;
   }
   return std::nullopt;

@@ -34,14 +34,14 @@ class ExecutionOrder {
   /// last, and what follows it there has been.
   std::optional<size_t> next_in_backward(size_t unit) const;
   void begin_backward_pass() { begun_in_backward_.clear(); }
-  void begin_in_backward(size_t unit) { begun_in_backward_.push_back(unit); }
+  void begin_in_backward(size_t unit);
 
   size_t position() const { return begun_.size(); }
 
  private:
-  std::vector<size_t> begun_, ended_;  ///< of this pass
-  std::vector<size_t> begun_in_backward_;
-  std::vector<size_t> last_pass_;  ///< begun
+  std::vector<size_t> begun_, ended_;      ///< of this pass
+  std::vector<size_t> begun_in_backward_;  ///< [unit] how often in this backward pass
+  std::vector<size_t> last_pass_;          ///< begun
   bool follows_ = false;
 };
 
