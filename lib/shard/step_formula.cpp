@@ -245,6 +245,7 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
   }
   formula.separate_buffers_bytes = 2 * (parameters + shard + gradients);
 
+  if (!step.with_peak) return formula;
   bool accumulates_whole = step.no_sync && step.micro_batches > 1;
   formula.unsharded_bytes =
       std::max(schedule.forward_peak(), schedule.backward_peak(/*with_gradients=*/!accumulates_whole));

@@ -61,7 +61,8 @@ namespace fsdp::shard {
 /// The micro-batches of one optimizer step.
 struct StepFormulaOptions {
   int64_t micro_batches = 1;
-  bool no_sync = false;  ///< only the last micro-batch reduces, the sum of all
+  bool no_sync = false;   ///< only the last micro-batch reduces, the sum of all
+  bool with_peak = true;  ///< off: leaves unsharded_bytes 0, which takes the square of the units otherwise
 };
 
 /// All in bytes of this rank, or numbers of collectives of this rank, a step.
