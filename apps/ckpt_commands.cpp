@@ -18,6 +18,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/sharded_writer.h"
 #include "checkpoint/stored_model.h"
+#include "cli/program.h"
 #include "config/print.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -54,7 +55,7 @@ class Command {
   }
   Arguments* operator->() const { return arguments_.get(); }
   CLI::Option* positional(const char* name, std::string& value, const char* about) const {
-    return parser_->add_option(name, value, about)->required();
+    return parser_->add_option(name, value, about)->required()->check(cli::not_empty());
   }
   template <typename Value>
   CLI::Option* option(const char* name, Value& value, const char* about) const {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <optional>
@@ -36,7 +37,9 @@ constexpr int64_t kDefaultNewTokens = 256;
 std::string read_prompt(const Arguments& arguments) {
   if (arguments.dash.empty() && arguments.prompt_file.empty()) return arguments.prompt;
   if (arguments.dash == "-" || arguments.prompt_file == "-") {
-    return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    if (std::ferror(stdin) != 0) fail(ErrorKind::kIo, "cannot read the prompt from standard input");
+    return text;
   }
   return util::read_file(arguments.prompt_file);
 }
@@ -127,23 +130,26 @@ int main(int argc, char** argv) {
   app.add_option("CHECKPOINT", arguments.checkpoint,
                  "a run's folder (its newest checkpoint; RUN/best: its best), a step's folder, a safetensors "
                  "file with config.json beside it, or a Hugging Face folder (llama, gpt2)")
-      ->required();
+      ->required()
+      ->check(cli::not_empty());
   CLI::Option* dash = app.add_option("STDIN", arguments.dash, "-: read the prompt from standard input");
   dash->check(CLI::IsMember({"-"}));
   CLI::Option* prompt =
       app.add_option("--prompt", arguments.prompt, "what the text goes on from; without one: a new text");
-  CLI::Option* file = app.add_option("--prompt-file", arguments.prompt_file, "a file with it");
+  CLI::Option* file =
+      app.add_option("--prompt-file", arguments.prompt_file, "a file with it")->check(cli::not_empty());
   prompt->excludes(file)->excludes(dash);
   file->excludes(dash);
   app.add_option(
-      "--tokenizer", arguments.tokenizer,
-      util::concat("default: the one in the folder, or of the run's config; ", data::kTokenizerChoices));
+         "--tokenizer", arguments.tokenizer,
+         util::concat("default: the one in the folder, or of the run's config; ", data::kTokenizerChoices))
+      ->check(cli::not_empty());
   app.add_option("--begin-token", arguments.begin_token,
                  "a token before the prompt, such as '<|begin_of_text|>' for models that were trained so");
   app.add_option("--max-new-tokens", arguments.max_new_tokens,
                  util::concat("tokens of a sample; default: ", kDefaultNewTokens,
                               ", or what the model's positions have room for"))
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
   app.add_option("--num-samples", options.num_samples, "texts, of one prompt")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));

@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
   return util::run_guarded([&] {
     const auto options = launch::parse_command_line(
         argc, argv, [&](CLI::App& app) { return cli::prepare(app, page, argc, argv); });
-    return options ? launch::launch(*options) : 0;
+    if (options) return launch::launch(*options);
+    cli::print("");  // it was asked for its help or version, which is printed by now
+    return 0;
   });
 }

@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
   return util::run_guarded([&] {
     const config::Config config = config::load_config(config_path, overrides);
     const plan::Plan plan = plan::make_plan(config, arguments.machines);
-    std::cout << (arguments.json ? plan_json(plan) : plan_text(plan)) << std::flush;
+    cli::print(arguments.json ? plan_json(plan) : plan_text(plan));
     return 0;
   });
 }

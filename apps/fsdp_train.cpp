@@ -93,14 +93,14 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
 
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
   auto communicator = comm::make_communicator(environment, config.comm);
-  std::cout << train::explain_step(config, communicator, {.all_units = all_units}) << std::flush;
+  cli::print(train::explain_step(config, communicator, {.all_units = all_units}));
 }
 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
               const std::string& weights) {
   auto communicator = comm::make_communicator(environment, config.comm);
   const train::Validation validation = train::evaluate(config, communicator, weights);
-  if (environment.rank == 0) std::cout << train::validation_text(validation) << std::endl;
+  if (environment.rank == 0) cli::print(train::validation_text(validation) + "\n");
 }
 
 /// No process of the plan's world is needed; under a launcher the first one speaks.
@@ -108,11 +108,11 @@ void plan(const config::Config& config, const Arguments& arguments) {
   const plan::Plan plan = plan::make_plan(config, arguments.planning.machines);
   const bool json = arguments.planning.json;
   if (!arguments.dry_run) {
-    std::cout << (json ? plan_json(plan) : plan_text(plan)) << std::flush;
+    cli::print(json ? plan_json(plan) : plan_text(plan));
     return;
   }
   train::DryRun measured = train::dry_run(config, plan.mesh.world_size());
-  std::cout << (json ? dry_run_json(plan, measured) : dry_run_text(plan, measured)) << std::flush;
+  cli::print(json ? dry_run_json(plan, measured) : dry_run_text(plan, measured));
 }
 
 /// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
@@ -121,7 +121,7 @@ void let_the_first_speak() { std::this_thread::sleep_for(std::chrono::seconds(3)
 
 int run(const Arguments& arguments) {
   if (!arguments.report.empty()) {
-    std::cout << report::write_report(arguments.report).string() << std::endl;
+    cli::print(report::write_report(arguments.report).string() + "\n");
     return 0;
   }
   comm::LaunchEnvironment environment = comm::read_launch_environment();
@@ -129,7 +129,7 @@ int run(const Arguments& arguments) {
   try {
     config::TracedConfig traced = config::trace_config(arguments.config_path, arguments.overrides);
     if (arguments.print_config) {
-      if (environment.rank == 0) std::cout << config::to_toml(traced);
+      if (environment.rank == 0) cli::print(config::to_toml(traced));
       return 0;
     }
     config = traced.config;
@@ -217,7 +217,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a transformer with fully sharded data parallelism; one process of a run.",
                "fsdp-train");
   Arguments arguments;
-  CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file");
+  CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
   app.add_flag(
       "--print-config", arguments.print_config,
@@ -233,11 +233,13 @@ int main(int argc, char** argv) {
                  "print loss, perplexity and bits per byte of data.validation for these weights, and end: a "
                  "checkpoint's folder, a run's (its newest; FOLDER/best: its best), a safetensors file or a "
                  "Hugging Face folder. Writes no file")
+      ->check(cli::not_empty())
       ->excludes(explain);
   app.add_option("--report", arguments.report,
                  "write report.html into this folder of a run, which may be under way, print its path, and "
                  "end: curves, config, environment, and the communication of a step where "
                  "logging.trace_communication was on. Needs no config")
+      ->check(cli::not_empty())
       ->excludes(config)
       ->excludes(explain);
   add_plan_options(app, arguments);

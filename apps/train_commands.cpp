@@ -1,11 +1,11 @@
 #include "train_commands.h"
 
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/program.h"
 #include "config/presets.h"
 #include "doctor/doctor.h"
 #include "util/error.h"
@@ -24,17 +24,18 @@ struct InitArguments {
 int init(const InitArguments& arguments) {
   const std::string text = config::preset_toml(config::find_preset(arguments.preset));
   if (arguments.output.empty()) {
-    if (!(std::cout << text << std::flush)) util::fail(ErrorKind::kIo, "cannot write to standard output");
+    cli::print(text);
     return 0;
   }
+  // A link that leads nowhere is there too; where nothing can be looked at, writing tells what is the matter.
   std::error_code ignored;
-  if (!arguments.force && std::filesystem::symlink_status(arguments.output, ignored).type() !=
-                              std::filesystem::file_type::not_found) {
+  if (!arguments.force &&
+      std::filesystem::exists(std::filesystem::symlink_status(arguments.output, ignored))) {
     util::fail(ErrorKind::kUsage, "--output: expected the name of a file that is not there; found ",
                arguments.output, "; choose another name, or add --force to replace it");
   }
   util::write_file_atomically(arguments.output, text);
-  std::cout << "wrote " << arguments.output << std::endl;
+  cli::print(util::concat("wrote ", arguments.output, "\n"));
   return 0;
 }
 
@@ -49,7 +50,8 @@ void add_init(CLI::App& app, std::function<int()>& run) {
   command->add_option("preset", arguments->preset, "for what it is to be")
       ->check(CLI::IsMember(config::preset_names()))
       ->capture_default_str();
-  command->add_option("--output", arguments->output, "write to this file, which is not there yet");
+  command->add_option("--output", arguments->output, "write to this file, which is not there yet")
+      ->check(cli::not_empty());
   command->add_flag("--force", arguments->force, "with --output: replace the file if it is there");
   command->footer("Presets:" + presets);
   command->callback([arguments, &run] { run = [arguments] { return init(*arguments); }; });
@@ -59,13 +61,15 @@ void add_doctor(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand(
       "doctor", "look at this machine and print what a run would meet, to be pasted into a report");
   auto arguments = std::make_shared<doctor::Subject>();
-  command->add_option("config", arguments->config_path,
-                      "TOML file of a run: its folder, its disk and its choices are looked at too");
+  command
+      ->add_option("config", arguments->config_path,
+                   "TOML file of a run: its folder, its disk and its choices are looked at too")
+      ->check(cli::not_empty());
   command->add_option("overrides", arguments->overrides, "section.key=value, in place of what the file says");
   command->callback([arguments, &run] {
     run = [arguments] {
       const std::vector<doctor::Finding> findings = doctor::examine(*arguments);
-      std::cout << doctor::report_text(findings) << std::flush;
+      cli::print(doctor::report_text(findings));
       return doctor::exit_code(findings);
     };
   });

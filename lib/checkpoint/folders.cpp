@@ -7,6 +7,7 @@
 #include "checkpoint/manifest.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/presence.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -173,7 +174,7 @@ fs::path checkpoint_folder(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     fail(ErrorKind::kCheckpoint, "expected the folder of a checkpoint at ", path.string(), " and found ",
-         fs::exists(path, error) ? "a file" : "nothing");
+         util::is_there(path) ? "a file" : "nothing", "; name a step's folder, or the folder of a run");
   }
   FoundCheckpoints found = find_checkpoints(path);
   if (!found.complete.empty() && !fs::exists(path / kManifestName, error))

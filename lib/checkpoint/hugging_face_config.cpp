@@ -1,5 +1,7 @@
 #include "checkpoint/hugging_face_config.h"
 
+#include <limits>
+
 #include "util/error.h"
 
 namespace fsdp::checkpoint {
@@ -17,13 +19,15 @@ class ConfigReader {
     if (!config_.is_object()) fail(ErrorKind::kCheckpoint, where_, " is not a JSON object");
   }
 
-  /// A positive whole number; without a default the key must be there. null counts as left out.
-  int64_t size(const char* key, int64_t otherwise = 0) const {
+  /// A whole number from 1 on, of at most what the config of a run takes ([model]), so that no number can ask
+  /// for more names or elements than there are. Without a default the key must be there. null counts as left
+  /// out.
+  int64_t size(const char* key, int64_t most, int64_t otherwise = 0) const {
     if (!has(key) && otherwise > 0) return otherwise;
     if (!has(key)) fail(ErrorKind::kCheckpoint, where_, " lacks the key \"", key, "\"");
     const json& value = config_[key];
-    if (!value.is_number_integer() || value < 1 || value > kLargestSize) {
-      refuse(key, concat("a whole number from 1 to ", kLargestSize));
+    if (!value.is_number_integer() || value < 1 || value > most) {
+      refuse(key, concat("a whole number from 1 to ", most));
     }
     return value.get<int64_t>();
   }
@@ -32,6 +36,15 @@ class ConfigReader {
     if (!has(key)) return otherwise;
     if (!config_[key].is_number()) refuse(key, "a number");
     return config_[key].get<double>();
+  }
+
+  /// Above 0, in single precision too, in which the model computes.
+  double positive(const char* key, double otherwise) const {
+    const double value = number(key, otherwise);
+    if (!(value >= std::numeric_limits<float>::min() && value <= std::numeric_limits<float>::max())) {
+      refuse(key, "a number above 0 that single precision has");
+    }
+    return value;
   }
 
   /// From 0 to below 1.
@@ -65,22 +78,25 @@ class ConfigReader {
   }
 
  private:
-  static constexpr int64_t kLargestSize = int64_t{1} << 31;
   const json& config_;
   const std::string& where_;
 };
 
+// As lib/config/keys.cpp has them.
+constexpr int64_t kMostVocabulary = 10'000'000, kMostWidth = 1'000'000, kMostLayers = 10'000,
+                  kMostHeads = 1024, kMostPositions = 10'000'000;
+
 nn::ModelOptions read_gpt2(const ConfigReader& reader) {
   nn::ModelOptions options;
   options.architecture = "gpt2";
-  options.vocab_size = reader.size("vocab_size", 50257);
-  options.hidden_size = reader.size("n_embd", 768);
-  options.intermediate_size = reader.size("n_inner", 4 * options.hidden_size);
-  options.num_hidden_layers = reader.size("n_layer", 12);
-  options.num_attention_heads = reader.size("n_head", 12);
+  options.vocab_size = reader.size("vocab_size", kMostVocabulary, 50257);
+  options.hidden_size = reader.size("n_embd", kMostWidth, 768);
+  options.intermediate_size = reader.size("n_inner", kMostWidth, 4 * options.hidden_size);
+  options.num_hidden_layers = reader.size("n_layer", kMostLayers, 12);
+  options.num_attention_heads = reader.size("n_head", kMostHeads, 12);
   options.num_key_value_heads = options.num_attention_heads;
-  options.max_position_embeddings = reader.size("n_positions", 1024);
-  options.layer_norm_epsilon = reader.number("layer_norm_epsilon", 1e-5);
+  options.max_position_embeddings = reader.size("n_positions", kMostPositions, 1024);
+  options.layer_norm_epsilon = reader.positive("layer_norm_epsilon", 1e-5);
   options.attention_dropout = reader.share("attn_pdrop", 0.1);
   options.embedding_dropout = reader.share("embd_pdrop", 0.1);
   options.hidden_dropout = reader.share("resid_pdrop", 0.1);
@@ -98,7 +114,7 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   if (!found.is_object()) all.refuse(key, "null or an object");
   const std::string where = concat("\"", key, "\" of ", all.where());
   const ConfigReader reader(found, where);
-  options.rope_theta = reader.number("rope_theta", options.rope_theta);
+  options.rope_theta = reader.positive("rope_theta", options.rope_theta);
   // "type" is what older releases wrote.
   const char* name = reader.has("rope_type") ? "rope_type" : "type";
   if (!reader.has(name)) return;
@@ -108,12 +124,11 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
     reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported,");
   }
   options.rope_type = type.get<std::string>();
-  options.rope_factor = reader.number("factor", 0);
-  if (!(options.rope_factor > 0)) reader.refuse("factor", "a number above 0");
+  options.rope_factor = reader.positive("factor", 0);
   if (options.rope_type == "linear") return;
-  options.rope_low_freq_factor = reader.number("low_freq_factor", 0);
-  options.rope_high_freq_factor = reader.number("high_freq_factor", 0);
-  options.rope_original_length = reader.size("original_max_position_embeddings");
+  options.rope_low_freq_factor = reader.positive("low_freq_factor", 0);
+  options.rope_high_freq_factor = reader.positive("high_freq_factor", 0);
+  options.rope_original_length = reader.size("original_max_position_embeddings", kMostPositions);
   if (!(options.rope_low_freq_factor < options.rope_high_freq_factor)) {
     reader.refuse("low_freq_factor", "less than \"high_freq_factor\"");
   }
@@ -123,19 +138,24 @@ nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type)
   const bool mistral = type == "mistral", qwen2 = type == "qwen2";
   nn::ModelOptions options;
   options.architecture = "llama";
-  options.vocab_size = reader.size("vocab_size", qwen2 ? 151936 : 32000);
-  options.hidden_size = reader.size("hidden_size", 4096);
-  options.intermediate_size = reader.size("intermediate_size", mistral ? 14336 : qwen2 ? 22016 : 11008);
-  options.num_hidden_layers = reader.size("num_hidden_layers", 32);
-  options.num_attention_heads = reader.size("num_attention_heads", 32);
-  options.num_key_value_heads = reader.size("num_key_value_heads", mistral ? 8
-                                                                   : qwen2 ? 32
-                                                                           : options.num_attention_heads);
-  options.max_position_embeddings = reader.size("max_position_embeddings", mistral ? 131072
-                                                                           : qwen2 ? 32768
-                                                                                   : 2048);
-  options.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
-  options.rope_theta = reader.number("rope_theta", 10000.0);
+  options.vocab_size = reader.size("vocab_size", kMostVocabulary, qwen2 ? 151936 : 32000);
+  options.hidden_size = reader.size("hidden_size", kMostWidth, 4096);
+  options.intermediate_size = reader.size("intermediate_size", kMostWidth,
+                                          mistral ? 14336
+                                          : qwen2 ? 22016
+                                                  : 11008);
+  options.num_hidden_layers = reader.size("num_hidden_layers", kMostLayers, 32);
+  options.num_attention_heads = reader.size("num_attention_heads", kMostHeads, 32);
+  options.num_key_value_heads = reader.size("num_key_value_heads", kMostHeads,
+                                            mistral ? 8
+                                            : qwen2 ? 32
+                                                    : options.num_attention_heads);
+  options.max_position_embeddings = reader.size("max_position_embeddings", kMostPositions,
+                                                mistral ? 131072
+                                                : qwen2 ? 32768
+                                                        : 2048);
+  options.rms_norm_eps = reader.positive("rms_norm_eps", 1e-6);
+  options.rope_theta = reader.positive("rope_theta", 10000.0);
   options.attention_dropout = reader.share("attention_dropout", 0);
   options.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
   options.qkv_bias = qwen2;
@@ -145,11 +165,12 @@ nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type)
   }
   // Mistral's default is a window; Qwen2 has one only where it says so.
   if (mistral) {
-    options.sliding_window = reader.is_null("sliding_window") ? 0 : reader.size("sliding_window", 4096);
+    options.sliding_window =
+        reader.is_null("sliding_window") ? 0 : reader.size("sliding_window", kMostPositions, 4096);
   }
   if (qwen2) reader.require("use_sliding_window", false);
   if (reader.has("head_dim")) {
-    const int64_t width = reader.size("head_dim");
+    const int64_t width = reader.size("head_dim", kMostWidth);
     if (width * options.num_attention_heads != options.hidden_size) options.head_dim = width;
   } else if (options.hidden_size % options.num_attention_heads != 0) {
     reader.refuse("num_attention_heads", "heads that make up the hidden size");
@@ -245,6 +266,7 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
          config.value("model_type", json()).dump(-1, ' ', true, json::error_handler_t::replace));
   }
   options.initializer_range = reader.number("initializer_range", 0.02);
+  if (!(options.initializer_range >= 0)) reader.refuse("initializer_range", "a number of at least 0");
   return options;
 }
 

@@ -12,6 +12,7 @@
 #include "checkpoint/sharded_source.h"
 #include "checkpoint/weights.h"
 #include "util/error.h"
+#include "util/presence.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {
@@ -28,8 +29,7 @@ using Shapes = std::map<std::string, std::vector<int64_t>>;
 fs::path config_path_of(const ImportRequest& request) {
   if (!request.config.empty()) return request.config;
   fs::path path = config_beside(request.source);
-  std::error_code error;
-  if (!fs::exists(path, error)) {
+  if (!util::is_there(path)) {
     fail(ErrorKind::kCheckpoint, "expected the model's config at ", path.string(),
          " and found nothing; name it with --config");
   }

@@ -8,6 +8,7 @@
 #include "checkpoint/shard_set.h"
 #include "util/dtype.h"
 #include "util/error.h"
+#include "util/name_list.h"
 #include "util/name_patterns.h"
 #include "util/text.h"
 
@@ -50,14 +51,16 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
   }
   std::vector<std::string> problems;
   auto list = [&](const char* what, const std::vector<std::string>& names) {
-    if (!names.empty()) problems.push_back(what + util::join(names, ", "));
+    if (!names.empty()) problems.push_back(what + util::name_list(names));
   };
   list("missing in it: ", missing);
   list("in it but not here: ", unexpected);
   list("of another shape or type: ", misshapen);
   if (problems.empty()) return allowed;
   fail(ErrorKind::kCheckpoint, "the checkpoint ", folder.string(), " does not fit this model and optimizer; ",
-       util::join(problems, "; "), "; check the [model] and [optimizer] keys against the run that saved it");
+       util::join(problems, "; "),
+       "; check the [model] and [optimizer] keys against the run that saved it, or start anew from its "
+       "weights with checkpoint.init_from and another run.output_dir");
 }
 
 }  // namespace

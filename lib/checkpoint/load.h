@@ -22,9 +22,10 @@ struct LoadOptions {
 /// destination are opened, after their hashes have been compared with the manifest's. Returns the names of
 /// the tensors that the checkpoint lacks, as far as that is allowed.
 ///
-/// Not collective: ranks may load apart, each its own slices. Throws kCheckpoint that lists all tensors that
-/// are missing, unexpected or of another shape or dtype before anything is read; or that names the damaged
-/// file, in which case the destinations' contents are undefined.
+/// Not collective: ranks may load apart, each its own slices. Throws kCheckpoint that tells which
+/// tensors are missing, unexpected or of another shape or dtype (the first of them, and how many there are
+/// besides) before anything is read; or that names the damaged file, in which case the destinations' contents
+/// are undefined.
 std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
                                      const std::vector<TensorSlice>& destinations,
                                      const LoadOptions& options = {});

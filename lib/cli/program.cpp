@@ -39,13 +39,21 @@ class HelpFormatter final : public CLI::Formatter {
   Page page_;
 };
 
+}  // namespace
+
 void print(const std::string& text) {
   std::cout << text << std::flush;
-  // A result that could not be printed (a full disk behind a redirection) is a failure.
   if (!std::cout) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
 }
 
-}  // namespace
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text.empty() ? std::string("expected a name; found an empty word; is a variable not set?")
+                            : std::string();
+      },
+      "");
+}
 
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv) {
   app.formatter(std::make_shared<HelpFormatter>(page));
@@ -79,7 +87,11 @@ std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv)
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(util::ErrorKind::kUsage);
+    if (app.exit(error) != 0) return static_cast<int>(util::ErrorKind::kUsage);
+    return util::run_guarded([] {
+      print("");  // what exit() printed
+      return 0;
+    });
   }
   return std::nullopt;
 }

@@ -129,6 +129,11 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
 }
 
 void check_sets(const Config& config, Conflicts& conflicts) {
+  conflicts.unless(
+      config.data.documents == "join" || config.data.document_separator < config.model.vocab_size,
+      {"data.document_separator", "model.vocab_size"},
+      concat("data.document_separator: expected a token below model.vocab_size = ", config.model.vocab_size,
+             "; found ", config.data.document_separator, ", which no text has; change one of the two"));
   const std::vector<double>& weights = config.data.train_weights;
   conflicts.unless(
       weights.empty() || weights.size() == config.data.train.size(), {"data.train_weights", "data.train"},

@@ -37,6 +37,13 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
          "; the tokenizer is not the one that the model was trained with");
   }
   FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
+  // Before prompt and new tokens are added up, whose sum need not be a number.
+  if (options.max_new_tokens > nn::longest_sequence(model)) {
+    fail(ErrorKind::kUsage, "expected at most ", nn::longest_sequence(model),
+         " new tokens, the positions of the model (max_position_embeddings, or sliding_window if less); "
+         "found ",
+         options.max_new_tokens, "; ask for fewer");
+  }
 }
 
 /// Some samples of one prompt, computed together; a row of the model's input each until they end.

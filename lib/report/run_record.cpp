@@ -7,6 +7,7 @@
 
 #include "report/step_trace.h"
 #include "util/error.h"
+#include "util/presence.h"
 #include "util/text.h"
 
 namespace fsdp::report {
@@ -48,7 +49,7 @@ bool add_metrics(const std::string& line, RunRecord& run) {
 void read_metrics(RunRecord& run) {
   const fs::path path = run.folder / "metrics.jsonl";
   std::ifstream file(path, std::ios::binary);
-  if (!fs::exists(path)) {
+  if (!util::is_there(path)) {
     util::fail(util::ErrorKind::kUsage, "expected the folder of a run, with metrics.jsonl; found none in ",
                run.folder.string(), "; name the run.output_dir of a run that has begun");
   }

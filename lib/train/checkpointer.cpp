@@ -1,5 +1,6 @@
 #include "train/checkpointer.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,11 +9,14 @@
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save_full.h"
+#include "checkpoint/weights.h"
+#include "optim/parameter_groups.h"
 #include "train/state_slices.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
 #include "util/name_patterns.h"
+#include "util/presence.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -62,7 +66,7 @@ Checkpointer::Choice Checkpointer::choose() {
     if (!is_first_rank()) return;
     // Before the choice, or another run might remove what is chosen. A folder that is not there yet is made
     // when nothing is left to refuse.
-    if (fs::exists(output_folder())) take_folder();
+    if (util::is_there(output_folder())) take_folder();
     checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
     say(choice.message);
     if (choice.folder) resume = choice.folder->string();
@@ -84,13 +88,34 @@ void Checkpointer::take_folder() {
 
 void Checkpointer::load_all(const fs::path& folder) {
   Manifest manifest = checkpoint::read_manifest(folder);
+  const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
+  const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
+  const bool keeps_averages = config_.optimizer.ema_decay > 0;
+  checkpoint::LoadOptions strictness{.refuse_unexpected = true};
+  // Averages take no part in training, so optimizer.ema_decay may be switched on and off.
+  if (!keeps_averages && has_averages) std::erase_if(manifest.tensors, is_average);
+  if (keeps_averages && !has_averages) {
+    strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
+  }
   checkpoint::load_slices(folder, manifest,
-                          state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad),
-                          {.refuse_unexpected = true});
+                          state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad), strictness);
+  if (keeps_averages && !has_averages) start_averages();
+  if (keeps_averages != has_averages) {
+    say(keeps_averages
+            ? "the checkpoint has no averages of the weights; they begin with its weights"
+            : "the averages of the weights in the checkpoint are left, as optimizer.ema_decay is 0");
+  }
   restored_ = restore_training_record(manifest.training, manifest.step, state_,
                                       (folder / checkpoint::kManifestName).string());
   resumed_from_ = folder;
   saved_step_ = manifest.step;
+}
+
+void Checkpointer::start_averages() {
+  const auto& parameters = state_.optimizer.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    state_.optimizer.state(optim::kEmaState, i).copy_(parameters[i].value);
+  }
 }
 
 void Checkpointer::load_weights(const fs::path& folder) {

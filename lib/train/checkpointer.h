@@ -76,6 +76,8 @@ class Checkpointer {
   Choice choose();
   void take_folder();
   void load_all(const std::filesystem::path& folder);
+  /// For a checkpoint without averages: they are the weights that were loaded.
+  void start_averages();
   void load_weights(const std::filesystem::path& folder);
   void remove_leftovers();
   void begin_save(const RunPosition& position, bool best);

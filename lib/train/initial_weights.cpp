@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "nn/initialize.h"
 #include "util/error.h"
+#include "util/name_list.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -62,14 +62,14 @@ class StoredWeights final : public shard::ParameterSource {
  private:
   void refuse_misfits(const torch::nn::Module& model) const {
     std::vector<std::string> problems;
-    std::map<const void*, std::string> missing;
+    std::vector<std::pair<const void*, std::string>> missing;  // in the order of the model
     std::set<const void*> found;
     for (const auto& parameter : model.named_parameters()) {
       const void* id = parameter.value().unsafeGetTensorImpl();
       const std::string& name = parameter.key();
       if (found.count(id) > 0) continue;
       if (!weights_.contains(name)) {
-        missing.emplace(id, name);
+        missing.emplace_back(id, name);
         continue;
       }
       found.insert(id);
@@ -86,7 +86,8 @@ class StoredWeights final : public shard::ParameterSource {
     }
     if (problems.empty()) return;
     util::fail(util::ErrorKind::kCheckpoint, "model.init_from ", weights_.path().string(),
-               " does not fit the model: ", util::join(problems, "; "), "; check the sizes under [model]");
+               " does not fit the model: ", util::name_list(problems, "; "),
+               "; check the sizes under [model]");
   }
 
   checkpoint::Weights weights_;

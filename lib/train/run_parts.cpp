@@ -1,5 +1,9 @@
 #include "train/run_parts.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
 #include "nn/recompute.h"
@@ -9,6 +13,9 @@
 #include "train/state_slices.h"
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/log.h"
+#include "util/name_list.h"
+#include "util/name_patterns.h"
 
 namespace fsdp::train {
 
@@ -72,10 +79,37 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   return parts;
 }
 
+namespace {
+
+/// Patterns that match nothing are most likely misspelt, or meant for the names of another architecture. Some
+/// of a list may well match nothing: "*.bias" serves models with biases and without.
+void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
+                                         const shard::Engine& engine) {
+  const auto check = [&](const std::string& key, const std::vector<std::string>& patterns) {
+    const auto& segments = engine.segments();
+    if (patterns.empty() || std::any_of(segments.begin(), segments.end(), [&](const shard::Segment& segment) {
+          return util::matches_any(segment.name, patterns);
+        })) {
+      return;
+    }
+    util::log_warning(util::concat(key, ": expected patterns of names of parameters such as ",
+                                   segments.front().name, "; found ", util::name_list(patterns),
+                                   ", which match none, and so it does nothing; correct or remove it"));
+  };
+  check("optimizer.no_decay", options.no_decay);
+  if (options.name == "muon") check("optimizer.adamw_parameters", options.adamw_parameters);
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    check(util::concat("optimizer.groups, number ", i + 1), options.groups[i].pattern);
+  }
+}
+
+}  // namespace
+
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace) {
   RunParts parts;
   static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace));
+  if (mesh.world()->rank() == 0) warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
     parts.optimizer = optim::make_optimizer(

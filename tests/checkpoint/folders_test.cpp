@@ -159,5 +159,13 @@ TEST_F(Folders, APathWithoutACheckpointIsRefused) {
   }
 }
 
+TEST_F(Folders, WhatCannotBeLookedAtIsNotTakenForMissing) {
+  const fs::path loop = root_.path() / "loop";  // as good as a folder that one may not enter, for root too
+  fs::create_symlink("loop", loop);
+  auto [kind, text] = error_of([&] { checkpoint_folder(loop / "run"); });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, HasSubstr("cannot look at " + (loop / "run").string() + ": "));
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "cli/version.h"
 #include "support/run_program.h"
@@ -96,6 +98,47 @@ TEST_P(Programs, HaveAManPageWithoutWarnings) {
     ++checked;
   }
   if (checked == 0) GTEST_SKIP() << "neither groff nor mandoc here";
+}
+
+TEST_P(Programs, FailWhereTheirAnswerCannotBePrinted) {
+  const std::string program = std::string(FSDP_BINARY_DIR) + "/" + GetParam();
+  for (const std::string question : {"--help", "--version", "man-page", "completions bash"}) {
+    const auto result = testing::run({"sh", "-c", program + " " + question + " > /dev/full"});
+    EXPECT_EQ(result.exit_code, 7) << question;
+    EXPECT_EQ(result.err, "error: cannot write to standard output\n") << question;
+  }
+}
+
+TEST(FsdpTrain, FailsWhereTheConfigCannotBePrinted) {
+  testing::TemporaryFolder folder;
+  std::ofstream(folder / "config.toml") << "[data]\ntrain = [\"none.bin\"]\n";
+  const std::string program = std::string(FSDP_BINARY_DIR) + "/fsdp-train ";
+  const std::string config = (folder / "config.toml").string();
+  for (const std::string& words : {config + " --print-config", config + " --plan", std::string("doctor")}) {
+    const auto result = testing::run({"sh", "-c", program + words + " > /dev/full"});
+    EXPECT_EQ(result.exit_code, 7) << words;
+    EXPECT_EQ(result.err, "error: cannot write to standard output\n") << words;
+  }
+}
+
+TEST(FsdpTrain, TakesNoEmptyWordForAnOptionThatIsNotGiven) {
+  testing::TemporaryFolder folder;
+  std::ofstream(folder / "config.toml") << "[run]\noutput_dir = \"" << (folder / "run").string() << "\"\n";
+  const std::string config = folder / "config.toml";
+  // As `--evaluate "$WEIGHTS"` would have it; to train then would be the opposite of writing no file.
+  for (const std::vector<std::string>& words : {std::vector<std::string>{config, "--evaluate", ""},
+                                                {"--report", ""},
+                                                {"init", "--output", ""},
+                                                {"doctor", ""},
+                                                {""}}) {
+    std::vector<std::string> command = {std::string(FSDP_BINARY_DIR) + "/fsdp-train"};
+    command.insert(command.end(), words.begin(), words.end());
+    const auto result = testing::run(command);
+    EXPECT_EQ(result.exit_code, 2) << words.front();
+    EXPECT_NE(result.err.find("found an empty word"), std::string::npos) << words.front() << result.err;
+    EXPECT_EQ(result.out, "");
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "run"));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Programs,

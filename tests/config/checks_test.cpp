@@ -59,6 +59,18 @@ TEST(Conflicts, SamplesFitThePositions) {
             "one of the two");
 }
 
+TEST(Conflicts, TheSeparatorOfDocumentsIsAToken) {
+  Config config;
+  config.data.document_separator = 256;
+  config.data.documents = "mask";
+  EXPECT_EQ(
+      only_conflict(config),
+      "data.document_separator: expected a token below model.vocab_size = 256; found 256, which no text "
+      "has; change one of the two");
+  config.data.document_separator = 255;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(Conflicts, BatchesAndRunsStayCountable) {
   Config config;
   config.data.micro_batch_size = 100'000;

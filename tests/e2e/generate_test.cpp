@@ -148,6 +148,7 @@ TEST_F(GenerateProgram, SaysWhatIsWrongInOneLine) {
     std::string message;
   } cases[] = {
       {{path("run"), "--prompt", "x", "--max-new-tokens", "96"}, 2, "shorten the prompt or ask for fewer"},
+      {{path("run"), "--prompt", "x", "--max-new-tokens", "999999999"}, 2, "found 999999999; ask for fewer"},
       {{path("run"), "--prompt", std::string(96, 'x')}, 2, "expected a prompt of fewer than 96 tokens"},
       {{path("run"), "--top-p", "0"}, 2, "top-p: expected a probability above 0 and at most 1; found 0"},
       {{path("run"), "--dtype", "int8"}, 2, "dtype: expected auto"},

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <string>
 
 #include "support/tiny_models.h"
 #include "util/error.h"
@@ -117,6 +119,13 @@ TEST_P(Generate, OnlyAllowedIdsAreChosen) {
 TEST_P(Generate, FillsThePositionsOfTheModelAndRefusesMore) {
   EXPECT_EQ(run({.max_new_tokens = 13})[0].ids.size(), 13u);
   EXPECT_THROW(run({.max_new_tokens = 14}), util::Error);
+  try {
+    run({.max_new_tokens = std::numeric_limits<int64_t>::max()});
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("found 9223372036854775807"), std::string::npos) << error.what();
+  }
   prompt_ = {};
   EXPECT_THROW(run({.max_new_tokens = 1}), util::Error);
   prompt_ = {17};

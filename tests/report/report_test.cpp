@@ -108,6 +108,18 @@ TEST(Report, RefusesAFolderThatIsNoRuns) {
   }
 }
 
+TEST(Report, SaysWhenTheFolderCannotBeLookedAt) {
+  TemporaryFolder folder;
+  std::filesystem::create_symlink("loop", folder / "loop");
+  try {
+    read_run(folder / "loop");
+    FAIL() << "accepted";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+    EXPECT_THAT(error.what(), HasSubstr("cannot look at "));
+  }
+}
+
 TEST(Report, DrawsTheLastStepOfTheTraceThatIsSurelyWhole) {
   TemporaryFolder folder;
   write(folder / "metrics.jsonl", kMetrics);

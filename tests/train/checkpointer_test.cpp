@@ -20,11 +20,14 @@ namespace {
 using ::testing::AllOf;
 using testing::borrowed;
 using ::testing::Contains;
+using ::testing::ContainsRegex;
 using testing::contents_of;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using testing::error_of;
 using testing::expect_equal_checkpoints;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::same_bits;
 using testing::TemporaryFolder;
 using util::ErrorKind;
@@ -487,6 +490,46 @@ TEST_F(StartingFromWeights, DoesSoOnlyWhereNothingIsResumed) {
   });
   on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 1); });
   EXPECT_THAT(lines_, Contains(HasSubstr("init_from is not used")));
+}
+
+TEST_F(CheckpointerTest, WarnsOnceOfPatternsOfTheOptimizerThatMatchNothing) {
+  config_.optimizer.no_decay = {"*norm*", "*.bias"};
+  on_ranks(2, config_, [](Rank&) {});
+  EXPECT_THAT(warnings_, IsEmpty());
+  config_.optimizer.no_decay = {"*.ln_1.*", "*.bias"};
+  config_.optimizer.groups = {{.pattern = {"*"}, .lr_scale = 2}, {.pattern = {"*mpl*"}, .lr_scale = 3}};
+  on_ranks(2, config_, [](Rank&) {});
+  EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("optimizer.no_decay: "), HasSubstr("*.ln_1.*, *.bias")),
+                                     AllOf(HasSubstr("optimizer.groups, number 2: "), HasSubstr("*mpl*"))));
+}
+
+TEST_F(CheckpointerTest, AveragesMayBeSwitchedOnAndOff) {
+  save_run(2, config_);
+  config_.optimizer.ema_decay = 0.5;
+  on_ranks(1, config_, [](Rank& rank) {
+    EXPECT_EQ(rank.position.step, 2);
+    const optim::Optimizer& optimizer = *rank.parts.optimizer;
+    for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+      const at::Tensor& value = optimizer.parameters()[i].value;
+      EXPECT_TRUE(same_bits(optimizer.state("ema", i), value)) << i;
+    }
+    rank.train(1);
+    rank.checkpointer.save(rank.position);
+  });
+  EXPECT_THAT(lines_, Contains(HasSubstr("has no averages of the weights; they begin with its weights")));
+  config_.optimizer.ema_decay = 0;
+  on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 3); });
+  EXPECT_THAT(lines_, Contains(HasSubstr("averages of the weights in the checkpoint are left")));
+}
+
+TEST_F(CheckpointerTest, AMisfitIsToldInAFewNamesWithARemedy) {
+  save_run(1, config_);
+  config_.optimizer.name = "sgd";
+  const auto [kind, text] = error_of([&] { on_ranks(1, config_, [](Rank&) {}); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, ContainsRegex(" and [0-9]+ more; "));
+  EXPECT_THAT(text, HasSubstr("checkpoint.init_from"));
+  EXPECT_LT(text.size(), 1500u);
 }
 
 TEST_F(CheckpointerTest, AResumeRefusesOptimizerStateThatItHasNoPlaceFor) {
