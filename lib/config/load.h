@@ -11,8 +11,8 @@
 
 namespace fsdp::config {
 
-/// The defaults, changed by model.preset, changed by `file`, changed by `overrides` in their order (of two for the same key the later
-/// one counts).
+/// The defaults, changed by model.preset, changed by `file`, changed by `overrides` in their order (of two
+/// for the same key the later one counts).
 ///
 /// An override is `section.key=value` with the value in TOML; for a key that holds a string the quotes may be
 /// left out, so run.name=trial and run.name="trial" mean the same. Relative paths inside stay relative to the

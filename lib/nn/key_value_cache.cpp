@@ -19,8 +19,8 @@ KeyValueCache::KeyValueCache(const ModelOptions& options, int64_t capacity)
   FSDP_CHECK(capacity > 0, capacity);
   if (capacity > max_positions_) {
     fail(ErrorKind::kUsage, "expected a text of at most ", max_positions_,
-         " tokens, the positions of the model (max_position_embeddings, or sliding_window if less); found ", capacity,
-         "; shorten the prompt or ask for fewer new tokens");
+         " tokens, the positions of the model (max_position_embeddings, or sliding_window if less); found ",
+         capacity, "; shorten the prompt or ask for fewer new tokens");
   }
 }
 

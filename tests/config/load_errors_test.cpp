@@ -47,7 +47,8 @@ TEST(LoadErrors, NameTheNearestKeyAndSection) {
             "    3 | [modle]\n"
             "      | ~~~~~~~");
   expect_in(error_of(kTrain + "[training]\nlr = 0.1\n"), "found training.lr; did you mean optimizer.lr?");
-  expect_in(error_of(kTrain + "[model.extra]\na = 1\n"), "found model.extra; [model] has preset, architecture, ");
+  expect_in(error_of(kTrain + "[model.extra]\na = 1\n"),
+            "found model.extra; [model] has preset, architecture, ");
   expect_in(error_of(kTrain + "[something_else]\n"), "expected one of the sections run, model, data");
   // Set from training.fused_kernels; no key of its own.
   expect_in(error_of(kTrain + "[optimizer]\nfused = true\n"), "c.toml:4: expected a key that exists");

@@ -1,5 +1,5 @@
-// Programs of the Python world that meet ours: TensorBoard's reader, h5py and torchrun. FSDP_TEST_PYTHON names a
-// Python that has them; each test is skipped where it lacks what the test needs.
+// Programs of the Python world that meet ours: TensorBoard's reader, h5py and torchrun. FSDP_TEST_PYTHON
+// names a Python that has them; each test is skipped where it lacks what the test needs.
 
 #include <gtest/gtest.h>
 
@@ -127,10 +127,15 @@ print(json.dumps(found))
 
 TEST_F(PythonReaders, TorchrunStartsTheTrainer) {
   if (std::string reason = missing("torch.distributed.run"); !reason.empty()) GTEST_SKIP() << reason;
-  std::vector<std::string> command = {
-      std::getenv("FSDP_TEST_PYTHON"), "-m", "torch.distributed.run", "--no-python",
-      "--nproc-per-node",         "2",  "--master-port",         std::to_string(testing::free_port()),
-      program("fsdp-train")};
+  std::vector<std::string> command = {std::getenv("FSDP_TEST_PYTHON"),
+                                      "-m",
+                                      "torch.distributed.run",
+                                      "--no-python",
+                                      "--nproc-per-node",
+                                      "2",
+                                      "--master-port",
+                                      std::to_string(testing::free_port()),
+                                      program("fsdp-train")};
   for (const std::string& argument : arguments("torchrun")) command.push_back(argument);
   command.push_back("training.steps=6");
   const ProgramResult torchrun =
