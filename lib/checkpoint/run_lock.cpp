@@ -9,6 +9,7 @@
 #include <string>
 
 #include "util/error.h"
+#include "util/host_name.h"
 #include "util/log.h"
 
 namespace fsdp::checkpoint {
@@ -20,11 +21,7 @@ using util::fail;
 
 namespace {
 
-std::string this_process() {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  return concat("process ", ::getpid(), " on ", host.data());
-}
+std::string this_process() { return concat("process ", ::getpid(), " on ", util::host_name()); }
 
 /// What the holder has written into the file, for the message only.
 std::string holder_of(int fd) {

@@ -2,9 +2,9 @@
 
 #include <sstream>
 
-#include "cli/version.h"
 #include "util/error.h"
 #include "util/text.h"
+#include "util/version.h"
 
 namespace fsdp::cli {
 namespace {
@@ -79,7 +79,7 @@ std::string unfilled(const std::string& text) { return ".nf\n" + escaped(text) +
 }  // namespace
 
 std::string man_page(const Outline& outline, const Page& page, const std::string& notes) {
-  std::string text = ".TH " + page.name + " 1 \"\" \"fsdp " + version() + "\" \"fsdp\"\n";
+  std::string text = ".TH " + page.name + " 1 \"\" \"fsdp " + util::version() + "\" \"fsdp\"\n";
   text += ".SH NAME\n" + escaped(page.name) + " \\- " + escaped(page.summary) + "\n";
   text += ".SH SYNOPSIS\n.nf\n";
   if (!outline.positionals.empty() || outline.commands.empty()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::cli {
 namespace {
@@ -61,6 +62,19 @@ ShellCases shell_cases(const Outline& outline, const Page& page) {
   }
   cases.commands.insert(cases.commands.end(), {"completions", "man-page"});
   return cases;
+}
+
+std::map<std::string, std::string> common_values(const ShellCases& cases, const Page& page,
+                                                 std::string (*cases_of)(const std::vector<Place>&)) {
+  std::vector<std::string> commands;
+  for (const std::string& command : cases.commands) commands.push_back(":" + command);
+  return {{"program", page.name},
+          {"function", function_name(page.name)},
+          {"value_flags", cases.value_flags.empty() ? ":" : util::join(cases.value_flags, "|")},
+          {"commands", util::join(commands, "|")},
+          {"flag_values", cases_of(cases.flag_values)},
+          {"flags", cases_of(cases.flags)},
+          {"positionals", cases_of(cases.positionals)}};
 }
 
 std::string short_meaning(const std::string& meaning) {

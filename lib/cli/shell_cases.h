@@ -39,6 +39,11 @@ struct ShellCases {
 
 ShellCases shell_cases(const Outline& outline, const Page& page);
 
+/// What the scripts of both shells are filled with (see filled()); `cases_of` writes places as the branches
+/// of a `case`.
+std::map<std::string, std::string> common_values(const ShellCases& cases, const Page& page,
+                                                 std::string (*cases_of)(const std::vector<Place>&));
+
 /// The text up to its first ":" or ";", at most some 100 characters of it, for a list of choices.
 std::string short_meaning(const std::string& meaning);
 

@@ -4,17 +4,17 @@
 
 #include "cli/build_commit.h"
 #include "util/error.h"
+#include "util/version.h"
 
 namespace fsdp::cli {
 
-std::string version() { return FSDP_VERSION; }
 std::string commit() { return FSDP_COMMIT; }
 std::string libtorch_version() { return TORCH_VERSION; }
 std::string cuda_version() { return FSDP_CUDA_VERSION; }
 std::string nccl_version() { return FSDP_NCCL_VERSION; }
 
 std::string version_text(const std::string& program) {
-  std::string text = util::concat(program, " ", version());
+  std::string text = util::concat(program, " ", util::version());
   if (!commit().empty()) text += util::concat(" (commit ", commit(), ")");
   text += util::concat("\nlibtorch ", libtorch_version());
   if (cuda_version().empty()) text += " (CPU)";

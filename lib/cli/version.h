@@ -9,7 +9,6 @@ namespace fsdp::cli {
 std::string version_text(const std::string& program);
 
 /// Its parts. Empty: unknown, or not built with it.
-std::string version();
 std::string commit();  ///< abbreviated, with "-dirty" behind it if files were changed
 std::string libtorch_version();
 std::string cuda_version();

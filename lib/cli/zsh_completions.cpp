@@ -97,27 +97,19 @@ std::string cases_of(const std::vector<Place>& places) {
 
 std::string zsh_completions(const Outline& outline, const Page& page) {
   const ShellCases cases = shell_cases(outline, page);
-  std::vector<std::string> commands, words, word_values;
-  for (const std::string& command : cases.commands) commands.push_back(":" + command);
+  std::vector<std::string> words, word_values;
   for (const Word& word : page.words) {
     words.push_back("        " + described({word.name, short_meaning(word.meaning)}));
     if (word.values.empty()) continue;
     word_values.push_back("        (" + word.name + ") choices=(" + util::join(word.values, " ") + ") ;;");
   }
-  std::string positionals = cases_of(cases.positionals);
+  std::map<std::string, std::string> values = common_values(cases, page, cases_of);
   for (const std::string& place : cases.worded)
-    positionals += "\n      (" + place + ") choices=('%words') ;;";
-  return filled(kScript,
-                {{"program", page.name},
-                 {"function", function_name(page.name)},
-                 {"runs", page.runs_program ? kRunsProgram : ""},
-                 {"value_flags", cases.value_flags.empty() ? ":" : util::join(cases.value_flags, "|")},
-                 {"commands", util::join(commands, "|")},
-                 {"flag_values", cases_of(cases.flag_values)},
-                 {"flags", cases_of(cases.flags)},
-                 {"positionals", positionals},
-                 {"words", util::join(words, "\n")},
-                 {"word_values", util::join(word_values, "\n")}});
+    values["positionals"] += "\n      (" + place + ") choices=('%words') ;;";
+  values["runs"] = page.runs_program ? kRunsProgram : "";
+  values["words"] = util::join(words, "\n");
+  values["word_values"] = util::join(word_values, "\n");
+  return filled(kScript, values);
 }
 
 }  // namespace fsdp::cli

@@ -12,6 +12,7 @@
 #include "doctor/checks.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -66,7 +67,7 @@ double seconds_to_write(int fd, size_t bytes) {
     done += static_cast<size_t>(count);
   }
   if (::fsync(fd) != 0) return -1;
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return util::seconds_since(begin);
 }
 
 Finding check_speed(const fs::path& folder) {

@@ -9,6 +9,7 @@
 
 #include "generate/sampler.h"
 #include "nn/key_value_cache.h"
+#include "util/clock.h"
 #include "util/error.h"
 
 namespace fsdp::generate {
@@ -106,7 +107,7 @@ class Rows {
     for (size_t i = 0; i < under_way_.size(); ++i) {
       const int64_t id = ids.const_data_ptr<int64_t>()[i], index = under_way_[i].sample;
       Sample& sample = sample_of(static_cast<int64_t>(i));
-      sample.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      sample.seconds = util::seconds_since(begin);
       if (std::find(options_.stop_ids.begin(), options_.stop_ids.end(), id) != options_.stop_ids.end()) {
         sample.ending = Ending::kEndOfText;
         continue;

@@ -5,6 +5,7 @@
 
 #include "launch/rendezvous.h"
 #include "launch/signals.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/text.h"
@@ -19,8 +20,7 @@ double seconds_between(Coordinator::Time from, Coordinator::Time to) {
 }
 
 Coordinator::Time after(Coordinator::Time start, double seconds) {
-  return start +
-         std::chrono::duration_cast<Coordinator::Clock::duration>(std::chrono::duration<double>(seconds));
+  return start + util::duration_of(seconds);
 }
 
 }  // namespace

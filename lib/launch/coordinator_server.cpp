@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/text.h"
@@ -26,11 +27,6 @@ bool same_token(const std::string& a, const std::string& b) {
   unsigned different = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned char>(a[i] ^ b[i]);
   return different == 0;
-}
-
-std::chrono::steady_clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(seconds));
 }
 
 }  // namespace
@@ -171,7 +167,7 @@ void CoordinatorServer::drop_silent(int id, Peer& peer) {
 void CoordinatorServer::send_heartbeats() {
   const auto now = Clock::now();
   if (now < next_heartbeat_) return;
-  next_heartbeat_ = now + duration_of(settings_.heartbeat_seconds);
+  next_heartbeat_ = now + util::duration_of(settings_.heartbeat_seconds);
   for (auto& [id, peer] : peers_) {
     if (peer.has_joined) peer.socket.send(line_of({{"type", "beat"}}));
   }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "util/clock.h"
 #include "util/error.h"
+#include "util/host_name.h"
 #include "util/log.h"
 #include "util/text.h"
 
@@ -16,15 +18,6 @@ using util::ErrorKind;
 
 constexpr std::chrono::milliseconds kBetweenAttempts{250};
 constexpr std::chrono::seconds kLongestAttempt{5};
-
-std::chrono::steady_clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(seconds));
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 bool is_static(const LaunchOptions& options) {
   return options.rendezvous.backend == RendezvousOptions::Backend::kStatic;
@@ -82,7 +75,7 @@ void NodeRendezvous::step() {
   if (!socket_ && Clock::now() >= next_attempt_) connect();
   if (!socket_) return;
   if (welcome_ && Clock::now() >= next_heartbeat_) {
-    next_heartbeat_ = Clock::now() + duration_of(heartbeat_seconds_);
+    next_heartbeat_ = Clock::now() + util::duration_of(heartbeat_seconds_);
     send({{"type", "beat"}});
   }
   socket_->exchange();
@@ -99,8 +92,8 @@ void NodeRendezvous::step() {
     }
   }
   if (!socket_) return;
-  if (welcome_ && seconds_since(heard_at_) > silence_seconds_) {
-    socket_->close(concat("no heartbeat for ", util::fixed(seconds_since(heard_at_), 1), " seconds"));
+  if (welcome_ && util::seconds_since(heard_at_) > silence_seconds_) {
+    socket_->close(concat("no heartbeat for ", util::fixed(util::seconds_since(heard_at_), 1), " seconds"));
   } else if (!welcome_ && Clock::now() - connecting_since_ > kLongestAttempt) {
     socket_->close("no answer");
   }
@@ -122,7 +115,7 @@ void NodeRendezvous::connect() {
   socket_.emplace(std::move(*socket));
   constexpr size_t kLongestLineBytes = 16 << 20;
   socket_->set_longest_line(kLongestLineBytes);
-  const NodeInfo node{.host = host_name(),
+  const NodeInfo node{.host = util::host_name(),
                       .pid = ::getpid(),
                       .node_rank = options_.node_rank,
                       .workers = options_.nproc_per_node,
@@ -141,10 +134,10 @@ void NodeRendezvous::connection_failed() {
     return end({.exit_code = static_cast<int>(ErrorKind::kPeerLost),
                 .cause = concat("lost the node where all meet (", endpoint_, "): ", last_failure_)});
   }
-  if (seconds_since(started_) < options_.rendezvous.join_timeout_seconds) {
+  if (util::seconds_since(started_) < options_.rendezvous.join_timeout_seconds) {
     if (competes_ && !server_) become_host();
     constexpr double kQuietSeconds = 5;
-    if (seconds_since(started_) > kQuietSeconds && !std::exchange(said_what_is_awaited_, true)) {
+    if (util::seconds_since(started_) > kQuietSeconds && !std::exchange(said_what_is_awaited_, true)) {
       util::log_info(concat("waiting up to ", options_.rendezvous.join_timeout_seconds,
                             " seconds (join_timeout of --rdzv-conf) for the node where all meet, ", endpoint_,
                             ": ", last_failure_));
@@ -152,7 +145,7 @@ void NodeRendezvous::connection_failed() {
     return;
   }
   end({.exit_code = static_cast<int>(ErrorKind::kTimeout),
-       .cause = concat("waited ", util::fixed(seconds_since(started_), 1),
+       .cause = concat("waited ", util::fixed(util::seconds_since(started_), 1),
                        " seconds (join_timeout of --rdzv-conf) for the node where all meet, ", endpoint_,
                        ": ", last_failure_, "; is fsdp-launch running there, and is that its address?")});
 }

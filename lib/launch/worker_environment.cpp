@@ -91,10 +91,4 @@ std::string new_run_id() {
   return text;
 }
 
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof(name) - 1);
-  return *name ? name : "this machine";
-}
-
 }  // namespace fsdp::launch

@@ -55,7 +55,4 @@ int free_port();
 /// 16 random hexadecimal digits.
 std::string new_run_id();
 
-/// This machine's name.
-std::string host_name();
-
 }  // namespace fsdp::launch

@@ -10,6 +10,7 @@
 #include "launch/process.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/host_name.h"
 
 namespace fsdp::launch {
 namespace {
@@ -27,7 +28,7 @@ int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
 WorkerGroup::WorkerGroup(const GroupSurroundings& surroundings, const NodePlacement& placement)
     : surroundings_(surroundings),
       placement_(placement),
-      host_(host_name()),
+      host_(util::host_name()),
       cpus_(bind_workers(surroundings.options.numa_binding, read_cpus(), gpu_numa_nodes(),
                          placement.workers_per_node)),
       pump_(surroundings.console, output_plans()) {}

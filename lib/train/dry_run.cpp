@@ -13,6 +13,7 @@
 #include "plan/text.h"
 #include "shard/autograd_hooks.h"
 #include "train/run_parts.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/seeded_random.h"
 #include "util/tensor_memory.h"
@@ -164,7 +165,7 @@ DryRun dry_run(const config::Config& config, int world_size) {
       auto begin = std::chrono::steady_clock::now();
       ++step;
       train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
-      result.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      result.step_seconds = util::seconds_since(begin);
     };
     // Prefetching knows the order of units from the second step on.
     run_step(Timing::kAtOnce);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "util/clock.h"
 #include "util/dtype.h"
 
 namespace fsdp::train {
@@ -23,7 +24,7 @@ double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul) {
   while (spent < kSeconds) {
     const auto begin = Clock::now();
     kernels::linear(x, weight, matmul);
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double seconds = util::seconds_since(begin);
     best = std::max(best, kFlops / seconds);
     spent += seconds;
   }

@@ -11,7 +11,9 @@
 #include <string>
 #include <thread>
 
+#include "util/host_name.h"
 #include "util/text.h"
+#include "util/version.h"
 
 namespace fsdp::train {
 namespace {
@@ -23,12 +25,6 @@ std::string cpu_model() {
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown";
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
 }
 
 std::string utc_now() {
@@ -43,12 +39,12 @@ std::string utc_now() {
 }  // namespace
 
 nlohmann::ordered_json run_environment(const comm::Communicator& communicator) {
-  return {{"fsdp", FSDP_VERSION},
+  return {{"fsdp", util::version()},
           {"libtorch", TORCH_VERSION},
           {"started", utc_now()},
           {"ranks", communicator.world_size()},
           {"communication", communicator.backend_name()},
-          {"host", host_name()},
+          {"host", util::host_name()},
           {"cpu", cpu_model()},
           {"cpu_instructions", at::get_cpu_capability()},
           {"cores", std::thread::hardware_concurrency()},

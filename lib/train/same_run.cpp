@@ -1,7 +1,5 @@
 #include "train/same_run.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -13,7 +11,9 @@
 #include "config/print.h"
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/host_name.h"
 #include "util/text.h"
+#include "util/version.h"
 
 namespace fsdp::train {
 namespace {
@@ -50,12 +50,6 @@ std::string comparable_config(config::Config config) {
   return config::to_toml(config);
 }
 
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
 std::string difference(const json& first, const json& other) {
   if (first["version"] != other["version"]) {
     return concat("version of the toolkit: ", first["version"].dump(), " -> ", other["version"].dump());
@@ -76,11 +70,11 @@ std::string difference(const json& first, const json& other) {
 
 void require_same_run(const config::Config& config, comm::Communicator& communicator) {
   if (communicator.world_size() == 1) return;
-  json mine = {{"version", FSDP_VERSION},
+  json mine = {{"version", util::version()},
                {"config", comparable_config(config)},
                {"data.train", file_marks(config.data.train)},
                {"data.validation", file_marks(config.data.validation)},
-               {"host", host_name()}};
+               {"host", util::host_name()}};
   std::vector<std::string> all =
       comm::all_gather_text(communicator, mine.dump(-1, ' ', false, json::error_handler_t::replace),
                             {.unit = "comparison of the ranks"});

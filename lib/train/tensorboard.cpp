@@ -1,7 +1,5 @@
 #include "train/tensorboard.h"
 
-#include <unistd.h>
-
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include "util/crc32c.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/host_name.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
@@ -54,8 +53,7 @@ double now() {
 
 /// Readers take the files of a folder in the order of their names, so these rise with time.
 fs::path new_file(const fs::path& folder) {
-  char host[256] = "";
-  ::gethostname(host, sizeof(host) - 1);
+  const std::string host = util::host_name();
   for (int n = 0;; ++n) {
     fs::path path =
         folder / util::concat("events.out.tfevents.", static_cast<int64_t>(now()), ".", n, ".", host);

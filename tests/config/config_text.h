@@ -3,15 +3,13 @@
 // Helpers of the configuration tests.
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "config/load.h"
+#include "support/temporary_folder.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -38,30 +36,5 @@ inline std::string usage_error_of(const std::function<void()>& body) {
 inline std::string error_of(const std::string& text, const std::vector<std::string>& overrides = {}) {
   return usage_error_of([&] { parse_config(text, "c.toml", overrides); });
 }
-
-/// A folder that goes with the test.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "fsdp-config-XXXXXX").string();
-    if (!::mkdtemp(name.data())) ADD_FAILURE() << "cannot make " << name;
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path write(const std::string& name, const std::string& content) const {
-    std::ofstream(path_ / name, std::ios::binary) << content;
-    return path_ / name;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace fsdp::config

@@ -214,7 +214,7 @@ TEST(LoadErrors, NothingButUsageErrorsComesOutOfDamagedText) {
 }
 
 TEST(LoadFile, ReadsFromTheDiskAndNamesThePath) {
-  TemporaryFolder folder;
+  testing::TemporaryFolder folder;
   auto file = folder.write("c.toml", kTrain);
   EXPECT_EQ(load_config(file).data.train, (std::vector<std::string>{"a.bin"}));
   auto wrong = folder.write("d.toml", kTrain + "[run]\nseed = -1\n");
@@ -222,7 +222,7 @@ TEST(LoadFile, ReadsFromTheDiskAndNamesThePath) {
 }
 
 TEST(LoadFile, RefusesWhatIsNoReadableFile) {
-  TemporaryFolder folder;
+  testing::TemporaryFolder folder;
   auto refusal = [](const std::filesystem::path& path) { return usage_error_of([&] { load_config(path); }); };
   auto missing = folder.path() / "missing.toml";
   EXPECT_EQ(refusal(missing), missing.string() + ": expected a TOML file; found no file of that name");

@@ -9,7 +9,7 @@ namespace fsdp::config {
 namespace {
 
 TEST(Origins, NameDefaultLineOrCommandLine) {
-  TemporaryFolder folder;
+  testing::TemporaryFolder folder;
   const auto path = folder.write("c.toml", kTrain + "[training]\nsteps = 5\nno_sync = true\n");
   const TracedConfig traced =
       trace_config(path, {"training.steps=7", "optimizer.lr=1e-4", "model.num_attention_heads=16"});
@@ -25,7 +25,7 @@ TEST(Origins, NameDefaultLineOrCommandLine) {
 }
 
 TEST(Origins, StandBehindValuesAndLeaveTheTextToml) {
-  TemporaryFolder folder;
+  testing::TemporaryFolder folder;
   const auto path = folder.write("odd\n[name.toml", kTrain + "[run]\nname = \"#1\"\n");
   const TracedConfig traced = trace_config(path, {"training.steps=7"});
   const std::string text = to_toml(traced);

@@ -3,22 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <mutex>
-
 #include "checkpoint/best.h"
 #include "checkpoint/folders.h"
 #include "support/checkpoint_contents.h"
-#include "support/sharded_run.h"
-#include "support/tiny_config.h"
-#include "train/run_parts.h"
-#include "util/log.h"
+#include "support/checkpointer_fixture.h"
 
 namespace fsdp::train {
 namespace {
 
 using ::testing::AllOf;
-using testing::borrowed;
 using ::testing::Contains;
 using ::testing::ContainsRegex;
 using testing::contents_of;
@@ -32,84 +25,6 @@ using testing::same_bits;
 using testing::TemporaryFolder;
 using util::ErrorKind;
 namespace fs = std::filesystem;
-
-/// A rank of a run without the loop around it.
-struct Rank {
-  Rank(const config::Config& config_, comm::Communicator& communicator)
-      : number(communicator.rank()),
-        config(config_),
-        loader(open_training_data(config, communicator)),
-        parts(build_run_parts(config, comm::Mesh(config.mesh, borrowed(communicator)), nullptr)),
-        step(make_train_step(config, parts, loader)),
-        checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {}) {}
-
-  /// The loss of the last step.
-  double train(int64_t steps) {
-    double loss = 0;
-    for (int64_t i = 0; i < steps; ++i) {
-      loss = step.run({.step = position.step + 1, .first_global_sample = position.samples_seen, .lr = 1e-2})
-                 .loss;
-      ++position.step;
-      position.samples_seen += loader.samples_per_step();
-      position.tokens_seen += loader.samples_per_step() * config.data.sequence_length;
-    }
-    return loss;
-  }
-
-  int number;
-  config::Config config;
-  data::TrainLoader loader;
-  RunParts parts;
-  TrainStep step;
-  Checkpointer checkpointer;
-  RunPosition position;
-};
-
-class CheckpointerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    util::set_log_sink([this](util::LogLevel level, std::string_view line) {
-      std::lock_guard lock(mutex_);
-      (level == util::LogLevel::kWarning ? warnings_ : lines_).emplace_back(line);
-    });
-  }
-  void TearDown() override { util::set_log_sink({}); }
-
-  template <typename Body>
-  void on_ranks(int world_size, const config::Config& config, const Body& body) {
-    comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
-      Rank rank(config, communicator);
-      rank.position = rank.checkpointer.restore();
-      body(rank);
-    });
-  }
-
-  /// Trains two steps and saves.
-  fs::path save_run(int world_size, const config::Config& config) {
-    on_ranks(world_size, config, [](Rank& rank) {
-      rank.train(2);
-      rank.checkpointer.save(rank.position);
-      rank.checkpointer.finish();
-      rank.checkpointer.require_last_save();
-    });
-    return fs::path(config.run.output_dir) / "step-00000002";
-  }
-
-  /// The output folder cannot be written from now on, or again.
-  void block() {
-    fs::rename(folder_ / "out", folder_ / "away");
-    std::ofstream(folder_ / "out") << "in the way";
-  }
-  void unblock() {
-    fs::remove(folder_ / "out");
-    fs::rename(folder_ / "away", folder_ / "out");
-  }
-
-  TemporaryFolder folder_;
-  config::Config config_ = testing::tiny_config(folder_);
-  std::mutex mutex_;
-  std::vector<std::string> lines_, warnings_;
-};
 
 struct Way {
   const char *strategy, *kind;
@@ -401,95 +316,6 @@ TEST_F(CheckpointerTest, ASecondRunInTheFolderIsRefused) {
                             HasSubstr("process " + std::to_string(::getpid())), HasSubstr("wait for it")));
   });
   on_ranks(1, config_, [](Rank&) {});
-}
-
-class StartingFromWeights : public CheckpointerTest {
- protected:
-  void SetUp() override {
-    CheckpointerTest::SetUp();
-    source_ = save_run(3, config_);
-    config_.run.output_dir = folder_ / "new";
-    config_.checkpoint.init_from = folder_ / "out";
-  }
-
-  /// What a run of this config begins with: saved at step 0.
-  std::map<std::string, at::Tensor> beginning(int world_size = 2) {
-    on_ranks(world_size, config_, [](Rank& rank) {
-      EXPECT_EQ(rank.position.step, 0);
-      EXPECT_EQ(rank.position.samples_seen, 0);
-      EXPECT_EQ(rank.parts.optimizer->step_count(), 0);
-      rank.checkpointer.save(rank.position);
-    });
-    return contents_of(folder_ / "new/step-00000000");
-  }
-
-  fs::path source_;
-};
-
-TEST_F(StartingFromWeights, TakesAllWeightsAndNoOptimizerState) {
-  auto given = contents_of(source_), taken = beginning();
-  for (const auto& [name, tensor] : taken) {
-    if (name.starts_with("model/")) {
-      EXPECT_TRUE(same_bits(tensor, given.at(name))) << name;
-    } else {
-      EXPECT_FALSE(tensor.any().item<bool>()) << name;
-    }
-  }
-  EXPECT_THAT(lines_,
-              Contains(AllOf(HasSubstr("starting from the weights of"), HasSubstr(source_.string()))));
-}
-
-TEST_F(StartingFromWeights, TakesThoseThatMatchAPattern) {
-  auto given = contents_of(source_);
-  config_.checkpoint.init_only = {"model.layers.1.*", "*embed*"};
-  int same = 0;
-  for (const auto& [name, tensor] : beginning()) {
-    if (!name.starts_with("model/") || name.find("norm") != std::string::npos) continue;
-    bool chosen = name.find("layers.1.") != std::string::npos || name.find("embed") != std::string::npos;
-    EXPECT_EQ(same_bits(tensor, given.at(name)), chosen) << name;
-    same += chosen;
-  }
-  EXPECT_GT(same, 2);
-}
-
-TEST_F(StartingFromWeights, ListsAllThatDoesNotFitAndAcceptsWhatMayBeMissing) {
-  config_.model.num_hidden_layers = 4;
-  auto [kind, text] = error_of([&] { beginning(); });
-  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text,
-              AllOf(HasSubstr("missing in it"), HasSubstr("model/model.layers.3.self_attn.q_proj.weight"),
-                    HasSubstr("model/model.layers.3.mlp.up_proj.weight")));
-  EXPECT_FALSE(fs::exists(folder_ / "new"));
-
-  config_.checkpoint.init_missing = {"model.layers.3.*"};
-  auto given = contents_of(source_), taken = beginning();
-  EXPECT_GT(taken.size(), given.size());
-  for (const auto& [name, tensor] : given) {
-    if (!name.starts_with("model/")) continue;
-    EXPECT_TRUE(same_bits(tensor, taken.at(name))) << name;
-  }
-  EXPECT_TRUE(taken.at("model/model.layers.3.mlp.up_proj.weight").any().item<bool>()) << "not initialised";
-  EXPECT_THAT(lines_, Contains(HasSubstr("it lacks model/model.layers.3")));
-}
-
-TEST_F(StartingFromWeights, RefusesWeightsThatTheModelHasNoPlaceFor) {
-  config_.model.num_hidden_layers = 2;
-  auto [kind, text] = error_of([&] { beginning(); });
-  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text,
-              AllOf(HasSubstr("in it but not here"), HasSubstr("model/model.layers.2.mlp.up_proj.weight")));
-  config_.checkpoint.init_only = {"*.layers.0.*", "*.layers.1.*"};
-  beginning();
-}
-
-TEST_F(StartingFromWeights, DoesSoOnlyWhereNothingIsResumed) {
-  beginning();
-  on_ranks(2, config_, [](Rank& rank) {
-    rank.train(1);
-    rank.checkpointer.save(rank.position);
-  });
-  on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 1); });
-  EXPECT_THAT(lines_, Contains(HasSubstr("init_from is not used")));
 }
 
 TEST_F(CheckpointerTest, WarnsOnceOfPatternsOfTheOptimizerThatMatchNothing) {

@@ -2,60 +2,23 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <sstream>
 
 #include "checkpoint/folders.h"
-#include "checkpoint/load.h"
-#include "comm/single_communicator.h"
-#include "comm/thread_communicator.h"
 #include "support/checkpoint_contents.h"
-#include "support/sharded_run.h"
-#include "support/tiny_config.h"
-#include "train/evaluate.h"
-#include "util/error.h"
+#include "support/trainer_fixture.h"
 #include "util/file.h"
-#include "util/log.h"
 
 namespace fsdp::train {
 namespace {
 
 using testing::borrowed;
-using testing::TemporaryFolder;
 using testing::values_of;
 namespace fs = std::filesystem;
-
-class TrainerTest : public ::testing::Test {
- protected:
-  void SetUp() override { util::set_log_level(util::LogLevel::kOff); }
-  void TearDown() override { util::set_log_level(util::LogLevel::kInfo); }
-
-  RunSummary train(int world_size, const config::Config& config) {
-    RunSummary summary;
-    comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
-      Trainer trainer(config, borrowed(communicator), {});
-      RunSummary mine = trainer.run();
-      if (communicator.rank() == 0) summary = mine;
-    });
-    return summary;
-  }
-
-  util::ErrorKind failure(int world_size, const config::Config& config, const std::string& part) {
-    try {
-      train(world_size, config);
-      ADD_FAILURE() << "expected an error with \"" << part << '"';
-    } catch (const util::Error& error) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-      return error.kind();
-    }
-    return util::ErrorKind::kUnexpected;
-  }
-
-  TemporaryFolder folder_;
-  config::Config config_ = testing::tiny_config(folder_);
-};
 
 TEST_F(TrainerTest, LearnsAndLeavesMetricsConfigAndACheckpoint) {
   config_.training.steps = 30;
@@ -87,9 +50,7 @@ TEST_F(TrainerTest, SeesEachSampleOnceWhileTheBatchGrows) {
   config_.training.steps = 5;
   config_.data.micro_batch_size = 4;
   train(1, config_);
-  const std::vector<double> parts = values_of(folder_ / "parts/metrics.jsonl", "loss");
-  ASSERT_EQ(parts.size(), whole.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5) << i;
+  expect_near(values_of(folder_ / "parts/metrics.jsonl", "loss"), whole);
 }
 
 TEST_F(TrainerTest, DropsTheSameAfterAResumeAtAnyWorldSize) {
@@ -105,9 +66,7 @@ TEST_F(TrainerTest, DropsTheSameAfterAResumeAtAnyWorldSize) {
   config_.data.micro_batch_size = 4;
   config_.activation_checkpointing.mode = "full";
   train(1, config_);
-  const std::vector<double> parts = values_of(folder_ / "parts/metrics.jsonl", "loss");
-  ASSERT_EQ(parts.size(), whole.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5) << i;
+  expect_near(values_of(folder_ / "parts/metrics.jsonl", "loss"), whole);
 }
 
 TEST_F(TrainerTest, TrainsForEpochs) {
@@ -167,9 +126,7 @@ TEST_F(TrainerTest, TrainsOnAMixtureOfSetsAtAnyWorldSize) {
   config_.run.output_dir = folder_ / "alone";
   config_.data.micro_batch_size = 4;
   train(1, config_);
-  const std::vector<double> alone = values_of(folder_ / "alone/metrics.jsonl", "loss");
-  ASSERT_EQ(alone.size(), whole.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(alone[i], whole[i], 1e-5) << i;
+  expect_near(values_of(folder_ / "alone/metrics.jsonl", "loss"), whole);
 }
 
 TEST_F(TrainerTest, AveragesOverTheTargetsThatCountAtAnyWorldSize) {
@@ -194,66 +151,6 @@ TEST_F(TrainerTest, AveragesOverTheTargetsThatCountAtAnyWorldSize) {
       }
       EXPECT_NEAR(validations[other][0], validations[0][0], 1e-5);
     }
-  }
-}
-
-TEST_F(TrainerTest, EndsEarlyWhenValidationsGetNoBetter) {
-  config_.training.steps = 12;
-  config_.evaluation.interval_steps = 2;
-  config_.evaluation.patience = 2;
-  config_.evaluation.min_delta = 100;  // the first stays the best
-  RunSummary summary = train(2, config_);
-  EXPECT_TRUE(summary.ended_early);
-  EXPECT_FALSE(summary.stopped);
-  EXPECT_EQ(summary.step, 6);
-  EXPECT_EQ(summary.best->step, 2);
-  EXPECT_EQ(summary.last_checkpoint.filename(), "step-00000006");
-  // A run that resumes from there has nothing left to do, at any world size.
-  summary = train(1, config_);
-  EXPECT_TRUE(summary.ended_early);
-  EXPECT_EQ(summary.step, 6);
-  // With more patience it goes on.
-  config_.evaluation.patience = 4;
-  EXPECT_EQ(train(2, config_).step, 10);
-}
-
-TEST_F(TrainerTest, KeepsTheBestCheckpoint) {
-  config_.training.steps = 8;
-  config_.evaluation.interval_steps = 2;
-  config_.checkpoint.keep_best = true;
-  config_.checkpoint.keep_last = 1;
-  config_.optimizer.lr = 3e-2;
-  config_.lr_scheduler.name = "constant";
-  RunSummary summary = train(2, config_);
-  const std::vector<double> losses = values_of(folder_ / "out/metrics.jsonl", "validation_loss");
-  ASSERT_EQ(losses.size(), 4u);
-  const auto best = std::min_element(losses.begin(), losses.end());
-  EXPECT_EQ(summary.best->loss, *best);
-  EXPECT_EQ(summary.best->step, 2 * (best - losses.begin() + 1));
-  // What the link leads to has that loss.
-  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-    EXPECT_NEAR(evaluate(config_, borrowed(communicator), folder_ / "out/best").loss, *best, 1e-6);
-  });
-}
-
-TEST_F(TrainerTest, EvaluatesWhatARunLeaves) {
-  const double loss = *train(2, config_).validation_loss;
-  const auto files_before = std::distance(fs::recursive_directory_iterator(folder_ / "out"), {});
-  for (int world : {1, 3}) {
-    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
-      const Validation found = evaluate(config_, borrowed(communicator), folder_ / "out");
-      EXPECT_NEAR(found.loss, loss, 1e-6);
-      EXPECT_EQ(found.bytes, found.tokens);  // data.tokenizer is "bytes"
-    });
-  }
-  EXPECT_EQ(std::distance(fs::recursive_directory_iterator(folder_ / "out"), {}), files_before);
-  config_.data.validation.clear();
-  try {
-    evaluate(config_, std::make_shared<comm::SingleCommunicator>(), folder_ / "out");
-    FAIL();
-  } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what()).find("data.validation"), std::string::npos);
   }
 }
 
@@ -323,189 +220,6 @@ TEST_F(TrainerTest, CountsTokensAndStepsOfTheWholeWorld) {
   EXPECT_EQ(lines.back()["tokens"], 6 * 3 * 2 * 2 * 8);
 }
 
-struct Resumption {
-  const char* name;
-  std::function<void(config::Config&)> change;
-};
-
-class ResumedRun : public TrainerTest, public ::testing::WithParamInterface<Resumption> {};
-
-TEST_P(ResumedRun, IsBitwiseTheRunThatNeverStopped) {
-  config_.data.shuffle = true;
-  config_.lr_scheduler.name = "cosine";
-  config_.lr_scheduler.warmup_steps = 2;
-  config_.checkpoint.interval_steps = 3;
-  config_.training.steps = 8;
-  GetParam().change(config_);
-  train(2, config_);
-  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
-  ASSERT_EQ(whole.size(), 8u);
-
-  fs::rename(folder_ / "out/step-00000008", folder_ / "whole");
-  fs::remove_all(folder_ / "out/step-00000006");
-  train(2, config_);  // from step 3
-  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
-  testing::expect_equal_checkpoints(folder_ / "whole", folder_ / "out/step-00000008");
-}
-
-void use_float16(config::Config& config) {
-  config.mixed_precision.param_dtype = config.mixed_precision.reduce_dtype = "float16";
-  config.loss_scaler.init_scale = 1e9;  // overflows at first, so that the scale changes on the way
-  config.loss_scaler.growth_interval = 2;
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, ResumedRun,
-    ::testing::Values(
-        Resumption{"adamw", [](config::Config&) {}},
-        Resumption{"muon",
-                   [](config::Config& config) {
-                     config.optimizer.name = "muon";
-                     config.optimizer.momentum = 0.95;
-                     config.optimizer.nesterov = true;
-                   }},
-        Resumption{"sgd_with_dampening",
-                   [](config::Config& config) {
-                     config.optimizer.name = "sgd";
-                     config.optimizer.momentum = 0.9;
-                     config.optimizer.dampening = 0.5;
-                   }},
-        Resumption{"skipping_spikes",
-                   [](config::Config& config) {
-                     // So low that ordinary steps are spikes, before the checkpoint and after it.
-                     config.training.skip_zscore = 0.5;
-                     config.training.skip_window = 2;
-                     config.training.max_skipped_steps = 100;
-                   }},
-        Resumption{"tied_with_accumulation",
-                   [](config::Config& config) {
-                     config.model.tie_word_embeddings = true;
-                     config.training.gradient_accumulation_steps = 2;
-                   }},
-        Resumption{"bfloat16",
-                   [](config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }},
-        Resumption{"float16_with_loss_scaler", use_float16},
-        Resumption{"asynchronous", [](config::Config& config) { config.checkpoint.asynchronous = true; }},
-        Resumption{"asynchronous_float16_no_shard",
-                   [](config::Config& config) {
-                     use_float16(config);
-                     config.checkpoint.asynchronous = true;
-                     config.fsdp.strategy = "no_shard";
-                   }},
-        Resumption{"full", [](config::Config& config) { config.checkpoint.kind = "full"; }},
-        Resumption{"replicas",
-                   [](config::Config& config) {
-                     config.fsdp.strategy = "hybrid_shard";
-                     config.mesh.dcn = 2;
-                   }}),
-    [](const auto& info) { return info.param.name; });
-
-TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
-  config_.checkpoint.interval_steps = 2;
-  config_.checkpoint.save_at_end = false;
-  config_.training.steps = 7;
-  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-    Trainer trainer(config_, borrowed(communicator), {});
-    if (communicator.rank() == 0) {
-      fs::rename(folder_ / "out", folder_ / "away");
-      std::ofstream(folder_ / "out") << "in the way";
-    }
-    communicator.barrier({.unit = "test"});
-    try {
-      trainer.run();
-      ADD_FAILURE() << "expected an error";
-    } catch (const util::Error& error) {
-      EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
-      EXPECT_NE(std::string(error.what()).find("step 6 could not be saved"), std::string::npos)
-          << error.what();
-    }
-  });
-  EXPECT_EQ(values_of(folder_ / "away/metrics.jsonl", "loss").size(), 7u);
-}
-
-TEST_F(TrainerTest, ADivergedRunFinishesTheSaveUnderWay) {
-  config_.optimizer.lr = 1e30;
-  config_.training.max_grad_norm = 0;
-  config_.training.steps = 20;
-  config_.checkpoint.interval_steps = 1;
-  config_.checkpoint.asynchronous = true;
-  EXPECT_EQ(failure(2, config_, "diverged at step"), util::ErrorKind::kDiverged);
-  auto found = checkpoint::find_checkpoints(folder_ / "out");
-  EXPECT_TRUE(found.torn.empty());
-  EXPECT_FALSE(found.complete.empty());
-}
-
-TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {
-  config_.data.micro_batch_size = 6;
-  config_.checkpoint.interval_steps = 3;
-  train(1, config_);
-  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
-  fs::remove_all(folder_ / "out/step-00000006");
-  config_.data.micro_batch_size = 2;
-  train(3, config_);
-  auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
-  ASSERT_EQ(resumed.size(), whole.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]);
-}
-
-TEST_F(TrainerTest, MuonResumesAtAnotherWorldSizeAndLayout) {
-  config_.optimizer.name = "muon";
-  config_.optimizer.momentum = 0.95;
-  config_.data.micro_batch_size = 6;
-  config_.checkpoint.interval_steps = 3;
-  train(1, config_);
-  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
-  fs::remove_all(folder_ / "out/step-00000006");
-  config_.data.micro_batch_size = 2;
-  config_.fsdp.layout = "per_parameter";
-  train(3, config_);
-  auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
-  ASSERT_EQ(resumed.size(), whole.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]);
-}
-
-TEST_F(TrainerTest, AStrategyCanBeChangedAtACheckpoint) {
-  config_.checkpoint.interval_steps = 3;
-  train(2, config_);
-  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
-  for (const char* strategy : {"no_shard", "shard_grad_op", "full_shard"}) {
-    fs::remove_all(folder_ / "out/step-00000006");
-    config_.fsdp.strategy = strategy;
-    train(2, config_);  // from step 3, written by the strategy before
-    auto resumed = values_of(folder_ / "out/metrics.jsonl", "loss");
-    ASSERT_EQ(resumed.size(), whole.size());
-    for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(resumed[i], whole[i], 1e-5 * whole[i]) << strategy;
-    fs::remove_all(folder_ / "out");
-    train(2, config_);
-  }
-}
-
-TEST_F(TrainerTest, ValidationLossDoesNotDependOnTheWorldSize) {
-  std::vector<double> losses;
-  for (int world : {1, 2, 3}) {
-    config_.run.output_dir = folder_ / ("out" + std::to_string(world));
-    config_.optimizer.lr = 0;
-    losses.push_back(*train(world, config_).validation_loss);
-  }
-  EXPECT_NEAR(losses[1], losses[0], 1e-6);
-  EXPECT_NEAR(losses[2], losses[0], 1e-6);
-}
-
-TEST_F(TrainerTest, ValidatesAndSavesAtTheIntervalsAndKeepsTheLast) {
-  config_.training.steps = 7;
-  config_.evaluation.interval_steps = 2;
-  config_.checkpoint.interval_steps = 2;
-  config_.checkpoint.keep_last = 2;
-  train(1, config_);
-  std::vector<int64_t> validated, kept;
-  for (const auto& line : testing::metrics_with(folder_ / "out/metrics.jsonl", "validation_loss")) {
-    validated.push_back(line["step"]);
-  }
-  EXPECT_EQ(validated, (std::vector<int64_t>{2, 4, 6, 7}));
-  for (const auto& found : checkpoint::find_checkpoints(folder_ / "out").complete) kept.push_back(found.step);
-  EXPECT_EQ(kept, (std::vector<int64_t>{6, 7}));
-}
-
 TEST_F(TrainerTest, TracesEveryCollectiveAndBufferOfAStep) {
   config_.logging.trace_communication = true;
   config_.data.validation.clear();
@@ -543,25 +257,6 @@ TEST_F(TrainerTest, TheTraceOfWholeUnitsHasNoUnshardedBuffers) {
   for (const auto& line : lines) EXPECT_NE(line["op"], "buffer") << line;
 }
 
-TEST_F(TrainerTest, SavesNothingWhenToldSo) {
-  config_.checkpoint.save_at_end = false;
-  EXPECT_TRUE(train(1, config_).last_checkpoint.empty());
-  EXPECT_TRUE(checkpoint::find_checkpoints(folder_ / "out").complete.empty());
-}
-
-TEST_F(TrainerTest, AFinishedRunHasNothingToTrain) {
-  train(2, config_);
-  RunSummary again = train(2, config_);
-  EXPECT_EQ(again.step, 6);
-  EXPECT_FALSE(again.loss.has_value());
-}
-
-TEST_F(TrainerTest, RefusesAFolderWithLaterStepsOfAnotherRun) {
-  train(1, config_);
-  config_.checkpoint.resume = "never";
-  EXPECT_EQ(failure(1, config_, "already holds step-00000006"), util::ErrorKind::kUsage);
-}
-
 TEST_F(TrainerTest, BadDataIsOneErrorOnEveryRankAndNothingIsWritten) {
   config::Config bad = config_;
   bad.data.train = {folder_ / "missing.bin"};
@@ -582,39 +277,6 @@ TEST_F(TrainerTest, AnOutputFolderThatCannotBeWrittenIsAnIoError) {
   std::ofstream(folder_ / "file") << "x";
   config_.run.output_dir = folder_ / "file/out";
   EXPECT_EQ(failure(2, config_, "file/out"), util::ErrorKind::kIo);
-}
-
-TEST_F(TrainerTest, ADivergedRunSaysSoAndKeepsTheLastGoodCheckpoint) {
-  config_.optimizer.lr = 1e30;
-  config_.training.max_grad_norm = 0;
-  config_.training.steps = 20;
-  config_.checkpoint.interval_steps = 1;
-  EXPECT_EQ(failure(2, config_, "diverged at step"), util::ErrorKind::kDiverged);
-  auto found = checkpoint::find_checkpoints(folder_ / "out");
-  EXPECT_TRUE(found.torn.empty());
-  EXPECT_FALSE(found.complete.empty());
-}
-
-TEST_F(TrainerTest, Float16TrainsFromAScaleThatIsTooHighAndResumesBitwise) {
-  config_.mixed_precision.param_dtype = "float16";
-  config_.mixed_precision.keep_float32 = {"*norm*"};
-  config_.loss_scaler.init_scale = std::ldexp(1.0, 30);
-  config_.loss_scaler.growth_interval = 5;
-  config_.training.steps = 40;
-  config_.checkpoint.interval_steps = 21;  // a few good steps into an interval of the scaler
-  train(2, config_);
-  auto losses = values_of(folder_ / "out/metrics.jsonl", "loss");
-  auto scales = values_of(folder_ / "out/metrics.jsonl", "loss_scale");
-  ASSERT_EQ(losses.size(), 40u);
-  ASSERT_EQ(scales.size(), 40u);
-  EXPECT_LT(scales[0], config_.loss_scaler.init_scale) << "the first step was skipped";
-  EXPECT_GT(*std::max_element(scales.begin() + 20, scales.end()), scales[20]) << "the scale grew again";
-  EXPECT_LT(losses.back(), losses.front() - 0.1);
-
-  fs::remove_all(folder_ / "out/step-00000040");
-  train(2, config_);  // from step 21
-  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), losses);
-  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss_scale"), scales);
 }
 
 TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
@@ -644,44 +306,6 @@ TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.keep_after_forward = {"model.layers.1"}; }), expected);
   EXPECT_EQ(losses_with([](auto& config) { config.activation_checkpointing.mode = "full"; }), expected);
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.cpu_offload = true; }), expected);
-}
-
-TEST_F(TrainerTest, StopsOnAllRanksAndSavesWhenOneIsToldTo) {
-  train(2, config_);
-  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
-  fs::remove_all(folder_ / "out");
-  for (bool saves : {true, false}) {
-    config_.checkpoint.save_at_end = saves;
-    std::vector<RunSummary> summaries(2);
-    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-      int asked = 0;
-      Trainer trainer(config_, borrowed(communicator), {},
-                      {.stop_requested = [&] { return communicator.rank() == 1 && ++asked == 4; }});
-      summaries[static_cast<size_t>(communicator.rank())] = trainer.run();
-    });
-    for (const RunSummary& summary : summaries) {
-      EXPECT_TRUE(summary.stopped);
-      EXPECT_EQ(summary.step, 4);
-      EXPECT_EQ(summary.last_checkpoint.filename(), saves ? "step-00000004" : "");
-    }
-    EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss").size(), 4u);
-    if (saves) {  // and goes on as if never stopped
-      EXPECT_FALSE(train(2, config_).stopped);
-      EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
-    }
-    fs::remove_all(folder_ / "out");
-  }
-}
-
-TEST_F(TrainerTest, ToldToStopInItsLastStepIsDone) {
-  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-    int asked = 0;
-    Trainer trainer(config_, borrowed(communicator), {},
-                    {.stop_requested = [&] { return ++asked == config_.training.steps; }});
-    RunSummary summary = trainer.run();
-    EXPECT_FALSE(summary.stopped);
-    EXPECT_EQ(summary.step, config_.training.steps);
-  });
 }
 
 }  // namespace

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace fsdp::util {
+
+/// The version of the toolkit, as in "0.1.0".
+std::string version();
+
+}  // namespace fsdp::util

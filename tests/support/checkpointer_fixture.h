@@ -1,0 +1,100 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/thread_communicator.h"
+#include "support/sharded_run.h"
+#include "support/temporary_folder.h"
+#include "support/tiny_config.h"
+#include "train/checkpointer.h"
+#include "train/run_parts.h"
+#include "util/log.h"
+
+namespace fsdp::train {
+
+/// A rank of a run without the loop around it.
+struct Rank {
+  Rank(const config::Config& config_, comm::Communicator& communicator)
+      : number(communicator.rank()),
+        config(config_),
+        loader(open_training_data(config, communicator)),
+        parts(build_run_parts(config, comm::Mesh(config.mesh, testing::borrowed(communicator)), nullptr)),
+        step(make_train_step(config, parts, loader)),
+        checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {}) {}
+
+  /// The loss of the last step.
+  double train(int64_t steps) {
+    double loss = 0;
+    for (int64_t i = 0; i < steps; ++i) {
+      loss = step.run({.step = position.step + 1, .first_global_sample = position.samples_seen, .lr = 1e-2})
+                 .loss;
+      ++position.step;
+      position.samples_seen += loader.samples_per_step();
+      position.tokens_seen += loader.samples_per_step() * config.data.sequence_length;
+    }
+    return loss;
+  }
+
+  int number;
+  config::Config config;
+  data::TrainLoader loader;
+  RunParts parts;
+  TrainStep step;
+  Checkpointer checkpointer;
+  RunPosition position;
+};
+
+/// Runs on threads as ranks, in a folder of their own, whose log is kept.
+class CheckpointerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    util::set_log_sink([this](util::LogLevel level, std::string_view line) {
+      std::lock_guard lock(mutex_);
+      (level == util::LogLevel::kWarning ? warnings_ : lines_).emplace_back(line);
+    });
+  }
+  void TearDown() override { util::set_log_sink({}); }
+
+  template <typename Body>
+  void on_ranks(int world_size, const config::Config& config, const Body& body) {
+    comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
+      Rank rank(config, communicator);
+      rank.position = rank.checkpointer.restore();
+      body(rank);
+    });
+  }
+
+  /// Trains two steps and saves.
+  std::filesystem::path save_run(int world_size, const config::Config& config) {
+    on_ranks(world_size, config, [](Rank& rank) {
+      rank.train(2);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+      rank.checkpointer.require_last_save();
+    });
+    return std::filesystem::path(config.run.output_dir) / "step-00000002";
+  }
+
+  /// The output folder cannot be written from now on, or again.
+  void block() {
+    std::filesystem::rename(folder_ / "out", folder_ / "away");
+    std::ofstream(folder_ / "out") << "in the way";
+  }
+  void unblock() {
+    std::filesystem::remove(folder_ / "out");
+    std::filesystem::rename(folder_ / "away", folder_ / "out");
+  }
+
+  testing::TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+  std::mutex mutex_;
+  std::vector<std::string> lines_, warnings_;
+};
+
+}  // namespace fsdp::train

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "comm/thread_communicator.h"
+#include "support/sharded_run.h"
+#include "support/temporary_folder.h"
+#include "support/tiny_config.h"
+#include "train/trainer.h"
+#include "util/error.h"
+#include "util/log.h"
+
+namespace fsdp::train {
+
+/// Whole runs on threads as ranks, in a folder of their own.
+class TrainerTest : public ::testing::Test {
+ protected:
+  void SetUp() override { util::set_log_level(util::LogLevel::kOff); }
+  void TearDown() override { util::set_log_level(util::LogLevel::kInfo); }
+
+  RunSummary train(int world_size, const config::Config& config) {
+    RunSummary summary;
+    comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
+      Trainer trainer(config, testing::borrowed(communicator), {});
+      RunSummary mine = trainer.run();
+      if (communicator.rank() == 0) summary = mine;
+    });
+    return summary;
+  }
+
+  util::ErrorKind failure(int world_size, const config::Config& config, const std::string& part) {
+    try {
+      train(world_size, config);
+      ADD_FAILURE() << "expected an error with \"" << part << '"';
+    } catch (const util::Error& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+      return error.kind();
+    }
+    return util::ErrorKind::kUnexpected;
+  }
+
+  /// Of runs on other numbers of ranks, whose sums differ in the order of their terms.
+  static void expect_near(const std::vector<double>& losses, const std::vector<double>& whole) {
+    ASSERT_EQ(losses.size(), whole.size());
+    for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(losses[i], whole[i], 1e-5 * whole[i]) << i;
+  }
+
+  testing::TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+};
+
+}  // namespace fsdp::train
