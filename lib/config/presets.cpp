@@ -42,7 +42,7 @@ Preset quickstart() {
                  {"data.tokenizer", "\"bytes\"", ""},
                  {"data.sequence_length", "256", ""},
                  {"data.micro_batch_size", "4", "samples of a process in a step: 2 processes see 8"},
-                 {"training.steps", "200", ""},
+                 {"training.steps", "600", ""},
                  {"training.max_grad_norm", "1.0", "larger gradients are scaled down to this norm"},
                  {"evaluation.max_samples", "128", "enough for a steady figure, and quick"},
                  {"optimizer.name", "\"adamw\"", ""},
@@ -60,9 +60,9 @@ Preset quickstart() {
                   "has 528 thousand and stays inside it. The embedding, the head and the last norm belong to "
                   "the unit "
                   "around everything"},
-                 {"checkpoint.interval_steps", "100", ""},
+                 {"checkpoint.interval_steps", "200", ""},
                  {"checkpoint.keep_last", "3", ""},
-                 {"logging.interval_steps", "10", ""}}};
+                 {"logging.interval_steps", "20", ""}}};
 }
 
 /// A llama of 124 million parameters with the tokens of GPT-2.
