@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "doctor/text_file.h"
+#include "util/system_files.h"
 
 namespace fsdp::doctor {
 namespace {
