@@ -2,8 +2,8 @@
 
 #include "cli/version.h"
 #include "doctor/checks.h"
-#include "doctor/text_file.h"
 #include "util/error.h"
+#include "util/system_files.h"
 
 namespace fsdp::doctor {
 
@@ -11,7 +11,8 @@ using util::concat;
 
 Findings check_accelerators(const std::filesystem::path& root) {
   const int count = launch::gpu_count();
-  const std::string driver = line_value(root / "proc/driver/nvidia/version", "NVRM version").value_or("");
+  const std::string driver =
+      util::line_value(root / "proc/driver/nvidia/version", "NVRM version").value_or("");
   const std::string trains = "training itself runs on the CPU in this version";
   Findings findings;
   if (count == 0) {

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "doctor/text_file.h"
+#include "util/error.h"
+#include "util/system_files.h"
 
 namespace fsdp::doctor {
 namespace {
@@ -21,7 +22,7 @@ std::vector<fs::path> group_folders(const fs::path& root, const std::string& con
   for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string controllers = util::concat(",", line.substr(first + 1, second - first - 1), ",");
     const bool is_version_1 = controllers.find("," + controller + ",") != std::string::npos;
     if (!is_version_1 && controllers != ",,") continue;
     own = line.substr(second + 1);

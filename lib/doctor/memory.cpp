@@ -4,9 +4,9 @@
 
 #include "doctor/checks.h"
 #include "doctor/control_group.h"
-#include "doctor/text_file.h"
 #include "launch/accelerators.h"
 #include "util/error.h"
+#include "util/system_files.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {
@@ -35,13 +35,13 @@ Limit limit_of(decltype(RLIMIT_AS) resource, bool in_bytes) {
 Findings check_memory(const std::filesystem::path& root) {
   constexpr int64_t kLittle = int64_t{1} << 30;
   const std::filesystem::path file = root / "proc/meminfo";
-  const auto total = kilobytes(file, "MemTotal"), available = kilobytes(file, "MemAvailable");
+  const auto total = util::kilobytes(file, "MemTotal"), available = util::kilobytes(file, "MemAvailable");
   if (!total || !available)
     return {{Verdict::kWarn, "memory", file.string() + " does not say", "mount /proc"}};
   int64_t usable = *available;
   Finding finding{Verdict::kOk, "memory", "", ""};
   finding.text = concat(human_bytes(*available), " available of ", human_bytes(*total), ", swap ",
-                        human_bytes(kilobytes(file, "SwapTotal").value_or(0)));
+                        human_bytes(util::kilobytes(file, "SwapTotal").value_or(0)));
   const auto limit = memory_limit(root);
   if (limit && *limit < *total) {
     const int64_t used = memory_in_use(root).value_or(0);

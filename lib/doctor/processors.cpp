@@ -7,12 +7,12 @@
 
 #include "doctor/checks.h"
 #include "doctor/control_group.h"
-#include "doctor/text_file.h"
 #include "kernels/block_product.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/matmul.h"
 #include "util/compute_threads.h"
 #include "util/error.h"
+#include "util/system_files.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {
@@ -27,7 +27,7 @@ std::string instructions() {
                                                                   {"avx512f", "AVX-512"},
                                                                   {"avx512_bf16", "AVX-512 BF16"},
                                                                   {"amx_bf16", "AMX BF16"}};
-  std::istringstream flags(line_value("/proc/cpuinfo", "flags").value_or(""));
+  std::istringstream flags(util::line_value("/proc/cpuinfo", "flags").value_or(""));
   std::vector<std::string> found;
   for (std::string flag; flags >> flag;) {
     for (const auto& [name, text] : known) {
@@ -39,8 +39,8 @@ std::string instructions() {
 
 Finding check_instructions() {
   Finding finding{Verdict::kOk, "cpu", "", ""};
-  finding.text =
-      concat(line_value("/proc/cpuinfo", "model name").value_or("of unknown model"), "; ", instructions());
+  finding.text = concat(util::line_value("/proc/cpuinfo", "model name").value_or("of unknown model"), "; ",
+                        instructions());
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) {
     finding.verdict = Verdict::kWarn;

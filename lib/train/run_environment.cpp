@@ -7,25 +7,16 @@
 
 #include <chrono>
 #include <ctime>
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "util/host_name.h"
+#include "util/system_files.h"
 #include "util/text.h"
 #include "util/version.h"
 
 namespace fsdp::train {
 namespace {
-
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
 
 std::string utc_now() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -45,7 +36,7 @@ nlohmann::ordered_json run_environment(const comm::Communicator& communicator) {
           {"ranks", communicator.world_size()},
           {"communication", communicator.backend_name()},
           {"host", util::host_name()},
-          {"cpu", cpu_model()},
+          {"cpu", util::line_value("/proc/cpuinfo", "model name").value_or("unknown")},
           {"cpu_instructions", at::get_cpu_capability()},
           {"cores", std::thread::hardware_concurrency()},
           {"threads_a_rank", at::get_num_threads()},

@@ -4,21 +4,13 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <limits>
-#include <string>
+
+#include "util/system_files.h"
 
 namespace fsdp::util {
 
 // getrusage() would count the program that this process was before exec(), such as a launcher in Python.
-int64_t peak_resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string key; status >> key;) {
-    int64_t kibibytes = 0;
-    if (key == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
-    status.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return resident_bytes();
-}
+int64_t peak_resident_bytes() { return kilobytes("/proc/self/status", "VmHWM").value_or(resident_bytes()); }
 
 int64_t resident_bytes() {
   std::ifstream statm("/proc/self/statm");

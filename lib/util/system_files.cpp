@@ -1,17 +1,11 @@
-#pragma once
+#include "util/system_files.h"
 
-#include <cstdint>
-#include <filesystem>
+#include <exception>
 #include <fstream>
-#include <optional>
-#include <string>
-#include <string_view>
 
-namespace fsdp::doctor {
+namespace fsdp::util {
 
-/// What follows the first "NAME", blanks and ":" in a file of lines, as /proc has them; nothing where there
-/// is none.
-inline std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name) {
+std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name) {
   std::ifstream stream(file);
   for (std::string line; std::getline(stream, line);) {
     if (!line.starts_with(name)) continue;
@@ -23,16 +17,14 @@ inline std::optional<std::string> line_value(const std::filesystem::path& file, 
   return std::nullopt;
 }
 
-/// The first line of a file; nothing where there is no such file.
-inline std::optional<std::string> first_line(const std::filesystem::path& file) {
+std::optional<std::string> first_line(const std::filesystem::path& file) {
   std::ifstream stream(file);
   std::string line;
   if (!std::getline(stream, line)) return std::nullopt;
   return line;
 }
 
-/// Bytes of "MemTotal:  1024 kB".
-inline std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name) {
+std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name) {
   const auto text = line_value(file, name);
   if (!text) return std::nullopt;
   try {
@@ -42,4 +34,4 @@ inline std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::
   }
 }
 
-}  // namespace fsdp::doctor
+}  // namespace fsdp::util
