@@ -36,8 +36,10 @@ struct Heads {
 at::Tensor attention_with_dropout(const Heads& heads, double p, const StageContext& context) {
   const int64_t group = heads.q.size(2) / heads.k.size(2), length = heads.q.size(1);
   const at::Tensor q = heads.q.transpose(1, 2);
-  const at::Tensor k = heads.k.transpose(1, 2).repeat_interleave(group, 1);
-  const at::Tensor v = heads.v.transpose(1, 2).repeat_interleave(group, 1);
+  auto for_each_query = [group](const at::Tensor& x) {
+    return group == 1 ? x.transpose(1, 2) : x.transpose(1, 2).repeat_interleave(group, 1);
+  };
+  const at::Tensor k = for_each_query(heads.k), v = for_each_query(heads.v);
   const at::Tensor later = at::ones({length, length}, q.options().dtype(at::kBool)).triu(1);
   const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
   const at::Tensor weights = scores.masked_fill(later, -std::numeric_limits<double>::infinity())

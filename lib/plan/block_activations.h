@@ -34,10 +34,11 @@ class BlockActivations : protected ActivationParts {
   bool biased() const { return llama() && (model().attention_bias || model().qkv_bias); }
   bool drops_hidden() const { return model().hidden_dropout > 0; }
   bool drops_scores() const { return model().attention_dropout > 0; }
-  /// What attention saves besides query, key and value when it drops weights.
+  /// What attention saves besides query, key and value when it drops weights: these before and after, and
+  /// keys and values repeated for each query that shares them.
   int64_t score_weights() const {
     const int64_t weights = wide32(model().num_attention_heads * shape_.tokens);
-    return weights + 2 * weights * shape_.element / kFloat + 2 * wide(query_width());
+    return weights + weights * shape_.element / kFloat + 2 * (wide(query_width()) - wide(key_width()));
   }
   int64_t log_sums() const { return wide32(model().num_attention_heads); }
 

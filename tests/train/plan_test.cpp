@@ -101,6 +101,24 @@ INSTANTIATE_TEST_SUITE_P(
                c.model.num_key_value_heads = 2;
                c.fsdp.cpu_offload = c.fsdp.move_grads_to_cpu = true;
              }},
+        Case{"biases", 4, "llama", [](auto& c) { c.model.attention_bias = c.model.mlp_bias = true; }},
+        Case{"qwen2_wide_heads", 2, "llama",
+             [](auto& c) {
+               c.model.qkv_bias = true;
+               c.model.head_dim = 64;
+               c.model.num_key_value_heads = 2;
+             }},
+        Case{"dropout", 4, "llama",
+             [](auto& c) { c.model.attention_dropout = c.model.hidden_dropout = 0.1; }},
+        Case{"dropout_bf16_grouped_queries", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.model.attention_dropout = c.model.embedding_dropout = 0.1;
+               c.model.num_key_value_heads = 2;
+             }},
+        Case{"dropout_gpt2", 2, "gpt2",
+             [](auto& c) { c.model.attention_dropout = c.model.hidden_dropout = 0.1; }},
+        Case{"averaged_weights", 2, "llama", [](auto& c) { c.optimizer.ema_decay = 0.9; }},
         Case{"no_shard", 4, "llama", [](auto& c) { c.fsdp.strategy = "no_shard"; }},
         Case{"no_shard_bf16", 4, "llama",
              [](auto& c) {
