@@ -9,7 +9,7 @@
 namespace fsdp::train {
 
 /// The best of several products y = x W^T of [1024, 1024] matrices in `dtype` by the library that the model
-/// uses, in FLOP/s. Takes about 0.2 s. Ranks of one host that measure at once share it as they do in
+/// uses, in FLOP/s. Takes about 0.1 s. Ranks of one host that measure at once share it as they do in
 /// training.
 double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul);
 
