@@ -4,10 +4,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
+#include "kernels/cuda/kernels.h"
+#include "kernels/fused.h"
+#include "kernels/row_kernels.h"
 #include "util/error.h"
 #include "util/hash.h"
 
@@ -20,7 +24,7 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 /// Values that are worth a thread.
-constexpr int64_t kGrain = 16384;
+constexpr int64_t kPiece = 16384;
 
 struct Choice {
   double p = 0;
@@ -48,16 +52,16 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   const auto limit = static_cast<uint32_t>(choice.p * 4294967296.0);
   const auto scale = static_cast<float>(1 / (1 - choice.p));
   // A row in pieces of an even length, so that two values of a hash stay together.
-  const int64_t pieces = std::max<int64_t>(1, (width + kGrain - 1) / kGrain);
+  const int64_t pieces = std::max<int64_t>(1, (width + kPiece - 1) / kPiece);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
     const auto* from = x.const_data_ptr<scalar_t>();
     auto* to = y.data_ptr<scalar_t>();
     at::parallel_for(0, rows * pieces, 1, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end; ++at) {
-        const int64_t row = at / pieces, first = at % pieces * kGrain;
+        const int64_t row = at / pieces, first = at % pieces * kPiece;
         const uint64_t row_key =
             util::mix64(choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
-        drop_row(from + row * width, to + row * width, first, std::min(width, first + kGrain), row_key, limit,
+        drop_row(from + row * width, to + row * width, first, std::min(width, first + kPiece), row_key, limit,
                  scale);
       }
     });
@@ -65,9 +69,28 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   return y;
 }
 
+at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
+  const c10::DeviceGuard guard(x.device());
+  at::Tensor y = at::empty_like(x);
+  const int64_t rows = x.size(0);
+  cuda::dropout(element_of(x), {.x = x.const_data_ptr(),
+                                .y = y.data_ptr(),
+                                .rows = rows,
+                                .width = x.numel() / std::max<int64_t>(rows, 1),
+                                .key = choice.key,
+                                .first_row = choice.first_row,
+                                .p = choice.p});
+  return y;
+}
+
 at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
   if (given.is_cpu()) return dropped_on_cpu(given.contiguous(), choice);
-  const at::Tensor factors = dropped_on_cpu(at::ones(given.sizes(), at::kFloat), choice);
+  if (can_fuse(given)) return dropped_on_gpu(given.contiguous(), choice);
+  // Other types and devices: the choice for ones, where it can be made.
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(given.device());
+  const at::Tensor ones = at::ones(given.sizes(), options);
+  const at::Tensor factors =
+      can_fuse(ones) ? dropped_on_gpu(ones, choice) : dropped_on_cpu(ones.cpu(), choice);
   return given * factors.to(given.options());
 }
 

@@ -3,9 +3,15 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/cuda/kernels.h"
+#include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/row_kernels.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -35,6 +41,21 @@ void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor&
   });
 }
 
+/// The same on a GPU, for a table that is fp32 or, if nothing is in it yet, of the rows' type. Rows of equal
+/// ids are brought together, so that each sum has one order.
+void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids, bool adds) {
+  const c10::DeviceGuard guard(rows.device());
+  const auto [sorted, order] = at::sort(ids.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  cuda::embedding_backward(element_of(rows), {.dy = rows.const_data_ptr(),
+                                              .ids = sorted.const_data_ptr<int64_t>(),
+                                              .order = order.const_data_ptr<int64_t>(),
+                                              .table = table.data_ptr(),
+                                              .table_is_fp32 = table.scalar_type() == at::kFloat,
+                                              .adds = adds,
+                                              .rows = sorted.numel(),
+                                              .width = table.size(1)});
+}
+
 class Embedding final : public Function<Embedding> {
  public:
   static Variable forward(AutogradContext* context, const Variable& weight, const Variable& ids) {
@@ -46,14 +67,22 @@ class Embedding final : public Function<Embedding> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     const at::Tensor dy = gradients[0].contiguous(), ids = saved[1].contiguous();
-    const at::ScalarType type = dy.scalar_type();
-    if (dy.is_cpu() && (type == at::kFloat || type == at::kBFloat16)) {
-      if (auto place = take_gradient_place(weight, at::kFloat)) {
-        if (!place->adds) place->memory.zero_();
-        type == at::kFloat ? add_rows<float>(place->memory, dy, ids)
-                           : add_rows<at::BFloat16>(place->memory, dy, ids);
-        return {at::Tensor(), at::Tensor()};
+    if (!can_fuse(dy)) return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), {}};
+    if (auto place = take_gradient_place(weight, at::kFloat)) {
+      if (!place->adds) place->memory.zero_();
+      if (dy.is_cuda()) {
+        add_rows_on_gpu(place->memory, dy, ids, place->adds);
+      } else if (dy.scalar_type() == at::kFloat) {
+        add_rows<float>(place->memory, dy, ids);
+      } else {
+        add_rows<at::BFloat16>(place->memory, dy, ids);
       }
+      return {at::Tensor(), at::Tensor()};
+    }
+    if (dy.is_cuda()) {
+      at::Tensor table = at::zeros({weight.size(0), weight.size(1)}, dy.options());
+      add_rows_on_gpu(table, dy, ids, /*adds=*/false);
+      return {table, at::Tensor()};
     }
     return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), at::Tensor()};
   }

@@ -3,7 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/row_loops.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/row_kernels.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -16,19 +17,15 @@ using torch::autograd::variable_list;
 
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
   at::Tensor y = at::empty(x.sizes(), x.options());
-  const int64_t width = x.size(2) * x.size(3);
-  for_rows(x.size(0) * x.size(1), width, [&](int64_t first, int64_t rows) {
-    loops_of(x).rotary({.x = row_of(x, first, width),
-                        .y = row_of(y, first, width),
-                        .cos = cos.data_ptr<float>(),
-                        .sin = sin.data_ptr<float>(),
-                        .first = first,
-                        .rows = rows,
-                        .tokens = x.size(1),
-                        .heads = x.size(2),
-                        .head_dim = x.size(3),
-                        .back = back});
-  });
+  KernelsFor(x)->rotary({.x = x.data_ptr(),
+                         .y = y.data_ptr(),
+                         .cos = cos.data_ptr<float>(),
+                         .sin = sin.data_ptr<float>(),
+                         .rows = x.size(0) * x.size(1),
+                         .tokens = x.size(1),
+                         .heads = x.size(2),
+                         .head_dim = x.size(3),
+                         .back = back});
   return y;
 }
 
@@ -49,7 +46,8 @@ class Rotary final : public Function<Rotary> {
 }  // namespace
 
 bool can_fuse(const at::Tensor& x) {
-  return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+  const bool has_kernels = x.is_cpu() || (x.is_cuda() && cuda::row_kernels(Element::kFloat) != nullptr);
+  return has_kernels && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
 }
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

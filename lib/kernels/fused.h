@@ -6,6 +6,8 @@
 // fp32, in an order that the number of threads does not change, and go to the parameters' places where they
 // have such (gradient_sink.h).
 //
+// On a GPU (cuda/) nothing here waits for it, and sums do not depend on how its threads are scheduled either.
+//
 // Every function works under autograd (first derivatives). They are for tensors that can_fuse() accepts; the
 // composed path of lib/nn serves all others.
 
@@ -14,10 +16,12 @@
 #include <utility>
 
 #include "kernels/matmul.h"
+#include "kernels/rows.h"
 
 namespace fsdp::kernels {
 
-/// Whether there are kernels for the tensor's device and type: fp32 and bf16 on the CPU.
+/// Whether there are kernels for the tensor's device and type: fp32 and bf16, on the CPU and, in programs
+/// built with CUDA, on its devices.
 bool can_fuse(const at::Tensor& x);
 
 /// Zhang and Sennrich: Root Mean Square Layer Normalization, 2019. x: [..., D], weight: [D] of x's type.
@@ -51,7 +55,6 @@ at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
 /// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],
 /// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows
 /// whose target is kIgnored do not count; of such rows alone the loss is 0. It can be differentiated once.
-constexpr int64_t kIgnored = -100;
 /// What a loss has beside the cross-entropy, for each row that counts.
 struct LossTerms {
   /// e: the target's probability is to be 1 - e, and e is spread evenly over the vocabulary (Szegedy et al.:

@@ -2,7 +2,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/fused.h"
-#include "kernels/row_loops.h"
+#include "kernels/parameter_sums.h"
+#include "kernels/row_kernels.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -19,9 +20,7 @@ class SwiGlu final : public Function<SwiGlu> {
     const at::Tensor g = gate.contiguous(), u = up.contiguous();
     context->save_for_backward({g, u});
     at::Tensor y = at::empty_like(g);
-    for_rows(g.numel(), 1, [&](int64_t first, int64_t count) {
-      loops_of(g).swiglu(row_of(g, first, 1), row_of(u, first, 1), row_of(y, first, 1), count);
-    });
+    KernelsFor(g)->swiglu(g.data_ptr(), u.data_ptr(), y.data_ptr(), g.numel());
     return y;
   }
 
@@ -30,10 +29,12 @@ class SwiGlu final : public Function<SwiGlu> {
     const at::Tensor &g = saved[0], &u = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
     at::Tensor dg = at::empty_like(g), du = at::empty_like(u);
-    for_rows(g.numel(), 1, [&](int64_t first, int64_t count) {
-      loops_of(g).swiglu_backward(row_of(dy, first, 1), row_of(g, first, 1), row_of(u, first, 1),
-                                  row_of(dg, first, 1), row_of(du, first, 1), count);
-    });
+    KernelsFor(g)->swiglu_backward({.dy = dy.data_ptr(),
+                                    .gate = g.data_ptr(),
+                                    .up = u.data_ptr(),
+                                    .dgate = dg.data_ptr(),
+                                    .dup = du.data_ptr(),
+                                    .n = g.numel()});
     return {dg, du};
   }
 };
@@ -43,14 +44,11 @@ class BiasGelu final : public Function<BiasGelu> {
   static Variable forward(AutogradContext* context, const Variable& given, const Variable& bias) {
     const at::Tensor x = given.contiguous();
     at::Tensor y = at::empty_like(x);
-    const int64_t width = bias.size(0);
-    for_rows(rows_of(x), width, [&](int64_t first, int64_t rows) {
-      loops_of(x).bias_gelu({.x = row_of(x, first, width),
-                             .bias = bias.data_ptr(),
-                             .y = row_of(y, first, width),
-                             .rows = rows,
-                             .width = width});
-    });
+    KernelsFor(x)->bias_gelu({.x = x.data_ptr(),
+                              .bias = bias.data_ptr(),
+                              .y = y.data_ptr(),
+                              .rows = rows_of(x),
+                              .width = bias.size(0)});
     context->save_for_backward({x, bias});
     return y;
   }
@@ -60,18 +58,16 @@ class BiasGelu final : public Function<BiasGelu> {
     const at::Tensor &x = saved[0], &bias = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
     at::Tensor dx = at::empty_like(x);
-    const int64_t width = bias.size(0);
-    const at::Tensor dbias =
-        sums_of_rows({rows_of(x), width}, 1, [&](int64_t first, int64_t rows, float* sums) {
-          loops_of(x).bias_gelu_backward({.dy = row_of(dy, first, width),
-                                          .x = row_of(x, first, width),
-                                          .bias = bias.data_ptr(),
-                                          .dx = row_of(dx, first, width),
-                                          .dbias = sums,
-                                          .rows = rows,
-                                          .width = width});
-        });
-    return {dx, context->needs_input_grad(1) ? gradient_from(dbias[0], bias) : at::Tensor()};
+    const ParameterSums sums(x, 1);
+    KernelsFor(x)->bias_gelu_backward({.dy = dy.data_ptr(),
+                                       .x = x.data_ptr(),
+                                       .bias = bias.data_ptr(),
+                                       .dx = dx.data_ptr(),
+                                       .dbias = sums.of(0),
+                                       .rows = rows_of(x),
+                                       .width = bias.size(0)},
+                                      sums.parts());
+    return {dx, context->needs_input_grad(1) ? sums.gradient(0, bias) : at::Tensor()};
   }
 };
 

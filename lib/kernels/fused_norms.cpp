@@ -3,7 +3,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/fused.h"
-#include "kernels/row_loops.h"
+#include "kernels/parameter_sums.h"
+#include "kernels/row_kernels.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -20,40 +21,34 @@ at::Tensor reciprocals_for(const at::Tensor& x) {
 
 void norm_rows(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& sum,
                const at::Tensor& weight, const at::Tensor& y, const at::Tensor& reciprocal, double epsilon) {
-  const int64_t width = x.size(-1);
-  const bool adds = residual.defined();
-  for_rows(reciprocal.numel(), width, [&](int64_t first, int64_t rows) {
-    loops_of(x).rms_norm({.x = row_of(x, first, width),
-                          .residual = adds ? row_of(residual, first, width) : nullptr,
-                          .sum = adds ? row_of(sum, first, width) : nullptr,
-                          .weight = weight.data_ptr(),
-                          .y = row_of(y, first, width),
-                          .reciprocal = reciprocal.data_ptr<float>() + first,
-                          .rows = rows,
-                          .width = width,
-                          .epsilon = static_cast<float>(epsilon)});
-  });
+  KernelsFor(x)->rms_norm({.x = x.data_ptr(),
+                           .residual = data_or_null(residual),
+                           .sum = data_or_null(sum),
+                           .weight = weight.data_ptr(),
+                           .y = y.data_ptr(),
+                           .reciprocal = reciprocal.data_ptr<float>(),
+                           .rows = reciprocal.numel(),
+                           .width = x.size(-1),
+                           .epsilon = static_cast<float>(epsilon)});
 }
 
-/// {gradient of x, gradient of the weight in fp32}; `dsum` may be undefined.
-std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& dy, const at::Tensor& dsum,
-                                                const at::Tensor& x, const at::Tensor& weight,
-                                                const at::Tensor& reciprocal) {
-  const int64_t width = x.size(-1);
+/// {gradient of x, sums for the weight's}; `dsum` may be undefined.
+std::pair<at::Tensor, ParameterSums> norm_backward(const at::Tensor& dy, const at::Tensor& dsum,
+                                                   const at::Tensor& x, const at::Tensor& weight,
+                                                   const at::Tensor& reciprocal) {
   at::Tensor dx = at::empty_like(x);
-  const at::Tensor dweight =
-      sums_of_rows({rows_of(x), width}, 1, [&](int64_t first, int64_t rows, float* sums) {
-        loops_of(x).rms_norm_backward({.dy = row_of(dy, first, width),
-                                       .x = row_of(x, first, width),
-                                       .weight = weight.data_ptr(),
-                                       .reciprocal = reciprocal.data_ptr<float>() + first,
-                                       .dsum = dsum.defined() ? row_of(dsum, first, width) : nullptr,
-                                       .dx = row_of(dx, first, width),
-                                       .dweight = sums,
-                                       .rows = rows,
-                                       .width = width});
-      });
-  return {dx, dweight[0]};
+  const ParameterSums sums(x, 1);
+  KernelsFor(x)->rms_norm_backward({.dy = dy.data_ptr(),
+                                    .x = x.data_ptr(),
+                                    .weight = weight.data_ptr(),
+                                    .reciprocal = reciprocal.data_ptr<float>(),
+                                    .dsum = data_or_null(dsum),
+                                    .dx = dx.data_ptr(),
+                                    .dweight = sums.of(0),
+                                    .rows = reciprocal.numel(),
+                                    .width = x.size(-1)},
+                                   sums.parts());
+  return {dx, sums};
 }
 
 class RmsNorm final : public Function<RmsNorm> {
@@ -69,8 +64,8 @@ class RmsNorm final : public Function<RmsNorm> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    auto [dx, dweight] = norm_backward(gradients[0].contiguous(), {}, saved[0], saved[1], saved[2]);
-    return {dx, context->needs_input_grad(1) ? gradient_from(dweight, saved[1]) : at::Tensor(), {}};
+    auto [dx, sums] = norm_backward(gradients[0].contiguous(), {}, saved[0], saved[1], saved[2]);
+    return {dx, context->needs_input_grad(1) ? sums.gradient(0, saved[1]) : at::Tensor(), {}};
   }
 };
 
@@ -89,8 +84,8 @@ class AddRmsNorm final : public Function<AddRmsNorm> {
     const variable_list saved = context->get_saved_variables();
     if (!gradients[1].defined()) return {gradients[0], gradients[0], {}, {}};
     const at::Tensor dsum = gradients[0].defined() ? gradients[0].contiguous() : at::Tensor();
-    auto [dx, dweight] = norm_backward(gradients[1].contiguous(), dsum, saved[0], saved[1], saved[2]);
-    return {dx, dx, context->needs_input_grad(2) ? gradient_from(dweight, saved[1]) : at::Tensor(), {}};
+    auto [dx, sums] = norm_backward(gradients[1].contiguous(), dsum, saved[0], saved[1], saved[2]);
+    return {dx, dx, context->needs_input_grad(2) ? sums.gradient(0, saved[1]) : at::Tensor(), {}};
   }
 };
 
@@ -101,49 +96,45 @@ struct LayerNormed {
 
 LayerNormed layer_norm_rows(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                             const at::Tensor& bias, double epsilon) {
-  const int64_t width = x.size(-1), count = rows_of(x);
-  const bool adds = residual.defined();
-  LayerNormed result{.sum = adds ? at::empty_like(x) : at::Tensor(),
+  const int64_t count = rows_of(x);
+  LayerNormed result{.sum = residual.defined() ? at::empty_like(x) : at::Tensor(),
                      .y = at::empty_like(x),
                      .statistics = at::empty({2, count}, x.options().dtype(at::kFloat))};
   auto* mean = result.statistics.data_ptr<float>();
-  for_rows(count, width, [&](int64_t first, int64_t rows) {
-    loops_of(x).layer_norm({.x = row_of(x, first, width),
-                            .residual = adds ? row_of(residual, first, width) : nullptr,
-                            .sum = adds ? row_of(result.sum, first, width) : nullptr,
-                            .weight = weight.data_ptr(),
-                            .bias = bias.data_ptr(),
-                            .y = row_of(result.y, first, width),
-                            .mean = mean + first,
-                            .reciprocal = mean + count + first,
-                            .rows = rows,
-                            .width = width,
-                            .epsilon = static_cast<float>(epsilon)});
-  });
+  KernelsFor(x)->layer_norm({.x = x.data_ptr(),
+                             .residual = data_or_null(residual),
+                             .sum = data_or_null(result.sum),
+                             .weight = weight.data_ptr(),
+                             .bias = bias.data_ptr(),
+                             .y = result.y.data_ptr(),
+                             .mean = mean,
+                             .reciprocal = mean + count,
+                             .rows = count,
+                             .width = x.size(-1),
+                             .epsilon = static_cast<float>(epsilon)});
   return result;
 }
 
-/// {gradient of x, those of weight and bias [2, width] in fp32}; `dsum` may be undefined.
-std::pair<at::Tensor, at::Tensor> layer_norm_backward(const at::Tensor& dy, const at::Tensor& dsum,
-                                                      const at::Tensor& x, const at::Tensor& weight,
-                                                      const at::Tensor& statistics) {
-  const int64_t width = x.size(-1), count = rows_of(x);
+/// {gradient of x, sums for those of weight and bias}; `dsum` may be undefined.
+std::pair<at::Tensor, ParameterSums> layer_norm_backward(const at::Tensor& dy, const at::Tensor& dsum,
+                                                         const at::Tensor& x, const at::Tensor& weight,
+                                                         const at::Tensor& statistics) {
   at::Tensor dx = at::empty_like(x);
+  const ParameterSums sums(x, 2);
   const auto* mean = statistics.data_ptr<float>();
-  at::Tensor of_parameters = sums_of_rows({count, width}, 2, [&](int64_t first, int64_t rows, float* sums) {
-    loops_of(x).layer_norm_backward({.dy = row_of(dy, first, width),
-                                     .x = row_of(x, first, width),
-                                     .weight = weight.data_ptr(),
-                                     .mean = mean + first,
-                                     .reciprocal = mean + count + first,
-                                     .dsum = dsum.defined() ? row_of(dsum, first, width) : nullptr,
-                                     .dx = row_of(dx, first, width),
-                                     .dweight = sums,
-                                     .dbias = sums + width,
-                                     .rows = rows,
-                                     .width = width});
-  });
-  return {dx, of_parameters};
+  KernelsFor(x)->layer_norm_backward({.dy = dy.data_ptr(),
+                                      .x = x.data_ptr(),
+                                      .weight = weight.data_ptr(),
+                                      .mean = mean,
+                                      .reciprocal = mean + rows_of(x),
+                                      .dsum = data_or_null(dsum),
+                                      .dx = dx.data_ptr(),
+                                      .dweight = sums.of(0),
+                                      .dbias = sums.of(1),
+                                      .rows = rows_of(x),
+                                      .width = x.size(-1)},
+                                     sums.parts());
+  return {dx, sums};
 }
 
 class LayerNorm final : public Function<LayerNorm> {
@@ -159,10 +150,10 @@ class LayerNorm final : public Function<LayerNorm> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &weight = saved[1], &bias = saved[2];
-    auto [dx, of_parameters] = layer_norm_backward(gradients[0].contiguous(), {}, saved[0], weight, saved[3]);
+    auto [dx, sums] = layer_norm_backward(gradients[0].contiguous(), {}, saved[0], weight, saved[3]);
     return {dx,
-            context->needs_input_grad(1) ? gradient_from(of_parameters[0], weight) : at::Tensor(),
-            context->needs_input_grad(2) ? gradient_from(of_parameters[1], bias) : at::Tensor(),
+            context->needs_input_grad(1) ? sums.gradient(0, weight) : at::Tensor(),
+            context->needs_input_grad(2) ? sums.gradient(1, bias) : at::Tensor(),
             {}};
   }
 };
@@ -181,12 +172,11 @@ class AddLayerNorm final : public Function<AddLayerNorm> {
     if (!gradients[1].defined()) return {gradients[0], gradients[0], {}, {}, {}};
     const at::Tensor &weight = saved[1], &bias = saved[2];
     const at::Tensor dsum = gradients[0].defined() ? gradients[0].contiguous() : at::Tensor();
-    auto [dx, of_parameters] =
-        layer_norm_backward(gradients[1].contiguous(), dsum, saved[0], weight, saved[3]);
+    auto [dx, sums] = layer_norm_backward(gradients[1].contiguous(), dsum, saved[0], weight, saved[3]);
     return {dx,
             dx,
-            context->needs_input_grad(2) ? gradient_from(of_parameters[0], weight) : at::Tensor(),
-            context->needs_input_grad(3) ? gradient_from(of_parameters[1], bias) : at::Tensor(),
+            context->needs_input_grad(2) ? sums.gradient(0, weight) : at::Tensor(),
+            context->needs_input_grad(3) ? sums.gradient(1, bias) : at::Tensor(),
             {}};
   }
 };

@@ -1,14 +1,12 @@
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "kernels/fused.h"
-#include "kernels/row_loops.h"
+#include "kernels/row_kernels.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -21,31 +19,14 @@ using torch::autograd::variable_list;
 
 /// Elements of logits that exist at a time, about: 64 MiB of fp32.
 constexpr int64_t kChunkElements = 16 << 20;
+/// Bytes of logits that exist at a time on a GPU, whose products want many rows: each chunk reads the weight
+/// twice and its gradient's sum once.
+constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
-/// The sum of the losses of the rows; logits become `scale` times their gradient where it is not 0.
-double losses(const at::Tensor& logits, const at::Tensor& targets, double scale, const LossTerms& terms) {
-  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
-  at::Tensor parts = at::zeros({rows}, at::kDouble);
-  const int64_t grain = std::max<int64_t>(1, kGrain / vocabulary);
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (targets.data_ptr<int64_t>()[row] == kIgnored) {
-        if (scale != 0) logits[row].zero_();
-        continue;
-      }
-      parts.data_ptr<double>()[row] =
-          loops_of(logits).cross_entropy({.logits = row_of(logits, row, vocabulary),
-                                          .targets = targets.data_ptr<int64_t>() + row,
-                                          .rows = 1,
-                                          .vocabulary = vocabulary,
-                                          .scale = static_cast<float>(scale),
-                                          .label_smoothing = static_cast<float>(terms.label_smoothing),
-                                          .z_loss = static_cast<float>(terms.z_loss)});
-    }
-  });
-  double sum = 0;
-  for (int64_t row = 0; row < rows; ++row) sum += parts.data_ptr<double>()[row];
-  return sum;
+int64_t chunk_rows(const at::Tensor& x, int64_t vocabulary) {
+  if (x.is_cpu()) return cross_entropy_chunk_rows(x.size(0), vocabulary);
+  const int64_t row_bytes = vocabulary * static_cast<int64_t>(x.element_size());
+  return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
 }
 
 class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
@@ -55,60 +36,75 @@ class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
                           const LossTerms& terms) {
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor x = given.contiguous();
-    const int64_t rows = x.size(0), chunk = cross_entropy_chunk_rows(rows, weight.size(0));
+    const int64_t rows = x.size(0), vocabulary = weight.size(0), chunk = chunk_rows(x, vocabulary);
     at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight;
-    const int64_t* target = targets.data_ptr<int64_t>();
-    const auto counted =
-        static_cast<double>(std::max<int64_t>(1, rows - std::count(target, target + rows, kIgnored)));
-    double loss = 0;
+    const auto* target = targets.const_data_ptr<int64_t>();
+    const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
+    const at::Tensor counted = at::empty({1}, losses.options());
+    KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
     for (int64_t first = 0; first < rows; first += chunk) {
       const int64_t count = std::min(chunk, rows - first);
       const at::Tensor part = x.narrow(0, first, count);
       const at::Tensor logits = product(part, weight, matmul);
-      loss += losses(logits, targets.narrow(0, first, count), differentiates ? 1 / counted : 0, terms);
+      KernelsFor(x)->losses({.logits = logits.data_ptr(),
+                             .targets = target + first,
+                             .losses = losses.data_ptr<double>() + first,
+                             .counted = counted.data_ptr<double>(),
+                             .rows = count,
+                             .vocabulary = vocabulary,
+                             .differentiates = differentiates,
+                             .label_smoothing = static_cast<float>(terms.label_smoothing),
+                             .z_loss = static_cast<float>(terms.z_loss)});
       if (!differentiates) continue;
-      dx.narrow(0, first, count).copy_(product(logits, weight.t(), matmul));
-      const at::Tensor of_weight = product(logits.t(), part.t(), matmul);
-      if (dweight.defined()) {
-        dweight.add_(of_weight);
+      product_into(dx.narrow(0, first, count), logits, weight.t(), matmul);
+      if (chunk < rows) {
+        add_product(dweight, logits.t(), part.t(), matmul);
       } else {
-        dweight = chunk < rows ? of_weight.to(at::kFloat) : of_weight;
+        dweight = product(logits.t(), part.t(), matmul);
       }
     }
     if (differentiates) {
       context->saved_data["dx"] = dx;
       context->saved_data["dweight"] = dweight.to(weight.scalar_type());
     }
-    return at::scalar_tensor(loss / counted, x.options().dtype(at::kFloat));
+    at::Tensor loss = at::empty({}, x.options().dtype(at::kFloat));
+    KernelsFor(x)->mean_loss(losses.data_ptr<double>(), rows, counted.data_ptr<double>(),
+                             loss.data_ptr<float>());
+    return loss;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     at::Tensor dx = context->saved_data["dx"].toTensor(), dweight = context->saved_data["dweight"].toTensor();
     context->saved_data.clear();  // the memory may go as soon as autograd has used it
-    const double scale = gradients[0].item<double>();
-    if (scale != 1) {
-      dx.mul_(scale);
-      dweight.mul_(scale);
+    const auto* factor = gradients[0].const_data_ptr<float>();
+    for (const at::Tensor& gradient : {dx, dweight}) {
+      KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }
     return {dx, dweight, {}, {}, {}, {}};
   }
 };
+
+/// Throws unless all are in the vocabulary or ignored. On a GPU, where looking would wait for it, the loss of
+/// a row with another target is NaN.
+void check_targets(const at::Tensor& targets, int64_t vocabulary) {
+  if (!targets.is_cpu()) return;
+  const auto* first = targets.const_data_ptr<int64_t>();
+  const auto outside = std::find_if(first, first + targets.numel(), [&](int64_t token) {
+    return token != kIgnored && (token < 0 || token >= vocabulary);
+  });
+  if (outside == first + targets.numel()) return;
+  util::fail(util::ErrorKind::kUsage, "target tokens: expected numbers below ", vocabulary,
+             ", the size of the vocabulary; found ", *outside);
+}
 
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 Matmul matmul, const LossTerms& terms) {
   FSDP_CHECK(can_fuse(x) && weight.scalar_type() == x.scalar_type() && x.dim() == 2 &&
-             weight.size(1) == x.size(1) && targets.numel() == x.size(0));
+             weight.size(1) == x.size(1) && targets.numel() == x.size(0) && targets.device() == x.device());
   const at::Tensor tokens = targets.contiguous();
-  const int64_t* target = tokens.data_ptr<int64_t>();
-  const auto outside = std::find_if(target, target + targets.numel(), [&](int64_t token) {
-    return token != kIgnored && (token < 0 || token >= weight.size(0));
-  });
-  if (outside != target + targets.numel()) {
-    util::fail(util::ErrorKind::kUsage, "target tokens: expected numbers below ", weight.size(0),
-               ", the size of the vocabulary; found ", *outside);
-  }
+  check_targets(tokens, weight.size(0));
   const bool differentiates = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return LinearCrossEntropy::apply(x, weight, tokens, static_cast<int64_t>(matmul), differentiates, terms);
 }

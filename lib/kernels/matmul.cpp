@@ -9,9 +9,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/block_product.h"
+#include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/reduce.h"
-#include "kernels/row_loops.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
@@ -42,6 +42,14 @@ bool adds_to_weight_gradient(const at::Tensor& x, Matmul matmul) {
          has_small_products(at::kBFloat16);
 }
 
+/// Whether it is a product whose backward is written here; else autograd has it.
+bool computes_here(const at::Tensor& x, Matmul matmul) {
+  if (x.is_cuda()) return can_fuse(x) && x.numel() > 0;
+  return goes_to_onednn(x, matmul) || adds_to_weight_gradient(x, matmul);
+}
+
+bool is_cpu_float(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
+
 /// a b^T + bias
 at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   using Operator =
@@ -63,14 +71,14 @@ at::Tensor float_product(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == at::kFloat ? float_product(a, b) : at::mm(a, b);
+  return is_cpu_float(a) ? float_product(a, b) : at::mm(a, b);
 }
 
 /// sum += a b; an undefined sum is 0.
-void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (!sum.defined()) {
     sum = product_of(a, b);
-  } else if (a.scalar_type() != at::kFloat) {
+  } else if (!is_cpu_float(a)) {
     sum.addmm_(a, b);
   } else if (a.size(0) < kLeastRows) {
     sum.add_(float_product(a, b));
@@ -79,8 +87,24 @@ void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
+/// c = a b, or is added to, on a GPU: c is fp32 or has the type of a and b.
+void multiply_on_gpu(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds) {
+  if (c.scalar_type() == a.scalar_type()) {
+    adds ? at::addmm_out(c, c, a, b) : at::mm_out(c, a, b);
+  } else {
+    adds ? at::addmm_out(c, c, a, b, c.scalar_type()) : at::mm_out(c, a, b, c.scalar_type());
+  }
+}
+
 /// a b, undefined if the weight's sink has it.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cuda()) {
+    auto place = take_gradient_place(weight, at::kFloat);
+    if (!place) place = take_gradient_place(weight, a.scalar_type());
+    if (!place) return at::mm(a, b);
+    multiply_on_gpu(place->memory, a, b, place->adds);
+    return {};
+  }
   if (has_small_products(a.scalar_type())) {
     if (auto place = take_gradient_place(weight, at::kFloat)) {
       multiply_into(place->memory, a, b, place->adds);
@@ -100,7 +124,7 @@ class WeightProduct final : public Function<WeightProduct> {
     context->saved_data["transposed"] = transposed;
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias) return product_of(x, w);
-    if (x.scalar_type() != at::kFloat) return at::addmm(*bias, x, w);
+    if (!is_cpu_float(x)) return at::addmm(*bias, x, w);
     if (x.size(0) < kLeastRows || !has_small_products(at::kFloat)) return onednn_product(x, w.t(), bias);
     at::Tensor y = bias->expand({x.size(0), w.size(1)}).contiguous();
     multiply_into(y, x, w, true);
@@ -118,7 +142,7 @@ class WeightProduct final : public Function<WeightProduct> {
       dweight = transposed ? weight_gradient(weight, x.t(), dy) : weight_gradient(weight, dy.t(), x);
     }
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
-      dbias = gradient_from(sum_of_rows(dy), saved[2]);
+      dbias = gradient_of_bias(dy, saved[2]);
     }
     return {dx, dweight, dbias, {}};
   }
@@ -144,7 +168,7 @@ class ProductsOfOne final : public Function<ProductsOfOne> {
     for (size_t i = 1; i < saved.size(); ++i) {
       const at::Tensor dy = gradients[i - 1].contiguous();
       if (context->needs_input_grad(i)) results[i] = weight_gradient(saved[i], dy.t(), saved[0]);
-      if (context->needs_input_grad(0)) add_product(results[0], dy, saved[i]);
+      if (context->needs_input_grad(0)) add_product_of(results[0], dy, saved[i]);
     }
     return results;
   }
@@ -169,15 +193,14 @@ Matmul matmul_by_name(const std::string& name) {
 const char* name_of(Matmul matmul) { return matmul == Matmul::kOneDnn ? "onednn" : "mkl"; }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) {
-  if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) return at::linear(x, weight);
+  if (!computes_here(x, matmul)) return at::linear(x, weight);
   return WeightProduct::apply(x.reshape({-1, x.size(-1)}), weight, std::optional<at::Tensor>(), false)
       .view(shape_with(x, weight.size(0)));
 }
 
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul) {
   std::vector<at::Tensor> results;
-  const bool computes_here = goes_to_onednn(x, matmul) || adds_to_weight_gradient(x, matmul);
-  if (!computes_here || !has_small_products(x.scalar_type())) {
+  if (!computes_here(x, matmul) || !(x.is_cuda() || has_small_products(x.scalar_type()))) {
     for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
     return results;
   }
@@ -190,7 +213,7 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tenso
 
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias, Matmul matmul) {
-  if (!goes_to_onednn(x, matmul) && !adds_to_weight_gradient(x, matmul)) {
+  if (!computes_here(x, matmul)) {
     return bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
   }
   return WeightProduct::apply(x, weight, bias, true);
@@ -199,6 +222,29 @@ at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
   at::NoGradGuard no_grad;
   return goes_to_onednn(a, matmul) ? float_product(a, b.t()) : at::mm(a, b.t());
+}
+
+void product_into(const at::Tensor& to, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
+  at::NoGradGuard no_grad;
+  if (a.is_cuda()) {
+    at::Tensor c = to;
+    at::mm_out(c, a, b.t());
+  } else {
+    to.copy_(product(a, b, matmul));
+  }
+}
+
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
+  at::NoGradGuard no_grad;
+  if (a.is_cuda()) {
+    const bool adds = sum.defined();
+    if (!adds) sum = at::empty({a.size(0), b.size(0)}, a.options().dtype(at::kFloat));
+    multiply_on_gpu(sum, a, b.t(), adds);
+  } else if (const at::Tensor part = product(a, b, matmul); sum.defined()) {
+    sum.add_(part);
+  } else {
+    sum = part.to(at::kFloat);
+  }
 }
 
 }  // namespace fsdp::kernels

@@ -4,12 +4,14 @@
 //
 // libtorch sends fp32 products on the CPU to MKL, which knows no AVX-512 on CPUs that are not Intel's;
 // oneDNN, inside libtorch too, does (on an AMD EPYC with AVX-512: 97 against 215 GFLOP/s a core, with an
-// error of 1e-6 either way). Lower precision goes to oneDNN whatever is chosen, and other devices to their
-// own libraries.
+// error of 1e-6 either way). Lower precision goes to oneDNN whatever is chosen.
 //
 // With oneDNN on CPUs that have its small products (block_product.h), fp32 products are made of these, and
 // the gradients of weights and biases, in bf16 too, are added in fp32 to where they accumulate
 // (gradient_sink.h).
+//
+// On CUDA devices all products are cuBLAS's, whatever is chosen. The gradients of weights are added by the
+// product itself to where they accumulate, in fp32 or in the weight's type.
 
 #include <ATen/core/Tensor.h>
 
@@ -42,5 +44,9 @@ at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
 
 /// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);
+/// The same into `to`, which is contiguous and of their type.
+void product_into(const at::Tensor& to, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
+/// sum += a b^T, in fp32; an undefined sum is 0.
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
 
 }  // namespace fsdp::kernels

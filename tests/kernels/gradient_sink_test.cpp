@@ -2,7 +2,6 @@
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <array>
 
@@ -10,37 +9,10 @@
 #include "kernels/embedding.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
+#include "support/gradient_sinks.h"
 
 namespace fsdp::kernels {
 namespace {
-
-/// Holds what it gets in fp32; autograd's own way adds too.
-class TestSink final : public GradientSink {
- public:
-  static TestSink& attach(const at::Tensor& parameter) {
-    auto sink = std::make_unique<TestSink>();
-    sink->memory = at::full(parameter.sizes(), 1e6);
-    TestSink& result = *sink;
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(sink));
-    return result;
-  }
-  void operator()(const at::Tensor& parameter) override {
-    if (!parameter.grad().defined()) return;
-    at::NoGradGuard no_grad;
-    ++by_autograd;
-    memory = holds ? memory + parameter.grad() : parameter.grad().to(at::kFloat);
-    holds = true;
-    at::Tensor(parameter).mutable_grad() = at::Tensor();
-  }
-  std::optional<Place> take(at::ScalarType dtype) override {
-    if (dtype != at::kFloat || refuses) return std::nullopt;
-    return Place{memory, std::exchange(holds, true)};
-  }
-
-  at::Tensor memory;
-  bool holds = false, refuses = false;
-  int by_autograd = 0;
-};
 
 TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
   at::manual_seed(3);

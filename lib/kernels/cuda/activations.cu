@@ -1,0 +1,24 @@
+#include "kernels/cuda/activations.cuh"
+#include "kernels/cuda/rotary.cuh"
+#include "kernels/cuda/stream_launch.cuh"
+#include "kernels/cuda/table_parts.h"
+
+namespace fsdp::kernels::cuda {
+
+template <typename T>
+void put_activations(RowKernels& table) {
+  table.rotary = [](const RotaryRows& a) { rotary<T>(StreamLaunch(), a); };
+  table.swiglu = [](const void* gate, const void* up, void* y, int64_t n) {
+    swiglu<T>(StreamLaunch(), {.gate = gate, .up = up, .y = y, .n = n});
+  };
+  table.swiglu_backward = [](const SwiGluGrad& a) { swiglu_backward<T>(StreamLaunch(), a); };
+  table.bias_gelu = [](const BiasGeluRows& a) { bias_gelu<T>(StreamLaunch(), a); };
+  table.bias_gelu_backward = [](const BiasGeluGradRows& a, const RowParts& parts) {
+    bias_gelu_backward<T>(StreamLaunch(), a, parts);
+  };
+}
+
+template void put_activations<float>(RowKernels&);
+template void put_activations<c10::BFloat16>(RowKernels&);
+
+}  // namespace fsdp::kernels::cuda

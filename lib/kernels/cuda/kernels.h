@@ -1,0 +1,48 @@
+#pragma once
+
+// What there is on CUDA devices. Everything is enqueued on the current stream of the current device.
+// cuda_absent.cpp stands in where the program is built without CUDA.
+
+#include <cstdint>
+
+#include "kernels/kernel_table.h"
+
+namespace fsdp::kernels::cuda {
+
+/// Null where the program is built without CUDA.
+const RowKernels* row_kernels(Element element);
+
+/// Rows of gradients to be added up by the row of the table that they belong to.
+struct EmbeddingGradRows {
+  const void* dy = nullptr;        ///< [rows, width]
+  const int64_t* ids = nullptr;    ///< [rows], ascending
+  const int64_t* order = nullptr;  ///< [rows]: ids[i] is that of row order[i] of dy
+  void* table = nullptr;           ///< [.., width]; rows without an id are left as they are
+  bool table_is_fp32 = false;      ///< else of dy's type
+  bool adds = false;               ///< to what is there, which is fp32
+  int64_t rows = 0, width = 0;
+};
+void embedding_backward(Element element, const EmbeddingGradRows& rows);
+
+/// kernels/dropout.h for x [rows, width].
+struct DropoutRows {
+  const void* x = nullptr;
+  void* y = nullptr;
+  int64_t rows = 0, width = 0;
+  uint64_t key = 0;
+  int64_t first_row = 0;
+  double p = 0;
+};
+void dropout(Element element, const DropoutRows& rows);
+
+/// kernels/adam.h, all [n]; the gradient has the element type.
+struct AdamElements {
+  float* value = nullptr;
+  const void* gradient = nullptr;
+  float *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  int64_t n = 0;
+  AdamNumbers numbers;
+};
+void adam(Element gradient, const AdamElements& elements);
+
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,162 @@
+#pragma once
+
+// Losses of rows of logits and their gradients in place (kernels/fused.h, linear_cross_entropy), a row by a
+// block: the largest logit and the sum of the exponentials come out of one pass over the row (Milakov and
+// Gimelshein: Online normalizer calculation for softmax, 2018, algorithm 3), the gradient out of another.
+
+#include "kernels/cuda/block_sum.cuh"
+#include "kernels/cuda/packs.cuh"
+#include "kernels/cuda/squares.cuh"
+#include "kernels/rows.h"
+
+namespace fsdp::kernels::cuda {
+
+/// A row that may begin anywhere: packs where they are aligned, single elements before and behind them.
+template <typename T, int kThreads>
+class LooseRow {
+ public:
+  static constexpr int kPack = kPackOf<T>;
+
+  FSDP_DEVICE LooseRow(T* row, int64_t width) : row_(row), width_(width) {
+    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % kPackBytes / sizeof(T));
+    head_ = past == 0 ? 0 : kPack - past;
+    head_ = head_ < width ? head_ : width;
+    packs_ = (width - head_) / kPack;
+  }
+
+  /// body(first element, values, count) for what the thread has; `values` are those of a pack, or one.
+  template <typename Body>
+  FSDP_DEVICE void for_each(const Body& body) const {
+    FSDP_UNROLL_BY(4)
+    for (int64_t pack = thread(); pack < packs_; pack += kThreads) {
+      const int64_t first = head_ + pack * kPack;
+      auto values = load_pack<kPack>(row_ + first);
+      body(first, values);
+    }
+    const int64_t tail = head_ + packs_ * kPack;
+    // Fewer than 16 elements in all, one a thread.
+    int64_t single = thread();
+    if (single >= head_) single += tail - head_;
+    if (single < width_) {
+      auto value = load_pack<1>(row_ + single);
+      body(single, value);
+    }
+  }
+
+ private:
+  T* row_;
+  int64_t width_, head_, packs_;
+};
+
+template <typename T>
+struct LossKernel {
+  using Arguments = LossRows;
+  static constexpr int kThreads = 1024;
+  using Floats = BlockReduction<float, kThreads>;
+  using Doubles = BlockReduction<double, kThreads>;
+  struct Shared {
+    typename Floats::Shared most;
+    typename Doubles::Shared sum, logits;
+  };
+
+  FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
+    const int64_t target = a.targets[block()];
+    T* logits = static_cast<T*>(a.logits) + block() * a.vocabulary;
+    const LooseRow<T, kThreads> row(logits, a.vocabulary);
+    if (target == kIgnored) {
+      if (a.differentiates) {
+        row.for_each([&](int64_t first, auto& values) {
+          for (auto& value : values.at) value = T(0.0F);
+          store_pack(logits + first, values);
+        });
+      }
+      if (thread() == 0) a.losses[block()] = 0;
+      return;
+    }
+    const bool is_there = target >= 0 && target < a.vocabulary;
+    // All threads read it before the first sum, and write only after that.
+    const float of_target = is_there ? to_float(logits[target]) : not_a_number();
+
+    float most = kLowest, sum = 0, total = 0;
+    row.for_each([&](int64_t, const auto& values) {
+      float largest = most;
+      FSDP_UNROLL
+      for (const auto& value : values.at) {
+        const float logit = to_float(value);
+        largest = logit > largest ? logit : largest;
+        total += logit;
+      }
+      sum *= ::expf(most - largest);
+      most = largest;
+      FSDP_UNROLL
+      for (const auto& value : values.at) sum += ::expf(to_float(value) - most);
+    });
+    const float most_of_all = Floats::of(most, shared.most, [](float x, float y) { return x > y ? x : y; });
+    const double sum_of_all = Doubles::sum(static_cast<double>(sum * ::expf(most - most_of_all)), shared.sum);
+
+    const double log_sum = ::log(sum_of_all), log_all = log_sum + static_cast<double>(most_of_all);
+    const auto smoothing = static_cast<double>(a.label_smoothing), z = static_cast<double>(a.z_loss);
+    const auto vocabulary = static_cast<double>(a.vocabulary);
+    double loss = log_all - static_cast<double>(of_target) + z * log_all * log_all;
+    if (smoothing > 0) {  // the same for all threads
+      const double mean = Doubles::sum(static_cast<double>(total), shared.logits) / vocabulary;
+      loss += smoothing * (static_cast<double>(of_target) - mean);
+    }
+    if (thread() == 0) a.losses[block()] = loss;
+    if (!a.differentiates) return;
+
+    const double share = 1 / *a.counted;
+    const auto scale = static_cast<float>(share * (1 + 2 * z * log_all) / sum_of_all);
+    const auto spread = static_cast<float>(share * smoothing / vocabulary);
+    const auto hit = static_cast<float>(share * (1 - smoothing));
+    row.for_each([&](int64_t first, auto& values) {
+      FSDP_UNROLL
+      for (int i = 0; i < static_cast<int>(sizeof(values.at) / sizeof(T)); ++i) {
+        float gradient = ::expf(to_float(values.at[i]) - most_of_all) * scale - spread;
+        if (first + i == target) gradient -= hit;
+        values.at[i] = T(gradient);
+      }
+      store_pack(logits + first, values);
+    });
+  }
+
+ private:
+  static constexpr float kLowest = -3.402823466e+38F;  ///< finite, so that differences to it are numbers
+};
+
+struct Targets {
+  const int64_t* targets = nullptr;
+  int64_t rows = 0;
+  double* counted = nullptr;
+};
+
+struct CountKernel {
+  using Arguments = Targets;
+  static constexpr int kThreads = 1024;
+  using Sum = BlockReduction<double, kThreads>;
+  using Shared = Sum::Shared;
+
+  FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
+    double count = 0;
+    for (int64_t row = thread(); row < a.rows; row += kThreads) count += a.targets[row] == kIgnored ? 0 : 1;
+    count = Sum::sum(count, shared);
+    if (thread() == 0) *a.counted = count > 1 ? count : 1;
+  }
+};
+
+template <typename Launch>
+void count_targets(const Launch& launch, const int64_t* targets, int64_t rows, double* counted) {
+  launch.template run<CountKernel>(Grid{1}, {.targets = targets, .rows = rows, .counted = counted});
+}
+
+template <typename T, typename Launch>
+void losses(const Launch& launch, const LossRows& a) {
+  launch.template run<LossKernel<T>>(Grid{a.rows}, a);
+}
+
+template <typename Launch>
+void mean_loss(const Launch& launch, const double* losses, int64_t rows, const double* counted, float* mean) {
+  launch.template run<SumKernel>(Grid{1}, {.values = losses, .n = rows, .divisor = counted, .rounded = mean});
+}
+
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,110 @@
+#pragma once
+
+// Neighbouring elements that are loaded and stored at once.
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/thread_model.cuh"
+
+namespace fsdp::kernels::cuda {
+
+/// Bytes that a thread loads at once where they are aligned.
+inline constexpr int kPackBytes = 16;
+template <typename T>
+inline constexpr int kPackOf = kPackBytes / static_cast<int>(sizeof(T));
+
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T at[kCount];
+};
+
+template <typename T, int kCount>
+FSDP_DEVICE bool is_aligned(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T, kCount>) == 0;
+}
+
+/// `from` is aligned as the pack is.
+template <int kCount, typename T>
+FSDP_DEVICE Pack<T, kCount> load_pack(const T* from) {
+  require(is_aligned<T, kCount>(from));
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+}
+
+template <typename T, int kCount>
+FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack) {
+  require(is_aligned<T, kCount>(to));
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+/// The same for a pack of which `count` elements exist, as for the last of a row of elements. The rest is 0.
+template <int kCount, typename T>
+FSDP_DEVICE Pack<T, kCount> load_pack(const T* from, int64_t count) {
+  if (count >= kCount) return load_pack<kCount>(from);
+  Pack<T, kCount> pack;
+  FSDP_UNROLL
+  for (int i = 0; i < kCount; ++i) pack.at[i] = i < count ? from[i] : T(0.0F);
+  return pack;
+}
+
+template <typename T, int kCount>
+FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack, int64_t count) {
+  if (count >= kCount) return store_pack(to, pack);
+  FSDP_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    if (i < count) to[i] = pack.at[i];
+  }
+}
+
+/// fp32 values to memory that is aligned to 16 bytes if they are 4 or more.
+template <int kCount>
+FSDP_DEVICE void store_floats(float* to, const float (&values)[kCount]) {
+  constexpr int kAtOnce = kCount % 4 == 0 ? 4 : 1;
+  FSDP_UNROLL
+  for (int first = 0; first < kCount; first += kAtOnce) {
+    Pack<float, kAtOnce> pack;
+    FSDP_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) pack.at[i] = values[first + i];
+    store_pack(to + first, pack);
+  }
+}
+
+/// Likewise.
+template <int kCount>
+FSDP_DEVICE void load_floats(const float* from, float (&values)[kCount]) {
+  constexpr int kAtOnce = kCount % 4 == 0 ? 4 : 1;
+  FSDP_UNROLL
+  for (int first = 0; first < kCount; first += kAtOnce) {
+    const auto pack = load_pack<kAtOnce>(from + first);
+    FSDP_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) values[first + i] = pack.at[i];
+  }
+}
+
+template <typename T>
+FSDP_DEVICE float to_float(T value) {
+  return static_cast<float>(value);
+}
+
+template <typename T, int kCount>
+FSDP_DEVICE Pack<T, kCount> rounded(const float (&values)[kCount]) {
+  Pack<T, kCount> pack;
+  FSDP_UNROLL
+  for (int i = 0; i < kCount; ++i) pack.at[i] = T(values[i]);
+  return pack;
+}
+
+template <typename T, int kCount>
+FSDP_DEVICE void add_pack(float (&values)[kCount], const Pack<T, kCount>& pack) {
+  FSDP_UNROLL
+  for (int i = 0; i < kCount; ++i) values[i] += to_float(pack.at[i]);
+}
+
+/// Whether packs of 16 bytes may be used for rows of `width` elements at each pointer (null: there are none).
+template <typename T, typename... Pointers>
+bool fit_packs(int64_t width, const Pointers*... pointers) {
+  return width % kPackOf<T> == 0 && ((reinterpret_cast<uintptr_t>(pointers) % kPackBytes == 0) && ...);
+}
+
+}  // namespace fsdp::kernels::cuda

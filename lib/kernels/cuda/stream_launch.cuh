@@ -1,0 +1,33 @@
+#pragma once
+
+// How kernels (thread_model.cuh) are launched on a GPU.
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "kernels/cuda/thread_model.cuh"
+
+namespace fsdp::kernels::cuda {
+
+template <typename Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads) entry(const typename Kernel::Arguments arguments) {
+  __shared__ typename Kernel::Shared shared;
+  Kernel::run(arguments, shared);
+}
+
+/// On the current stream of the current device.
+class StreamLaunch {
+ public:
+  template <typename Kernel>
+  void run(const Grid& grid, const typename Kernel::Arguments& arguments) const {
+    if (grid.x == 0 || grid.y == 0) return;
+    const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
+    entry<Kernel><<<blocks, Kernel::kThreads, 0, stream_>>>(arguments);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+ private:
+  cudaStream_t stream_ = c10::cuda::getCurrentCUDAStream();
+};
+
+}  // namespace fsdp::kernels::cuda

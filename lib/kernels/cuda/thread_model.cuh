@@ -1,0 +1,125 @@
+#pragma once
+
+// What a kernel knows of the threads beside it: all that the kernels of this folder use of CUDA. nvcc
+// compiles it to CUDA's own. Any other compiler gets the same functions over a MachineThread, which tests
+// emulate (tests/support/cuda_emulator.h), so that the kernels run without a GPU.
+//
+// A kernel is a struct with
+//   Arguments  plain data, given to every thread
+//   Shared     plain data, one for the threads of a block, not initialised
+//   kThreads   of a block, a multiple of 32
+//   static void run(const Arguments&, Shared&)
+// and is launched by an object with
+//   template <typename Kernel> void run(const Grid&, const Kernel::Arguments&) const
+
+#include <cmath>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define FSDP_DEVICE __device__ __forceinline__
+#define FSDP_PRAGMA(text) _Pragma(#text)
+#define FSDP_UNROLL FSDP_PRAGMA(unroll)
+#define FSDP_UNROLL_BY(times) FSDP_PRAGMA(unroll times)
+#else
+#include <cstring>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#define FSDP_DEVICE inline
+#define FSDP_UNROLL
+#define FSDP_UNROLL_BY(times)
+#endif
+
+namespace fsdp::kernels::cuda {
+
+inline constexpr int kWarp = 32;
+
+/// Blocks of a launch.
+struct Grid {
+  int64_t x = 1;  ///< none: nothing is launched
+  int64_t y = 1;
+};
+
+struct Nothing {};
+
+#ifdef __CUDACC__
+
+FSDP_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
+FSDP_DEVICE int64_t block() { return static_cast<int64_t>(blockIdx.x); }
+FSDP_DEVICE int64_t block_y() { return static_cast<int64_t>(blockIdx.y); }
+FSDP_DEVICE int64_t blocks() { return static_cast<int64_t>(gridDim.x); }
+
+/// All threads of the block.
+FSDP_DEVICE void sync_block() { __syncthreads(); }
+
+/// The value of the lane whose number differs in the bits of `mask`; all lanes of a warp.
+template <typename T>
+FSDP_DEVICE T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(0xffffffffU, value, mask);
+}
+
+/// Bit i: what lane i says; all lanes of a warp.
+FSDP_DEVICE uint32_t ballot(bool says) { return __ballot_sync(0xffffffffU, says); }
+
+/// The number of the lowest bit that is set, from 0; -1: none.
+FSDP_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
+
+FSDP_DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
+
+/// What emulated kernels are stopped for.
+FSDP_DEVICE void require(bool) {}
+
+#else
+
+/// The thread that runs, of some machine.
+class MachineThread {
+ public:
+  virtual ~MachineThread() = default;
+  virtual void sync_block(const std::source_location& where) = 0;
+  /// Waits for the other lanes of the warp; what each gave, [32].
+  virtual const uint64_t* exchange(uint64_t value, const std::source_location& where) = 0;
+  int thread = 0;
+  int64_t block = 0, block_y = 0, blocks = 1;
+};
+inline thread_local MachineThread* machine_thread = nullptr;
+
+inline int thread() { return machine_thread->thread; }
+inline int64_t block() { return machine_thread->block; }
+inline int64_t block_y() { return machine_thread->block_y; }
+inline int64_t blocks() { return machine_thread->blocks; }
+
+inline void sync_block(const std::source_location& where = std::source_location::current()) {
+  machine_thread->sync_block(where);
+}
+
+template <typename T>
+T shuffle_xor(T value, int mask, const std::source_location& where = std::source_location::current()) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = machine_thread->exchange(bits, where)[(machine_thread->thread % kWarp) ^ mask];
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+inline uint32_t ballot(bool says, const std::source_location& where = std::source_location::current()) {
+  const uint64_t* all = machine_thread->exchange(says ? 1 : 0, where);
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kWarp; ++lane) bits |= static_cast<uint32_t>(all[lane]) << lane;
+  return bits;
+}
+
+inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)) - 1; }
+
+inline float not_a_number() { return __builtin_nanf(""); }
+
+inline void require(bool holds, const std::source_location& where = std::source_location::current()) {
+  if (!holds) throw std::logic_error("line " + std::to_string(where.line()) + " of a kernel");
+}
+
+#endif
+
+FSDP_DEVICE int lane() { return thread() % kWarp; }
+FSDP_DEVICE int warp() { return thread() / kWarp; }
+
+}  // namespace fsdp::kernels::cuda

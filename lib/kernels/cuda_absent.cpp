@@ -1,0 +1,16 @@
+// Takes the place of cuda/*.cu in programs without CUDA.
+
+#include "kernels/cuda/kernels.h"
+#include "util/error.h"
+
+namespace fsdp::kernels::cuda {
+
+const RowKernels* row_kernels(Element) { return nullptr; }
+
+void embedding_backward(Element, const EmbeddingGradRows&) { FSDP_CHECK(false, "built without CUDA"); }
+
+void dropout(Element, const DropoutRows&) { FSDP_CHECK(false, "built without CUDA"); }
+
+void adam(Element, const AdamElements&) { FSDP_CHECK(false, "built without CUDA"); }
+
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,124 @@
+#pragma once
+
+// What the kernels over rows are given, on every device. Rows are [rows, width], contiguous; element types
+// are fp32 and bf16, and arithmetic is fp32 whatever the type.
+//
+// Where a kernel adds up over rows, `dweight` and `dbias` are [width] for the loops of one thread
+// (cpu/loops.h), which add to them, and [parts, width] for the kernels of a device (kernel_table.h).
+
+#include <cstdint>
+
+namespace fsdp::kernels {
+
+enum class Element { kFloat, kBFloat16 };
+
+struct RmsNormRows {
+  const void* x = nullptr;         ///< [rows, width]
+  const void* residual = nullptr;  ///< [rows, width]; null: none
+  void* sum = nullptr;             ///< [rows, width]: x + residual, where there is one
+  const void* weight = nullptr;    ///< [width]
+  void* y = nullptr;               ///< [rows, width]
+  float* reciprocal = nullptr;     ///< [rows]: 1 / sqrt(mean of squares + epsilon)
+  int64_t rows = 0, width = 0;
+  float epsilon = 0;
+};
+
+struct RmsNormGradRows {
+  const void* dy = nullptr;  ///< [rows, width]
+  const void* x = nullptr;   ///< [rows, width]: what was normed
+  const void* weight = nullptr;
+  const float* reciprocal = nullptr;
+  const void* dsum = nullptr;  ///< [rows, width]: a gradient of x by another way; null: none
+  void* dx = nullptr;          ///< [rows, width]
+  float* dweight = nullptr;
+  int64_t rows = 0, width = 0;
+};
+
+struct LayerNormRows {
+  const void* x = nullptr;                        ///< [rows, width]
+  const void* residual = nullptr;                 ///< [rows, width]; null: none
+  void* sum = nullptr;                            ///< [rows, width]: x + residual, where there is one
+  const void *weight = nullptr, *bias = nullptr;  ///< [width]
+  void* y = nullptr;                              ///< [rows, width]
+  float *mean = nullptr, *reciprocal = nullptr;   ///< [rows]; 1 / sqrt(variance + epsilon)
+  int64_t rows = 0, width = 0;
+  float epsilon = 0;
+};
+
+struct LayerNormGradRows {
+  const void* dy = nullptr;  ///< [rows, width]
+  const void* x = nullptr;   ///< [rows, width]: what was normed
+  const void* weight = nullptr;
+  const float *mean = nullptr, *reciprocal = nullptr;
+  const void* dsum = nullptr;  ///< [rows, width]: a gradient of x by another way; null: none
+  void* dx = nullptr;          ///< [rows, width]
+  float *dweight = nullptr, *dbias = nullptr;
+  int64_t rows = 0, width = 0;
+};
+
+struct BiasGeluRows {
+  const void* x = nullptr;     ///< [rows, width]
+  const void* bias = nullptr;  ///< [width]
+  void* y = nullptr;           ///< [rows, width]: gelu(x + bias)
+  int64_t rows = 0, width = 0;
+};
+
+struct BiasGeluGradRows {
+  const void* dy = nullptr;    ///< [rows, width]
+  const void* x = nullptr;     ///< [rows, width]
+  const void* bias = nullptr;  ///< [width]
+  void* dx = nullptr;          ///< [rows, width]
+  float* dbias = nullptr;
+  int64_t rows = 0, width = 0;
+};
+
+struct SwiGluGrad {
+  const void *dy = nullptr, *gate = nullptr, *up = nullptr;  ///< [n]
+  void *dgate = nullptr, *dup = nullptr;                     ///< [n]
+  int64_t n = 0;
+};
+
+struct RotaryRows {
+  const void* x = nullptr;     ///< [rows, heads, head_dim]
+  void* y = nullptr;           ///< the same shape; may be x
+  const float* cos = nullptr;  ///< [tokens, head_dim]; row r is token (first + r) % tokens
+  const float* sin = nullptr;
+  int64_t first = 0, rows = 0, tokens = 0, heads = 0, head_dim = 0;
+  bool back = false;  ///< rotates by the negative angle
+};
+
+/// The target of a row that does not count.
+inline constexpr int64_t kIgnored = -100;
+
+/// Losses of rows of logits. Where a target is kIgnored, loss and gradient are 0.
+struct LossRows {
+  void* logits = nullptr;  ///< [rows, vocabulary]; becomes its gradient / counted if that is asked for
+  const int64_t* targets = nullptr;  ///< [rows], below the vocabulary's size
+  double* losses = nullptr;          ///< [rows]
+  const double* counted = nullptr;   ///< of the whole batch, at least 1
+  int64_t rows = 0, vocabulary = 0;
+  bool differentiates = false;
+  float label_smoothing = 0, z_loss = 0;
+};
+
+/// What the sums of parts of rows come to.
+struct PartTotal {
+  float* sums = nullptr;  ///< [parts, width]; not to be used afterwards
+  int64_t parts = 0, width = 0;
+  void* to = nullptr;   ///< [width]
+  bool to_fp32 = true;  ///< else `to` has the type of the table's kernels
+  bool adds = false;    ///< to what is there, in fp32
+};
+
+/// The numbers of a step of Adam, rounded once.
+struct AdamNumbers {
+  float gradient_scale = 1;
+  float keep = 1;   ///< 1 - lr * weight_decay in AdamW
+  float decay = 0;  ///< weight_decay in Adam
+  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+  float step_size = 0;          ///< lr / (1 - beta1^t)
+  float second_correction = 0;  ///< sqrt(1 - beta2^t)
+  float eps = 0;
+};
+
+}  // namespace fsdp::kernels
