@@ -5,6 +5,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "kernels/adam.h"
 #include "optim/betas.h"
 #include "util/error.h"
 
@@ -21,11 +22,40 @@ Adam::Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParamet
   }
 }
 
+bool Adam::scales_gradients_of(const at::Tensor& value) const {
+  return fused_ && kernels::can_step_adam(value);
+}
+
 void Adam::update(const Update& update) {
-  if (fused_) {
+  if (scales_gradients_of(update.values[0])) {
+    update_on_gpu(update);
+  } else if (fused_) {
     update_fused(update);
   } else {
     update_composed(update);
+  }
+}
+
+void Adam::update_on_gpu(const Update& update) {
+  const bool decoupled = decay_ == Decay::kDecoupled;
+  const auto step = static_cast<double>(update.step);
+  const kernels::AdamNumbers numbers{
+      .gradient_scale = static_cast<float>(update.gradient_scale),
+      .keep = static_cast<float>(decoupled ? 1 - update.lr * update.weight_decay : 1),
+      .decay = static_cast<float>(decoupled ? 0 : update.weight_decay),
+      .beta1 = static_cast<float>(beta1_),
+      .one_minus_beta1 = static_cast<float>(1 - beta1_),
+      .beta2 = static_cast<float>(beta2_),
+      .one_minus_beta2 = static_cast<float>(1 - beta2_),
+      .step_size = static_cast<float>(update.lr / (1 - std::pow(beta1_, step))),
+      .second_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2_, step))),
+      .eps = static_cast<float>(eps_)};
+  for (size_t k = 0; k < update.values.size(); ++k) {
+    kernels::step_adam({.value = update.values[k],
+                        .gradient = update.gradients[k],
+                        .exp_avg = update.states[0][k],
+                        .exp_avg_sq = update.states[1][k]},
+                       numbers);
   }
 }
 

@@ -25,8 +25,10 @@ class Adam : public Optimizer {
 
  protected:
   void update(const Update& update) override;
+  bool scales_gradients_of(const at::Tensor& value) const override;
 
  private:
+  void update_on_gpu(const Update& update);
   void update_fused(const Update& update);
   void update_composed(const Update& update);
 

@@ -176,7 +176,7 @@ void Optimizer::set_parameter_step_count(size_t i, int64_t count) {
   step_counts_.at(i) = count;
 }
 
-void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr) {
+void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale) {
   FSDP_CHECK(gradients.size() == parameters_.size(), gradients.size(), " gradients for ", parameters_.size());
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) check_gradient(gradients[i], parameters_[i]);
@@ -186,10 +186,17 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     ++step_counts_[i];
+    const at::Tensor& value = parameters_[i].value;
+    const bool has_matrices = std::any_of(treatments_[i].begin(), treatments_[i].end(),
+                                          [](const Treatment& treatment) { return treatment.matrix; });
+    const bool left_to_update = scales_gradients_of(value) && !has_matrices;
+    if (!left_to_update && gradient_scale != 1) gradients[i].mul_(gradient_scale);
     // The tensor itself where type and device are those of the value.
-    at::Tensor gradient = gradients[i].to(parameters_[i].value.options());
+    const bool keeps_type = left_to_update && gradients[i].scalar_type() == at::kBFloat16;
+    at::Tensor gradient = keeps_type ? gradients[i].to(value.device()) : gradients[i].to(value.options());
     for (const Treatment& treatment : treatments_[i]) {
-      if (!treatment.matrix) update_alike(i, gradient, treatment, lr);
+      if (treatment.matrix) continue;
+      update_alike(i, gradient, treatment, numbers_of(i, treatment, lr, left_to_update ? gradient_scale : 1));
     }
     update_matrices(i, gradient, lr);
   }
@@ -224,18 +231,26 @@ void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
   }
 }
 
-void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double lr) {
+bool Optimizer::scales_gradients_of(const at::Tensor&) const { return false; }
+
+Optimizer::Update Optimizer::numbers_of(size_t i, const Treatment& treatment, double lr,
+                                        double gradient_scale) const {
+  Update numbers;
+  numbers.weight_decay = weight_decay_of(options_, treatment);
+  numbers.lr = lr_of(options_, treatment, lr);
+  numbers.step = step_counts_[i];
+  numbers.gradient_scale = gradient_scale;
+  return numbers;
+}
+
+void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, Update todo) {
   // A tensor that the kernels write, and where the padded copies of its rests go back to.
   struct Column {
     at::Tensor whole;
     std::vector<at::Tensor>* parts;
     std::optional<size_t> state = std::nullopt;  ///< its index, if it is one
   };
-  Update todo;
   todo.states.reserve(states_.size());
-  todo.weight_decay = weight_decay_of(options_, treatment);
-  todo.lr = lr_of(options_, treatment, lr);
-  todo.step = step_counts_[i];
   std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
   for (size_t s = 0; s < states_.size(); ++s) {
     if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment.matrix)) continue;

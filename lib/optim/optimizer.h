@@ -42,8 +42,9 @@ class Optimizer {
   /// Updates every parameter in place. gradients[i] is contiguous and has the shape of parameters()[i].value;
   /// it may be float32, bfloat16 or float16 and lie on another device: then it is converted when its turn
   /// comes, and the copy is gone before the next one is made. An undefined gradient leaves its parameter,
-  /// its state and its step count as they are.
-  void step(const std::vector<at::Tensor>& gradients, double lr);
+  /// its state and its step count as they are. Gradients count times gradient_scale (shard::clipping()), for
+  /// which they may be overwritten.
+  void step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale = 1);
 
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
@@ -82,8 +83,11 @@ class Optimizer {
     std::vector<std::vector<at::Tensor>> states;
     double weight_decay = 0;
     double lr = 0;
-    int64_t step = 0;  ///< of the parameter that the elements belong to, from 1
+    int64_t step = 0;           ///< of the parameter that the elements belong to, from 1
+    double gradient_scale = 1;  ///< that the gradients are still to be multiplied with
   };
+  /// Whether update() itself multiplies gradients with their scale, and takes them in bfloat16 too.
+  virtual bool scales_gradients_of(const at::Tensor& value) const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
 
@@ -91,7 +95,9 @@ class Optimizer {
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
  private:
-  void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double lr);
+  /// An update, but for its tensors.
+  Update numbers_of(size_t i, const Treatment& treatment, double lr, double gradient_scale) const;
+  void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, Update todo);
   void update_averages();
   size_t state_index(const std::string& name) const;
   /// Where the state has what belongs to element `begin` of a range of parameter i.

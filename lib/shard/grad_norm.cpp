@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/fused.h"
 #include "kernels/reduce.h"
@@ -22,12 +23,28 @@ bool counts(const Unit& unit) {
 }
 
 /// In double: shards of different sizes must add up to the same norm at any world size.
-double local_norm(const Unit& unit, double norm_type) {
-  const at::Tensor& gradient = unit.storage().shard_gradient();
-  if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
-    return std::sqrt(kernels::sum_of_squares(gradient));
-  }
+double norm_of(const at::Tensor& gradient, double norm_type) {
   return at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
+}
+
+/// The norm of each unit's gradient on this rank; 0 where it does not count.
+std::vector<double> local_norms(const Engine& engine, double norm_type) {
+  std::vector<double> norms(engine.units().size(), 0.0);
+  std::vector<at::Tensor> fused;
+  std::vector<size_t> fused_units;
+  for (size_t i = 0; i < norms.size(); ++i) {
+    if (!counts(*engine.units()[i])) continue;
+    const at::Tensor& gradient = engine.units()[i]->storage().shard_gradient();
+    if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
+      fused.push_back(gradient);
+      fused_units.push_back(i);
+    } else {
+      norms[i] = norm_of(gradient, norm_type);
+    }
+  }
+  const std::vector<double> squares = kernels::sums_of_squares(fused);
+  for (size_t k = 0; k < squares.size(); ++k) norms[fused_units[k]] = std::sqrt(squares[k]);
+  return norms;
 }
 
 void check_reduced(const Engine& engine) {
@@ -44,9 +61,7 @@ double grad_norm(Engine& engine, double norm_type) {
   check_reduced(engine);
   bool largest = std::isinf(norm_type);
   double local = 0;
-  for (const auto& unit : engine.units()) {
-    if (!counts(*unit)) continue;
-    double norm = local_norm(*unit, norm_type);
+  for (double norm : local_norms(engine, norm_type)) {
     if (largest) {
       // Not every backend's maximum keeps a NaN; an infinity survives.
       local = std::max(local, std::isnan(norm) ? std::numeric_limits<double>::infinity() : norm);
@@ -64,11 +79,15 @@ double grad_norm(Engine& engine, double norm_type) {
   return largest ? sum : std::pow(sum, 1.0 / norm_type);
 }
 
+Clipping clipping(Engine& engine, double max_norm, double norm_type, double loss_scale) {
+  const double norm = grad_norm(engine, norm_type) / loss_scale;
+  if (!std::isfinite(norm)) return {.norm = norm};
+  const double scale = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  return {.norm = norm, .scale = scale / loss_scale};
+}
+
 double clip_grad_norm(Engine& engine, double max_norm, double norm_type, double loss_scale) {
-  double norm = grad_norm(engine, norm_type) / loss_scale;
-  if (!std::isfinite(norm)) return norm;
-  double scale = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-  scale /= loss_scale;
+  const auto [norm, scale] = clipping(engine, max_norm, norm_type, loss_scale);
   if (scale == 1.0) return norm;
   at::NoGradGuard no_grad;
   for (const auto& unit : engine.units()) {
@@ -83,9 +102,8 @@ std::string unit_with_largest_gradient(Engine& engine) {
   const auto& units = engine.units();
   at::Tensor squares = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
   double* values = squares.data_ptr<double>();
-  for (size_t i = 0; i < units.size(); ++i) {
-    if (counts(*units[i])) values[i] = std::pow(local_norm(*units[i], 2), 2);
-  }
+  const std::vector<double> norms = local_norms(engine, 2);
+  for (size_t i = 0; i < units.size(); ++i) values[i] = std::pow(norms[i], 2);
   engine.communicator()
       .all_reduce(squares, comm::ReduceOp::kSum, {.unit = "gradient norms of units", .pass = "optimizer"})
       ->wait();
@@ -103,7 +121,7 @@ std::string first_unit_that_is_not_finite(Engine& engine) {
   for (size_t i = 0; i < units.size(); ++i) {
     const at::Tensor& gradient = units[i]->storage().shard_gradient();
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    double largest = local_norm(*units[i], std::numeric_limits<double>::infinity());
+    const double largest = norm_of(gradient, std::numeric_limits<double>::infinity());
     flags.data_ptr<double>()[i] = std::isfinite(largest) ? 0 : 1;
   }
   engine.communicator()

@@ -11,6 +11,13 @@ namespace fsdp::shard {
 /// gradients wait to be reduced. Collective.
 double grad_norm(Engine& engine, double norm_type = 2.0);
 
+/// What clip_grad_norm() would do, for a caller whose optimizer multiplies gradients as it reads them.
+struct Clipping {
+  double norm = 0;   ///< of the gradients / loss_scale, before clipping
+  double scale = 1;  ///< what the gradients are to be multiplied with; 1 where the norm is not finite
+};
+Clipping clipping(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0);
+
 /// Divides the gradients by loss_scale, scales them by max_norm / norm when the norm is larger, as
 /// torch.nn.utils.clip_grad_norm_ does (with 1e-6 added to the norm), in one pass, and returns the norm
 /// before clipping. max_norm 0: no clipping. A norm that is not finite leaves the gradients as they are; the

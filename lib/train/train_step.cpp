@@ -33,7 +33,9 @@ StepResult TrainStep::run(const StepPosition& position) {
   StepResult result;
   share_loss(local_loss, result);
   double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
-  result.grad_norm = shard::clip_grad_norm(engine, options_.max_grad_norm, options_.norm_type, loss_scale);
+  const shard::Clipping clipping =
+      shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale);
+  result.grad_norm = clipping.norm;
   // Both numbers come out of all-reduces, so every rank sees the same and decides alike.
   const bool finite = std::isfinite(result.grad_norm);
   const bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
@@ -42,7 +44,7 @@ StepResult TrainStep::run(const StepPosition& position) {
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
   } else if (passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {
-    update_shards(position.lr);
+    update_shards(position.lr, clipping.scale);
   }
   result.skipped = !result.skip_reason.empty();
   return result;
@@ -107,7 +109,9 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
   result.stop = values[1] > 0;
 }
 
-void TrainStep::update_shards(double lr) { parts_.optimizer.step(shard_gradients(parts_.engine), lr); }
+void TrainStep::update_shards(double lr, double gradient_scale) {
+  parts_.optimizer.step(shard_gradients(parts_.engine), lr, gradient_scale);
+}
 
 std::string TrainStep::whose_samples(const StepPosition& position, double local_loss) {
   comm::Communicator& communicator = parts_.engine.communicator();

@@ -77,7 +77,7 @@ class TrainStep {
   /// All of a step, where the shares depend on them. Collective.
   std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t micro_steps);
   void share_loss(double local_loss, StepResult& result);
-  void update_shards(double lr);
+  void update_shards(double lr, double gradient_scale);
   /// Asks the guard about a step that scaled gradients do not explain; whether to update.
   bool passes_guard(const StepPosition& position, double local_loss, bool finite, StepResult& result);
   [[noreturn]] void report_divergence(const StepPosition& position, double local_loss,

@@ -72,6 +72,19 @@ TEST_P(EveryOptimizer, UpdatesShardsBitForBitAsTheWhole) {
   }
 }
 
+TEST_P(EveryOptimizer, TakesGradientsTimesTheirScale) {
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor value = random_values(1003, "value");
+    const at::Tensor gradient = random_values(1003, "gradient").to(type);
+    auto scaled = make({parameter_of(value)}), plain = make({parameter_of(value)});
+    for (int step = 0; step < 2; ++step) {
+      scaled->step({gradient.clone()}, 1e-2, 0.3);
+      plain->step({gradient * 0.3}, 1e-2);
+    }
+    EXPECT_TRUE(same_bits(scaled->parameters()[0].value, plain->parameters()[0].value)) << type;
+  }
+}
+
 TEST_P(EveryOptimizer, KeepsAnAverageOfItsWeightsWithoutTouchingThem) {
   const int64_t n = 1003;
   at::Tensor value = random_values(n, "value"), gradient = random_values(n, "gradient");

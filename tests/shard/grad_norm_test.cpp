@@ -61,6 +61,20 @@ TEST(GradNorm, ClipsToTheLargestNormAllowed) {
   });
 }
 
+TEST(GradNorm, SaysHowGradientsAreClippedWithoutDoingIt) {
+  with_gradients(3, [](Engine& engine, testing::CountingCommunicator&) {
+    const double norm = grad_norm(engine);
+    const Clipping half = clipping(engine, norm / 2);
+    EXPECT_EQ(half.norm, norm);
+    EXPECT_NEAR(half.scale, 0.5, 1e-5);
+    EXPECT_EQ(grad_norm(engine), norm);
+    EXPECT_EQ(clipping(engine, norm * 2).scale, 1);
+    EXPECT_NEAR(clipping(engine, 0, 2, 1024).scale, 1.0 / 1024, 1e-12);
+    engine.units()[0]->storage().shard_gradient().fill_(std::numeric_limits<float>::infinity());
+    EXPECT_EQ(clipping(engine, 1.0).scale, 1) << "the norm is not finite";
+  });
+}
+
 TEST(GradNorm, LeavesSmallGradientsAlone) {
   with_gradients(2, [](Engine& engine, testing::CountingCommunicator&) {
     double before = grad_norm(engine);
