@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 
+#include "comm/device_communicator.h"
 #include "comm/gloo_communicator.h"
 #include "comm/hierarchical_communicator.h"
 #include "comm/host_layout.h"
@@ -53,21 +54,34 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
   return make_gloo_communicator(environment, options, std::move(store));
 }
 
+/// For tensors in host memory.
+std::shared_ptr<Communicator> host_communicator(const LaunchEnvironment& environment,
+                                                const CommOptions& options,
+                                                std::shared_ptr<Activity> activity,
+                                                const HostRanks::Options& host) {
+  if (environment.world_size == 1) return std::make_shared<SingleCommunicator>();
+  std::shared_ptr<Communicator> communicator = connect(environment, options, host);
+  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
+  return make_queued_communicator(std::move(communicator));
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity,
-                                                const HostRanks::Options& host) {
+                                                const HostRanks::Options& host, at::Device device) {
   static const std::set<std::string> kBackends = {"auto", "shm", "gloo", "hierarchical"};
   if (!kBackends.contains(options.backend)) {
     util::fail(util::ErrorKind::kUsage, "comm.backend: expected auto, shm, gloo or hierarchical; found \"",
                options.backend, "\"");
   }
-  if (environment.world_size == 1) return std::make_shared<SingleCommunicator>();
-  std::shared_ptr<Communicator> communicator = connect(environment, options, host);
-  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
-  return make_queued_communicator(std::move(communicator));
+  std::shared_ptr<Communicator> communicator =
+      host_communicator(environment, options, std::move(activity), host);
+  if (device.is_cpu()) return communicator;
+  std::shared_ptr<Communicator> on_device =
+      communicator->world_size() == 1 ? communicator : make_staged_communicator(device, communicator);
+  return make_device_communicator({device, std::move(communicator), std::move(on_device)});
 }
 
 }  // namespace fsdp::comm

@@ -70,7 +70,7 @@ double Trainer::peak_rate() const {
   if (config_.logging.peak_tflops > 0) return config_.logging.peak_tflops * 1e12;
   // By all ranks at once, since those of one host share its cores.
   return measured_matmul_rate(config_.mixed_precision.param_dtype,
-                              kernels::matmul_by_name(config_.training.matmul));
+                              kernels::matmul_by_name(config_.training.matmul), communicator_->device());
 }
 
 void Trainer::open_data() {

@@ -113,6 +113,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.z_loss", {"1e-4", "-1"}},
       {"training.max_grad_norm", {"0", "-1"}},
       {"training.norm_type", {"inf", "0.5"}},
+      {"training.device", {"\"cpu\"", "\"gpu\""}},
       {"training.fused_kernels", {"false", "0"}},
       {"training.matmul", {"\"onednn\"", "\"blas\""}},
       {"training.no_sync", {"true", "1"}},
