@@ -10,6 +10,7 @@
 
 #include "kernels/block_product.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/matrix_units.h"
 #include "kernels/reduce.h"
 #include "kernels/row_loops.h"
 #include "util/error.h"
@@ -21,6 +22,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
+
+/// Before anybody's first product.
+[[maybe_unused]] const bool checked_tiles = keep_onednn_from_broken_tiles();
 
 Matmul fastest_here() {
 #if defined(__x86_64__)
