@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "nn/decoder.h"
@@ -275,12 +276,43 @@ TEST_F(FakeDeviceTest, LogsWhatHappenedInOrder) {
                                  "stream 0 waits for event " + event(3), "512 bytes of stream 0 are freed"));
 }
 
-class FakeDeviceModel : public ::testing::TestWithParam<std::string> {};
+TEST_F(FakeDeviceTest, RanksComputeOnDevicesOfTheirOwn) {
+  std::vector<double> losses(FakeDevice::kCount);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < FakeDevice::kCount; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const at::Device device = fake.device(rank);
+      const c10::StreamGuard on(fake.new_stream(rank));
+      const auto options = tiny_options();
+      auto model = nn::make_decoder(options, device);
+      nn::initialize_parameters(*model, options, 7);
+      for (int step = 0; step < 3; ++step) {
+        at::Tensor loss = loss_of(*model, token_rows(rank, 2, 8, options.vocab_size).to(device));
+        loss.backward();
+        losses[static_cast<size_t>(rank)] = loss.item<double>();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  const auto model = make_initialized(tiny_options());
+  for (int rank = 0; rank < FakeDevice::kCount; ++rank) {
+    EXPECT_NEAR(losses[static_cast<size_t>(rank)],
+                loss_of(*model, token_rows(rank, 2, 8, tiny_options().vocab_size)).item<double>(), 1e-5);
+  }
+  EXPECT_EQ(fake.report(), "");
+}
+
+struct ModelCase {
+  std::string architecture;
+  bool fused;  ///< where kernels of this project could be chosen by mistake
+};
+
+class FakeDeviceModel : public ::testing::TestWithParam<ModelCase> {};
 
 TEST_P(FakeDeviceModel, HasTheLossAndGradientsOfTheCpu) {
   FakeDevice& fake = FakeDevice::get();
-  nn::ModelOptions options = tiny_options(GetParam());
-  options.fused_kernels = false;
+  nn::ModelOptions options = tiny_options(GetParam().architecture);
+  options.fused_kernels = GetParam().fused;
   options.hidden_dropout = 0.1;
   options.attention_dropout = 0.1;
   const auto expected = make_initialized(options);
@@ -306,7 +338,12 @@ TEST_P(FakeDeviceModel, HasTheLossAndGradientsOfTheCpu) {
   EXPECT_EQ(fake.report(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Decoders, FakeDeviceModel, ::testing::Values("llama", "gpt2"));
+INSTANTIATE_TEST_SUITE_P(Decoders, FakeDeviceModel,
+                         ::testing::Values(ModelCase{"llama", false}, ModelCase{"llama", true},
+                                           ModelCase{"gpt2", false}, ModelCase{"gpt2", true}),
+                         [](const auto& info) {
+                           return info.param.architecture + (info.param.fused ? "_fused" : "_composed");
+                         });
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -44,7 +44,7 @@ struct MemoryRange {
 struct Entry {
   enum class Kind { kOperation, kRecord, kWait, kAllocate, kFree };
   Kind kind = Kind::kOperation;
-  StreamName stream;  ///< that it happened on; kHost waits too
+  StreamName stream;      ///< that it happened on; kHost waits too
   std::string name = {};  ///< of an operation, such as "aten::mm.out"
   int64_t event =
       -1;  ///< number of the event that is recorded or waited for; -1 if the host waits for a stream
