@@ -1,11 +1,10 @@
 // The engine on a device whose streams run beside its host (support/fake_device.h): the same numbers as on
 // the CPU, and nothing out of order.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,8 +13,6 @@
 
 namespace fsdp::testing {
 namespace {
-
-using ::testing::IsEmpty;
 
 /// Every stage with parameters is a unit of its own.
 RunPlan nested_plan() {
@@ -33,6 +30,8 @@ struct Way {
   std::function<void(RunPlan&)> change;
   int world_size = 2;
 };
+
+std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
 
 std::vector<Way> ways() {
   return {

@@ -59,7 +59,8 @@ inline void sgd_on_shards(shard::Engine& engine, double learning_rate) {
   at::NoGradGuard no_grad;
   for (const auto& unit : engine.units()) {
     const at::Tensor& gradient = unit->storage().shard_gradient();
-    if (gradient.defined()) unit->storage().shard().sub_(gradient, learning_rate);
+    const at::Tensor& shard = unit->storage().shard();
+    if (gradient.defined()) shard.sub_(gradient.to(shard.device()), learning_rate);
   }
 }
 
