@@ -430,6 +430,7 @@ std::vector<Key> make_keys() {
        "steps that libtorch's profiler records, each as profile.rank<R>.step<N>.json for Perfetto",
        at_least(1),
        {}},
+      {KEY(logging, nvtx), "on a GPU: name operations and units for Nsight Systems by NVTX ranges", {}, {}},
       {KEY(logging, sample_every),
        "log a text of the model's every so many steps; 0: never",
        at_least(0),

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "shard/profile_range.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -42,6 +43,7 @@ void Unit::start_gather(const char* pass) {
     state_ = State::kUnsharded;
     return;
   }
+  const ProfileRange range("unit/gather", name_);
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
@@ -114,6 +116,7 @@ struct Unit::Reduction {
 
 void Unit::start_reduction() {
   FSDP_CHECK(!reduction_, "unit ", name_, " is being reduced already");
+  const ProfileRange range("unit/reduce", name_);
   at::NoGradGuard no_grad;
   auto job = std::make_shared<Reduction>();
   job->input = storage_.detach_gradients();

@@ -209,6 +209,7 @@ const std::map<std::string, Sample>& samples() {
       {"logging.csv", {"true", "1"}},
       {"logging.tensorboard", {"true", "1"}},
       {"logging.profile_steps", {"[3, 4]", "[0]"}},
+      {"logging.nvtx", {"true", "1"}},
   };
   return table;
 }
