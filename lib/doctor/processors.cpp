@@ -10,9 +10,9 @@
 #include "kernels/block_product.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/matmul.h"
-#include "kernels/matrix_units.h"
 #include "util/compute_threads.h"
 #include "util/error.h"
+#include "util/matrix_units.h"
 #include "util/system_files.h"
 #include "util/text.h"
 
@@ -42,7 +42,7 @@ Finding check_instructions() {
   Finding finding{Verdict::kOk, "cpu", "", ""};
   finding.text = concat(util::line_value("/proc/cpuinfo", "model name").value_or("of unknown model"), "; ",
                         instructions());
-  if (kernels::announces_tiles_without_palettes(kernels::cpu_identity())) {
+  if (util::announces_tiles_without_palettes(util::cpu_identity())) {
     finding.text += "; AMX is announced without its tiles, as some virtual machines do, and left alone";
   }
 #if defined(__x86_64__)

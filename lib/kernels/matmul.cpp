@@ -10,10 +10,10 @@
 
 #include "kernels/block_product.h"
 #include "kernels/gradient_sink.h"
-#include "kernels/matrix_units.h"
 #include "kernels/reduce.h"
 #include "kernels/row_loops.h"
 #include "util/error.h"
+#include "util/matrix_units.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -24,7 +24,7 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 /// Before anybody's first product.
-[[maybe_unused]] const bool checked_tiles = keep_onednn_from_broken_tiles();
+[[maybe_unused]] const bool checked_tiles = util::keep_onednn_from_broken_tiles();
 
 Matmul fastest_here() {
 #if defined(__x86_64__)

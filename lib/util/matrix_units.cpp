@@ -1,4 +1,4 @@
-#include "kernels/matrix_units.h"
+#include "util/matrix_units.h"
 
 #include <cstdlib>
 
@@ -6,7 +6,7 @@
 #include <cpuid.h>
 #endif
 
-namespace fsdp::kernels {
+namespace fsdp::util {
 
 CpuIdentity cpu_identity() {
   CpuIdentity identity;
@@ -39,4 +39,4 @@ bool keep_onednn_from_broken_tiles() {
   return true;
 }
 
-}  // namespace fsdp::kernels
+}  // namespace fsdp::util

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace fsdp::kernels {
+namespace fsdp::util {
 
 /// What CPUID says. See Intel's Software Developer's Manual, volume 2A, CPUID.
 struct CpuIdentity {
@@ -21,7 +21,7 @@ CpuIdentity cpu_identity();
 /// Whether tiles are announced and not described.
 bool announces_tiles_without_palettes(const CpuIdentity& identity);
 
-/// Once before the first product, as the library does when it is loaded; returns whether it had to.
+/// Once before the first product, as lib/kernels does when it is loaded; returns whether it had to.
 bool keep_onednn_from_broken_tiles();
 
-}  // namespace fsdp::kernels
+}  // namespace fsdp::util
