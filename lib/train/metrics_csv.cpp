@@ -20,16 +20,16 @@ constexpr const char* kColumns[] = {"step",
                                     "step_seconds",
                                     "peak_memory_bytes",
                                     "minor_faults",
-                                    "gpu_peak_allocated_bytes",
-                                    "gpu_peak_reserved_bytes",
-                                    "gpu_allocator_retries",
                                     "data_wait_seconds",
                                     "mfu",
                                     "loss_scale",
                                     "skipped_steps",
                                     "validation_loss",
                                     "validation_perplexity",
-                                    "validation_bits_per_byte"};
+                                    "validation_bits_per_byte",
+                                    "gpu_peak_allocated_bytes",
+                                    "gpu_peak_reserved_bytes",
+                                    "gpu_allocator_retries"};
 
 std::string heading() {
   std::string line;
