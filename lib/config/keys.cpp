@@ -365,8 +365,11 @@ std::vector<Key> make_keys() {
        "shm "
        "inside each host and gloo between hosts; auto: shm on one host, hierarchical on several with the "
        "same "
-       "number of processes, 2 or more, else gloo",
-       Constraint{.choices = {"auto", "shm", "gloo", "hierarchical"},
+       "number of processes, 2 or more, else gloo; what is on GPUs goes over NCCL with auto, and with nccl, "
+       "which "
+       "is "
+       "auto for the rest; with the others through host memory",
+       Constraint{.choices = {"auto", "shm", "gloo", "hierarchical", "nccl"},
                   .because = "this version has no other backend"},
        {}},
       {KEY(comm, timeout_seconds),

@@ -187,7 +187,7 @@ const std::map<std::string, Sample>& samples() {
       {"mesh.dcn", {"2", "0"}},
       {"mesh.data", {"4", "0"}},
       {"mesh.model", {"1", "2"}},
-      {"comm.backend", {"\"hierarchical\"", "\"nccl\""}},
+      {"comm.backend", {"\"hierarchical\"", "\"mpi\""}},
       {"comm.timeout_seconds", {"30", "0"}},
       {"checkpoint.interval_steps", {"0", "-1"}},
       {"checkpoint.save_at_end", {"false", "0"}},
