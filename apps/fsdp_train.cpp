@@ -18,6 +18,7 @@
 #include "plan/text.h"
 #include "plan_options.h"
 #include "report/report.h"
+#include "train/device.h"
 #include "train/dry_run.h"
 #include "train/evaluate.h"
 #include "train/explain_step.h"
@@ -65,6 +66,13 @@ void print(const train::RunSummary& summary, const std::string& resume_command) 
   std::cout << std::endl;
 }
 
+std::shared_ptr<comm::Communicator> connect(const config::Config& config,
+                                            const comm::LaunchEnvironment& environment,
+                                            std::shared_ptr<comm::Activity> activity = nullptr) {
+  return comm::make_communicator(environment, config.comm, std::move(activity), {},
+                                 train::training_device(config.training.device, environment.local_rank));
+}
+
 /// Trains while a watchdog looks on; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment,
           const std::string& resume_command) {
@@ -77,7 +85,7 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
                  .report_file = train::activity_file_of_launcher(),
                  .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); }});
   try {
-    auto communicator = comm::make_communicator(environment, config.comm, activity);
+    auto communicator = connect(config, environment, activity);
     bool first = environment.rank == 0;
     train::Trainer trainer(
         config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{},
@@ -92,13 +100,13 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
 }
 
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
-  auto communicator = comm::make_communicator(environment, config.comm);
+  auto communicator = connect(config, environment);
   cli::print(train::explain_step(config, communicator, {.all_units = all_units}));
 }
 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
               const std::string& weights) {
-  auto communicator = comm::make_communicator(environment, config.comm);
+  auto communicator = connect(config, environment);
   const train::Validation validation = train::evaluate(config, communicator, weights);
   if (environment.rank == 0) cli::print(train::validation_text(validation) + "\n");
 }

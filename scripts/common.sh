@@ -40,3 +40,12 @@ step() {
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
+
+# nvcc_of_toolkit: where the CUDA toolkit's compiler is, as CMake finds it too; fails where there is none.
+nvcc_of_toolkit() {
+  local folder
+  for folder in "${CUDA_HOME:+$CUDA_HOME/bin}" "${CUDA_PATH:+$CUDA_PATH/bin}"; do
+    if [ -n "$folder" ] && [ -x "$folder/nvcc" ]; then echo "$folder/nvcc"; return; fi
+  done
+  command -v nvcc || { [ -x /usr/local/cuda/bin/nvcc ] && echo /usr/local/cuda/bin/nvcc; }
+}

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "util/error.h"
+
 namespace fsdp::checkpoint {
 namespace {
 
@@ -16,6 +18,11 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignme
 int64_t bytes_of(const TensorSlice& slice) { return static_cast<int64_t>(slice.data.nbytes()); }
 
 }  // namespace
+
+bool in_host_memory(const std::vector<TensorSlice>& slices) {
+  return std::all_of(slices.begin(), slices.end(),
+                     [](const TensorSlice& slice) { return slice.data.device().is_cpu(); });
+}
 
 void HostCopies::prepare(const std::vector<TensorSlice>& slices) {
   if (buffer_.defined() && fits(slices)) return;
@@ -38,6 +45,12 @@ const std::vector<TensorSlice>& HostCopies::take(const std::vector<TensorSlice>&
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < slices.size(); ++i) copies_[i].data.copy_(slices[i].data);
   return copies_;
+}
+
+void HostCopies::write_back(const std::vector<TensorSlice>& slices) const {
+  FSDP_CHECK(fits(slices));
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < slices.size(); ++i) at::Tensor(slices[i].data).copy_(copies_[i].data);
 }
 
 bool HostCopies::fits(const std::vector<TensorSlice>& slices) const {

@@ -11,6 +11,8 @@
 
 namespace fsdp::checkpoint {
 
+bool in_host_memory(const std::vector<TensorSlice>& slices);
+
 /// One buffer in host memory as large as the slices together, made once and used for every save.
 class HostCopies {
  public:
@@ -21,6 +23,9 @@ class HostCopies {
   /// Copies the slices' data, from whatever device it is on. What is returned lies in the buffer: it stays as
   /// it is until the next call.
   const std::vector<TensorSlice>& take(const std::vector<TensorSlice>& slices);
+
+  /// Copies the buffer to the slices that were taken.
+  void write_back(const std::vector<TensorSlice>& slices) const;
 
   int64_t bytes() const { return buffer_.defined() ? buffer_.numel() : 0; }
 

@@ -121,8 +121,8 @@ class Transfer {
   /// Collective; `file` is rank 0's.
   void run(ShardFileWriter* file) {
     const int rank = communicator_.rank(), world = communicator_.world_size();
-    at::Tensor mine = communicator_.allocate(share_bytes_, at::kByte);
-    at::Tensor all = communicator_.allocate(share_bytes_ * world, at::kByte);
+    at::Tensor mine = communicator_.allocate_on_host(share_bytes_, at::kByte);
+    at::Tensor all = communicator_.allocate_on_host(share_bytes_ * world, at::kByte);
     for (size_t round = 0; round < rounds_; ++round) {
       for (const Piece& piece : pieces(rank, round)) {
         std::memcpy(static_cast<char*>(mine.data_ptr()) + piece.at_byte, data_of(piece, tensors_),

@@ -40,7 +40,14 @@ class NotingCommunicator final : public Communicator {
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));
   }
+  at::Device device() const override { return inner_->device(); }
+  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
+    return inner_->enqueue_release(std::move(task));
+  }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
+    return inner_->allocate_on_host(numel, dtype);
+  }
   std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
                                                    std::function<void(c10::DataPtr)> task) override {
     return noted("all_gather", site,

@@ -27,6 +27,14 @@ std::unique_ptr<Work> Communicator::enqueue(std::function<void()> task) {
   return done_work();
 }
 
+std::unique_ptr<Work> Communicator::enqueue_release(std::function<void()> task) {
+  return enqueue(std::move(task));
+}
+
+at::Tensor Communicator::allocate_on_host(int64_t numel, at::ScalarType dtype) {
+  return allocate(numel, dtype);
+}
+
 std::unique_ptr<Work> Communicator::enqueue_with_common_memory(int64_t, const CallSite&,
                                                                std::function<void(c10::DataPtr)> task) {
   return enqueue([task = std::move(task)] { task({}); });

@@ -9,8 +9,8 @@
 // issues collectives.
 //
 // Collectives run in the order of issue. Backends complete them at the call; make_queued_communicator() lets
-// them run beside the caller, as a communication stream does on a GPU. What make_communicator() and
-// run_ranks_as_threads() give is queued.
+// them run beside the caller, in a thread, and make_device_communicator() in a stream of a device. What
+// make_communicator() and run_ranks_as_threads() give is queued.
 
 #include <ATen/core/Tensor.h>
 
@@ -36,8 +36,11 @@ enum class ReduceOp { kSum, kMax };
 class Work {
  public:
   virtual ~Work() = default;
-  /// Blocks until this rank's result is there; throws what went wrong. Call it at most once.
+  /// Waits until this rank's result is there; throws what went wrong. Call it at most once. On a device it is
+  /// the caller's stream that waits, not the caller.
   virtual void wait() = 0;
+  /// In place of wait(): on a device the caller waits too.
+  virtual void synchronize() { wait(); }
 };
 
 /// The Work of what was done at the call.
@@ -50,6 +53,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::string backend_name() const = 0;
+
+  /// Where allocate() puts buffers. A communicator of another device than the CPU takes tensors in host
+  /// memory as well; see comm/device_communicator.h.
+  virtual at::Device device() const { return at::kCPU; }
 
   /// output [W * n] = the ranks' inputs [n] one after another. The input may be this rank's part of the
   /// output.
@@ -75,8 +82,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// the call.
   virtual std::unique_ptr<Work> enqueue(std::function<void()> task);
 
+  /// Runs `task`, which gives memory back, when what was issued before no longer uses it: as enqueue() does
+  /// where collectives run on the host. On a device, where a task runs long before what it launches, wait()
+  /// of the Work runs it, or else its destruction: then the caller's stream, to which the memory goes, has
+  /// waited.
+  virtual std::unique_ptr<Work> enqueue_release(std::function<void()> task);
+
   /// A buffer for collectives, uninitialised, 1-D. The communicator decides where its memory lies.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
+  /// The same in host memory.
+  virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype);
 
   /// Runs `task` as enqueue() does, with `nbytes` of memory that is the same one for all ranks of the group,
   /// or with null on all of them where there is none to share. Collective. It is used again when every rank

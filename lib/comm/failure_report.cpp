@@ -88,7 +88,7 @@ void talk(const RunStore& store, const std::string& prefix, const GroupIdentity&
   const int rank = group.global_rank();
   const std::string text = text_of(own, rank);
   const std::vector<uint8_t> bytes(text.begin(), text.end());
-  const Seen first = parse(store->compareSet(prefix + "/first", {}, bytes));
+  const Seen first = parse(store->compareSet(failure_key(prefix), {}, bytes));
   store->set(key(rank), bytes);
   {
     std::lock_guard lock(learnt.mutex);
@@ -116,6 +116,8 @@ void talk(const RunStore& store, const std::string& prefix, const GroupIdentity&
 }
 
 }  // namespace
+
+std::string failure_key(const std::string& prefix) { return prefix + "/first"; }
 
 GroupFailure share_failure(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
                            const FailureSight& sight, const std::function<void()>& told) {

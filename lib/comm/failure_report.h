@@ -30,4 +30,7 @@ struct FailureSight {
 GroupFailure share_failure(const RunStore& store, const std::string& prefix, const GroupIdentity& group,
                            const FailureSight& sight, const std::function<void()>& told);
 
+/// The key under which the group's first sight is in the store, so that a rank may look whether there is one.
+std::string failure_key(const std::string& prefix);
+
 }  // namespace fsdp::comm

@@ -2,13 +2,19 @@
 
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "comm/device_communicator.h"
 #include "comm/gloo_communicator.h"
+#include "comm/gpu_place.h"
 #include "comm/hierarchical_communicator.h"
 #include "comm/host_layout.h"
+#include "comm/nccl_communicator.h"
 #include "comm/queued_communicator.h"
 #include "comm/run_store.h"
 #include "comm/single_communicator.h"
+#include "util/cuda.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -24,9 +30,8 @@ namespace {
 }
 
 std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, const CommOptions& options,
-                                      const HostRanks::Options& host) {
-  if (options.backend == "gloo") return make_gloo_communicator(environment, options);
-  RunStore store = join_run_store(environment, options.timeout());
+                                      const HostRanks::Options& host, RunStore store) {
+  if (options.backend == "gloo") return make_gloo_communicator(environment, options, std::move(store));
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
   if (options.backend == "shm" && !(meeting.ranks && meeting.apart.empty())) {
     refuse(store, environment, "processes that can share memory for \"shm\"",
@@ -53,21 +58,75 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
   return make_gloo_communicator(environment, options, std::move(store));
 }
 
+/// For tensors in host memory.
+std::shared_ptr<Communicator> host_communicator(const LaunchEnvironment& environment,
+                                                const CommOptions& options,
+                                                std::shared_ptr<Activity> activity,
+                                                const HostRanks::Options& host, RunStore store) {
+  std::shared_ptr<Communicator> communicator = connect(environment, options, host, std::move(store));
+  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
+  return make_queued_communicator(std::move(communicator));
+}
+
+/// For tensors on the rank's device: NCCL, or through host memory where it cannot be.
+std::shared_ptr<Communicator> device_collectives(const std::string& backend, const NcclPlace& place,
+                                                 at::Device device,
+                                                 const std::shared_ptr<Communicator>& host) {
+  const auto through_host = [&] { return make_staged_communicator(device, host); };
+  if (!device.is_cuda() || (backend != "auto" && backend != "nccl")) return through_host();
+  GpuPlace mine{.host = HostIdentity::read().boot_id, .bus_id = util::cuda_device(place.device).bus_id};
+  std::vector<GpuPlace> places;
+  for (const std::string& text : all_gather_text(*host, mine.text(), {.unit = "GPUs of the ranks"})) {
+    places.push_back(GpuPlace::parse(text));
+  }
+  const std::string obstacle = shared_gpu(places);
+  if (obstacle.empty()) return make_nccl_communicator(place);
+  if (backend == "nccl") {
+    throw AgreedError(
+        util::ErrorKind::kUsage,
+        util::concat("comm.backend: expected a GPU of its own for each rank for \"nccl\"; found that ",
+                     obstacle, "; start fewer processes a host, or set it to auto"));
+  }
+  if (host->rank() == 0) {
+    util::log_warning(util::concat("processes exchange what is on GPUs through host memory, which is slow: ",
+                                   obstacle, ", and NCCL needs one for each rank"));
+  }
+  return through_host();
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity,
-                                                const HostRanks::Options& host) {
-  static const std::set<std::string> kBackends = {"auto", "shm", "gloo", "hierarchical"};
+                                                const HostRanks::Options& host, at::Device device) {
+  static const std::set<std::string> kBackends = {"auto", "shm", "gloo", "hierarchical", "nccl"};
   if (!kBackends.contains(options.backend)) {
-    util::fail(util::ErrorKind::kUsage, "comm.backend: expected auto, shm, gloo or hierarchical; found \"",
-               options.backend, "\"");
+    util::fail(util::ErrorKind::kUsage,
+               "comm.backend: expected auto, shm, gloo, hierarchical or nccl; found \"", options.backend,
+               "\"");
   }
-  if (environment.world_size == 1) return std::make_shared<SingleCommunicator>();
-  std::shared_ptr<Communicator> communicator = connect(environment, options, host);
-  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
-  return make_queued_communicator(std::move(communicator));
+  if (options.backend == "nccl" && !device.is_cuda()) {
+    util::fail(util::ErrorKind::kUsage, "comm.backend: expected ranks on GPUs for \"nccl\"; found them on ",
+               device.str(), "; set training.device to cuda, or comm.backend to auto");
+  }
+  if (environment.world_size == 1) {
+    auto alone = std::make_shared<SingleCommunicator>();
+    if (device.is_cpu()) return alone;
+    return make_device_communicator({device, alone, alone});
+  }
+  RunStore store = join_run_store(environment, options.timeout());
+  CommOptions on_host = options;
+  if (options.backend == "nccl") on_host.backend = "auto";
+  std::shared_ptr<Communicator> communicator = host_communicator(environment, on_host, activity, host, store);
+  if (device.is_cpu()) return communicator;
+  const NcclPlace place{.store = std::move(store),
+                        .identity = run_identity(environment),
+                        .device = device.index(),
+                        .timeout = options.timeout(),
+                        .activity = std::move(activity)};
+  std::shared_ptr<Communicator> on_device = device_collectives(options.backend, place, device, communicator);
+  return make_device_communicator({device, std::move(communicator), std::move(on_device)});
 }
 
 }  // namespace fsdp::comm

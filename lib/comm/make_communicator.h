@@ -17,9 +17,14 @@ namespace fsdp::comm {
 /// Backend "auto" is shared memory when all processes are on one host, hierarchical when they are on several
 /// hosts with several on each, the same number on all; else gloo, and rank 0 logs why. Backends "shm" and
 /// "hierarchical" throw Error(kUsage) when they cannot be had.
+///
+/// With a `device` the communicator takes its tensors too (make_device_communicator()): with "auto" and
+/// "nccl" over NCCL, where the device is a GPU of this rank alone; "nccl" throws Error(kUsage) where that
+/// cannot be. Otherwise through host memory, and rank 0 warns of it.
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity = nullptr,
-                                                const HostRanks::Options& host = {});
+                                                const HostRanks::Options& host = {},
+                                                at::Device device = at::kCPU);
 
 }  // namespace fsdp::comm

@@ -21,6 +21,7 @@ constexpr int64_t kLookMilliseconds = 100;
 
 /// Some tens of microseconds, about what a sleep and a wake take.
 constexpr int kSpins = 2000;
+constexpr int kSpinsBetweenYields = 100;
 
 int usable_cores() {
   cpu_set_t set;
@@ -182,7 +183,8 @@ void ShmGroup::wait_for_round(uint32_t round, const std::string& what) {
   const auto complete = [&] { return control_->round.load() == round; };
   for (int i = 0; i < spins_; ++i) {
     if (control_->round.load(std::memory_order_acquire) == round) return;
-    _mm_pause();
+    // The system may have put the rank that is waited for onto this core.
+    i % kSpinsBetweenYields == kSpinsBetweenYields - 1 ? static_cast<void>(::sched_yield()) : _mm_pause();
   }
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
   for (;;) {

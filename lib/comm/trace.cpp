@@ -133,13 +133,22 @@ class TracedWork final : public Work {
   }
 
   void wait() override {
-    waited_ = true;
-    trace_->waits(number_);
+    note();
     collective_->wait();
     end_->wait();
   }
+  void synchronize() override {
+    note();
+    collective_->synchronize();
+    end_->synchronize();
+  }
 
  private:
+  void note() {
+    waited_ = true;
+    trace_->waits(number_);
+  }
+
   std::unique_ptr<Work> collective_, end_;
   std::shared_ptr<Trace> trace_;
   uint64_t number_;
@@ -174,7 +183,14 @@ class TracingCommunicator final : public Communicator {
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));
   }
+  at::Device device() const override { return inner_->device(); }
+  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
+    return inner_->enqueue_release(std::move(task));
+  }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
+    return inner_->allocate_on_host(numel, dtype);
+  }
   std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
                                                    std::function<void(c10::DataPtr)> task) override {
     return inner_->enqueue_with_common_memory(nbytes, site, std::move(task));

@@ -241,6 +241,12 @@ void check_evaluation(const Config& config, Conflicts& conflicts) {
 
 void check_samples(const Config& config, Conflicts& conflicts) {
   const LoggingOptions& logging = config.logging;
+  conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
+                   "logging.nvtx: expected no logging.profile_steps beside it, because libtorch has one "
+                   "profiler at a time; found some; leave one of the two out");
+  conflicts.unless(!logging.nvtx || config.training.device != "cpu", {"logging.nvtx", "training.device"},
+                   "logging.nvtx: expected training.device = \"cuda\"; found \"cpu\", which has no such "
+                   "ranges; leave it out");
   conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < nn::longest_sequence(config.model),
                    {"logging.sample_tokens", "model.max_position_embeddings", "model.sliding_window"},
                    concat("logging.sample_tokens: expected less than the longest sequence of the model, ",

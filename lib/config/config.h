@@ -31,7 +31,8 @@ struct TrainingOptions {
   double max_grad_norm = 1.0;    ///< 0: no clipping (the norm is still reported)
   double label_smoothing = 0.0;  ///< kernels::LossTerms
   double z_loss = 0.0;
-  double norm_type = 2.0;  ///< p of the p-norm; inf: the largest magnitude
+  double norm_type = 2.0;       ///< p of the p-norm; inf: the largest magnitude
+  std::string device = "auto";  ///< train/device.h
   bool fused_kernels = true;
   std::string matmul = "auto";
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
@@ -60,6 +61,7 @@ struct LoggingOptions {
   bool csv = false;          ///< metrics.csv beside metrics.jsonl
   bool tensorboard = false;  ///< event files of TensorBoard
   std::vector<int64_t> profile_steps;
+  bool nvtx = false;          ///< ranges of operations and units for NVIDIA's profilers
   int64_t sample_every = 0;   ///< log a text of the model's every so many steps; 0: never
   std::string sample_prompt;  ///< what it goes on from; empty: a new text
   int64_t sample_tokens = 64;

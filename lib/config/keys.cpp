@@ -162,6 +162,10 @@ std::vector<Key> make_keys() {
        "p of the gradient norm; inf: the largest magnitude",
        at_least_one_or_inf(),
        {}},
+      {KEY(training, device),
+       "what a rank computes on; auto: a GPU where the program and the machine have them, else the CPU",
+       one_of({"auto", "cpu", "cuda"}),
+       {}},
       {KEY(training, fused_kernels),
        "use kernels that do in one pass over memory what is composed of many operations otherwise",
        {},
@@ -361,8 +365,11 @@ std::vector<Key> make_keys() {
        "shm "
        "inside each host and gloo between hosts; auto: shm on one host, hierarchical on several with the "
        "same "
-       "number of processes, 2 or more, else gloo",
-       Constraint{.choices = {"auto", "shm", "gloo", "hierarchical"},
+       "number of processes, 2 or more, else gloo; what is on GPUs goes over NCCL with auto, and with nccl, "
+       "which "
+       "is "
+       "auto for the rest; with the others through host memory",
+       Constraint{.choices = {"auto", "shm", "gloo", "hierarchical", "nccl"},
                   .because = "this version has no other backend"},
        {}},
       {KEY(comm, timeout_seconds),
@@ -426,6 +433,7 @@ std::vector<Key> make_keys() {
        "steps that libtorch's profiler records, each as profile.rank<R>.step<N>.json for Perfetto",
        at_least(1),
        {}},
+      {KEY(logging, nvtx), "on a GPU: name operations and units for Nsight Systems by NVTX ranges", {}, {}},
       {KEY(logging, sample_every),
        "log a text of the model's every so many steps; 0: never",
        at_least(0),

@@ -1,27 +1,60 @@
 #include "launch/accelerators.h"
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "cli/version.h"
 #include "doctor/checks.h"
+#include "util/cuda.h"
 #include "util/error.h"
 #include "util/system_files.h"
+#include "util/text.h"
 
 namespace fsdp::doctor {
+namespace {
 
 using util::concat;
 
+/// "8 x NVIDIA H100 80GB HBM3 (79.2 GiB, compute capability 9.0)".
+std::string devices_text(int devices) {
+  std::vector<std::pair<std::string, int>> kinds;
+  for (int index = 0; index < devices; ++index) {
+    const util::CudaDevice device = util::cuda_device(index);
+    const std::string kind =
+        concat(device.name, " (", util::fixed(static_cast<double>(device.memory_bytes) / (1 << 30), 1),
+               " GiB, compute capability ", device.capability, ")");
+    const auto known =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& other) { return other.first == kind; });
+    if (known == kinds.end()) {
+      kinds.emplace_back(kind, 1);
+    } else {
+      ++known->second;
+    }
+  }
+  std::vector<std::string> texts;
+  for (const auto& [kind, count] : kinds) texts.push_back(concat(count, " x ", kind));
+  return util::join(texts, ", ");
+}
+
+/// What the program makes of the devices that the system has.
+Finding devices_finding() {
+  const util::CudaStatus& status = util::cuda_status();
+  if (status.devices > 0) return {Verdict::kOk, "gpu", devices_text(status.devices), ""};
+  const int visible = launch::gpu_count();
+  if (util::built_with_cuda()) return {Verdict::kWarn, "gpu", status.obstacle, status.remedy};
+  if (visible == 0) return {Verdict::kOk, "gpu", "no NVIDIA device is visible", ""};
+  return {Verdict::kWarn, "gpu", concat(visible, " NVIDIA devices, and ", status.obstacle), status.remedy};
+}
+
+}  // namespace
+
 Findings check_accelerators(const std::filesystem::path& root) {
-  const int count = launch::gpu_count();
   const std::string driver =
       util::line_value(root / "proc/driver/nvidia/version", "NVRM version").value_or("");
-  const std::string trains = "training itself runs on the CPU in this version";
-  Findings findings;
-  if (count == 0) {
-    findings.push_back({Verdict::kOk, "gpu", concat("no NVIDIA device is visible; ", trains), ""});
-  } else {
-    findings.push_back({Verdict::kOk, "gpu", concat(count, " NVIDIA devices; ", trains), ""});
-  }
-  findings.push_back({Verdict::kOk, "gpu driver", driver.empty() ? "none is loaded" : driver, ""});
-  if (count > 0 && driver.empty()) {
+  Findings findings = {devices_finding(),
+                       {Verdict::kOk, "gpu driver", driver.empty() ? "none is loaded" : driver, ""}};
+  if (launch::gpu_count() > 0 && driver.empty()) {
     findings.back().verdict = Verdict::kWarn;
     findings.back().remedy = "there are devices without their driver: load the module nvidia";
   }

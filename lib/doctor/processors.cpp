@@ -12,6 +12,7 @@
 #include "kernels/matmul.h"
 #include "util/compute_threads.h"
 #include "util/error.h"
+#include "util/matrix_units.h"
 #include "util/system_files.h"
 #include "util/text.h"
 
@@ -41,6 +42,9 @@ Finding check_instructions() {
   Finding finding{Verdict::kOk, "cpu", "", ""};
   finding.text = concat(util::line_value("/proc/cpuinfo", "model name").value_or("of unknown model"), "; ",
                         instructions());
+  if (util::announces_tiles_without_palettes(util::cpu_identity())) {
+    finding.text += "; AMX is announced without its tiles, as some virtual machines do, and left alone";
+  }
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) {
     finding.verdict = Verdict::kWarn;

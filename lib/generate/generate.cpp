@@ -58,9 +58,9 @@ class Rows {
   bool run(const std::vector<int64_t>& prompt, int64_t first, int64_t count) {
     const Clock::time_point begin = Clock::now();
     nn::KeyValueCache cache(model_options_, static_cast<int64_t>(prompt.size()) + options_.max_new_tokens);
-    at::Tensor scores = nn::next_scores(model_, tensor_of(prompt).unsqueeze(0), cache);
+    at::Tensor scores = scores_after(tensor_of(prompt).unsqueeze(0), cache);
     if (count > 1) {
-      cache.select_rows(at::zeros({count}, at::kLong));
+      cache.select_rows(at::zeros({count}, at::TensorOptions(at::kLong).device(options_.device)));
       scores = scores.expand({count, scores.size(1)});
     }
     for (int64_t sample = first; sample < first + count; ++sample) {
@@ -76,11 +76,11 @@ class Rows {
       if (staying.empty()) return true;
       if (staying.size() < under_way_.size()) {
         const at::Tensor rows = tensor_of(staying);
-        cache.select_rows(rows);
+        cache.select_rows(rows.to(options_.device));
         ids = ids.index_select(0, rows);
         keep(staying);
       }
-      scores = nn::next_scores(model_, ids.unsqueeze(1), cache);
+      scores = scores_after(ids.unsqueeze(1), cache);
     }
   }
 
@@ -89,6 +89,11 @@ class Rows {
     int64_t sample;
     Sampler sampler;
   };
+
+  /// In host memory, where the next token is chosen.
+  at::Tensor scores_after(const at::Tensor& ids, nn::KeyValueCache& cache) {
+    return nn::next_scores(model_, ids.to(options_.device), cache).to(at::kCPU);
+  }
 
   at::Tensor choose(const at::Tensor& scores) {
     const int64_t allowed = options_.allowed_ids > 0 ? options_.allowed_ids : model_options_.vocab_size;

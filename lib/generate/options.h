@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -19,6 +21,7 @@ struct GenerationOptions {
   uint64_t seed = 1234;
   std::vector<int64_t> stop_ids{};  ///< a text ends before any of these
   int64_t allowed_ids = 0;          ///< only ids below it are chosen; 0: the whole vocabulary of the model
+  c10::Device device = c10::kCPU;   ///< of the model
 };
 
 }  // namespace fsdp::generate

@@ -51,10 +51,6 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 /// x's. x: [..., I], bias: [I] of x's type.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
 
-/// The mean cross-entropy of logits x W^T, of which no more than some rows exist at a time, in x's type: each
-/// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],
-/// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows
-/// whose target is kIgnored do not count; of such rows alone the loss is 0. It can be differentiated once.
 /// What a loss has beside the cross-entropy, for each row that counts.
 struct LossTerms {
   /// e: the target's probability is to be 1 - e, and e is spread evenly over the vocabulary (Szegedy et al.:
@@ -64,6 +60,10 @@ struct LossTerms {
   /// 2022, section 5).
   double z_loss = 0;
 };
+/// The mean cross-entropy of logits x W^T, of which no more than some rows exist at a time, in x's type: each
+/// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],
+/// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows whose target is kIgnored do not count; of such
+/// rows alone the loss is 0. It can be differentiated once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 Matmul matmul, const LossTerms& terms = {});
 

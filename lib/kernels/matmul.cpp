@@ -13,6 +13,7 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/reduce.h"
 #include "util/error.h"
+#include "util/matrix_units.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -21,6 +22,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
+
+/// Before anybody's first product.
+[[maybe_unused]] const bool checked_tiles = util::keep_onednn_from_broken_tiles();
 
 Matmul fastest_here() {
 #if defined(__x86_64__)

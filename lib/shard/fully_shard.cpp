@@ -5,6 +5,7 @@
 #include "shard/autograd_hooks.h"
 #include "shard/engine.h"
 #include "shard/option_conflicts.h"
+#include "shard/profile_range.h"
 #include "shard/wrap_policy.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -32,7 +33,11 @@ class Engine::UnitSurround final : public nn::Surround {
       inner =
           when_backward_ends(inner, [engine = engine_, index = index_] { engine->after_backward(index); });
     }
-    at::Tensor output = next(inner);
+    at::Tensor output;
+    {
+      const ProfileRange range("unit/forward", engine_->units_[index_]->name());
+      output = next(inner);
+    }
     bool backward_will_follow = recording && output.requires_grad();
     // Inside of a stage that is to be recomputed nothing is recorded, but its backward follows all the same.
     bool will_be_recomputed = !recording && engine_->pass_records_;

@@ -2,10 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -16,34 +18,38 @@
 namespace fsdp::shard {
 namespace {
 
-/// A replica's gradient is the same as the first one's and must count once.
-bool counts(const Unit& unit) {
+bool has_gradient(const Unit& unit) {
   const at::Tensor& gradient = unit.storage().shard_gradient();
-  return gradient.defined() && gradient.numel() > 0 && unit.groups().replica_rank() == 0;
+  return gradient.defined() && gradient.numel() > 0;
 }
 
-/// In double: shards of different sizes must add up to the same norm at any world size.
-double norm_of(const at::Tensor& gradient, double norm_type) {
-  return at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
-}
+/// A replica's gradient is the same as the first one's and must count once.
+bool counts(const Unit& unit) { return has_gradient(unit) && unit.groups().replica_rank() == 0; }
 
-/// The norm of each unit's gradient on this rank; 0 where it does not count.
-std::vector<double> local_norms(const Engine& engine, double norm_type) {
+/// Of the shards' gradients, one for each unit; 0 where `counted` leaves a unit out. In double: shards of
+/// different sizes must add up to the same norm at any world size. Devices are waited for once.
+std::vector<double> local_norms(const Engine& engine, double norm_type,
+                                const std::function<bool(const Unit&)>& counted) {
   std::vector<double> norms(engine.units().size(), 0.0);
-  std::vector<at::Tensor> fused;
-  std::vector<size_t> fused_units;
+  std::vector<at::Tensor> fused, composed;
+  std::vector<size_t> fused_units, composed_units;
   for (size_t i = 0; i < norms.size(); ++i) {
-    if (!counts(*engine.units()[i])) continue;
-    const at::Tensor& gradient = engine.units()[i]->storage().shard_gradient();
+    const Unit& unit = *engine.units()[i];
+    if (!counted(unit)) continue;
+    const at::Tensor& gradient = unit.storage().shard_gradient();
     if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
       fused.push_back(gradient);
       fused_units.push_back(i);
     } else {
-      norms[i] = norm_of(gradient, norm_type);
+      composed.push_back(at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble));
+      composed_units.push_back(i);
     }
   }
   const std::vector<double> squares = kernels::sums_of_squares(fused);
   for (size_t k = 0; k < squares.size(); ++k) norms[fused_units[k]] = std::sqrt(squares[k]);
+  if (composed.empty()) return norms;
+  const at::Tensor host = at::stack(composed).to(at::kCPU);
+  for (size_t k = 0; k < composed.size(); ++k) norms[composed_units[k]] = host.const_data_ptr<double>()[k];
   return norms;
 }
 
@@ -61,7 +67,7 @@ double grad_norm(Engine& engine, double norm_type) {
   check_reduced(engine);
   bool largest = std::isinf(norm_type);
   double local = 0;
-  for (double norm : local_norms(engine, norm_type)) {
+  for (double norm : local_norms(engine, norm_type, counts)) {
     if (largest) {
       // Not every backend's maximum keeps a NaN; an infinity survives.
       local = std::max(local, std::isnan(norm) ? std::numeric_limits<double>::infinity() : norm);
@@ -102,8 +108,8 @@ std::string unit_with_largest_gradient(Engine& engine) {
   const auto& units = engine.units();
   at::Tensor squares = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
   double* values = squares.data_ptr<double>();
-  const std::vector<double> norms = local_norms(engine, 2);
-  for (size_t i = 0; i < units.size(); ++i) values[i] = std::pow(norms[i], 2);
+  const std::vector<double> norms = local_norms(engine, 2, counts);
+  for (size_t i = 0; i < units.size(); ++i) values[i] = norms[i] * norms[i];
   engine.communicator()
       .all_reduce(squares, comm::ReduceOp::kSum, {.unit = "gradient norms of units", .pass = "optimizer"})
       ->wait();
@@ -118,11 +124,10 @@ std::string first_unit_that_is_not_finite(Engine& engine) {
   at::NoGradGuard no_grad;
   const auto& units = engine.units();
   at::Tensor flags = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
+  const std::vector<double> largest =
+      local_norms(engine, std::numeric_limits<double>::infinity(), has_gradient);
   for (size_t i = 0; i < units.size(); ++i) {
-    const at::Tensor& gradient = units[i]->storage().shard_gradient();
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    const double largest = norm_of(gradient, std::numeric_limits<double>::infinity());
-    flags.data_ptr<double>()[i] = std::isfinite(largest) ? 0 : 1;
+    flags.data_ptr<double>()[i] = std::isfinite(largest[i]) ? 0 : 1;
   }
   engine.communicator()
       .all_reduce(flags, comm::ReduceOp::kMax, {.unit = "finite gradients", .pass = "optimizer"})

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "shard/profile_range.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -42,6 +43,7 @@ void Unit::start_gather(const char* pass) {
     state_ = State::kUnsharded;
     return;
   }
+  const ProfileRange range("unit/gather", name_);
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
@@ -63,9 +65,12 @@ void Unit::start_gather(const char* pass) {
   traffic_.all_gather_bytes +=
       input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype));
   if (in_place) return;
-  unpacking_ = group.enqueue([this] {
+  group.enqueue([this] {
     note_buffer(true, BufferKind::kParameters, storage_.unsharded_bytes());
     storage_.unpack();
+  });
+  unpacking_ = group.enqueue_release([this] {
+    storage_.free_gathered();
     note_buffer(false, BufferKind::kCommunication, storage_.gathered_bytes());
   });
 }
@@ -111,6 +116,7 @@ struct Unit::Reduction {
 
 void Unit::start_reduction() {
   FSDP_CHECK(!reduction_, "unit ", name_, " is being reduced already");
+  const ProfileRange range("unit/reduce", name_);
   at::NoGradGuard no_grad;
   auto job = std::make_shared<Reduction>();
   job->input = storage_.detach_gradients();
@@ -131,19 +137,18 @@ void Unit::start_reduction() {
     job->input.reset();
     note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
   };
+  sent_ = first.enqueue_release(give_back_input);
   if (is_cut() && replicated) {
-    sent_ = first.enqueue(give_back_input);
     // Holds up the queue of the replicas alone. If the reduce-scatter fails, this does too.
     last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
     all_reduce_ = all_reduce(job->output);
   }
   const double divisor = groups_.shard->world_size() * groups_.replicas() / predivide;
-  reduction_ = last.enqueue([this, job, divisor, give_back_input] {
-    if (job->input.defined()) give_back_input();
+  added_ = last.enqueue([this, job, divisor] {
     if (divisor != 1) job->output.div_(divisor);
     storage_.add_to_shard_gradient(job->output);
-    job->output.reset();
   });
+  reduction_ = last.enqueue_release([job] { job->output.reset(); });
 }
 
 std::unique_ptr<comm::Work> Unit::reduce_scatter(const std::shared_ptr<Reduction>& job) {
@@ -169,6 +174,8 @@ void Unit::finish_reduction() {
   finish_sending();
   finish(all_reduce_);
   finish(reduction_);
+  auto added = std::move(added_);
+  if (added && options_.storage.move_grads_to_cpu) added->synchronize();  // for the host that reads it
 }
 
 at::Tensor Unit::gather_master_weights() {
@@ -185,7 +192,7 @@ at::Tensor Unit::gather_master_weights() {
 }
 
 void Unit::reset() {
-  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_}) {
+  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_, &added_}) {
     auto taken = std::move(*work);
     if (!taken) continue;
     try {

@@ -17,6 +17,11 @@
 // back as soon as it has been sent. So the buffer of one reduction serves the gather behind it. Where a
 // layout does not gather in place, the copy to the unsharded buffer is a task of that stream too.
 //
+// On a device, whose streams run behind the calls, memory is given back in the order of the caller's stream:
+// by the caller, when that stream has waited for what still used it (Communicator::enqueue_release()). Who
+// takes it then needs no further wait: tasks of the communication stream come after all that the caller's
+// stream had been given.
+//
 // Where the ranks have memory in common, the output of an all-gather is one buffer for all of them. So what
 // changes gathered parameters on one rank, in its forward or backward, may change them on others.
 
@@ -105,8 +110,9 @@ class Unit {
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_, unpacking_;
   /// Of gradients, in the order in which they end: the collective that takes the whole unit's buffer, the end
-  /// of that buffer, the all-reduce of what it leaves, and the last task.
-  std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, reduction_;
+  /// of that buffer, the all-reduce of what it leaves, the addition to the shard's gradient, and the end of
+  /// what was added.
+  std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, added_, reduction_;
   Traffic traffic_;
 };
 

@@ -112,7 +112,6 @@ void UnitStorage::unpack() {
   int64_t nbytes = unsharded_bytes();
   util::restore_storage(unsharded_, pool_->acquire(nbytes, BufferKind::kParameters), nbytes);
   copy_unpacked(unsharded_, gathered_);
-  free_gathered();
 }
 
 void UnitStorage::copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const {
@@ -177,8 +176,9 @@ void UnitStorage::add_to_shard_gradient(const at::Tensor& mean) {
   }
   at::ScalarType dtype = options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat;
   if (options_.move_grads_to_cpu) {
-    shard_gradient_ = at::empty_like(mean, home(mean.device(), true).dtype(dtype));
-    shard_gradient_.copy_(mean);
+    // Not before Unit::finish_reduction() is it there for the host.
+    shard_gradient_ = at::empty(mean.sizes(), home(mean.device(), true).dtype(dtype));
+    shard_gradient_.copy_(mean, /*non_blocking=*/true);
   } else {
     shard_gradient_ = mean.to(dtype);
   }

@@ -63,7 +63,7 @@ class UnitStorage {
   // The way of the parameters into the unsharded buffer; none of it where shard_is_unsharded(), where the
   // buffer is there always.
 
-  /// [gathered_numel] the output of the all-gather; has memory from allocate_gathered() to unpack().
+  /// [gathered_numel] the output of the all-gather; has memory from allocate_gathered() to free_gathered().
   const at::Tensor& gathered() const { return gathered_; }
   /// In `common` memory, if there is any, where each rank writes its own part alone.
   void allocate_gathered(c10::DataPtr common = {});
@@ -71,17 +71,16 @@ class UnitStorage {
   at::Tensor gather_input() const;
   /// Casts and copies the shard to where gather_input() is; nothing to do when it is the shard.
   void fill_gather_input();
-  /// Copies what was gathered to the unsharded buffer and frees the communication buffer; nothing to do where
-  /// the layout gathers in place.
+  /// Copies what was gathered to the unsharded buffer; nothing to do where the layout gathers in place.
   void unpack();
+  /// Frees the communication buffer, which only layouts have that do not gather in place.
+  void free_gathered();
   bool gathered_is_allocated() const;
 
   /// [unsharded_numel] the parameters; has memory from unpack() to free_unsharded().
   const at::Tensor& unsharded() const { return unsharded_; }
   bool unsharded_is_allocated() const;
   void free_unsharded();
-  /// After a failure: frees the communication buffer as well.
-  void free_gathered();
 
   /// Copies this rank's ranges of `whole` [unsharded_numel] to the shard.
   void take_shard_of(const at::Tensor& whole);

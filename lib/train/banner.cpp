@@ -57,10 +57,11 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
                  world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
                  human_bytes(largest_unit_bytes), "\n");
+  const at::Device device = engine.communicator().device();
   text +=
-      concat("compute    ", config.mixed_precision.param_dtype,
+      concat("compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
              config.training.fused_kernels ? ", fused kernels" : ", composed operations",
-             config.mixed_precision.param_dtype == "float32"
+             device.is_cpu() && config.mixed_precision.param_dtype == "float32"
                  ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
                  : "",
              "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",

@@ -35,6 +35,20 @@ bool is_weight(const std::string& name, const std::vector<std::string>& patterns
   return patterns.empty() || util::matches_any(name.substr(kModelPrefix.size()), patterns);
 }
 
+/// checkpoint::load_slices(), through host memory where the state is on a device.
+std::vector<std::string> load(const fs::path& folder, const Manifest& manifest,
+                              const std::vector<TensorSlice>& slices,
+                              const checkpoint::LoadOptions& strictness) {
+  if (checkpoint::in_host_memory(slices)) {
+    return checkpoint::load_slices(folder, manifest, slices, strictness);
+  }
+  checkpoint::HostCopies copies;
+  std::vector<std::string> missing =
+      checkpoint::load_slices(folder, manifest, copies.take(slices), strictness);
+  copies.write_back(slices);
+  return missing;
+}
+
 }  // namespace
 
 Checkpointer::Checkpointer(const config::Config& config, const TrainingState& state,
@@ -97,8 +111,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (keeps_averages && !has_averages) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
   }
-  checkpoint::load_slices(folder, manifest,
-                          state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad), strictness);
+  load(folder, manifest, state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad), strictness);
   if (keeps_averages && !has_averages) start_averages();
   if (keeps_averages != has_averages) {
     say(keeps_averages
@@ -129,7 +142,7 @@ void Checkpointer::load_weights(const fs::path& folder) {
   for (const std::string& pattern : options.init_missing) {
     strictness.may_be_missing.push_back(concat(kModelPrefix, pattern));
   }
-  std::vector<std::string> missing = checkpoint::load_slices(folder, manifest, slices, strictness);
+  std::vector<std::string> missing = load(folder, manifest, slices, strictness);
   say(concat("starting from the weights of ", folder.string(), " (step ", manifest.step,
              "): ", manifest.tensors.size(), " tensors",
              missing.empty() ? "" : concat("; it lacks ", util::join(missing, ", "), ", as it may")));
@@ -167,9 +180,10 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
     std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave);
+    if (options.asynchronous || !checkpoint::in_host_memory(slices)) slices = copies_.take(slices);
     if (options.asynchronous) {
       under_way_ =
-          std::make_unique<checkpoint::SaveUnderWay>(std::move(request), copies_.take(slices), communicator_);
+          std::make_unique<checkpoint::SaveUnderWay>(std::move(request), std::move(slices), communicator_);
     } else if (options.kind == "full") {
       succeeded(checkpoint::save_full(request, slices, communicator_));
     } else {

@@ -30,7 +30,9 @@ Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm
   for (int64_t index = 0; index < loader.num_batches(); ++index) {
     data::Batch batch = loader.batch(index);
     // A batch in which nothing counts still runs: its forward is collective.
-    at::Tensor loss = nn::loss_of(model, batch.inputs, batch.targets, {.documents = batch.document_starts});
+    at::Tensor loss =
+        nn::loss_of(model, batch.inputs.to(communicator.device()), batch.targets.to(communicator.device()),
+                    {.documents = batch.document_starts});
     if (batch.counted == 0) continue;
     const auto tokens = static_cast<double>(batch.counted);
     sums[kLosses] += loss.item<double>() * tokens;

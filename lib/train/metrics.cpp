@@ -50,6 +50,11 @@ void MetricsFile::write(const StepMetrics& metrics) {
                                  {"peak_memory_bytes", metrics.peak_memory_bytes},
                                  {"minor_faults", metrics.minor_faults},
                                  {"data_wait_seconds", metrics.data_wait_seconds}};
+  if (metrics.gpu) {
+    line["gpu_peak_allocated_bytes"] = metrics.gpu->peak_allocated_bytes;
+    line["gpu_peak_reserved_bytes"] = metrics.gpu->peak_reserved_bytes;
+    line["gpu_allocator_retries"] = metrics.gpu->retries;
+  }
   if (metrics.mfu) line["mfu"] = *metrics.mfu;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
@@ -61,6 +66,10 @@ void MetricsFile::write(const StepMetrics& metrics) {
                      {"train/tokens_per_second", metrics.tokens_per_second},
                      {"train/data_wait_seconds", metrics.data_wait_seconds},
                      {"train/peak_memory_bytes", static_cast<double>(metrics.peak_memory_bytes)}};
+  if (metrics.gpu) {
+    scalars.emplace_back("train/gpu_peak_allocated_bytes",
+                         static_cast<double>(metrics.gpu->peak_allocated_bytes));
+  }
   if (metrics.mfu) scalars.emplace_back("train/mfu", *metrics.mfu);
   if (metrics.loss_scale) scalars.emplace_back("train/loss_scale", *metrics.loss_scale);
   tensorboard_->write(metrics.step, scalars);

@@ -12,6 +12,7 @@
 #include "train/metrics_csv.h"
 #include "train/record_file.h"
 #include "train/tensorboard.h"
+#include "util/cuda.h"
 
 namespace fsdp::train {
 
@@ -22,8 +23,9 @@ struct StepMetrics {
   double lr = 0.0;
   int64_t tokens = 0;  ///< seen since the run began, over all ranks
   double tokens_per_second = 0.0;
-  double step_seconds = 0.0;  ///< mean since the line before
-  int64_t peak_memory_bytes = 0;
+  double step_seconds = 0.0;      ///< mean since the line before
+  int64_t peak_memory_bytes = 0;  ///< of the process, in host memory
+  std::optional<util::CudaMemory> gpu = std::nullopt;
   int64_t minor_faults = 0;                         ///< util::minor_faults()
   std::optional<double> loss_scale = std::nullopt;  ///< for the next step; only with a loss scaler
   /// Of the model's arithmetic, in the best rate of matrix products of all ranks: model FLOPs utilisation.

@@ -26,7 +26,10 @@ constexpr const char* kColumns[] = {"step",
                                     "skipped_steps",
                                     "validation_loss",
                                     "validation_perplexity",
-                                    "validation_bits_per_byte"};
+                                    "validation_bits_per_byte",
+                                    "gpu_peak_allocated_bytes",
+                                    "gpu_peak_reserved_bytes",
+                                    "gpu_allocator_retries"};
 
 std::string heading() {
   std::string line;

@@ -1,31 +1,37 @@
 #include "train/peak_rate.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "util/clock.h"
 #include "util/dtype.h"
 
 namespace fsdp::train {
 
-double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul) {
+double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul, at::Device device) {
   using Clock = std::chrono::steady_clock;
-  constexpr int64_t kSize = 1024;
   constexpr double kSeconds = 0.08;
-  constexpr double kFlops = 2.0 * kSize * kSize * kSize;
+  const int64_t size = device.is_cpu() ? 1024 : 8192;
+  const double flops = 2.0 * std::pow(static_cast<double>(size), 3);
   at::NoGradGuard no_grad;
-  const at::Tensor x = at::ones({kSize, kSize}, util::dtype_from_name(dtype));
-  const at::Tensor weight = at::ones({kSize, kSize}, x.options());
-  kernels::linear(x, weight, matmul);  // the first makes the library's kernels
+  const at::Tensor x = at::ones({size, size}, at::TensorOptions(util::dtype_from_name(dtype)).device(device));
+  const at::Tensor weight = at::ones({size, size}, x.options());
+  const auto multiply = [&] {
+    const at::Tensor y = kernels::linear(x, weight, matmul);
+    if (!device.is_cpu()) y.view({-1})[0].item<double>();  // waits for the device
+  };
+  multiply();  // the first makes the library's kernels
   double best = 0, spent = 0;
   while (spent < kSeconds) {
     const auto begin = Clock::now();
-    kernels::linear(x, weight, matmul);
+    multiply();
     const double seconds = util::seconds_since(begin);
-    best = std::max(best, kFlops / seconds);
+    best = std::max(best, flops / seconds);
     spent += seconds;
   }
   return best;

@@ -39,7 +39,8 @@ std::string Progress::numbers(const StepMetrics& metrics) const {
       "loss ", util::fixed(metrics.loss, 4), "  ppl ", util::fixed(std::exp(metrics.loss), 2), "  norm ",
       util::fixed(metrics.grad_norm, 2), "  lr ", util::fixed(metrics.lr, 6), "  ",
       util::with_commas(std::llround(metrics.tokens_per_second)), " tok/s  ",
-      util::human_bytes(metrics.peak_memory_bytes), "  ETA ", util::human_duration(left_seconds));
+      util::human_bytes(metrics.gpu ? metrics.gpu->peak_reserved_bytes : metrics.peak_memory_bytes), "  ETA ",
+      util::human_duration(left_seconds));
   // Last, because a terminal that is too narrow cuts the end off.
   if (metrics.mfu) text += util::concat("  mfu ", percent(*metrics.mfu));
   if (metrics.step_seconds > 0) {

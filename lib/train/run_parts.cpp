@@ -66,7 +66,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
       initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
   comm::agree(*communicator, "sharding the model", [&] {
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
-                                      {source.get(), at::kCPU});
+                                      {source.get(), communicator->device()});
     // Else the buffers of the first step would be memory of their own each.
     comm::Communicator& group = *parts.engine->groups().shard;
     const plan::BufferShapes buffers =

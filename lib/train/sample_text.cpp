@@ -36,6 +36,7 @@ std::string SampleText::of(nn::Stage& model, comm::Communicator& communicator) c
   generate::GenerationOptions options{.max_new_tokens = tokens_, .seed = seed_};
   options.stop_ids = generate::stop_ids({}, *tokenizer_);
   options.allowed_ids = std::min(tokenizer_->vocab_size(), model_.vocab_size);
+  options.device = communicator.device();
   // Ranks may round apart on different CPUs, and then end apart.
   const auto agree = [&](at::Tensor& ids) {
     communicator.broadcast(ids, /*root=*/0, {.unit = "sampled token"})->wait();

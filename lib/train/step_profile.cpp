@@ -21,8 +21,9 @@ using torch::profiler::impl::ProfilerState;
 
 }  // namespace
 
-StepProfile::StepProfile(std::filesystem::path folder, int rank, std::vector<int64_t> steps)
-    : folder_(std::move(folder)), rank_(rank), steps_(std::move(steps)) {
+StepProfile::StepProfile(std::filesystem::path folder, int rank, std::vector<int64_t> steps,
+                         c10::Device device)
+    : folder_(std::move(folder)), rank_(rank), steps_(std::move(steps)), device_(device) {
   // The profiler looks for a GPU and says on stderr that there is none, unless it is told to keep quiet.
   if (!steps_.empty()) ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
@@ -34,7 +35,8 @@ StepProfile::~StepProfile() {
 void StepProfile::begin_step(int64_t step) {
   if (std::find(steps_.begin(), steps_.end(), step) == steps_.end()) return;
   const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/true);
-  const std::set<ActivityType> activities = {ActivityType::CPU};
+  std::set<ActivityType> activities = {ActivityType::CPU};
+  if (device_.is_cuda()) activities.insert(ActivityType::CUDA);
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
   step_ = step;
@@ -54,6 +56,20 @@ void StepProfile::end_step() {
   if (!std::filesystem::exists(path, ignored)) {
     util::log_warning(util::concat("cannot write ", path, "; is there space on that disk?"));
   }
+}
+
+NvtxRanges::NvtxRanges(bool wanted, c10::Device device) {
+  if (!wanted) return;
+  if (!device.is_cuda()) {
+    util::fail(util::ErrorKind::kUsage, "logging.nvtx: expected a run on a GPU; found one on ", device.str(),
+               "; set training.device to cuda, or leave it out");
+  }
+  profiler::enableProfiler(ProfilerConfig(ProfilerState::NVTX), {ActivityType::CPU});
+  on_ = true;
+}
+
+NvtxRanges::~NvtxRanges() {
+  if (on_) profiler::disableProfiler();
 }
 
 }  // namespace fsdp::train

@@ -19,18 +19,19 @@ StepResult TrainStep::run(const StepPosition& position) {
   engine.zero_gradients();
   const int64_t micro_steps =
       position.micro_steps > 0 ? position.micro_steps : options_.gradient_accumulation_steps;
-  double local_loss = 0;
+  at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
   std::vector<MicroBatch> all;
   if (options_.counts_vary) all = batches_with_shares(position, micro_steps);
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     engine.set_requires_gradient_sync(!options_.no_sync || micro_step + 1 == micro_steps);
-    local_loss += run_micro_batch(
-        options_.counts_vary ? std::move(all[static_cast<size_t>(micro_step)])
-                             : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_step),
-                                          static_cast<double>(micro_steps)});
+    losses += run_micro_batch(options_.counts_vary
+                                  ? std::move(all[static_cast<size_t>(micro_step)])
+                                  : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_step),
+                                               static_cast<double>(micro_steps)});
   }
 
   StepResult result;
+  const auto local_loss = losses.item<double>();
   share_loss(local_loss, result);
   double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   const shard::Clipping clipping =
@@ -86,15 +87,16 @@ std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosi
   return batches;
 }
 
-double TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
+at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   const data::Batch& batch = micro_batch.batch;
+  const at::Device device = parts_.engine.communicator().device();
   nn::LossOptions how{
       .terms = options_.loss_terms, .dropout = std::nullopt, .documents = batch.document_starts};
   if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
-  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, how);
+  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs.to(device), batch.targets.to(device), how);
   if (micro_batch.divisor != 1) loss = loss / micro_batch.divisor;
   (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
-  return loss.item<double>();
+  return loss.detach().to(at::kDouble);
 }
 
 /// The mean loss over ranks, and whether any is to stop, in one collective.

@@ -68,12 +68,13 @@ class TrainStep {
   StepResult run(const StepPosition& position);
 
  private:
-  /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss.
   struct MicroBatch {
     data::Batch batch;
     double divisor = 1;  ///< of its loss, so that the sum over a rank's is what ranks average
   };
-  double run_micro_batch(const MicroBatch& micro_batch);
+  /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss, a
+  /// double on the device, which is not waited for.
+  at::Tensor run_micro_batch(const MicroBatch& micro_batch);
   /// All of a step, where the shares depend on them. Collective.
   std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t micro_steps);
   void share_loss(double local_loss, StepResult& result);

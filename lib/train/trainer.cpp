@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <c10/util/Exception.h>
+
 #include "checkpoint/folders.h"
 #include "config/checks.h"
 #include "config/load.h"
@@ -16,6 +18,7 @@
 #include "train/run_length.h"
 #include "train/same_run.h"
 #include "train/step_profile.h"
+#include "util/cuda.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -70,7 +73,7 @@ double Trainer::peak_rate() const {
   if (config_.logging.peak_tflops > 0) return config_.logging.peak_tflops * 1e12;
   // By all ranks at once, since those of one host share its cores.
   return measured_matmul_rate(config_.mixed_precision.param_dtype,
-                              kernels::matmul_by_name(config_.training.matmul));
+                              kernels::matmul_by_name(config_.training.matmul), communicator_->device());
 }
 
 void Trainer::open_data() {
@@ -138,6 +141,8 @@ void Trainer::report_changes_since(const fs::path& resolved) const {
 RunSummary Trainer::run() {
   try {
     train();
+  } catch (const c10::OutOfMemoryError&) {
+    report_out_of_memory();
   } catch (const util::Error& error) {
     // Every rank is here alike, so they can still finish a save that is under way.
     bool on_every_rank = dynamic_cast<const comm::AgreedError*>(&error) != nullptr ||
@@ -160,6 +165,23 @@ RunSummary Trainer::run() {
   return summary_;
 }
 
+/// Of the device; the host's memory ends otherwise.
+void Trainer::report_out_of_memory() const {
+  std::string found;
+  if (const at::Device device = communicator_->device(); device.is_cuda()) {
+    const util::CudaMemory memory = util::cuda_memory(device.index());
+    found =
+        util::concat(": tensors have ", util::human_bytes(memory.allocated_bytes), ", the allocator holds ",
+                     util::human_bytes(memory.reserved_bytes), " of ",
+                     util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ", device.str());
+  }
+  util::fail(util::ErrorKind::kUnexpected, "the device is out of memory in step ", position_.step + 1, found,
+             "; expected room for a micro-batch of ", config_.data.micro_batch_size,
+             " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), set "
+             "activation_checkpointing.mode to full, or fsdp.cpu_offload to true; fsdp-plan tells what each "
+             "saves");
+}
+
 void Trainer::train() {
   const int64_t steps = config_.training.steps;
   if (position_.step >= steps && is_first_rank()) {
@@ -173,7 +195,9 @@ void Trainer::train() {
     return interval_steps > 0 && position_.step % interval_steps == 0;
   };
 
-  StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps);
+  StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps,
+                      communicator_->device());
+  const NvtxRanges nvtx(config_.logging.nvtx, communicator_->device());
   meter_.start(step, tokens_seen);
   while (step < steps && !summary_.stopped && !summary_.ended_early) {
     if (hooks_.activity) hooks_.activity->begin_step(step + 1);
@@ -243,6 +267,7 @@ void Trainer::report(const StepResult& result, double lr) {
                       .step_seconds = reading.step_seconds,
                       .peak_memory_bytes = util::peak_resident_bytes(),
                       .minor_faults = util::minor_faults()};
+  if (communicator_->device().is_cuda()) metrics.gpu = util::cuda_memory(communicator_->device().index());
   const double flops_per_second =
       reading.tokens_per_second * plan::model_flops_a_token(config_.model, config_.data.sequence_length);
   metrics.mfu = flops_per_second / (peak_flops_per_second_ * communicator_->world_size());

@@ -65,6 +65,7 @@ class Trainer {
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
+  [[noreturn]] void report_out_of_memory() const;
   bool saves_checkpoints() const;
   void save_if(bool due, bool best);
   void report(const StepResult& result, double lr);

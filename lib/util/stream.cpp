@@ -22,6 +22,7 @@ class Event::State {
  public:
   virtual ~State() = default;
   virtual void wait() = 0;
+  virtual void synchronize() { wait(); }
   virtual bool reached() = 0;
 };
 
@@ -159,6 +160,10 @@ class DeviceEvent final : public Event::State {
     if (failure_) std::rethrow_exception(failure_);
     event_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
+  void synchronize() override {
+    wait();
+    event_.synchronize();
+  }
   bool reached() override { return failure_ || event_.query(); }
 
  private:
@@ -181,8 +186,10 @@ class DeviceQueue final : public Stream::Queue {
       issued.record(guard_.getStream(device_));
       issued.block(stream_);
       try {
+        at::NoGradGuard no_grad;
         c10::StreamGuard current(stream_);
-        task();
+        std::function<void()> body = std::move(task);
+        body();
       } catch (...) {
         failure_ = std::current_exception();
       }
@@ -203,6 +210,10 @@ class DeviceQueue final : public Stream::Queue {
 
 void Event::wait() const {
   if (state_) state_->wait();
+}
+
+void Event::synchronize() const {
+  if (state_) state_->synchronize();
 }
 
 bool Event::reached() const { return !state_ || state_->reached(); }

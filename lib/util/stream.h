@@ -6,6 +6,9 @@
 // On the CPU a stream is a thread with a FIFO. On other devices it is a stream of the device (c10::Stream):
 // tasks run at once on the calling thread with that stream current, and what they launch runs beside the
 // caller's stream. Either way a task sees what its caller had done before run().
+//
+// On a device the host is ahead of what it has launched. Memory that a task uses may be given back only when
+// the stream to which it goes has waited for the task: nothing here records streams with the allocator.
 
 #include <c10/core/Device.h>
 
@@ -22,6 +25,9 @@ class Event {
   /// CPU: blocks until the task is done, and throws what it threw. Devices: makes the caller's current stream
   /// wait for it and returns at once. It may be called often and from any thread.
   void wait() const;
+
+  /// wait(), and on devices the calling thread waits too.
+  void synchronize() const;
 
   /// Whether wait() would not have to wait.
   bool reached() const;
@@ -56,9 +62,9 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   /// Puts `task` at the end. The task owns what it captures, and that is released before its event is
-  /// reached. On the CPU it runs without autograd and on the stream's thread alone (at::parallel_for does not
+  /// reached. It runs without autograd; on the CPU on the stream's thread alone (at::parallel_for does not
   /// fork in it), so that it takes no cores from the computation. CPU streams may be given tasks by any
-  /// thread, others by one.
+  /// thread, others by one at a time.
   Event run(std::function<void()> task);
 
   class Queue;

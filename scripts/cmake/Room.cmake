@@ -1,14 +1,15 @@
-# fsdp_room(NAME [TORCH] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
+# fsdp_room(NAME [TORCH] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
 # TORCH rooms share one precompiled header of libtorch. Each is installed with its headers (Install.cmake).
+# What only the CUDA flavour has of a CUDA room lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
+# for that in the other flavour. All else is the same object in both: no macro tells them apart.
 # fsdp_program(NAME SOURCES LINK targets...) and fsdp_room_test(ROOM [LINK targets...]) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 
 function(fsdp_flags target)
   # -fPIC everywhere, programs included: the precompiled header is compiled once, with one set of flags.
-  target_compile_options(${target} PRIVATE ${FSDP_WARNINGS} -fPIC)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:${FSDP_WARNINGS};-fPIC>")
   if(FSDP_SANITIZE)
-    target_compile_options(${target} PRIVATE -fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer
-                                             -fno-sanitize-recover=undefined)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=undefined>")
     target_link_options(${target} PUBLIC -fsanitize=${FSDP_SANITIZE})
   endif()
 endfunction()
@@ -22,9 +23,13 @@ function(fsdp_use_torch_header target)
 endfunction()
 
 function(fsdp_room name)
-  cmake_parse_arguments(ROOM "TORCH" "" "LINK;SOURCES" ${ARGN})
+  cmake_parse_arguments(ROOM "TORCH;CUDA" "" "LINK;SOURCES" ${ARGN})
   if(NOT ROOM_SOURCES)
     file(GLOB ROOM_SOURCES CONFIGURE_DEPENDS *.cpp)
+  endif()
+  if(ROOM_CUDA AND FSDP_WITH_CUDA)
+    file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu cuda/*.cpp)
+    list(FILTER ROOM_SOURCES EXCLUDE REGEX "(^|/)cuda_absent\\.cpp$")
   endif()
   add_library(fsdp_${name} STATIC ${ROOM_SOURCES})
   add_library(fsdp::${name} ALIAS fsdp_${name})
@@ -38,6 +43,17 @@ function(fsdp_room name)
   if(ROOM_TORCH)
     fsdp_use_torch_header(fsdp_${name})
   endif()
+  if(cuda_sources)
+    # A target of its own, because only these files see CUDA's headers.
+    add_library(fsdp_${name}_cuda OBJECT ${cuda_sources})
+    target_include_directories(fsdp_${name}_cuda PRIVATE "${PROJECT_SOURCE_DIR}/lib")
+    target_link_libraries(fsdp_${name}_cuda PRIVATE ${ROOM_LINK} libtorch::cuda libtorch::cuda_headers)
+    fsdp_flags(fsdp_${name}_cuda)
+    fsdp_cuda_flags(fsdp_${name}_cuda)
+    target_sources(fsdp_${name} PRIVATE $<TARGET_OBJECTS:fsdp_${name}_cuda>)
+    set_target_properties(fsdp_${name} PROPERTIES LINKER_LANGUAGE CXX)
+    target_link_libraries(fsdp_${name} PUBLIC libtorch::cuda)
+  endif()
 endfunction()
 
 function(fsdp_program name sources)
@@ -47,17 +63,37 @@ function(fsdp_program name sources)
   fsdp_flags(${name})
 endfunction()
 
+# Tests of the CUDA flavour are called cuda/..., so that one run of ctest can have those of both.
+if(FSDP_WITH_CUDA)
+  set(FSDP_TEST_PREFIX cuda/)
+endif()
+
+function(fsdp_test_program name sources)
+  cmake_parse_arguments(TEST "TORCH" "" "LINK" ${ARGN})
+  fsdp_program(${name} "${sources}" LINK ${TEST_LINK} GTest::gmock)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  if(TEST_TORCH)
+    fsdp_use_torch_header(${name})
+  endif()
+endfunction()
+
 # Every *_test.cpp of tests/ROOM in one binary, one ctest entry: loading libtorch once a room keeps the suite short.
+# Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
 function(fsdp_room_test room)
   cmake_parse_arguments(TEST "TORCH" "" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${room}/*_test.cpp)
-  add_executable(${room}_test ${sources})
-  target_link_libraries(${room}_test PRIVATE ${TEST_LINK} GTest::gtest_main GTest::gmock)
-  target_include_directories(${room}_test PRIVATE "${PROJECT_SOURCE_DIR}/tests")
-  fsdp_flags(${room}_test)
-  if(TEST_TORCH)
-    fsdp_use_torch_header(${room}_test)
+  fsdp_test_program(${room}_test "${sources}" ${ARGN})
+  target_link_libraries(${room}_test PRIVATE GTest::gtest_main)
+  add_test(NAME ${FSDP_TEST_PREFIX}${room} COMMAND ${room}_test)
+  set_tests_properties(${FSDP_TEST_PREFIX}${room} PROPERTIES TIMEOUT 600 LABELS unit)
+
+  file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${room}/cuda/*_test.cpp)
+  if(FSDP_WITH_CUDA AND gpu_sources)
+    fsdp_test_program(${room}_gpu_test "${gpu_sources};${PROJECT_SOURCE_DIR}/tests/support/gpu_main.cpp" ${ARGN})
+    target_link_libraries(${room}_gpu_test PRIVATE GTest::gtest fsdp::cuda libtorch::cuda libtorch::cuda_headers)
+    add_test(NAME ${FSDP_TEST_PREFIX}${room}_gpu COMMAND ${room}_gpu_test)
+    # One at a time: each measures memory that it takes to be its own.
+    set_tests_properties(${FSDP_TEST_PREFIX}${room}_gpu PROPERTIES TIMEOUT 600 LABELS "unit;gpu" SKIP_RETURN_CODE 77
+                                                                  RESOURCE_LOCK gpu)
   endif()
-  add_test(NAME ${room} COMMAND ${room}_test)
-  set_tests_properties(${room} PROPERTIES TIMEOUT 600 LABELS unit)
 endfunction()

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/version.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -17,7 +18,7 @@ namespace {
 class Programs : public ::testing::TestWithParam<std::string> {
  protected:
   testing::ProgramResult run(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), std::string(FSDP_BINARY_DIR) + "/" + GetParam());
+    arguments.insert(arguments.begin(), testing::program_path(GetParam()));
     return testing::run(arguments);
   }
 };
@@ -40,7 +41,7 @@ TEST_P(Programs, BeginTheirHelpWithExamples) {
 }
 
 TEST_P(Programs, AreCompletedByBash) {
-  const std::string program = std::string(FSDP_BINARY_DIR) + "/" + GetParam();
+  const std::string program = testing::program_path(GetParam());
   const auto result =
       testing::run({"bash", "-c", "source <(" + program + " completions bash) && complete -p " + GetParam()});
   EXPECT_EQ(result.exit_code, 0);
@@ -101,7 +102,7 @@ TEST_P(Programs, HaveAManPageWithoutWarnings) {
 }
 
 TEST_P(Programs, FailWhereTheirAnswerCannotBePrinted) {
-  const std::string program = std::string(FSDP_BINARY_DIR) + "/" + GetParam();
+  const std::string program = testing::program_path(GetParam());
   for (const std::string question : {"--help", "--version", "man-page", "completions bash"}) {
     const auto result = testing::run({"sh", "-c", program + " " + question + " > /dev/full"});
     EXPECT_EQ(result.exit_code, 7) << question;
@@ -112,7 +113,7 @@ TEST_P(Programs, FailWhereTheirAnswerCannotBePrinted) {
 TEST(FsdpTrain, FailsWhereTheConfigCannotBePrinted) {
   testing::TemporaryFolder folder;
   std::ofstream(folder / "config.toml") << "[data]\ntrain = [\"none.bin\"]\n";
-  const std::string program = std::string(FSDP_BINARY_DIR) + "/fsdp-train ";
+  const std::string program = testing::program_path("fsdp-train") + " ";
   const std::string config = (folder / "config.toml").string();
   for (const std::string& words : {config + " --print-config", config + " --plan", std::string("doctor")}) {
     const auto result = testing::run({"sh", "-c", program + words + " > /dev/full"});
@@ -131,7 +132,7 @@ TEST(FsdpTrain, TakesNoEmptyWordForAnOptionThatIsNotGiven) {
                                                 {"init", "--output", ""},
                                                 {"doctor", ""},
                                                 {""}}) {
-    std::vector<std::string> command = {std::string(FSDP_BINARY_DIR) + "/fsdp-train"};
+    std::vector<std::string> command = {testing::program_path("fsdp-train")};
     command.insert(command.end(), words.begin(), words.end());
     const auto result = testing::run(command);
     EXPECT_EQ(result.exit_code, 2) << words.front();
@@ -147,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(All, Programs,
                          [](const auto& info) { return info.param.substr(5); });
 
 TEST(FsdpTrainCompletions, CompleteAKeyAndItsValue) {
-  const std::string program = std::string(FSDP_BINARY_DIR) + "/fsdp-train";
+  const std::string program = testing::program_path("fsdp-train");
   const std::string script = "source <(" + program + " completions bash)\n";
   const auto offered = [&](const std::string& words, int at) {
     return testing::run({"bash", "-c",

@@ -61,6 +61,16 @@ TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
                         "1\n"));
 }
 
+TEST(MakeCommunicator, RefusesNcclForTensorsInHostMemory) {
+  try {
+    made("nccl", {0, 0});
+    FAIL() << "NCCL was accepted on CPUs";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("comm.backend"), HasSubstr("training.device")));
+  }
+}
+
 TEST(MakeCommunicator, SaysWhyThereIsNoHierarchy) {
   const std::tuple<std::string, Hosts, std::string> cases[] = {
       {"hierarchical", {0, 0}, "all ranks are on one host"},

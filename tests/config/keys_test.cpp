@@ -113,6 +113,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.z_loss", {"1e-4", "-1"}},
       {"training.max_grad_norm", {"0", "-1"}},
       {"training.norm_type", {"inf", "0.5"}},
+      {"training.device", {"\"cpu\"", "\"gpu\""}},
       {"training.fused_kernels", {"false", "0"}},
       {"training.matmul", {"\"onednn\"", "\"blas\""}},
       {"training.no_sync", {"true", "1"}},
@@ -186,7 +187,7 @@ const std::map<std::string, Sample>& samples() {
       {"mesh.dcn", {"2", "0"}},
       {"mesh.data", {"4", "0"}},
       {"mesh.model", {"1", "2"}},
-      {"comm.backend", {"\"hierarchical\"", "\"nccl\""}},
+      {"comm.backend", {"\"hierarchical\"", "\"mpi\""}},
       {"comm.timeout_seconds", {"30", "0"}},
       {"checkpoint.interval_steps", {"0", "-1"}},
       {"checkpoint.save_at_end", {"false", "0"}},
@@ -208,6 +209,7 @@ const std::map<std::string, Sample>& samples() {
       {"logging.csv", {"true", "1"}},
       {"logging.tensorboard", {"true", "1"}},
       {"logging.profile_steps", {"[3, 4]", "[0]"}},
+      {"logging.nvtx", {"true", "1"}},
   };
   return table;
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/token_fixtures.h"
+#include "support/program_path.h"
 
 namespace fsdp::data {
 namespace {
@@ -15,8 +16,8 @@ class FsdpData : public ::testing::Test {
  protected:
   /// Runs the program in the folder and returns its exit code; -1 when a signal ended it.
   int run(const std::string& arguments, const std::string& redirections = ">stdout 2>stderr") {
-    std::string command = "cd '" + folder.path().string() +
-                          "' && timeout 60 '" FSDP_BINARY_DIR "/fsdp-data' " + arguments + " " + redirections;
+    std::string command = "cd '" + folder.path().string() + "' && timeout 60 '" +
+                          fsdp::testing::program_path("fsdp-data") + "' " + arguments + " " + redirections;
     int status = std::system(command.c_str());
     out = std::filesystem::exists(folder / "stdout") ? folder.read("stdout") : "";
     err = folder.read("stderr");
@@ -168,7 +169,7 @@ TEST_F(FsdpData, AFullStandardOutputIsAnError) {
 TEST_F(FsdpData, AFailedWriteLeavesNothingBehind) {
   folder.write("a.txt", std::string(3'000'000, 'x'));
   folder.write("t.bin", "old!");
-  std::string program = FSDP_BINARY_DIR "/fsdp-data";
+  std::string program = fsdp::testing::program_path("fsdp-data");
   std::string command = "cd '" + folder.path().string() + "' && (trap '' XFSZ; ulimit -f 1000; '" + program +
                         "' tokenize a.txt --output t.bin) 2>stderr";
   int status = std::system(command.c_str());

@@ -8,6 +8,7 @@
 
 #include "doctor/control_group.h"
 #include "doctor/doctor.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -127,7 +128,7 @@ TEST(Files, ThatAreNotThereFailByName) {
 
 /// The program, because a second process is started by it.
 TEST(Doctor, ExaminesThisMachine) {
-  const auto result = testing::run({std::string(FSDP_BINARY_DIR) + "/fsdp-train", "doctor"});
+  const auto result = testing::run({testing::program_path("fsdp-train"), "doctor"});
   EXPECT_EQ(result.exit_code, 0) << result.out;
   for (const char* subject :
        {"build ", "cpu ", "kernels ", "cores ", "OMP_NUM_THREADS ", "memory ", "limit nofile ",
@@ -141,7 +142,7 @@ TEST(Doctor, ExaminesThisMachine) {
 TEST(Doctor, SaysWhatIsWrongWithARun) {
   testing::TemporaryFolder folder;
   write(folder / "c.toml", "[data]\ntrain = [\"none.bin\"]\n");
-  const std::string program = std::string(FSDP_BINARY_DIR) + "/fsdp-train";
+  const std::string program = testing::program_path("fsdp-train");
   const auto run = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {program, "doctor", "c.toml"});
     return testing::run(more, {.working_folder = folder.path()});

@@ -6,13 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 #include "support/token_file.h"
 
 namespace fsdp::e2e {
 
-inline std::string program(const std::string& name) { return std::string(FSDP_BINARY_DIR) + "/" + name; }
+inline std::string program(const std::string& name) { return testing::program_path(name); }
 
 /// Odd on purpose: hidden 40 and a vocabulary of 17 divide by few world sizes; 17 = 4 * 4 + 1.
 inline constexpr const char* kOddModel = R"(

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -27,7 +28,7 @@ using testing::RunningProgram;
 using testing::RunOptions;
 using testing::terminal_can_be_made;
 
-const std::string kLauncher = FSDP_BINARY_DIR "/fsdp-launch";
+const std::string kLauncher = testing::program_path("fsdp-launch");
 
 std::vector<std::string> command(const std::vector<std::string>& options, const std::string& script) {
   std::vector<std::string> argv{kLauncher};

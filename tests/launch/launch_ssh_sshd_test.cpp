@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/free_port.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -70,7 +71,7 @@ class LaunchSshOverSshd : public ::testing::Test {
   }
   testing::RunOptions options() const {
     return {.env = {{"FSDP_SSH", "ssh -F " + (folder_ / "ssh_config").string()},
-                    {"FSDP_LAUNCH", FSDP_BINARY_DIR "/fsdp-launch"}}};
+                    {"FSDP_LAUNCH", testing::program_path("fsdp-launch")}}};
   }
 
   testing::TemporaryFolder folder_;

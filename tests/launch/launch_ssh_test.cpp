@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/free_port.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -43,8 +44,8 @@ class LaunchSsh : public ::testing::Test {
             script};
   }
   testing::RunOptions options() const {
-    return {
-        .env = {{"FSDP_SSH", (folder_ / "ssh").string()}, {"FSDP_LAUNCH", FSDP_BINARY_DIR "/fsdp-launch"}}};
+    return {.env = {{"FSDP_SSH", (folder_ / "ssh").string()},
+                    {"FSDP_LAUNCH", testing::program_path("fsdp-launch")}}};
   }
 
   testing::TemporaryFolder folder_;

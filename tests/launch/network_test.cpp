@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/network_hosts.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 
 namespace fsdp::launch {
@@ -31,7 +32,7 @@ class Network : public ::testing::Test {
   void start_all(const NetworkHosts& hosts, int count, const std::string& script,
                  const std::vector<std::string>& more = {}) {
     for (int host = 0; host < count; ++host) {
-      std::vector<std::string> argv{FSDP_BINARY_DIR "/fsdp-launch",
+      std::vector<std::string> argv{testing::program_path("fsdp-launch"),
                                     "--nnodes",
                                     std::to_string(count),
                                     "--node-rank",
@@ -98,8 +99,9 @@ TEST_F(Network, SlowLinkLosesNobody) {
 
 TEST_F(Network, AddressOfAnotherHostCannotBeTheMeetingPlaceOfNodeZero) {
   const NetworkHosts hosts(2);
-  const ProgramResult result = testing::run(hosts.on(0, {FSDP_BINARY_DIR "/fsdp-launch", "--nnodes", "2",
-                                                         "--master-addr", NetworkHosts::address(1), "true"}));
+  const ProgramResult result =
+      testing::run(hosts.on(0, {testing::program_path("fsdp-launch"), "--nnodes", "2", "--master-addr",
+                                NetworkHosts::address(1), "true"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("the endpoint must be an address of this node"));
 }

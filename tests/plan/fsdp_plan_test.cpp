@@ -8,6 +8,7 @@
 
 #include "config/load.h"
 #include "plan/text.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 
 namespace fsdp::plan {
@@ -18,7 +19,7 @@ std::string config_path(const std::string& name) {
 }
 
 testing::ProgramResult run_plan(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), std::string(FSDP_BINARY_DIR) + "/fsdp-plan");
+  arguments.insert(arguments.begin(), testing::program_path("fsdp-plan"));
   return testing::run(arguments);
 }
 

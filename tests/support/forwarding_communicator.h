@@ -48,7 +48,14 @@ class ForwardingCommunicator : public comm::Communicator {
   std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
     return inner_.enqueue(std::move(task));
   }
+  at::Device device() const override { return inner_.device(); }
+  std::unique_ptr<comm::Work> enqueue_release(std::function<void()> task) override {
+    return inner_.enqueue_release(std::move(task));
+  }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_.allocate(numel, dtype); }
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
+    return inner_.allocate_on_host(numel, dtype);
+  }
   std::unique_ptr<comm::Work> enqueue_with_common_memory(int64_t nbytes, const comm::CallSite& site,
                                                          std::function<void(c10::DataPtr)> task) override {
     return inner_.enqueue_with_common_memory(nbytes, site, std::move(task));
@@ -152,6 +159,9 @@ class LockstepCommunicator final : public ForwardingCommunicator {
   }
   std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
     return finished(inner().enqueue(std::move(task)));
+  }
+  std::unique_ptr<comm::Work> enqueue_release(std::function<void()> task) override {
+    return finished(inner().enqueue_release(std::move(task)));
   }
   std::unique_ptr<comm::Work> enqueue_with_common_memory(int64_t nbytes, const comm::CallSite& site,
                                                          std::function<void(c10::DataPtr)> task) override {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/free_port.h"
+#include "support/program_path.h"
 #include "support/run_program.h"
 
 namespace fsdp::testing {
@@ -23,7 +24,7 @@ class LaunchedNodes : public ::testing::Test {
 
  protected:
   RunningProgram& start(const Options& options, const std::string& script, RunOptions run = {}) {
-    std::vector<std::string> argv{FSDP_BINARY_DIR "/fsdp-launch", "--monitor-interval", "0.1"};
+    std::vector<std::string> argv{program_path("fsdp-launch"), "--monitor-interval", "0.1"};
     argv.insert(argv.end(), options.begin(), options.end());
     argv.insert(argv.end(), {"--", "/bin/sh", "-c", script});
     programs_.push_back(std::make_unique<RunningProgram>(argv, std::move(run)));

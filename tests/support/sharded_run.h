@@ -59,12 +59,23 @@ inline void sgd_on_shards(shard::Engine& engine, double learning_rate) {
   at::NoGradGuard no_grad;
   for (const auto& unit : engine.units()) {
     const at::Tensor& gradient = unit->storage().shard_gradient();
-    if (gradient.defined()) unit->storage().shard().sub_(gradient, learning_rate);
+    const at::Tensor& shard = unit->storage().shard();
+    if (gradient.defined()) shard.sub_(gradient.to(shard.device()), learning_rate);
   }
 }
 
-inline std::shared_ptr<nn::Stage> make_model(const RunPlan& plan) {
+/// With the same weights on every device.
+inline std::shared_ptr<nn::Stage> make_model(const RunPlan& plan, at::Device device = at::kCPU) {
   auto model = make_initialized(plan.model);
+  if (!device.is_cpu()) {
+    at::NoGradGuard no_grad;
+    auto moved = nn::make_decoder(plan.model, device);
+    auto values = model->named_parameters();
+    for (const auto& parameter : moved->named_parameters()) {
+      at::Tensor(parameter.value()).copy_(values[parameter.key()]);
+    }
+    model = moved;
+  }
   for (const auto& parameter : model->named_parameters()) {
     if (util::matches_any(parameter.key(), plan.frozen)) parameter.value().requires_grad_(false);
   }
@@ -90,16 +101,18 @@ inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, cons
                                    int64_t step) {
   comm::Communicator& communicator = engine.communicator();
   int64_t rows = plan.global_rows / plan.accumulation / communicator.world_size();
-  double total = 0;
+  std::vector<at::Tensor> losses;  // not read before the end: that would make the host wait
   for (int64_t micro = 0; micro < plan.accumulation; ++micro) {
     engine.set_requires_gradient_sync(!plan.no_sync || micro + 1 == plan.accumulation);
     int64_t first =
         step * plan.global_rows + (micro * communicator.world_size() + communicator.rank()) * rows;
-    at::Tensor loss = loss_of(model, token_rows(first, rows, 9, plan.model.vocab_size)) /
-                      static_cast<double>(plan.accumulation);
+    const at::Tensor tokens = token_rows(first, rows, 9, plan.model.vocab_size).to(communicator.device());
+    at::Tensor loss = loss_of(model, tokens) / static_cast<double>(plan.accumulation);
     loss.backward();
-    total += loss.item<double>();
+    losses.push_back(loss.detach());
   }
+  double total = 0;
+  for (const at::Tensor& loss : losses) total += loss.item<double>();
   return total;
 }
 
@@ -107,8 +120,8 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
   RunResult result;
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
     at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
-    auto model = make_model(plan);
     comm::Mesh mesh(plan.mesh, plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
+    auto model = make_model(plan, mesh.world()->device());
     auto engine = shard_under_test(*model, plan.shard, mesh);
     if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
     auto optimizer = optimizer_over(*engine, plan);
@@ -134,7 +147,7 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
       }
     }
     for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) {
-      result.weights[name] = std::move(weight);
+      result.weights[name] = weight.to(at::kCPU);
     }
   });
   return result;

@@ -4,9 +4,16 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
+#include "comm/single_communicator.h"
+#include "shard/engine.h"
 #include "support/temporary_folder.h"
+#include "support/tiny_models.h"
+#include "util/error.h"
 #include "util/file.h"
 
 namespace fsdp::train {
@@ -32,6 +39,30 @@ TEST(StepProfile, WritesTheOperationsOfTheChosenStepsOnly) {
   int products = 0;
   for (const auto& event : trace.at("traceEvents")) products += event.value("name", "") == "aten::mm";
   EXPECT_EQ(products, 1);
+}
+
+TEST(StepProfile, NamesTheUnits) {
+  testing::TemporaryFolder folder;
+  auto model = testing::make_initialized(testing::tiny_options());
+  shard::ShardOptions options;
+  options.min_num_params = 1;
+  options.mixed_precision.param_dtype = "bfloat16";  // so that there is something to gather on one rank
+  const auto engine = shard::fully_shard(*model, options, std::make_shared<comm::SingleCommunicator>());
+  StepProfile profile(folder.path(), 0, {1});
+  profile.begin_step(1);
+  testing::loss_of(*model, testing::token_rows(0, 2, 8, 17)).backward();
+  profile.end_step();
+  const auto trace = nlohmann::json::parse(util::read_file(folder / "profile.rank0.step1.json"));
+  std::set<std::string> names;
+  for (const auto& event : trace.at("traceEvents")) names.insert(event.value("name", ""));
+  for (const char* what : {"unit/gather", "unit/forward", "unit/reduce"}) {
+    EXPECT_TRUE(names.contains(what + std::string(" ") + engine->units()[1]->name())) << what;
+  }
+}
+
+TEST(NvtxRanges, AreRefusedWithoutAGpu) {
+  EXPECT_NO_THROW(NvtxRanges(false, at::kCPU));
+  EXPECT_THROW(NvtxRanges(true, at::kCPU), util::Error);
 }
 
 }  // namespace

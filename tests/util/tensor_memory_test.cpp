@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "util/matrix_units.h"
+
 namespace fsdp::util {
 namespace {
 
@@ -48,6 +50,7 @@ TEST(TensorMemory, LeavesOutWhatAnEarlierOneCounted) {
 
 // Kernels for low precision take scratch memory from the allocator itself.
 TEST(TensorMemory, ServesMatrixProductsInBfloat16) {
+  keep_onednn_from_broken_tiles();
   TensorMemory memory;
   at::Tensor a = at::ones({64, 64}, at::kBFloat16);
   EXPECT_EQ(at::mm(a, a).sum().item<float>(), 64.0f * 64 * 64);

@@ -1,0 +1,264 @@
+#include "comm/nccl_communicator.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Logging.h>
+#include <c10/util/env.h>
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <map>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "comm/collective_guard.h"
+#include "util/cuda.h"
+#include "util/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using util::ErrorKind;
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+constexpr milliseconds kEndPatience{5000};  ///< for NCCL to take a group down
+
+/// What c10d reads from the environment when a group is made. Names that the user has set stay, but for those
+/// on which it depends that a failure is an error and not the end of the process.
+void set_up_c10d(milliseconds timeout) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(timeout).count();
+  // The watchdog aborts what has failed or is late, and throws nothing, which would end the process (mode
+  // CleanUpOnly).
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+  c10::utils::set_env("TORCH_NCCL_BLOCKING_WAIT", "0");
+  // Nor does an error of CUDA end the process there; whoever computes has it too.
+  c10::utils::set_env("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", false);
+  // The watchdog aborts at once: no time for dumps of the flight recorder, which is off.
+  c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", false);
+  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", false);
+  c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", false);
+  c10::utils::set_env("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", false);
+  // A watchdog that is stuck in CUDA or NCCL itself: then nothing is left but to end the process.
+  const std::string heartbeat = std::to_string(std::max<int64_t>(seconds, 30));
+  c10::utils::set_env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", heartbeat.c_str(), false);
+  if (c10::utils::has_env("TORCH_CPP_LOG_LEVEL")) {
+    c10::initLogging();
+  } else {
+    FLAGS_caffe2_log_level = c10::GLOG_FATAL;  // all that fails comes as an error of ours
+  }
+}
+
+/// Runs `body` in a thread of its own, and tells whether it has ended in time; throws what it throws. One
+/// that is late is left behind.
+bool ends_within(milliseconds limit, std::function<void()> body) {
+  std::packaged_task<void()> task(std::move(body));
+  std::future<void> ended = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (ended.wait_for(limit) != std::future_status::ready) return false;
+  ended.get();
+  return true;
+}
+
+/// How the watchdog of c10d has found the collective. The Work itself would keep its tensors alive.
+std::function<CollectiveGuard::Outcome()> outcome_of(c10d::Work& work) {
+  return [result = work.getFutureResult()] {
+    using Outcome = CollectiveGuard::Outcome;
+    if (!result->completed()) return Outcome::kUnderWay;
+    switch (static_cast<c10d::WorkResult>(result->constValue().toInt())) {
+      case c10d::WorkResult::SUCCESS:
+        return Outcome::kDone;
+      case c10d::WorkResult::TIMEOUT:
+        return Outcome::kTimedOut;
+      default:
+        return Outcome::kFailed;
+    }
+  };
+}
+
+class NcclWork final : public Work {
+ public:
+  explicit NcclWork(std::shared_ptr<CollectiveGuard> guard) : guard_(std::move(guard)) {}
+  /// The stream has been told to wait when the collective was issued.
+  void wait() override { guard_->check(); }
+
+ private:
+  std::shared_ptr<CollectiveGuard> guard_;
+};
+
+/// As NCCL takes it where no arithmetic is done on the way: it knows fewer element types than the toolkit.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  FSDP_CHECK(tensor.is_cuda() && tensor.is_contiguous());
+  return tensor.view({-1}).view(at::kByte);
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(const NcclPlace& place, std::string prefix) : place_(place), prefix_(std::move(prefix)) {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+    options->timeout = place.timeout;
+    options->group_name = prefix_;
+    for (int member : place.identity.ranks)
+      options->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
+    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(prefix_, place.store), rank(), world_size(),
+        std::move(options));
+    guard_ = std::make_shared<CollectiveGuard>(CollectiveGuard::Options{
+        .identity = place.identity,
+        .store = place.store,
+        .prefix = prefix_ + "/failure",
+        .timeout = place.timeout,
+        .abort = [group = group_] { ends_within(kEndPatience, [group] { group->abort(); }); },
+        .activity = place.activity});
+    connect();
+  }
+
+  /// A group that has failed is left as it is: taking it down may wait for ranks that are gone, and the
+  /// process is about to end anyway.
+  ~NcclCommunicator() override {
+    bool down = false;
+    if (!guard_->failed() && std::uncaught_exceptions() == 0) {
+      try {
+        down = ends_within(kEndPatience, [group = group_] { group->shutdown(); });
+      } catch (const std::exception&) {
+        // As if it had failed before.
+      }
+    }
+    if (!down) leave();
+  }
+
+  int rank() const override { return place_.identity.rank; }
+  int world_size() const override { return place_.identity.size(); }
+  std::string backend_name() const override { return "nccl"; }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override {
+    FSDP_CHECK(output.numel() == input.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    return run("all_gather", site, [&] {
+      at::Tensor out = as_bytes(output), in = as_bytes(input);
+      return group_->_allgather_base(out, in);
+    });
+  }
+
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    FSDP_CHECK(input.numel() == output.numel() * world_size() && output.scalar_type() == input.scalar_type());
+    return run("reduce_scatter", site, [&] {
+      at::Tensor out = output, in = input;
+      return group_->_reduce_scatter_base(out, in);
+    });
+  }
+
+  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
+    return run("all_reduce", site, [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op == ReduceOp::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      return group_->allreduce(tensors, options);
+    });
+  }
+
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
+    FSDP_CHECK(root >= 0 && root < world_size(), "broadcast of ", site.unit, " from rank ", root);
+    return run("broadcast", site, [&] {
+      std::vector<at::Tensor> tensors{as_bytes(tensor)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      return group_->broadcast(tensors, options);
+    });
+  }
+
+  void barrier(const CallSite& site) override {
+    std::vector<at::Tensor> token{at::zeros({1}, on_gpu(at::kFloat))};
+    guard_->finish(issue("barrier", site, [&] { return group_->allreduce(token); }));
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, on_gpu(dtype));
+  }
+
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    // Not a group of one that is in host memory.
+    if (auto existing = existing_subgroup(name, ranks); existing.get() == this) return existing;
+    NcclPlace place = place_;
+    place.identity = place_.identity.subgroup(name, ranks);
+    // Groups of one name may be of other ranks, or be made again.
+    std::string prefix = util::concat(prefix_, "/", name, "/", place.identity.joined_ranks());
+    prefix += util::concat("/", groups_made_[prefix]++);
+    return std::make_shared<NcclCommunicator>(place, prefix);
+  }
+
+ private:
+  at::TensorOptions on_gpu(at::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(at::kCUDA, static_cast<c10::DeviceIndex>(place_.device));
+  }
+
+  /// The group's destructor would wait for its threads.
+  void leave() { (void)ProcessGroup(group_).release(); }
+
+  void connect() {
+    const std::string what = "connecting over NCCL";
+    bool in_time = false;
+    try {
+      in_time = ends_within(place_.timeout, [group = group_, device = on_gpu(at::kByte).device()] {
+        group->eagerConnectSingleDevice(device);
+      });
+    } catch (const std::exception& error) {
+      const std::string cause = nccl_cause(error.what());
+      leave();
+      if (cause.find("Duplicate GPU") != std::string::npos || cause.starts_with("ncclInvalidUsage")) {
+        util::fail(ErrorKind::kUsage, what, " failed on rank ", place_.identity.global_rank(),
+                   place_.identity.shown(), ": expected a GPU of its own for each process; found: ", cause,
+                   "; start no more processes a host than it has GPUs, or set comm.backend to gloo");
+      }
+      guard_->fail(what, {.timeout = says_timeout(cause), .cause = cause});
+    }
+    if (in_time) return;
+    leave();
+    guard_->fail(what, {.timeout = true, .cause = "NCCL_DEBUG=INFO shows how far it came"});
+  }
+
+  template <typename Issue>
+  int64_t issue(const char* op, const CallSite& site, const Issue& collective) {
+    guard_->check();
+    try {
+      c10::intrusive_ptr<c10d::Work> work = collective();
+      work->wait();  // the stream's, not the caller's
+      return guard_->add(op, site, outcome_of(*work));
+    } catch (const c10::Error& error) {
+      const std::string cause = nccl_cause(error.what());
+      // A kernel of this rank that went wrong shows in whatever is launched next.
+      if (first_line(error.what()).find("NCCL") == std::string::npos) {
+        util::fail(ErrorKind::kUnexpected, described(op, site), " failed on rank ",
+                   place_.identity.global_rank(), place_.identity.shown(), ": ", cause);
+      }
+      guard_->fail(described(op, site), {.timeout = says_timeout(cause), .cause = cause});
+    }
+  }
+
+  template <typename Issue>
+  std::unique_ptr<Work> run(const char* op, const CallSite& site, const Issue& collective) {
+    issue(op, site, collective);
+    return std::make_unique<NcclWork>(guard_);
+  }
+
+  NcclPlace place_;
+  std::string prefix_;  ///< in the store, the members' alone
+  ProcessGroup group_;
+  std::shared_ptr<CollectiveGuard> guard_;
+  std::map<std::string, int> groups_made_;  ///< by prefix in the store
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_nccl_communicator(const NcclPlace& place) {
+  util::set_cuda_device(place.device);
+  set_up_c10d(place.timeout);
+  return std::make_shared<NcclCommunicator>(place, "nccl");
+}
+
+}  // namespace fsdp::comm

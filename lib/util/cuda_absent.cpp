@@ -1,0 +1,36 @@
+// util/cuda.h in a program that was built without CUDA.
+
+#include "util/cuda.h"
+#include "util/error.h"
+
+namespace fsdp::util {
+
+bool built_with_cuda() { return false; }
+
+const CudaStatus& cuda_status() {
+  static const CudaStatus status{
+      .devices = 0,
+      .obstacle = "a program that was built without CUDA",
+      .remedy = "build it with scripts/build --cuda, which needs the CUDA toolkit 13",
+  };
+  return status;
+}
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& who) {
+  fail(ErrorKind::kUsage, who, ": expected a CUDA device; found ", cuda_status().obstacle, "; ",
+       cuda_status().remedy);
+}
+
+[[noreturn]] void refuse(int index) { refuse(concat("CUDA device ", index)); }
+
+}  // namespace
+
+void require_cuda(const std::string& who) { refuse(who); }
+void set_cuda_device(int index) { refuse(index); }
+CudaDevice cuda_device(int index) { refuse(index); }
+CudaMemory cuda_memory(int index) { refuse(index); }
+void reset_cuda_peak_memory(int index) { refuse(index); }
+
+}  // namespace fsdp::util

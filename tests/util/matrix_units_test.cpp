@@ -1,0 +1,34 @@
+#include "util/matrix_units.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace fsdp::util {
+namespace {
+
+constexpr uint32_t kTiles = 1u << 24;
+
+TEST(MatrixUnits, AreBrokenWhereTilesAreAnnouncedAndNotDescribed) {
+  EXPECT_TRUE(announces_tiles_without_palettes({.features = kTiles, .highest_leaf = 0x1c, .palettes = 0}));
+  EXPECT_FALSE(announces_tiles_without_palettes({.features = kTiles, .highest_leaf = 0x20, .palettes = 1}));
+  EXPECT_FALSE(announces_tiles_without_palettes({.features = ~kTiles, .highest_leaf = 0x1c, .palettes = 0}));
+}
+
+TEST(MatrixUnits, AreNotUsedByOneDnnWhereTheyAreBroken) {
+  keep_onednn_from_broken_tiles();
+  if (!announces_tiles_without_palettes(cpu_identity())) GTEST_SKIP() << "this CPU's tiles are described";
+  const char* named = std::getenv("DNNL_MAX_CPU_ISA");
+  if (named == nullptr) named = std::getenv("ONEDNN_MAX_CPU_ISA");
+  EXPECT_NE(named, nullptr);
+}
+
+TEST(MatrixUnits, Bf16ProductsRunOnThisCpu) {
+  keep_onednn_from_broken_tiles();
+  const at::Tensor x = at::ones({64, 64}, at::kBFloat16);
+  EXPECT_EQ(at::mm(x, x).to(at::kFloat).sum().item<float>(), 64.0f * 64 * 64);
+}
+
+}  // namespace
+}  // namespace fsdp::util
