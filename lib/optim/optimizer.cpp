@@ -190,10 +190,10 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double
     const bool has_matrices = std::any_of(treatments_[i].begin(), treatments_[i].end(),
                                           [](const Treatment& treatment) { return treatment.matrix; });
     const bool left_to_update = scales_gradients_of(value) && !has_matrices;
-    if (!left_to_update && gradient_scale != 1) gradients[i].mul_(gradient_scale);
     // The tensor itself where type and device are those of the value.
     const bool keeps_type = left_to_update && gradients[i].scalar_type() == at::kBFloat16;
     at::Tensor gradient = keeps_type ? gradients[i].to(value.device()) : gradients[i].to(value.options());
+    if (!left_to_update && gradient_scale != 1) gradient.mul_(gradient_scale);
     for (const Treatment& treatment : treatments_[i]) {
       if (treatment.matrix) continue;
       update_alike(i, gradient, treatment, numbers_of(i, treatment, lr, left_to_update ? gradient_scale : 1));

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -96,9 +97,11 @@ double clip_grad_norm(Engine& engine, double max_norm, double norm_type, double 
   const auto [norm, scale] = clipping(engine, max_norm, norm_type, loss_scale);
   if (scale == 1.0) return norm;
   at::NoGradGuard no_grad;
+  // A tensor: mul_() rounds a plain number to the gradient's type before it multiplies.
+  const at::Tensor factor = at::scalar_tensor(scale, at::kDouble);
   for (const auto& unit : engine.units()) {
     const at::Tensor& gradient = unit->storage().shard_gradient();
-    if (gradient.defined()) gradient.mul_(scale);
+    if (gradient.defined()) gradient.mul_(factor);
   }
   return norm;
 }

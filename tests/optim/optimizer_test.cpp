@@ -79,7 +79,7 @@ TEST_P(EveryOptimizer, TakesGradientsTimesTheirScale) {
     auto scaled = make({parameter_of(value)}), plain = make({parameter_of(value)});
     for (int step = 0; step < 2; ++step) {
       scaled->step({gradient.clone()}, 1e-2, 0.3);
-      plain->step({gradient * 0.3}, 1e-2);
+      plain->step({gradient.to(at::kFloat) * 0.3}, 1e-2);
     }
     EXPECT_TRUE(same_bits(scaled->parameters()[0].value, plain->parameters()[0].value)) << type;
   }

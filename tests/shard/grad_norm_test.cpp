@@ -26,11 +26,12 @@ at::Tensor unsharded_gradient(int world) {
   return at::cat(flat);
 }
 
-void with_gradients(int world, const std::function<void(Engine&, testing::CountingCommunicator&)>& body) {
+void with_gradients(int world, const std::function<void(Engine&, testing::CountingCommunicator&)>& body,
+                    const ShardOptions& given = {}) {
   comm::run_ranks_as_threads(world, [&](comm::Communicator& inner) {
     testing::CountingCommunicator communicator(inner);
     testing::ChainStage chain(2, 3);
-    ShardOptions options;
+    ShardOptions options = given;
     options.min_num_params = 1;
     auto engine = testing::shard_under_test(chain, options, testing::borrowed(communicator));
     chain.forward(at::full({1, 3}, 0.1f * communicator.rank())).sum().backward();
@@ -59,6 +60,24 @@ TEST(GradNorm, ClipsToTheLargestNormAllowed) {
     EXPECT_GT(before, 0.01);
     EXPECT_NEAR(grad_norm(engine), 0.01, 1e-5);
   });
+}
+
+TEST(GradNorm, ClipsBfloat16ByANumberThatIsNotRoundedToIt) {
+  ShardOptions options;
+  options.mixed_precision.reduce_dtype = "bfloat16";
+  options.mixed_precision.keep_low_precision_grads = true;
+  with_gradients(
+      2,
+      [](Engine& engine, testing::CountingCommunicator&) {
+        const at::Tensor& gradient = engine.units().back()->storage().shard_gradient();
+        ASSERT_EQ(gradient.scalar_type(), at::kBFloat16);
+        gradient.copy_(at::linspace(-2, 2, gradient.numel()));
+        const at::Tensor before = gradient.to(at::kDouble);
+        const double norm = grad_norm(engine), scale = 0.3 * norm / (norm + 1e-6);
+        clip_grad_norm(engine, 0.3 * norm);
+        EXPECT_TRUE(gradient.equal((before * scale).to(at::kBFloat16)));
+      },
+      options);
 }
 
 TEST(GradNorm, SaysHowGradientsAreClippedWithoutDoingIt) {

@@ -1,6 +1,8 @@
 // The kernels of activations, rotary embedding and sums for GPUs, emulated, against double precision and
 // against those of the CPU. Norms, losses and embeddings have files of their own.
 
+#include "support/emulated_kernels.h"
+
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +13,6 @@
 #include "kernels/cuda/rotary.cuh"
 #include "kernels/cuda/squares.cuh"
 #include "kernels/row_kernels.h"
-#include "support/emulated_kernels.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
