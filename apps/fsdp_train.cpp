@@ -69,6 +69,7 @@ void print(const train::RunSummary& summary, const std::string& resume_command) 
 std::shared_ptr<comm::Communicator> connect(const config::Config& config,
                                             const comm::LaunchEnvironment& environment,
                                             std::shared_ptr<comm::Activity> activity = nullptr) {
+  train::set_float32_matmul_precision(config.training.float32_matmul_precision);
   return comm::make_communicator(environment, config.comm, std::move(activity), {},
                                  train::training_device(config.training.device, environment.local_rank));
 }

@@ -31,8 +31,9 @@ struct TrainingOptions {
   double max_grad_norm = 1.0;    ///< 0: no clipping (the norm is still reported)
   double label_smoothing = 0.0;  ///< kernels::LossTerms
   double z_loss = 0.0;
-  double norm_type = 2.0;       ///< p of the p-norm; inf: the largest magnitude
-  std::string device = "auto";  ///< train/device.h
+  double norm_type = 2.0;                            ///< p of the p-norm; inf: the largest magnitude
+  std::string device = "auto";                       ///< train/device.h
+  std::string float32_matmul_precision = "highest";  ///< on GPUs, train/device.h
   bool fused_kernels = true;
   std::string matmul = "auto";
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).

@@ -166,6 +166,12 @@ std::vector<Key> make_keys() {
        "what a rank computes on; auto: a GPU where the program and the machine have them, else the CPU",
        one_of({"auto", "cpu", "cuda"}),
        {}},
+      {KEY(training, float32_matmul_precision),
+       "of float32 matrix products on GPUs: highest, or high, which is TF32: factors of 10 bits, several "
+       "times "
+       "as fast",
+       one_of({"highest", "high"}),
+       {}},
       {KEY(training, fused_kernels),
        "use kernels that do in one pass over memory what is composed of many operations otherwise",
        {},

@@ -3,6 +3,7 @@
 #include "kernels/matmul.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
+#include "train/device.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -13,6 +14,10 @@ using util::human_bytes;
 using util::with_commas;
 
 namespace {
+
+const char* products_on_gpu() {
+  return float32_products_use_tf32() ? ", float32 products in TF32" : ", float32 products in full precision";
+}
 
 /// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
 std::string how(const config::Config& config) {
@@ -58,14 +63,14 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
                  human_bytes(largest_unit_bytes), "\n");
   const at::Device device = engine.communicator().device();
-  text +=
-      concat("compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
-             config.training.fused_kernels ? ", fused kernels" : ", composed operations",
-             device.is_cpu() && config.mixed_precision.param_dtype == "float32"
-                 ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
-                 : "",
-             "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
-             config.logging.peak_tflops > 0 ? "" : " (measured)", "\n");
+  text += concat(
+      "compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
+      config.training.fused_kernels ? ", fused kernels" : ", composed operations",
+      device.is_cpu() && config.mixed_precision.param_dtype == "float32"
+          ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
+          : "",
+      device.is_cpu() ? "" : products_on_gpu(), "; at best ", util::fixed(peak_flops_per_second / 1e12, 3),
+      " TFLOP/s a rank", config.logging.peak_tflops > 0 ? "" : " (measured)", "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");

@@ -14,4 +14,11 @@ namespace fsdp::train {
 /// "cuda" where that cannot be had.
 c10::Device training_device(const std::string& name, int local_rank);
 
+/// Of training.float32_matmul_precision, as torch.set_float32_matmul_precision() has it: whether GPUs may
+/// round the factors of float32 products to TF32 ("high") or not ("highest"). For the whole process; products
+/// on the CPU stay as they are.
+void set_float32_matmul_precision(const std::string& precision);
+/// Whether they may.
+bool float32_products_use_tf32();
+
 }  // namespace fsdp::train

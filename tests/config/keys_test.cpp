@@ -114,6 +114,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.max_grad_norm", {"0", "-1"}},
       {"training.norm_type", {"inf", "0.5"}},
       {"training.device", {"\"cpu\"", "\"gpu\""}},
+      {"training.float32_matmul_precision", {"\"high\"", "\"medium\""}},
       {"training.fused_kernels", {"false", "0"}},
       {"training.matmul", {"\"onednn\"", "\"blas\""}},
       {"training.no_sync", {"true", "1"}},

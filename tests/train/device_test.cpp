@@ -38,5 +38,13 @@ TEST(Device, IsTheGpuOfTheRanksNumberAmongThoseOfItsHost) {
   }
 }
 
+TEST(Float32MatmulPrecision, LetsGpusUseTf32OrNot) {
+  EXPECT_FALSE(float32_products_use_tf32());
+  set_float32_matmul_precision("high");
+  EXPECT_TRUE(float32_products_use_tf32());
+  set_float32_matmul_precision("highest");
+  EXPECT_FALSE(float32_products_use_tf32());
+}
+
 }  // namespace
 }  // namespace fsdp::train
