@@ -17,8 +17,9 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kPatience{2000};      ///< for the sights of others
-constexpr milliseconds kStorePatience{500};  ///< for the store's first answer, and for its last
+constexpr milliseconds kPatience{2000};       ///< for the sights of others
+constexpr milliseconds kStorePatience{500};   ///< for the store's first answer, and for its last
+constexpr milliseconds kReasonPatience{500};  ///< for the reason of who has closed a connection
 constexpr milliseconds kLookAgain{20};
 
 std::string text_of(const FailureSight& sight, int rank) {
@@ -88,6 +89,10 @@ void talk(const RunStore& store, const std::string& prefix, const GroupIdentity&
   const int rank = group.global_rank();
   const std::string text = text_of(own, rank);
   const std::vector<uint8_t> bytes(text.begin(), text.end());
+  const auto reason_due = Clock::now() + kReasonPatience;
+  while (own.closed && !store->check({failure_key(prefix)}) && Clock::now() < reason_due) {
+    std::this_thread::sleep_for(kLookAgain);
+  }
   const Seen first = parse(store->compareSet(failure_key(prefix), {}, bytes));
   store->set(key(rank), bytes);
   {
@@ -140,7 +145,8 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
     learnt->changed.notify_all();
   }).detach();
   std::unique_lock lock(learnt->mutex);
-  learnt->changed.wait_for(lock, kStorePatience, [&] { return learnt->told; });
+  const milliseconds reason = sight.closed ? kReasonPatience : milliseconds(0);
+  learnt->changed.wait_for(lock, reason + kStorePatience, [&] { return learnt->told; });
   lock.unlock();
   told();
   lock.lock();

@@ -3,50 +3,18 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include <chrono>
-#include <future>
 #include <map>
-#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "comm/failure_report.h"
 #include "comm/rank_order_sum.h"
 #include "comm/run_store.h"
 #include "util/error.h"
-#include "util/text.h"
 
 namespace fsdp::comm {
 namespace {
 
-using std::chrono::milliseconds;
 using util::ErrorKind;
-
-/// After a failure each living rank of the group leaves a sign in the store; who left none within two seconds
-/// is named. `ranks` and `rank` are numbers in the whole run. Runs in a thread of its own, because a store
-/// whose host is stopped may never answer.
-std::string silent_ranks(const RunStore& store, int rank, const std::vector<int>& ranks) {
-  auto promise = std::make_shared<std::promise<std::string>>();
-  auto answer = promise->get_future();
-  std::thread([store, rank, ranks, promise] {
-    try {
-      store->set("alive/" + std::to_string(rank), "1");
-      std::vector<std::string> silent;
-      auto deadline = std::chrono::steady_clock::now() + milliseconds(2000);
-      do {
-        silent.clear();
-        for (int other : ranks) {
-          if (!store->check({"alive/" + std::to_string(other)})) silent.push_back(std::to_string(other));
-        }
-        if (silent.empty()) break;
-        std::this_thread::sleep_for(milliseconds(50));
-      } while (std::chrono::steady_clock::now() < deadline);
-      promise->set_value(silent.empty() ? "" : "no answer from rank " + util::join(silent, ", "));
-    } catch (const std::exception&) {
-      promise->set_value("no answer from rank 0, which hosts the store");
-    }
-  }).detach();
-  if (answer.wait_for(milliseconds(3000)) == std::future_status::ready) return answer.get();
-  return "no answer from rank 0, which hosts the store";
-}
 
 /// The connections of one group of ranks, and what is needed to explain a failure.
 struct Group {
@@ -66,11 +34,11 @@ struct Group {
 
   [[noreturn]] void fail(const std::string& description, const std::string& cause) {
     failed = true;
-    fail_group(identity, description,
-               {.timeout = says_timeout(cause),
-                .timeout_seconds = static_cast<double>(place.timeout.count()) / 1000.0,
-                .silent = silent_ranks(place.store, identity.global_rank(), identity.ranks),
-                .cause = first_line(cause)});
+    FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
+    sight.closed = !sight.timeout;
+    GroupFailure failure = share_failure(place.store, prefix, identity, sight, [] {});
+    failure.timeout_seconds = static_cast<double>(place.timeout.count()) / 1000.0;
+    fail_group(identity, description, failure);
   }
 };
 

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <stdexcept>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <vector>
 
 #include "util/error.h"
 
@@ -42,6 +44,33 @@ std::string address_towards(const std::string& host, int port) {
   return address;
 }
 
+constexpr const char* kConnected = "all are connected";
+
+/// gloo's connecting ends on every rank for itself: a rank that is through and leaves at once closes a
+/// connection that a slower one has, but has not seen yet, and there connecting fails. So each waits here
+/// for all.
+void wait_for_all(c10d::Store& store, int rank, int size) {
+  if (size == 1) return;
+  if (store.add("connected", 1) == size) store.set(kConnected, std::string());
+  const std::vector<uint8_t> failure = store.get(kConnected);
+  if (!failure.empty()) throw std::runtime_error(std::string(failure.begin(), failure.end()));
+  // The first rank, with whose process the store may end, stays until the others have read this.
+  if (rank == 0) {
+    store.wait({"all know"});
+  } else if (store.add("know", 1) == size - 1) {
+    store.set("all know", std::string());
+  }
+}
+
+/// To those who wait for all, so that they say what went wrong, and at once.
+void tell_failure(c10d::Store& store, const std::string& cause) {
+  try {
+    store.compareSet(kConnected, "", "a peer could not connect: " + cause);
+  } catch (const std::exception&) {
+    // Then they see the end of the store.
+  }
+}
+
 }  // namespace
 
 GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store) {
@@ -60,7 +89,14 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, 
                                  ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(place.address));
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+  try {
+    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    wait_for_all(*store, rank, size);
+    return group;
+  } catch (const std::exception& error) {
+    tell_failure(*store, first_line(error.what()));
+    throw;
+  }
 }
 
 }  // namespace fsdp::comm

@@ -26,8 +26,9 @@ struct GlooPlace {
 /// Where the run's processes are connected; all of them have joined the store.
 GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store);
 
-/// A group's connections. Collective over its `size` members, of whom this is `rank`; `prefix` in the store
-/// is theirs alone. Throws what c10d throws.
+/// A group's connections, once all of its `size` members have theirs; this is member `rank`. Collective over
+/// them; `prefix` in the store is theirs alone. Throws what c10d throws, or with its text what it throws on
+/// another rank.
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
                                                         int rank, int size);
 

@@ -368,6 +368,8 @@ class HierarchicalCommunicator final : public Communicator {
       sight.cause = first_line(error.what());
     }
     sight.timeout = kind == util::ErrorKind::kTimeout;
+    // Shared memory knows who is gone.
+    sight.closed = kind == util::ErrorKind::kPeerLost && sight.silent.empty();
     GroupFailure failure = share_failure(connections_.gloo.store, key_, identity_, sight, [&] {
       shm_->abandon(sight.timeout);
       if (cross_) cross_->close();

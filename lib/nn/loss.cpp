@@ -8,13 +8,17 @@ namespace fsdp::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms) {
   const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2), target = targets.flatten();
-  if (!(target != kernels::kIgnored).any().item<bool>()) return rows.sum() * 0;
-  at::Tensor loss = at::cross_entropy_loss(rows, target, /*weight=*/{}, at::Reduction::Mean,
-                                           kernels::kIgnored, terms.label_smoothing);
-  if (terms.z_loss == 0) return loss;
   const at::Tensor counts = target != kernels::kIgnored;
-  const at::Tensor squares = at::logsumexp(rows, -1).square().masked_fill(~counts, 0);
-  return loss + terms.z_loss * squares.sum() / counts.sum();
+  // A sum over no target is 0 and stays it; asking whether there is one would make the host wait for a
+  // device.
+  const at::Tensor count = counts.sum().clamp_min(1);
+  at::Tensor sum = at::cross_entropy_loss(rows, target, /*weight=*/{}, at::Reduction::Sum, kernels::kIgnored,
+                                          terms.label_smoothing);
+  if (terms.z_loss != 0) {
+    const at::Tensor squares = at::logsumexp(rows, -1).square().masked_fill(~counts, 0);
+    sum = sum + terms.z_loss * squares.sum();
+  }
+  return sum / count;
 }
 
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,

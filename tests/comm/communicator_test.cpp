@@ -291,6 +291,22 @@ TEST_P(Failures, APeerThatDoesNotComeIsATimeout) {
   EXPECT_EQ(timeouts, 1);
 }
 
+// Where the time is up first, connections close, which is all that the others see.
+TEST_P(Failures, APeerThatDoesNotComeIsATimeoutForAll) {
+  std::atomic<int> left = 0;
+  run(4, 1, [&](Communicator& communicator) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200 * communicator.rank()));
+    try {
+      at::Tensor all = at::empty({4}), mine = at::ones({1});
+      if (communicator.rank() != 3) communicator.all_gather(all, mine, {.unit = "model.layers.1"})->wait();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+      EXPECT_NE(std::string(error.what()).find("no answer from rank 3"), std::string::npos) << error.what();
+    }
+    for (++left; left < 4;) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Failures, ::testing::Values("gloo", "shm"),
                          [](const auto& info) { return info.param; });
 

@@ -129,6 +129,32 @@ TEST(Loss, IsTheMeanOverTargetsThatCount) {
   EXPECT_NEAR(next_token_loss(logits, targets).item<double>(), expected, 1e-6);
 }
 
+TEST(Loss, IsZeroWithZeroGradientsWhereNoTargetCounts) {
+  for (const kernels::LossTerms& terms :
+       {kernels::LossTerms{}, kernels::LossTerms{.label_smoothing = 0.1, .z_loss = 0.01}}) {
+    at::Tensor logits = sample({2, 3, 5}, 0.3).to(at::kFloat).requires_grad_();
+    at::Tensor loss = next_token_loss(logits, at::full({2, 3}, -100, at::kLong), terms);
+    EXPECT_EQ(loss.item<double>(), 0);
+    loss.backward();
+    EXPECT_TRUE(at::equal(logits.grad(), at::zeros({2, 3, 5})));
+  }
+}
+
+TEST(Loss, SmoothsLabelsAndPunishesLargeSumsOverTargetsThatCount) {
+  const at::Tensor logits = sample({1, 3, 5}, 0.3).to(at::kFloat);
+  const at::Tensor targets = at::tensor({2, -100, 4}, at::kLong).unsqueeze(0);
+  const at::Tensor log_probability = logits[0].to(at::kDouble).log_softmax(-1);
+  const at::Tensor sums = logits[0].to(at::kDouble).logsumexp(-1);
+  double expected = 0;
+  for (const auto& [row, target] : {std::pair{0, 2}, std::pair{2, 4}}) {
+    expected -=
+        0.9 * log_probability[row][target].item<double>() + 0.1 * log_probability[row].mean().item<double>();
+    expected += 0.01 * std::pow(sums[row].item<double>(), 2);
+  }
+  EXPECT_NEAR(next_token_loss(logits, targets, {.label_smoothing = 0.1, .z_loss = 0.01}).item<double>(),
+              expected / 2, 1e-6);
+}
+
 TEST(Loss, IsInFloat32WhateverTheLogitsAre) {
   at::Tensor targets = at::tensor({2, 0, 4}, at::kLong).unsqueeze(0);
   for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <ostream>
 #include <string>
@@ -123,6 +124,36 @@ TEST_P(OnADevice, TrainsThroughHostMemoryToo) {
   const RunResult actual = train_sharded(GetParam().world_size, plan);
   EXPECT_EQ(FakeDevice::get().report(), "");
   EXPECT_NEAR(actual.losses.back(), expected.losses.back(), 2e-2 * expected.losses.back());
+}
+
+/// How often the host waits for the device in forward and backward of a loss made by `loss_of`.
+size_t host_waits_of(const std::function<at::Tensor()>& loss_of) {
+  FakeDevice::get().begin();
+  loss_of().backward();
+  const std::vector<Entry> log = FakeDevice::get().log();
+  return static_cast<size_t>(std::count_if(log.begin(), log.end(), [](const Entry& entry) {
+    return entry.kind == Entry::Kind::kWait && entry.stream == kHost;
+  }));
+}
+
+TEST(LossOnADevice, OfComposedOperatorsIsTheCpusAndDoesNotMakeTheHostWait) {
+  const at::Device device = FakeDevice::get().device();
+  const at::Tensor scores = (at::arange(40, at::kFloat) * 0.7).sin().view({2, 4, 5});
+  const at::Tensor all = at::arange(8).remainder(5).view({2, 4});
+  const at::Tensor none = at::full({2, 4}, -100, at::kLong), some = at::where(all < 3, all, none);
+  for (const auto& terms :
+       {kernels::LossTerms{}, kernels::LossTerms{.label_smoothing = 0.1, .z_loss = 0.01}}) {
+    for (const at::Tensor& targets : {all, some, none}) {
+      at::Tensor expected = scores.clone().requires_grad_(), there = scores.to(device).requires_grad_();
+      at::Tensor loss = nn::next_token_loss(expected, targets, terms), result;
+      loss.backward();
+      const at::Tensor targets_there = targets.to(device);
+      EXPECT_EQ(host_waits_of([&] { return result = nn::next_token_loss(there, targets_there, terms); }), 0u);
+      EXPECT_NEAR(result.item<double>(), loss.item<double>(), 1e-6);
+      EXPECT_TRUE(at::allclose(there.grad().cpu(), expected.grad(), 1e-5, 1e-7));
+    }
+  }
+  EXPECT_EQ(FakeDevice::get().report(), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, OnADevice, ::testing::ValuesIn(ways()),

@@ -255,6 +255,10 @@ std::string FakeDevice::report() {
 
 std::vector<Entry> FakeDevice::log() { return parts().recorder.log(); }
 
+void FakeDevice::observe(std::function<void(size_t entry)> observer) {
+  parts().recorder.observe(std::move(observer));
+}
+
 void FakeDevice::note_access(const c10::Stream& stream, const void* memory, size_t bytes, Access access,
                              const std::string& what) {
   const auto begin = reinterpret_cast<uintptr_t>(memory);

@@ -25,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,8 @@ class FakeDevice {
   /// The races as lines, for a message.
   std::string report();
   std::vector<Entry> log();
+  /// See StreamRecorder::observe().
+  void observe(std::function<void(size_t entry)> observer);
 
   /// For those who touch memory of the device without an operator, such as a communicator of a test.
   void note_access(const c10::Stream& stream, const void* memory, size_t bytes, Access access,

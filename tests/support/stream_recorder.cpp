@@ -82,11 +82,11 @@ StreamRecorder::Moment StreamRecorder::operation(StreamName stream, std::string 
   const size_t at = index(stream);
   if (at != 0) join(clock(at), clocks_[0]);
   const Touch now{.stream = at, .time = ++clock(at)[at], .entry = log_.size()};
-  log_.push_back({.kind = Entry::Kind::kOperation,
-                  .stream = stream,
-                  .name = std::move(name),
-                  .reads = std::move(reads),
-                  .writes = std::move(writes)});
+  append({.kind = Entry::Kind::kOperation,
+          .stream = stream,
+          .name = std::move(name),
+          .reads = std::move(reads),
+          .writes = std::move(writes)});
   for (const MemoryRange& range : log_.back().reads) touch(range, now, false);
   for (const MemoryRange& range : log_.back().writes) touch(range, now, true);
   return {at, now.time};
@@ -98,19 +98,19 @@ void StreamRecorder::record(StreamName stream, Event& event) {
   if (at != 0) join(clock(at), clocks_[0]);
   event.number = events_++;
   event.clock = clock(at);
-  log_.push_back({.kind = Entry::Kind::kRecord, .stream = stream, .event = event.number});
+  append({.kind = Entry::Kind::kRecord, .stream = stream, .event = event.number});
 }
 
 void StreamRecorder::wait(StreamName stream, const Event& event) {
   std::lock_guard lock(mutex_);
   join(clock(index(stream)), event.clock);
-  log_.push_back({.kind = Entry::Kind::kWait, .stream = stream, .event = event.number});
+  append({.kind = Entry::Kind::kWait, .stream = stream, .event = event.number});
 }
 
 void StreamRecorder::host_waits_for(StreamName stream) {
   std::lock_guard lock(mutex_);
   join(clock(0), Clock(clock(index(stream))));
-  log_.push_back({.kind = Entry::Kind::kWait, .stream = kHost, .other = stream});
+  append({.kind = Entry::Kind::kWait, .stream = kHost, .other = stream});
 }
 
 void StreamRecorder::host_waits_for_device(int device) {
@@ -147,13 +147,13 @@ bool StreamRecorder::host_knows_all_of(StreamName stream) {
 void StreamRecorder::allocate(StreamName stream, const MemoryRange& block) {
   std::lock_guard lock(mutex_);
   freed_.erase(block.begin);
-  log_.push_back({.kind = Entry::Kind::kAllocate, .stream = stream, .writes = {block}});
+  append({.kind = Entry::Kind::kAllocate, .stream = stream, .writes = {block}});
 }
 
 void StreamRecorder::free(StreamName stream, const MemoryRange& block) {
   std::lock_guard lock(mutex_);
   freed_[block.begin] = {block.end, log_.size()};
-  log_.push_back({.kind = Entry::Kind::kFree, .stream = stream, .writes = {block}});
+  append({.kind = Entry::Kind::kFree, .stream = stream, .writes = {block}});
 }
 
 void StreamRecorder::add_race(std::string text) {
@@ -169,6 +169,16 @@ std::vector<std::string> StreamRecorder::races() {
 std::vector<Entry> StreamRecorder::log() {
   std::lock_guard lock(mutex_);
   return log_;
+}
+
+void StreamRecorder::observe(std::function<void(size_t entry)> observer) {
+  std::lock_guard lock(mutex_);
+  observer_ = std::move(observer);
+}
+
+void StreamRecorder::append(Entry entry) {
+  if (observer_) observer_(log_.size());
+  log_.push_back(std::move(entry));
 }
 
 void StreamRecorder::split(uintptr_t at) {

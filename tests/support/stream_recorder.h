@@ -15,6 +15,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -89,6 +90,9 @@ class StreamRecorder {
   void add_race(std::string text);
   std::vector<std::string> races();
   std::vector<Entry> log();
+  /// Calls `observer` with the number of each entry before it is in the log, one at a time; null: nobody. It
+  /// may not call back.
+  void observe(std::function<void(size_t entry)> observer);
 
  private:
   struct Touch {
@@ -106,6 +110,7 @@ class StreamRecorder {
   Clock& clock(size_t stream);
   static void join(Clock& clock, const Clock& other);
   static bool reached(const Clock& clock, const Moment& moment);
+  void append(Entry entry);
   void split(uintptr_t at);
   void touch(const MemoryRange& range, const Touch& touch, bool writes);
   void check(const Touch& before, const Touch& now, const MemoryRange& range);
@@ -121,6 +126,7 @@ class StreamRecorder {
   std::vector<std::string> races_;
   std::set<std::pair<size_t, size_t>> reported_;
   int64_t events_ = 0;
+  std::function<void(size_t)> observer_;
 };
 
 }  // namespace fsdp::testing
