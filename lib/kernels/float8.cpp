@@ -57,8 +57,9 @@ struct Factor {
   const at::Tensor& inverse_scale;
 };
 
-/// cuBLASLt's 8-bit kernels ask for it.
-bool is_aligned(const at::Tensor& x) { return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0; }
+/// As cuBLASLt takes all pointers to be where nobody tells it otherwise, as at::_scaled_mm does not. What the
+/// allocator gives is; places in a gathered unit and in a gradient buffer need not be.
+bool is_aligned(const at::Tensor& x) { return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 256 == 0; }
 
 /// a b^T + bias. a: [N, K], b: [M, K]
 struct Product {
@@ -69,7 +70,8 @@ struct Product {
 
   at::Tensor of_type(at::ScalarType type, const std::optional<at::Tensor>& bias = std::nullopt) const {
     if (a.values.is_cuda()) {
-      return at::_scaled_mm(a.values, b.values.t(), a.inverse_scale, b.inverse_scale, bias, std::nullopt,
+      const auto added = bias && !is_aligned(*bias) ? bias->clone() : bias;
+      return at::_scaled_mm(a.values, b.values.t(), a.inverse_scale, b.inverse_scale, added, std::nullopt,
                             type, fast);
     }
     at::Tensor sums = product(a.values.to(at::kFloat), b.values.to(at::kFloat), matmul);
