@@ -223,6 +223,27 @@ void check_batch_warmup(const Config& config, Conflicts& conflicts) {
              "; raise training.gradient_accumulation_steps, which the batch grows to, or leave it out"));
 }
 
+void check_float8(const Config& config, Conflicts& conflicts) {
+  const bool float8 = config.training.float8 != "none";
+  const std::string& type = config.mixed_precision.param_dtype;
+  conflicts.unless(
+      !float8 || type == "bfloat16", {"training.float8", "mixed_precision.param_dtype"},
+      concat("training.float8: expected mixed_precision.param_dtype = \"bfloat16\", in which all is computed "
+             "that is not in 8 bits; found ",
+             type, "; change one of the two"));
+  const int64_t rows = config.data.micro_batch_size * config.data.sequence_length;
+  conflicts.unless(
+      !float8 || rows % 16 == 0, {"training.float8", "data.micro_batch_size", "data.sequence_length"},
+      concat("training.float8: expected a multiple of 16 as the tokens of a micro-step, because "
+             "products in 8 bits go by sixteens; found ",
+             config.data.micro_batch_size, " (data.micro_batch_size) * ", config.data.sequence_length,
+             " (data.sequence_length) = ", division(rows, 16), "; change one of the two"));
+  conflicts.unless(float8 || config.training.float8_exclude.empty(),
+                   {"training.float8_exclude", "training.float8"},
+                   concat("training.float8_exclude: expected none with training.float8 = \"none\"; found ",
+                          config.training.float8_exclude.size(), "; leave it out"));
+}
+
 void check_evaluation(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.evaluation.interval_steps == 0 || !config.data.validation.empty(),
@@ -313,6 +334,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);
   check_batch_warmup(config, conflicts);
+  check_float8(config, conflicts);
   check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);

@@ -36,6 +36,8 @@ struct TrainingOptions {
   std::string float32_matmul_precision = "highest";  ///< on GPUs, train/device.h
   bool fused_kernels = true;
   std::string matmul = "auto";
+  std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/float8.h
+  std::vector<std::string> float8_exclude;  ///< patterns of the weights of those that stay as they are
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
   bool no_sync = false;
   /// No update, and no end of the run, where the loss or the gradient norm is not finite.

@@ -126,11 +126,10 @@ LlamaAttention::LlamaAttention(const ModelOptions& options)
 }
 
 at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
-  const auto qkv =
-      kernels::linears(x, {q_proj_->weight(), k_proj_->weight(), v_proj_->weight()}, compute_.matmul);
-  at::Tensor q = rotated(q_proj_->with_bias(qkv[0]), num_heads_, context);
-  at::Tensor k = rotated(k_proj_->with_bias(qkv[1]), num_kv_heads_, context);
-  at::Tensor v = split_heads(v_proj_->with_bias(qkv[2]), num_kv_heads_);
+  const auto qkv = forward_all(x, {q_proj_.get(), k_proj_.get(), v_proj_.get()});
+  at::Tensor q = rotated(qkv[0], num_heads_, context);
+  at::Tensor k = rotated(qkv[1], num_kv_heads_, context);
+  at::Tensor v = split_heads(qkv[2], num_kv_heads_);
   return o_proj_->forward(join_heads(attention_of(*this, {q, k, v}, compute_, dropout_, context)));
 }
 

@@ -18,8 +18,8 @@ SwiGlu::SwiGlu(const ModelOptions& options) : compute_(options) {
 }
 
 at::Tensor SwiGlu::compute(const at::Tensor& x, const StageContext&) {
-  const auto both = kernels::linears(x, {gate_proj_->weight(), up_proj_->weight()}, compute_.matmul);
-  const at::Tensor gate = gate_proj_->with_bias(both[0]), up = up_proj_->with_bias(both[1]);
+  const auto both = forward_all(x, {gate_proj_.get(), up_proj_.get()});
+  const at::Tensor &gate = both[0], &up = both[1];
   const bool fused = compute_.fused && kernels::can_fuse(gate);
   return down_proj_->forward(fused ? kernels::swiglu(gate, up) : at::silu(gate) * up);
 }

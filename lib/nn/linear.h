@@ -6,7 +6,9 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <vector>
 
 #include "nn/compute.h"
 
@@ -19,14 +21,22 @@ class Linear : public torch::nn::Module {
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
-  /// `product`: x W^T, for a caller that computes that.
-  at::Tensor with_bias(const at::Tensor& product) const;
+  /// See nn/float8.h.
+  void set_float8(bool float8) { float8_ = float8; }
 
  private:
+  friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>);
+  bool multiplies_float8(const at::Tensor& x) const;
+  at::Tensor with_bias(const at::Tensor& product) const;
+
   at::Tensor weight_;
   at::Tensor bias_;  ///< undefined: none
   Compute compute_;
+  bool float8_ = false;
 };
+
+/// What each of the layers makes of x.
+std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers);
 
 /// y = x W + b: weight [in_features, out_features], bias [out_features] (GPT-2's "Conv1D").
 class TransposedLinear : public torch::nn::Module {
@@ -36,7 +46,10 @@ class TransposedLinear : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const;
   /// x W, for a caller whose next kernel adds bias().
   at::Tensor forward_without_bias(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
+  /// See nn/float8.h.
+  void set_float8(bool float8) { float8_ = float8; }
 
  private:
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
@@ -44,6 +57,7 @@ class TransposedLinear : public torch::nn::Module {
   at::Tensor weight_;
   at::Tensor bias_;
   Compute compute_;
+  bool float8_ = false;
 };
 
 }  // namespace fsdp::nn

@@ -69,8 +69,12 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       device.is_cpu() && config.mixed_precision.param_dtype == "float32"
           ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
           : "",
-      device.is_cpu() ? "" : products_on_gpu(), "; at best ", util::fixed(peak_flops_per_second / 1e12, 3),
-      " TFLOP/s a rank", config.logging.peak_tflops > 0 ? "" : " (measured)", "\n");
+      device.is_cpu() ? "" : products_on_gpu(),
+      config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
+                                       : "",
+      "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
+      config.logging.peak_tflops > 0 ? "" : " (measured)", "
+");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");

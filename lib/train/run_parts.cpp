@@ -9,6 +9,7 @@
 #include "nn/recompute.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
+#include "train/float8_layers.h"
 #include "train/initial_weights.h"
 #include "train/state_slices.h"
 #include "util/error.h"
@@ -61,7 +62,10 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                  std::shared_ptr<comm::Trace> trace) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
-  comm::agree(*communicator, "model", [&] { parts.model = nn::make_decoder(config.model, at::kMeta); });
+  comm::agree(*communicator, "model", [&] {
+    parts.model = nn::make_decoder(config.model, at::kMeta);
+    parts.float8 = apply_float8(config, *parts.model, communicator->device());
+  });
   auto source =
       initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
   comm::agree(*communicator, "sharding the model", [&] {
@@ -109,7 +113,10 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace) {
   RunParts parts;
   static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace));
-  if (mesh.world()->rank() == 0) warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
+  if (mesh.world()->rank() == 0) {
+    warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
+    if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
+  }
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
     parts.optimizer = optim::make_optimizer(

@@ -10,6 +10,7 @@
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
+#include "nn/float8.h"
 #include "nn/stage.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
@@ -21,6 +22,7 @@ namespace fsdp::train {
 struct ShardedModel {
   std::shared_ptr<nn::Stage> model;
   std::shared_ptr<shard::Engine> engine;  ///< shards the model
+  nn::Float8Layers float8;                ///< of training.float8; none where it is "none"
 };
 
 struct RunParts : ShardedModel {

@@ -51,6 +51,24 @@ TEST(Conflicts, Gpt2HasNoGroupedQueryAttention) {
             std::string::npos);
 }
 
+TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
+  Config config;
+  config.training.float8_exclude = {"*.0.*"};
+  EXPECT_EQ(only_conflict(config),
+            "training.float8_exclude: expected none with training.float8 = \"none\"; found 1; leave it out");
+  config.training.float8 = "tensorwise";
+  EXPECT_EQ(only_conflict(config),
+            "training.float8: expected mixed_precision.param_dtype = \"bfloat16\", in which all is computed "
+            "that is not in 8 bits; found float32; change one of the two");
+  config.mixed_precision.param_dtype = "bfloat16";
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.data.sequence_length = 250;
+  config.data.micro_batch_size = 3;
+  EXPECT_NE(only_conflict(config).find(
+                "found 3 (data.micro_batch_size) * 250 (data.sequence_length) = 750 = 46 * 16 + 14"),
+            std::string::npos);
+}
+
 TEST(Conflicts, SamplesFitThePositions) {
   Config config;
   config.data.sequence_length = 1025;

@@ -30,6 +30,22 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
   });
 }
 
+TEST(Banner, SaysThatLinearLayersMultiplyInFloat8) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  config.mixed_precision.param_dtype = "bfloat16";
+  config.training.float8 = "tensorwise";
+  comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
+    auto model = testing::make_initialized(config.model);
+    auto engine = shard::fully_shard(*model, config::shard_options(config), testing::borrowed(communicator));
+    data::TrainLoader loader(config.data, config.model.vocab_size, 1, {0, 1, 1});
+    const std::string text = banner(config, *engine, loader, 0.25e12);
+    EXPECT_NE(text.find("compute    bfloat16, fused kernels, linear layers in float8 (tensorwise); at best "),
+              std::string::npos)
+        << text;
+  });
+}
+
 TEST(Banner, SaysWhatTheMeshMeans) {
   testing::TemporaryFolder folder;
   config::Config config = testing::tiny_config(folder);

@@ -45,4 +45,17 @@ struct AdamElements {
 };
 void adam(Element gradient, const AdamElements& elements);
 
+/// kernels/float8.h for x [rows, width] bf16; both are multiples of 16. What is written is aligned to 16
+/// bytes.
+struct Float8Rounding {
+  const void* x = nullptr;
+  const float* largest = nullptr;  ///< [1]
+  void* values = nullptr;          ///< [rows, width]; null: not wanted
+  void* transposed = nullptr;      ///< [width, rows]; null: not wanted
+  float* inverse_scale = nullptr;  ///< [1]
+  int64_t rows = 0, width = 0;
+  bool is_e5m2 = false;  ///< else e4m3
+};
+void round_to_float8(const Float8Rounding& matrix);
+
 }  // namespace fsdp::kernels::cuda

@@ -11,10 +11,12 @@
 #include "kernels/adam.h"
 #include "kernels/dropout.h"
 #include "kernels/embedding.h"
+#include "kernels/float8.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
 #include "kernels/reduce.h"
 #include "support/gradient_sinks.h"
+#include "util/cuda.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -296,6 +298,72 @@ TEST_P(Cuda, SumsOfSquaresAreThoseOfDoublePrecision) {
     const double expected = high[i].to(at::kDouble).square().sum().item<double>();
     EXPECT_NEAR(sums[i], expected, 1e-12 * expected);
   }
+}
+
+class CudaFloat8Products : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "libtorch sees no CUDA device";
+    if (!can_fuse(at::empty({1}, at::kCUDA))) GTEST_SKIP() << "built without CUDA kernels";
+    const util::CudaDevice gpu = util::cuda_device(0);
+    if (!has_float8_units(gpu.capability)) GTEST_SKIP() << gpu.name << " has no 8-bit matrix units";
+    at::manual_seed(6);
+  }
+  static at::Tensor random(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
+  static double error_of(const at::Tensor& there, const at::Tensor& here) {
+    const at::Tensor f = there.cpu().to(at::kDouble), e = here.to(at::kDouble);
+    return ((f - e).abs().max() / e.abs().max()).item<double>();
+  }
+};
+
+TEST_F(CudaFloat8Products, RoundAsTheCpuDoes) {
+  for (at::ScalarType type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    const at::Tensor x = random({208, 1040}),
+                     memory = at::empty({208 * 1040 + 3}, x.options().device(at::kCUDA));
+    const at::Tensor anywhere = memory.narrow(0, 3, 208 * 1040).view({208, 1040}).copy_(x);
+    const Float8Orders both{.values = true, .transposed = true};
+    const Float8Matrix here = to_float8(x, largest_magnitude(x), type, both);
+    for (const at::Tensor& there : {x.to(at::kCUDA), anywhere}) {
+      const Float8Matrix found = to_float8(there, largest_magnitude(there), type, both);
+      EXPECT_TRUE(at::equal(found.values.view(at::kByte).cpu(), here.values.view(at::kByte)));
+      EXPECT_TRUE(at::equal(found.transposed.view(at::kByte).cpu(), here.transposed.view(at::kByte)));
+      EXPECT_TRUE(at::equal(found.inverse_scale.cpu(), here.inverse_scale));
+    }
+  }
+}
+
+TEST_F(CudaFloat8Products, AreThoseOfTheCpu) {
+  for (bool transposed : {false, true}) {
+    const at::Tensor x = random({64, 96}), bias = random({48}), dy = random({64, 48}),
+                     weight = random(transposed ? at::IntArrayRef{96, 48} : at::IntArrayRef{48, 96});
+    auto results_on = [&](at::Device device) {
+      const at::Tensor input = x.to(device).requires_grad_(), w = weight.to(device).requires_grad_();
+      TestSink& sink = TestSink::attach(w);
+      at::Tensor y;
+      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+        y = transposed ? float8_transposed_linear(input, w, bias.to(device), Matmul::kMkl)
+                       : float8_linears(input, {w, w.detach()}, Matmul::kMkl)[0];
+        y.backward(dy.to(device));
+      }
+      EXPECT_EQ(sink.by_autograd, 0);
+      return Tensors{y.detach(), input.grad(), sink.memory};
+    };
+    const Tensors there = results_on(at::kCUDA), here = results_on(at::kCPU);
+    // Forward's sums may be of fewer bits than fp32.
+    for (size_t i = 0; i < here.size(); ++i) EXPECT_LT(error_of(there[i], here[i]), 2e-2) << i;
+  }
+}
+
+TEST_F(CudaFloat8Products, PutGradientsWhereNoKernelCouldWrite) {
+  const at::Tensor x = random({64, 96}).to(at::kCUDA), dy = random({64, 48}).to(at::kCUDA),
+                   weight = random({48, 96}).to(at::kCUDA).requires_grad_();
+  TestSink& sink = TestSink::attach(weight);
+  sink.memory = at::empty({48 * 96 + 1}, sink.memory.options()).narrow(0, 1, 48 * 96).view({48, 96});
+  float8_linears(x, {weight}, Matmul::kMkl)[0].backward(dy);
+  const at::Tensor first = sink.memory.clone();
+  TestSink& aligned = TestSink::attach(weight);
+  float8_linears(x, {weight}, Matmul::kMkl)[0].backward(dy);
+  EXPECT_TRUE(at::equal(aligned.memory, first));
 }
 
 }  // namespace

@@ -1,0 +1,69 @@
+#pragma once
+
+// Products with weight matrices in 8-bit floating point, scaled tensor by tensor (Micikevicius et al.: FP8
+// formats for deep learning, 2022): what torchao calls the recipe "tensorwise". Input and weight are rounded
+// to e4m3, the gradient of the output to e5m2, each after it was multiplied with
+//   scale = largest number of the type / largest magnitude of the tensor,
+// in fp32, at every use; nothing is kept from step to step. All three products are of such numbers:
+//   y = x W^T, dx = dy W, dW = dy^T x,
+// added up in fp32 and rounded once, to bf16 or to where the weight's gradient accumulates
+// (gradient_sink.h). Zeros stay zeros; what is not finite gives results that are not.
+//
+// CUDA devices compute them by cuBLASLt (at::_scaled_mm), which takes both factors with the sum's index last:
+// backward rounds each tensor in the order, or the two orders, that its products take. Nothing waits for the
+// device. On the CPU the same rounded numbers are multiplied in fp32: slower than bf16, for tests.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/matmul.h"
+
+namespace fsdp::kernels {
+
+/// Of which rows of x and both sizes of a weight must be multiples.
+inline constexpr int64_t kFloat8Multiple = 16;
+
+/// Whether a weight of these sizes can be multiplied so.
+bool fits_float8(at::IntArrayRef weight);
+
+/// Whether the product can be computed so: bf16 on the CPU or a CUDA device, rows and sizes that fit.
+/// x: [..., in]
+bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight);
+
+/// y_i = x W_i^T for weights that can_multiply_float8() accepts. x: [..., in], W_i: [out_i, in].
+std::vector<at::Tensor> float8_linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
+                                       Matmul matmul);
+
+/// y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
+at::Tensor float8_transposed_linear(const at::Tensor& x, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias, Matmul matmul);
+
+/// Whether GPUs of a compute capability, as in "9.0", have matrix units for 8-bit floats.
+bool has_float8_units(const std::string& capability);
+
+/// Throws Error(kUsage) with both capabilities for a GPU without them. `who` asks for them, as in
+/// "training.float8".
+void require_float8(const std::string& who, const at::Device& device);
+
+/// A matrix rounded to 8 bits, divided by `inverse_scale`. [N, M]
+struct Float8Matrix {
+  at::Tensor values;         ///< [N, M], contiguous; undefined if not asked for
+  at::Tensor transposed;     ///< [M, N], contiguous; undefined if not asked for
+  at::Tensor inverse_scale;  ///< fp32 []
+};
+
+struct Float8Orders {
+  bool values = true, transposed = false;
+};
+
+/// fp32 []; not finite where x is not. x: bf16
+at::Tensor largest_magnitude(const at::Tensor& x);
+
+/// x: [N, M] bf16, contiguous; largest: of x; type: at::kFloat8_e4m3fn or at::kFloat8_e5m2.
+Float8Matrix to_float8(const at::Tensor& x, const at::Tensor& largest, at::ScalarType type,
+                       const Float8Orders& orders);
+
+}  // namespace fsdp::kernels

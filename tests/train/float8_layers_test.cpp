@@ -1,0 +1,102 @@
+#include "train/float8_layers.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "support/trainer_fixture.h"
+
+namespace fsdp::train {
+namespace {
+
+class Float8Training : public TrainerTest {
+ protected:
+  Float8Training() {
+    config_.model.hidden_size = 32;
+    config_.model.intermediate_size = 48;
+    config_.model.num_key_value_heads = 2;
+    config_.model.initializer_range = 0.1;
+    config_.mixed_precision.param_dtype = "bfloat16";
+    config_.training.float8 = "tensorwise";
+    config_.data.validation.clear();
+  }
+
+  std::vector<double> losses(int world_size) {
+    config_.run.output_dir = folder_ / config_.training.float8 / std::to_string(world_size);
+    train(world_size, config_);
+    return testing::values_of(std::filesystem::path(config_.run.output_dir) / "metrics.jsonl", "loss");
+  }
+
+  std::string refusal() {
+    auto model = nn::make_decoder(config_.model, at::kMeta);
+    try {
+      apply_float8(config_, *model, c10::kCPU);
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+      return error.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(Float8Training, ConvergesBesideBfloat16) {
+  config_.training.steps = 40;
+  const std::vector<double> in_float8 = losses(2);
+  config_.training.float8 = "none";
+  const std::vector<double> in_bfloat16 = losses(2);
+  ASSERT_EQ(in_float8.size(), in_bfloat16.size());
+  auto last = [](const std::vector<double>& of) {
+    return std::accumulate(of.end() - 10, of.end(), 0.0) / 10;
+  };
+  EXPECT_NE(in_float8, in_bfloat16);
+  EXPECT_LT(last(in_bfloat16), 0.8 * in_bfloat16.front());
+  EXPECT_NEAR(last(in_float8), last(in_bfloat16), 0.05 * last(in_bfloat16));
+  for (size_t i = 0; i < in_float8.size(); ++i) EXPECT_NEAR(in_float8[i], in_bfloat16[i], 0.2) << i;
+}
+
+TEST_F(Float8Training, TrainsAlikeWithRecomputationAndAccumulation) {
+  config_.training.gradient_accumulation_steps = 2;
+  const std::vector<double> expected = losses(1);
+  config_.activation_checkpointing.mode = "full";
+  EXPECT_EQ(losses(1), expected);
+  config_.training.no_sync = true;
+  const std::vector<double> reduced_once = losses(1);
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(reduced_once[i], expected[i], 1e-2) << i;
+}
+
+TEST_F(Float8Training, SaysWhichLayersItIsFor) {
+  config_.model.intermediate_size = 40;
+  config_.training.float8_exclude = {"model.layers.0.*"};
+  auto model = nn::make_decoder(config_.model, at::kMeta);
+  EXPECT_EQ(
+      describe(apply_float8(config_, *model, c10::kCPU), c10::kCPU),
+      "training.float8: 8 linear layers multiply in 8 bits, embedding and output head do not; 6 stay in "
+      "bfloat16, whose sizes are no multiples of 16: model.layers.1.mlp.gate_proj, "
+      "model.layers.1.mlp.up_proj, model.layers.1.mlp.down_proj, model.layers.2.mlp.gate_proj, "
+      "model.layers.2.mlp.up_proj, model.layers.2.mlp.down_proj; 7 are excluded; on a CPU this is for "
+      "tests, and slower than bfloat16");
+}
+
+TEST_F(Float8Training, LeavesOutWhatStaysInFloat32) {
+  config_.mixed_precision.keep_float32 = {"*.q_proj.weight", "*norm*"};
+  auto model = nn::make_decoder(config_.model, at::kMeta);
+  EXPECT_EQ(apply_float8(config_, *model, c10::kCPU).excluded.size(), 3);
+}
+
+TEST_F(Float8Training, RefusesPatternsAndModelsWithoutLayers) {
+  config_.training.float8_exclude = {"*.0.*", "*.k_porj.*"};
+  EXPECT_EQ(refusal(),
+            "training.float8_exclude: expected patterns of weights of linear layers such as "
+            "model.layers.1.self_attn.q_proj.weight; found \"*.k_porj.*\", which matches none; correct or "
+            "remove it");
+  config_.training.float8_exclude.clear();
+  config_.model.hidden_size = 20;
+  EXPECT_EQ(
+      refusal(),
+      "training.float8: expected linear layers whose sizes are multiples of 16; found 21 with other sizes "
+      "and 0 that training.float8_exclude or mixed_precision.keep_float32 names; leave it out");
+}
+
+}  // namespace
+}  // namespace fsdp::train
