@@ -120,7 +120,8 @@ void plan(const config::Config& config, const Arguments& arguments) {
     cli::print(json ? plan_json(plan) : plan_text(plan));
     return;
   }
-  train::DryRun measured = train::dry_run(config, plan.mesh.world_size());
+  const c10::Device device = train::training_device(config.training.device, /*local_rank=*/0);
+  train::DryRun measured = train::dry_run(config, plan.mesh.world_size(), device);
   cli::print(json ? dry_run_json(plan, measured) : dry_run_text(plan, measured));
 }
 
@@ -177,7 +178,9 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
   CLI::Option* dry_run = app.add_flag(
       "--dry-run", arguments.dry_run,
       "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the plan "
-      "beside what was measured. Needs the memory of one rank, reads no data and writes no file");
+      "beside what was measured. Needs the memory of one rank on training.device, reads no data and writes "
+      "no "
+      "file");
   plan->excludes(dry_run);
   apps::add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
 }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <utility>
 
+#include "comm/device_communicator.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -116,6 +117,13 @@ std::shared_ptr<Communicator> IdleCommunicator::subgroup(const std::string& name
 
 at::Tensor IdleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
   return at::zeros({numel}, at::TensorOptions().dtype(dtype));
+}
+
+std::shared_ptr<Communicator> make_idle_communicator(int world_size, at::Device device) {
+  auto on_host = std::make_shared<IdleCommunicator>(world_size);
+  if (device.is_cpu()) return on_host;
+  return make_device_communicator(
+      {.device = device, .host = on_host, .on_device = std::make_shared<IdleCommunicator>(world_size)});
 }
 
 }  // namespace fsdp::comm

@@ -10,6 +10,7 @@
 // So numbers mean nothing but stay finite, whatever memory the buffers had before.
 
 #include <functional>
+#include <memory>
 
 #include "comm/communicator.h"
 
@@ -56,5 +57,10 @@ class IdleCommunicator final : public Communicator {
   int world_size_;
   std::shared_ptr<Queue> queue_;  ///< shared with the Works, which may live longer, and with subgroups
 };
+
+/// One for the tensors of `device`. On another device than the CPU, buffers lie there and what is gathered
+/// and reduced is copied in a stream of the device beside the caller's, where NCCL's collectives would run;
+/// it is launched at the call, so nothing can be late.
+std::shared_ptr<Communicator> make_idle_communicator(int world_size, at::Device device);
 
 }  // namespace fsdp::comm

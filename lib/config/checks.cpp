@@ -268,6 +268,10 @@ void check_samples(const Config& config, Conflicts& conflicts) {
   conflicts.unless(!logging.nvtx || config.training.device != "cpu", {"logging.nvtx", "training.device"},
                    "logging.nvtx: expected training.device = \"cuda\"; found \"cpu\", which has no such "
                    "ranges; leave it out");
+  conflicts.unless(!logging.memory_snapshot || config.training.device != "cpu",
+                   {"logging.memory_snapshot", "training.device"},
+                   "logging.memory_snapshot: expected training.device = \"cuda\"; found \"cpu\", whose "
+                   "memory has no such history; leave it out");
   conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < nn::longest_sequence(config.model),
                    {"logging.sample_tokens", "model.max_position_embeddings", "model.sliding_window"},
                    concat("logging.sample_tokens: expected less than the longest sequence of the model, ",

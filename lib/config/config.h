@@ -64,9 +64,10 @@ struct LoggingOptions {
   bool csv = false;          ///< metrics.csv beside metrics.jsonl
   bool tensorboard = false;  ///< event files of TensorBoard
   std::vector<int64_t> profile_steps;
-  bool nvtx = false;          ///< ranges of operations and units for NVIDIA's profilers
-  int64_t sample_every = 0;   ///< log a text of the model's every so many steps; 0: never
-  std::string sample_prompt;  ///< what it goes on from; empty: a new text
+  bool nvtx = false;             ///< ranges of operations and units for NVIDIA's profilers
+  bool memory_snapshot = false;  ///< util::record_cuda_memory_history()
+  int64_t sample_every = 0;      ///< log a text of the model's every so many steps; 0: never
+  std::string sample_prompt;     ///< what it goes on from; empty: a new text
   int64_t sample_tokens = 64;
 };
 

@@ -2,18 +2,21 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "comm/idle_communicator.h"
 #include "plan/text.h"
 #include "shard/autograd_hooks.h"
 #include "train/run_parts.h"
 #include "util/clock.h"
+#include "util/cuda.h"
 #include "util/error.h"
 #include "util/seeded_random.h"
 #include "util/tensor_memory.h"
@@ -47,6 +50,37 @@ class RandomBatches final : public data::BatchSource {
  private:
   const config::Config& config_;
 };
+
+/// Numbers of this size keep all that is computed of them finite.
+class ConstantWeights final : public shard::ParameterSource {
+ public:
+  void read(const shard::NamedParameter&, const shard::LocalRange&, const at::Tensor& out) override {
+    out.fill_(0.02);
+  }
+};
+
+/// The most memory that tensors had, where the rank computes.
+class PeakMemory {
+ public:
+  explicit PeakMemory(at::Device device) : device_(device) {
+    device.is_cpu() ? void(host_.emplace())
+                    : void(before_ = util::cuda_memory(device.index()).allocated_bytes);
+  }
+  void reset() { host_ ? host_->reset_peak() : util::reset_cuda_peak_memory(device_.index()); }
+  int64_t bytes() const {
+    return host_ ? host_->peak_bytes() : util::cuda_memory(device_.index()).peak_allocated_bytes - before_;
+  }
+
+ private:
+  at::Device device_;
+  std::optional<util::TensorMemory> host_;
+  int64_t before_ = 0;  ///< tensors of others on the GPU
+};
+
+/// The host, for all that it has launched.
+void wait_for(at::Device device) {
+  if (!device.is_cpu()) at::zeros({}, at::TensorOptions().device(device)).item<float>();
+}
 
 /// Lets communication go on where a unit has computed, forward and backward, while all that it uses is there.
 class ProgressInCompute final : public nn::Surround {
@@ -120,6 +154,7 @@ struct Row {
 
 std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
   const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
+  const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
   return {{"shards, bytes", plan.memory.shards, measured.shards},
           {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
           {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
@@ -130,7 +165,7 @@ std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
           {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
           {"all-reduces", p.all_reduces, m.all_reduces},
           {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
-          {"peak of tensor memory, bytes", plan.memory.peak, measured.peak}};
+          {"peak of tensor memory, bytes", planned_peak, measured.peak}};
 }
 
 std::string difference(const Row& row) {
@@ -143,14 +178,16 @@ std::string difference(const Row& row) {
 
 }  // namespace
 
-DryRun dry_run(const config::Config& config, int world_size) {
-  util::TensorMemory memory;
+DryRun dry_run(const config::Config& config, int world_size, at::Device device) {
+  PeakMemory memory(device);
   DryRun result;
   {
-    auto communicator = std::make_shared<comm::IdleCommunicator>(world_size);
-    RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr);
+    auto communicator = comm::make_idle_communicator(world_size, device);
+    ConstantWeights weights;
+    RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
     auto progress = std::make_shared<bool>(false);
-    attach_progress(parts, communicator, progress);
+    const auto idle = std::dynamic_pointer_cast<comm::IdleCommunicator>(communicator);  // on the CPU
+    if (idle) attach_progress(parts, idle, progress);
     const RandomBatches batches(config);
     TrainStep train_step = make_train_step(config, parts, batches);
     const int64_t samples =
@@ -158,13 +195,16 @@ DryRun dry_run(const config::Config& config, int world_size) {
     int64_t step = 0;
     enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
     auto run_step = [&](Timing timing) {
-      communicator->set_timing(timing == Timing::kAtOnce ? comm::IdleTiming::kAtOnce
-                                                         : comm::IdleTiming::kWhenWaitedFor);
+      if (idle) {
+        idle->set_timing(timing == Timing::kAtOnce ? comm::IdleTiming::kAtOnce
+                                                   : comm::IdleTiming::kWhenWaitedFor);
+      }
       *progress = timing == Timing::kBesideCompute;
-      memory.reset_peak();
+      memory.reset();
       auto begin = std::chrono::steady_clock::now();
       ++step;
       train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
+      wait_for(device);
       result.step_seconds = util::seconds_since(begin);
     };
     // Prefetching knows the order of units from the second step on.
@@ -177,7 +217,13 @@ DryRun dry_run(const config::Config& config, int world_size) {
       const shard::Traffic before = parts.engine->traffic();
       run_step(timing);
       result.traffic = difference(parts.engine->traffic(), before);
-      result.peak = std::max(result.peak, memory.peak_bytes());
+      result.peak = std::max(result.peak, memory.bytes());
+    }
+    if (!idle) {
+      const util::CudaDevice gpu = util::cuda_device(device.index());
+      result.gpu = gpu.name;
+      result.gpu_memory = gpu.memory_bytes;
+      result.gpu_reserved = util::cuda_memory(device.index()).peak_reserved_bytes;
     }
     result.buffers = parts.engine->unsharded_memory().peak;
     result.arena = parts.engine->buffer_pool().held_bytes();
@@ -198,6 +244,10 @@ std::string dry_run_text(const plan::Plan& plan, const DryRun& measured) {
                   difference(row).c_str());
     text += line;
   }
+  if (!measured.gpu.empty()) {
+    text += concat("the allocator took ", util::human_bytes(measured.gpu_reserved), " of the ",
+                   util::human_bytes(measured.gpu_memory), " of the GPU, ", measured.gpu, "\n");
+  }
   return concat(text, "a step took ", util::fixed(1e3 * measured.step_seconds, 1),
                 " ms of compute on this machine\n");
 }
@@ -217,6 +267,11 @@ std::string dry_run_json(const plan::Plan& plan, const DryRun& measured) {
                       {"all_reduces", traffic.all_reduces},
                       {"all_reduce_bytes", traffic.all_reduce_bytes},
                       {"step_seconds", measured.step_seconds}};
+  if (!measured.gpu.empty()) {
+    json["measured"]["gpu"] = measured.gpu;
+    json["measured"]["gpu_reserved_bytes"] = measured.gpu_reserved;
+    json["measured"]["gpu_memory_bytes"] = measured.gpu_memory;
+  }
   return json.dump(2) + "\n";
 }
 

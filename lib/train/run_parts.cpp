@@ -59,18 +59,22 @@ data::ValidationLoader open_validation_data(const config::Config& config,
 }
 
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
-                                 std::shared_ptr<comm::Trace> trace) {
+                                 std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
   const std::shared_ptr<comm::Communicator>& communicator = mesh.world();
   comm::agree(*communicator, "model", [&] {
     parts.model = nn::make_decoder(config.model, at::kMeta);
     parts.float8 = apply_float8(config, *parts.model, communicator->device());
   });
-  auto source =
-      initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
+  std::unique_ptr<shard::ParameterSource> of_config;
+  if (weights == nullptr) {
+    of_config =
+        initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
+    weights = of_config.get();
+  }
   comm::agree(*communicator, "sharding the model", [&] {
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
-                                      {source.get(), communicator->device()});
+                                      {weights, communicator->device()});
     // Else the buffers of the first step would be memory of their own each.
     comm::Communicator& group = *parts.engine->groups().shard;
     const plan::BufferShapes buffers =
@@ -110,9 +114,9 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
 }  // namespace
 
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
-                         std::shared_ptr<comm::Trace> trace) {
+                         std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   RunParts parts;
-  static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace));
+  static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), weights);
   if (mesh.world()->rank() == 0) {
     warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
     if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));

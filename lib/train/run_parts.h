@@ -45,14 +45,15 @@ data::ValidationLoader open_validation_data(const config::Config& config,
 
 /// The model with its first weights, sharded over the mesh, recomputed where the config says so. It is built
 /// on the meta device and gets its weights shard by shard, so that no rank ever holds it whole. `trace`, if
-/// any, hears of the unsharded buffers. Collective, with the same config on all ranks; throws
-/// comm::AgreedError.
+/// any, hears of the unsharded buffers. `weights`: in place of those that the config asks for. Collective,
+/// with the same config on all ranks; throws comm::AgreedError.
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
-                                 std::shared_ptr<comm::Trace> trace);
+                                 std::shared_ptr<comm::Trace> trace,
+                                 shard::ParameterSource* weights = nullptr);
 
 /// That and what trains it. Collective and throws alike.
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
-                         std::shared_ptr<comm::Trace> trace);
+                         std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights = nullptr);
 
 /// The parts and `batches` must outlive what is returned. `stop_requested` as in TrainStep::Parts.
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,

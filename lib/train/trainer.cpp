@@ -43,6 +43,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   require_same_run(config_, *communicator_);
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
+    if (config_.logging.memory_snapshot) record_memory_history();  // of the shards too
     open_data();
   });
   parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
@@ -165,9 +166,22 @@ RunSummary Trainer::run() {
   return summary_;
 }
 
+std::filesystem::path Trainer::memory_snapshot() const {
+  return output_folder() / util::concat("memory.rank", communicator_->rank(), ".pickle");
+}
+
+void Trainer::record_memory_history() const {
+  const at::Device device = communicator_->device();
+  if (!device.is_cuda()) {
+    util::fail(util::ErrorKind::kUsage, "logging.memory_snapshot: expected a run on a GPU; found one on ",
+               device.str(), "; set training.device to cuda, or leave it out");
+  }
+  util::record_cuda_memory_history(device.index(), memory_snapshot());
+}
+
 /// Of the device; the host's memory ends otherwise.
 void Trainer::report_out_of_memory() const {
-  std::string found;
+  std::string found, who;
   if (const at::Device device = communicator_->device(); device.is_cuda()) {
     const util::CudaMemory memory = util::cuda_memory(device.index());
     found =
@@ -175,11 +189,19 @@ void Trainer::report_out_of_memory() const {
                      util::human_bytes(memory.reserved_bytes), " of ",
                      util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ", device.str());
   }
+  std::error_code ignored;
+  if (config_.logging.memory_snapshot && fs::exists(memory_snapshot(), ignored)) {
+    who = util::concat(memory_snapshot().string(),
+                       " tells who had the memory (open it in https://docs.pytorch.org/memory_viz)");
+  } else {
+    who = "logging.memory_snapshot = true would tell who had the memory";
+  }
   util::fail(util::ErrorKind::kUnexpected, "the device is out of memory in step ", position_.step + 1, found,
              "; expected room for a micro-batch of ", config_.data.micro_batch_size,
              " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), set "
              "activation_checkpointing.mode to full, or fsdp.cpu_offload to true; fsdp-plan tells what each "
-             "saves");
+             "saves, and ",
+             who);
 }
 
 void Trainer::train() {

@@ -65,7 +65,10 @@ class Trainer {
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
+  void record_memory_history() const;
   [[noreturn]] void report_out_of_memory() const;
+  /// Of the GPU's memory when it was full (logging.memory_snapshot).
+  std::filesystem::path memory_snapshot() const;
   bool saves_checkpoints() const;
   void save_if(bool due, bool best);
   void report(const StepResult& result, double lr);

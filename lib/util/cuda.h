@@ -8,6 +8,7 @@
 // process that has made one does not fork.
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace fsdp::util {
@@ -52,5 +53,18 @@ struct CudaMemory {
 /// Peaks are those since the start or reset_cuda_peak_memory().
 CudaMemory cuda_memory(int index);
 void reset_cuda_peak_memory(int index);
+
+/// From now on libtorch's allocator remembers the last 100,000 things that it did on GPU `index`, with the
+/// C++ functions that asked for them (some microseconds each), and writes them to `file`, with all memory
+/// that is in use at that moment, whenever it has no room for a tensor. It does so before the exception is
+/// thrown, and so before anything is given back. A file that cannot be written is a warning. For one GPU and
+/// once in a process.
+///
+/// The file is what torch.cuda.memory._dump_snapshot() writes in Python: https://docs.pytorch.org/memory_viz
+/// shows it. Names of functions are those that libraries export; the environment variable
+/// TORCH_SYMBOLIZE_MODE=addr2line gives lines too where there is debug information, and takes minutes.
+void record_cuda_memory_history(int index, const std::filesystem::path& file);
+/// Writes the same now. Throws Error(kIo) where that cannot be.
+void write_cuda_memory_snapshot(const std::filesystem::path& file);
 
 }  // namespace fsdp::util

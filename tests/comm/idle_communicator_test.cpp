@@ -53,6 +53,12 @@ TEST(IdleCommunicator, CanBeAsLateAsWaitingAllows) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
+TEST(IdleCommunicator, IsItselfForTensorsOfTheHost) {
+  auto idle = make_idle_communicator(4, at::kCPU);
+  EXPECT_NE(dynamic_cast<IdleCommunicator*>(idle.get()), nullptr);
+  EXPECT_EQ(idle->world_size(), 4);
+}
+
 TEST(IdleCommunicator, ThrowsWhatATaskThrowsFromWait) {
   IdleCommunicator idle(2, IdleTiming::kWhenWaitedFor);
   auto work = idle.enqueue([] { throw std::runtime_error("thrown by a test"); });

@@ -17,6 +17,14 @@ std::string world_error(const Config& config, int world_size) {
   return usage_error_of([&] { check_world(config, world_size); });
 }
 
+TEST(Conflicts, TheCpuHasNoHistoryOfItsMemory) {
+  Config config;
+  config.logging.memory_snapshot = true;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.training.device = "cpu";
+  EXPECT_EQ(only_conflict(config).find("logging.memory_snapshot: expected training.device"), 0u);
+}
+
 TEST(Conflicts, DefaultsHaveNone) { EXPECT_TRUE(find_conflicts(Config{}).empty()); }
 
 TEST(Conflicts, HeadsDivideTheHiddenSize) {

@@ -216,6 +216,7 @@ const std::map<std::string, Sample>& samples() {
       {"logging.tensorboard", {"true", "1"}},
       {"logging.profile_steps", {"[3, 4]", "[0]"}},
       {"logging.nvtx", {"true", "1"}},
+      {"logging.memory_snapshot", {"true", "1"}},
   };
   return table;
 }

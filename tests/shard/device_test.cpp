@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/idle_communicator.h"
 #include "support/fake_collectives.h"
 #include "support/sharded_run.h"
 
@@ -154,6 +155,41 @@ TEST(LossOnADevice, OfComposedOperatorsIsTheCpusAndDoesNotMakeTheHostWait) {
     }
   }
   EXPECT_EQ(FakeDevice::get().report(), "");
+}
+
+/// What fsdp-train --dry-run does on a GPU: one rank of the world, and nobody else.
+TEST_P(OnADevice, RunsOneRankOfItsWorldAlone) {
+  RunPlan plan = this->plan();
+  auto idle_on = [&](at::Device device) {
+    return [world = GetParam().world_size, device](comm::Communicator&) {
+      return comm::make_idle_communicator(world, device);
+    };
+  };
+  plan.interpose = idle_on(at::kCPU);
+  const RunResult expected = train_sharded(1, plan);
+  plan.interpose = idle_on(FakeDevice::get().device());
+  FakeDevice::get().begin();
+  const RunResult actual = train_sharded(1, plan);
+  EXPECT_EQ(FakeDevice::get().report(), "");
+  ASSERT_EQ(actual.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], 2e-2 * expected.losses[i]);
+  }
+}
+
+TEST(OneRankOnADevice, HasItsShardsAndBuffersThere) {
+  FakeDevice& fake = FakeDevice::get();
+  RunPlan plan = nested_plan();
+  constexpr int kWorld = 64;
+  const size_t before = fake.live_bytes();
+  auto model = nn::make_decoder(plan.model, fake.device());
+  auto engine = shard_under_test(*model, plan.shard,
+                                 comm::Mesh({}, comm::make_idle_communicator(kWorld, fake.device())));
+  EXPECT_EQ(engine->communicator().world_size(), kWorld);
+  const auto shards = static_cast<size_t>(engine->shard_bytes());
+  EXPECT_GE(fake.live_bytes() - before, shards);
+  EXPECT_LT(fake.live_bytes() - before, shards + 512 * engine->units().size());  // blocks are such multiples
+  EXPECT_EQ(engine->communicator().allocate(1, at::kFloat).device(), fake.device());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, OnADevice, ::testing::ValuesIn(ways()),

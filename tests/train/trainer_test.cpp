@@ -104,6 +104,13 @@ TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
   EXPECT_EQ(failure(2, config_, "model.vocab_size: expected at least"), util::ErrorKind::kUsage);
 }
 
+TEST_F(TrainerTest, RefusesToRecordGpuMemoryWithoutAGpu) {
+  config_.logging.memory_snapshot = true;
+  EXPECT_EQ(failure(2, config_, "logging.memory_snapshot: expected a run on a GPU; found one on cpu"),
+            util::ErrorKind::kUsage);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
 TEST_F(TrainerTest, TrainsTheSameWithAndWithoutLoadingAhead) {
   config_.training.gradient_accumulation_steps = 2;
   std::vector<std::vector<double>> losses;

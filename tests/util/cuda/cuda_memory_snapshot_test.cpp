@@ -1,0 +1,45 @@
+// What is written when a GPU is out of memory.
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "support/temporary_folder.h"
+#include "util/cuda.h"
+#include "util/file.h"
+
+namespace fsdp::util {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+at::Tensor bytes_on_gpu(int64_t bytes) {
+  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA, 0));
+}
+
+/// One test, because a process records once.
+TEST(CudaMemorySnapshot, IsWrittenWhenThereIsNoRoomAndWhenAskedFor) {
+  testing::TemporaryFolder folder;
+  const fs::path full = folder.path() / "run" / "memory.pickle", now = folder.path() / "now.pickle";
+  set_cuda_device(0);
+  record_cuda_memory_history(0, full);
+  const at::Tensor kept = bytes_on_gpu(int64_t{1} << 20);
+  EXPECT_FALSE(fs::exists(full));
+  EXPECT_THROW(bytes_on_gpu(2 * cuda_device(0).memory_bytes), c10::OutOfMemoryError);
+  // Keys of PyTorch's pickle, and the event that it was written for.
+  const auto has_history = AllOf(HasSubstr("segments"), HasSubstr("device_traces"),
+                                 HasSubstr("active_allocated"), HasSubstr("oom"));
+  EXPECT_THAT(read_file(full), has_history);
+  EXPECT_THAT(read_file(full), HasSubstr("at::"));  // functions that asked for memory
+  write_cuda_memory_snapshot(now);
+  EXPECT_THAT(read_file(now), has_history);
+}
+
+}  // namespace
+}  // namespace fsdp::util
