@@ -73,8 +73,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
       "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
-      config.logging.peak_tflops > 0 ? "" : " (measured)", "
-");
+      config.logging.peak_tflops > 0 ? "" : " (measured)", "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");
