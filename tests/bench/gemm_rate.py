@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The best rate of matrix products in this process, in GFLOP/s, as one JSON object: {"fp32": ..., "bf16": ...}.
 
-    gemm_rate.py [THREADS]
+    gemm_rate.py [THREADS [cpu | cuda]]
 
-oneDNN's kernels for both types (fp32 in true fp32), on the shapes of a small model and on a large square one;
-the best of them is what a step of training is measured against.
+On the CPU oneDNN's kernels for both types (fp32 in true fp32), on the shapes of a small model and on a large square
+one, on a GPU cuBLAS's on large ones; the best of them is what a step of training is measured against.
 """
 import json
 import sys
@@ -12,15 +12,21 @@ import time
 
 import torch
 
-SHAPES = [(1024, 512, 1376), (1024, 1376, 512), (1024, 512, 4096), (1024, 1024, 1024), (2048, 2048, 2048)]
+device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+SHAPES = [(8192, 8192, 8192), (16384, 4096, 11008)] if device == "cuda" else [
+    (1024, 512, 1376), (1024, 1376, 512), (1024, 512, 4096), (1024, 1024, 1024), (2048, 2048, 2048)]
 
 
 def linear(x, weight):
+    if device == "cuda":
+        y = torch.nn.functional.linear(x, weight)
+        torch.cuda.synchronize()
+        return y
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
 def rate(dtype, m, k, n, seconds=0.15):
-    x, weight = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
+    x, weight = torch.randn(m, k, dtype=dtype, device=device), torch.randn(n, k, dtype=dtype, device=device)
     for _ in range(3):
         linear(x, weight)
     best, end = float("inf"), time.perf_counter() + seconds

@@ -11,6 +11,10 @@ from pathlib import Path
 class RunFailed(Exception):
     """A rank ended with an error; the text has its last lines."""
 
+    def out_of_memory(self):
+        """Of the device: what fsdp-train and torch say then."""
+        return "out of memory" in str(self)
+
 
 @dataclasses.dataclass
 class GroupRun:

@@ -24,18 +24,27 @@ class Model:
     intermediate: int
     vocabulary: int
     sequence: int
-    min_num_params: int  # fsdp.min_num_params that makes a unit of each block and one of the rest, as the peer does
+    architecture: str = "llama"  # gpt2 has a tied head
+
+    def multiplied(self):
+        """Weights that every token meets: the embedding table is looked up."""
+        matrices, others = (3, 2) if self.architecture == "llama" else (2, 13)  # norms and biases
+        block = 4 * self.hidden**2 + matrices * self.hidden * self.intermediate + others * self.hidden
+        return self.layers * block + self.hidden + self.vocabulary * self.hidden
+
+    def parameters(self):
+        """As near as figures need it."""
+        positions_or_embedding = self.sequence if self.architecture == "gpt2" else self.vocabulary
+        return self.multiplied() + positions_or_embedding * self.hidden
 
     def training_flops_per_token(self):
-        """As lib/nn/decoder.h has it: the embedding table is looked up, not multiplied."""
-        block = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        multiplied = self.layers * block + self.hidden + self.vocabulary * self.hidden
-        return 6.0 * multiplied + 12.0 * self.layers * self.hidden * self.sequence
+        """As lib/nn/decoder.h has it."""
+        return 6.0 * self.multiplied() + 12.0 * self.layers * self.hidden * self.sequence
 
 
 MODELS = {
-    "small": Model(8, 512, 8, 1376, 4096, 256, 2_500_000),
-    "quickstart": Model(4, 256, 8, 688, 256, 256, 600_000),
+    "small": Model(8, 512, 8, 1376, 4096, 256),
+    "quickstart": Model(4, 256, 8, 688, 256, 256),
 }
 
 
@@ -49,6 +58,7 @@ class Setting:
     steps: int
     warmup: int  # steps that are not counted
     threads: int  # a rank
+    offload: bool = False  # shards, gradients and optimizer in host memory
 
 
 @dataclasses.dataclass
@@ -59,6 +69,8 @@ class Run:
     peak_mib: float
     faults: float = None  # minor page faults of rank 0, a step after the warm-up; ours only
     waiting: float = None  # share of the steps in which the ranks waited for communication; traced runs only
+    gpu_mib: float = None  # most memory of tensors on rank 0's GPU
+    gpu_reserved_mib: float = None  # most that its allocator took from the GPU
 
 
 def write_tokens(path, vocabulary, count):
@@ -78,55 +90,74 @@ def write_tokens(path, vocabulary, count):
 class Sides:
     """Makes tokens and first weights of a model once, in `work`, and runs either side on them."""
 
-    def __init__(self, train_program, peer_python, work, overrides):
+    def __init__(self, train_program, peer_python, work, overrides, models=None, device="cpu"):
         self.train_program, self.peer_python, self.work = str(train_program), str(peer_python), Path(work)
-        self.overrides = overrides
+        self.overrides, self.device = overrides, device
+        self.models = MODELS if models is None else models
         self.peer_environment = {"TMPDIR": str(work), "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor")}
 
     def tokens(self, model):
         path = self.work / f"{model}.tokens.bin"
         if not path.exists():
-            write_tokens(path, MODELS[model].vocabulary, 1024 * MODELS[model].sequence + 1)
+            write_tokens(path, self.models[model].vocabulary, 1024 * self.models[model].sequence + 1)
         return path
+
+    def forget(self, model):
+        """Gives back the disk space of a model's weights."""
+        (self.work / f"{model}.safetensors").unlink(missing_ok=True)
 
     def weights(self, model):
         """Random weights that the peer writes before its first step; what both sides read is the same to the bit."""
         path = self.work / f"{model}.safetensors"
         if not path.exists():
+            needed, free = 4 * self.models[model].parameters(), shutil.disk_usage(self.work).free
+            if free < needed:
+                raise RunFailed(f"the weights of {model} need {needed >> 20} MiB in {self.work}, where {free >> 20} "
+                                "MiB are free; name a larger folder with TMPDIR")
             command = [*self.peer_command(model), "--engine", "none", "--steps", "0", "--save", str(path)]
             run_group(command, 1, 1, self.work, environment=self.peer_environment)
         return path
 
     def peer_command(self, model):
-        m = MODELS[model]
+        m = self.models[model]
         return [self.peer_python, str(HERE / "torch_peer.py"), "--layers", str(m.layers), "--dim", str(m.hidden),
                 "--heads", str(m.heads), "--kv-heads", str(m.heads), "--ffn", str(m.intermediate),
-                "--vocab", str(m.vocabulary), "--seq", str(m.sequence)]
+                "--vocab", str(m.vocabulary), "--seq", str(m.sequence), "--architecture", m.architecture,
+                "--device", self.device, *(["--tie"] if m.architecture == "gpt2" else [])]
 
-    def run_peer(self, setting, flags):
+    def run_peer(self, setting, flags, stored_weights=True):
+        """Without stored weights it draws its own."""
         command = [*self.peer_command(setting.model), "--data", str(self.tokens(setting.model)),
-                   "--init", str(self.weights(setting.model)), "--batch", str(setting.sequences),
+                   "--batch", str(setting.sequences),
                    "--steps", str(setting.steps), "--warmup", str(setting.warmup), "--threads", str(setting.threads),
-                   "--dtype", setting.dtype, *flags]
+                   "--dtype", setting.dtype, *(["--offload"] if setting.offload else []), *flags]
+        if stored_weights:
+            command += ["--init", str(self.weights(setting.model))]
         group = run_group(command, setting.ranks, setting.threads, self.work, environment=self.peer_environment)
         steps = [(at, json.loads(line)) for at, line in group.lines if line.startswith('{"step"')]
         if len(steps) != setting.steps:
             raise RunFailed(f"the peer printed {len(steps)} of {setting.steps} steps")
+        summary = next(json.loads(line) for _, line in group.lines if line.startswith('{"engine"'))
         return Run(seconds=[step["seconds"] for _, step in steps[setting.warmup:]],
-                   losses=[step["loss"] for _, step in steps], first_step_s=steps[0][0], peak_mib=group.peak_mib)
+                   losses=[step["loss"] for _, step in steps], first_step_s=steps[0][0], peak_mib=group.peak_mib,
+                   gpu_mib=summary.get("peak_cuda_mib"), gpu_reserved_mib=summary.get("peak_cuda_reserved_mib"))
 
-    def our_config(self, setting):
-        m = MODELS[setting.model]
+    def our_config(self, setting, stored_weights=True):
+        m = self.models[setting.model]
+        on_host = "true" if setting.offload else "false"
+        weights = json.dumps(str(self.weights(setting.model)) if stored_weights else "")
         param_dtype = "bfloat16" if setting.dtype == "bf16" else "float32"
         return f"""
 [model]
+architecture = "{m.architecture}"
 vocab_size = {m.vocabulary}
 hidden_size = {m.hidden}
 intermediate_size = {m.intermediate}
 num_hidden_layers = {m.layers}
 num_attention_heads = {m.heads}
 max_position_embeddings = {m.sequence}
-init_from = {json.dumps(str(self.weights(setting.model)))}
+tie_word_embeddings = {"true" if m.architecture == "gpt2" else "false"}
+init_from = {weights}
 [data]
 train = [{json.dumps(str(self.tokens(setting.model)))}]
 sequence_length = {m.sequence}
@@ -134,8 +165,12 @@ micro_batch_size = {setting.sequences}
 shuffle = false
 [training]
 steps = {setting.steps}
+device = "{self.device}"
 [fsdp]
-min_num_params = {m.min_num_params}
+wrap_stages = ["block"]  # and the rest is one unit more, as the peer has it
+min_num_params = {10**15}
+cpu_offload = {on_host}
+move_grads_to_cpu = {on_host}
 [mixed_precision]
 param_dtype = "{param_dtype}"
 [checkpoint]
@@ -159,6 +194,9 @@ resume = "never"
             raise RunFailed(f"fsdp-train wrote {len(steps)} of {setting.steps} steps")
         run = Run(seconds=[step["step_seconds"] for step in steps[setting.warmup:]],
                   losses=[step["loss"] for step in steps], first_step_s=first, peak_mib=group.peak_mib)
+        if "gpu_peak_allocated_bytes" in steps[-1]:
+            run.gpu_mib = steps[-1]["gpu_peak_allocated_bytes"] / 2**20
+            run.gpu_reserved_mib = steps[-1]["gpu_peak_reserved_bytes"] / 2**20
         if setting.warmup > 0:
             counted = steps[-1]["minor_faults"] - steps[setting.warmup - 1]["minor_faults"]
             run.faults = counted / (setting.steps - setting.warmup)
@@ -177,8 +215,16 @@ resume = "never"
         return Run(seconds=[s for run in runs for s in run.seconds], losses=[],
                    first_step_s=max(run.first_step_s for run in runs), peak_mib=max(run.peak_mib for run in runs))
 
+    def our_dry_run(self, config, world_size, *overrides):
+        """What `fsdp-train --dry-run` measures of one rank of such a world, and the plan beside it."""
+        command = [self.train_program, str(config), *overrides, f"training.device={self.device}", "--dry-run", "--json",
+                   "--world-size", str(world_size)]
+        group = run_group(command, 1, len(os.sched_getaffinity(0)), self.work)
+        lines = [line for _, line in group.lines]
+        return json.loads("\n".join(lines[lines.index("{"):]))
+
     def gemm_rates(self, threads):
-        output = subprocess.run([self.peer_python, str(HERE / "gemm_rate.py"), str(threads)], check=True,
+        output = subprocess.run([self.peer_python, str(HERE / "gemm_rate.py"), str(threads), self.device], check=True,
                                 capture_output=True, text=True, env={**os.environ, **self.peer_environment})
         return json.loads(output.stdout)
 

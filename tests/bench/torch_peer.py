@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What fsdp-train is measured against: the same llama trained by PyTorch, with FSDP2, FSDP1, DDP or alone.
+"""What fsdp-train is measured against: the same model trained by PyTorch, with FSDP2, FSDP1, DDP or alone.
 
 One process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them. Rank 0 prints a JSON
 object a step and one of the whole run. The venv needs torch, numpy and, for --init and --save, safetensors.
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 def parse_arguments():
     p = argparse.ArgumentParser()
     p.add_argument("--engine", default="fsdp2", choices=["fsdp2", "fsdp1", "ddp", "none"])
+    p.add_argument("--architecture", default="llama", choices=["llama", "gpt2"])
     for name, value in dict(layers=4, dim=256, heads=8, kv_heads=8, ffn=688, vocab=256, seq=256).items():
         p.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     for name, value in dict(batch=4, accum=1, steps=20, warmup=3, seed=0, threads=1, reshard=1).items():
@@ -41,7 +42,7 @@ def parse_arguments():
     p.add_argument("--offload", action="store_true", help="FSDP2's CPU offload")
     p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     p.add_argument("--data", help="token file; not needed with --steps 0")
-    p.add_argument("--init", help="safetensors of the first weights, with Hugging Face's llama names")
+    p.add_argument("--init", help="safetensors of the first weights, with Hugging Face's names")
     p.add_argument("--save", help="write the last weights to this safetensors file")
     return p.parse_args()
 
@@ -137,20 +138,32 @@ class Llama(nn.Module):
         return self.lm_head(self.model.norm(x))
 
 
+def blocks_of(model):
+    return model.transformer.h if a.architecture == "gpt2" else model.model.layers
+
+
 def make_model(device):
-    model = Llama()
+    if a.architecture == "gpt2":
+        from torch_gpt2 import Gpt2
+        with device:
+            model = Gpt2(a)
+    else:
+        with device:
+            model = Llama()
     if a.init:
         from safetensors.torch import load_file
         weights = load_file(a.init)
         if a.tie:
-            weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+            embedding = "transformer.wte.weight" if a.architecture == "gpt2" else "model.embed_tokens.weight"
+            weights.setdefault("lm_head.weight", weights[embedding])
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     model.to(device)
     if a.ac:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+        kind = type(blocks_of(model)[0])
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, kind))
     if a.compile:
-        for block in model.model.layers:
+        for block in blocks_of(model):
             block.compile()
     return model
 
@@ -167,15 +180,15 @@ def wrap(model, device):
             from torch.distributed.device_mesh import init_device_mesh
             options["mesh"] = init_device_mesh("cpu", (world,))
         if a.offload:
-            options["offload_policy"] = CPUOffloadPolicy()
-        for block in model.model.layers:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        for block in blocks_of(model):
             fully_shard(block, **options)
         return fully_shard(model, **options)
     if a.engine == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
         return FullyShardedDataParallel(
-            model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device, use_orig_params=True,
+            model, auto_wrap_policy=ModuleWrapPolicy({type(blocks_of(model)[0])}), device_id=device, use_orig_params=True,
             mixed_precision=MixedPrecision(param_dtype=low, reduce_dtype=reduce) if low else None)
     if a.engine == "ddp":
         return nn.parallel.DistributedDataParallel(model)
@@ -185,10 +198,12 @@ def wrap(model, device):
 def train(model, device):
     """Runs the steps; returns the seconds of those after the warm-up."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=a.lr, betas=(a.beta1, a.beta2), eps=a.eps,
-                                  weight_decay=a.wd, fused=not a.offload)
+                                  weight_decay=a.wd, fused=True)
     tokens = np.memmap(a.data, dtype="<u2", mode="r") if a.steps else []
     samples = (len(tokens) - 1) // a.seq
     seconds = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # of the steps, not of what came before
     for step in range(a.steps):
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -236,6 +251,7 @@ def summarize(seconds, num_parameters, device):
         peak_rss_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1), torch=torch.__version__)
     if device.type == "cuda":
         summary["peak_cuda_mib"] = torch.cuda.max_memory_allocated() >> 20
+        summary["peak_cuda_reserved_mib"] = torch.cuda.max_memory_reserved() >> 20
     print(json.dumps(summary), flush=True)
 
 
