@@ -26,6 +26,8 @@ class Muon : public Adam {
   /// that it cannot have.
   Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices);
 
+  bool updates_alone() const override { return false; }  // other ranks have parts of its matrices
+
  private:
   void update_matrices(size_t i, const at::Tensor& gradient, double lr) override;
   /// Moves `buffer` on and gives the direction that follows; all [n].

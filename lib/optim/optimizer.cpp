@@ -166,6 +166,7 @@ at::Tensor Optimizer::state_of(const std::string& name, size_t i, int64_t begin,
 
 void Optimizer::set_step_count(int64_t count) {
   FSDP_CHECK(count >= 0, "step count ", count);
+  open_.reset();
   step_count_ = count;
   std::fill(step_counts_.begin(), step_counts_.end(), count);
 }
@@ -181,47 +182,72 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) check_gradient(gradients[i], parameters_[i]);
   }
-  at::NoGradGuard no_grad;
-  ++step_count_;
+  begin_step(lr, gradient_scale);
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;
-    ++step_counts_[i];
-    const at::Tensor& value = parameters_[i].value;
-    const bool has_matrices = std::any_of(treatments_[i].begin(), treatments_[i].end(),
-                                          [](const Treatment& treatment) { return treatment.matrix; });
-    const bool left_to_update = scales_gradients_of(value) && !has_matrices;
-    // The tensor itself where type and device are those of the value.
-    const bool keeps_type = left_to_update && gradients[i].scalar_type() == at::kBFloat16;
-    at::Tensor gradient = keeps_type ? gradients[i].to(value.device()) : gradients[i].to(value.options());
-    if (!left_to_update && gradient_scale != 1) gradient.mul_(gradient_scale);
-    for (const Treatment& treatment : treatments_[i]) {
-      if (treatment.matrix) continue;
-      update_alike(i, gradient, treatment, numbers_of(i, treatment, lr, left_to_update ? gradient_scale : 1));
-    }
-    update_matrices(i, gradient, lr);
+    if (gradients[i].defined()) update_parameter(i, gradients[i]);
   }
-  if (options_.ema_decay > 0) update_averages();
+  end_step();
 }
 
-/// ema = decay * ema + (1 - decay) * value, from the first values on. Those without a gradient count as well.
-void Optimizer::update_averages() {
-  const std::vector<at::Tensor>& averages = states_[state_index(kEmaState)];
-  for (size_t i = 0; i < averages.size(); ++i) {
-    const at::Tensor &average = averages[i], &value = parameters_[i].value;
-    if (step_count_ == 1) {
-      average.copy_(value);
-    } else if (options_.fused && value.is_cpu()) {
-      // A plain loop: libtorch's kernel may round the rest of a vector otherwise, and where vectors end
-      // depends on how parameters are cut.
-      const auto share = static_cast<float>(1 - options_.ema_decay);
-      float* to = average.data_ptr<float>();
-      const float* from = value.const_data_ptr<float>();
-      at::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
-        for (int64_t k = begin; k < end; ++k) to[k] += share * (from[k] - to[k]);
-      });
-    } else {
-      average.lerp_(value, 1 - options_.ema_decay);
-    }
+void Optimizer::begin_step(double lr, double gradient_scale) {
+  if (open_) {
+    fail(ErrorKind::kUsage, "expected weights between two steps of the optimizer; found those of step ",
+         step_count_, ", which failed when some of them were updated; load a checkpoint");
+  }
+  open_ = {.lr = lr, .gradient_scale = gradient_scale, .averaged = std::vector<bool>(parameters_.size())};
+  ++step_count_;
+}
+
+void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came) {
+  FSDP_CHECK(open_);
+  check_gradient(gradient_as_it_came, parameters_.at(i));
+  at::NoGradGuard no_grad;
+  ++step_counts_[i];
+  const at::Tensor& value = parameters_[i].value;
+  const bool has_matrices = std::any_of(treatments_[i].begin(), treatments_[i].end(),
+                                        [](const Treatment& treatment) { return treatment.matrix; });
+  const bool left_to_update = scales_gradients_of(value) && !has_matrices;
+  const double scale = open_->gradient_scale;
+  // The tensor itself where type and device are those of the value.
+  const bool keeps_type = left_to_update && gradient_as_it_came.scalar_type() == at::kBFloat16;
+  const at::Tensor gradient =
+      keeps_type ? gradient_as_it_came.to(value.device()) : gradient_as_it_came.to(value.options());
+  if (!left_to_update && scale != 1) gradient.mul_(scale);
+  for (const Treatment& treatment : treatments_[i]) {
+    if (treatment.matrix) continue;
+    update_alike(i, gradient, treatment, numbers_of(i, treatment, open_->lr, left_to_update ? scale : 1));
+  }
+  update_matrices(i, gradient, open_->lr);
+  if (options_.ema_decay > 0) update_average(i);
+}
+
+/// The averages of parameters without a gradient move as well.
+void Optimizer::end_step() {
+  FSDP_CHECK(open_);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; options_.ema_decay > 0 && i < parameters_.size(); ++i) {
+    if (!open_->averaged[i]) update_average(i);
+  }
+  open_.reset();
+}
+
+/// ema = decay * ema + (1 - decay) * value, from the first values on.
+void Optimizer::update_average(size_t i) {
+  open_->averaged[i] = true;
+  const at::Tensor &average = states_[state_index(kEmaState)][i], &value = parameters_[i].value;
+  if (step_count_ == 1) {
+    average.copy_(value);
+  } else if (options_.fused && value.is_cpu()) {
+    // A plain loop: libtorch's kernel may round the rest of a vector otherwise, and where vectors end
+    // depends on how parameters are cut.
+    const auto share = static_cast<float>(1 - options_.ema_decay);
+    float* to = average.data_ptr<float>();
+    const float* from = value.const_data_ptr<float>();
+    at::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) to[k] += share * (from[k] - to[k]);
+    });
+  } else {
+    average.lerp_(value, 1 - options_.ema_decay);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,18 @@ class Optimizer {
   /// its state and its step count as they are. Gradients count times gradient_scale (shard::clipping()), for
   /// which they may be overwritten.
   void step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale = 1);
+
+  // step() in parts, for gradients that come one by one: begin_step(), update_parameter() of each parameter
+  // that has a gradient, once, in any order and by any thread, but one at a time, and end_step(). The result
+  // is that of step(), bit for bit. Only where updates_alone().
+
+  /// Whether what becomes of a parameter depends on nothing but its own gradient and state.
+  virtual bool updates_alone() const { return true; }
+  /// Throws Error(kUsage) after a step that was begun and not ended: what it updated cannot be taken back.
+  /// set_step_count() says that other values were loaded since.
+  void begin_step(double lr, double gradient_scale = 1);
+  void update_parameter(size_t i, const at::Tensor& gradient);
+  void end_step();
 
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
@@ -95,10 +108,15 @@ class Optimizer {
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
  private:
+  /// What a step in parts has to know.
+  struct OpenStep {
+    double lr = 0, gradient_scale = 1;
+    std::vector<bool> averaged;  ///< [parameter]
+  };
   /// An update, but for its tensors.
   Update numbers_of(size_t i, const Treatment& treatment, double lr, double gradient_scale) const;
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, Update todo);
-  void update_averages();
+  void update_average(size_t i);
   size_t state_index(const std::string& name) const;
   /// Where the state has what belongs to element `begin` of a range of parameter i.
   int64_t state_offset(size_t state, size_t i, int64_t begin) const;
@@ -108,6 +126,7 @@ class Optimizer {
   std::vector<std::vector<Treatment>> treatments_;  ///< [parameter] those of its ranges, each once
   std::vector<StateKind> state_kinds_;
   std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
+  std::optional<OpenStep> open_;
   int64_t step_count_ = 0;
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };

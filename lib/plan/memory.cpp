@@ -198,6 +198,14 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
     plan.device_peak = inputs(shape) + step_peak_at_any_timing(config, units, {.count_moved = false}).sum();
+    int64_t largest_shard = 0, largest_gradient = 0;
+    for (const UnitSizes& unit : units) {
+      largest_shard = std::max(largest_shard, unit.shard_bytes());
+      if (unit.is_cut()) largest_gradient = std::max(largest_gradient, unit.reduce_payload_bytes());
+    }
+    plan.device_peak += kShardsOnTheDevice * largest_shard;
+    // While one is copied to the host, the next is reduced.
+    if (config.fsdp.move_grads_to_cpu) plan.device_peak += largest_gradient;
   }
   return plan;
 }

@@ -25,6 +25,10 @@
 
 namespace fsdp::plan {
 
+/// With cpu_offload: memory of the device for copies of shards, each as large as the largest shard
+/// (shard::HostLink::kPlaces).
+inline constexpr int kShardsOnTheDevice = 2;
+
 /// Bytes of one rank.
 struct MemoryPlan {
   int64_t shards = 0;

@@ -249,7 +249,7 @@ void UnitMemory::add_to_shard_gradient(Unit& unit) {
   if (std::exchange(unit.has_shard_gradient, true)) {
     if (!same) tape_.touch(gradient);
     tape_.give(result);
-  } else if (!same || config_.fsdp.move_grads_to_cpu) {
+  } else if (!same || (config_.fsdp.move_grads_to_cpu && !options_.count_moved)) {
     tape_.take(counted_gradient_bytes(unit));
     tape_.give(result);
   }

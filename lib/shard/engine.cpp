@@ -15,7 +15,9 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh)
       mesh_(mesh.shape()),
       groups_(process_groups(mesh, options.strategy)),
       replicated_groups_(replicated_groups(mesh)),
-      pool_(std::make_shared<BufferPool>(groups_.shard)) {}
+      pool_(std::make_shared<BufferPool>(groups_.shard)) {
+  if (options_.cpu_offload) link_ = std::make_shared<HostLink>(groups_.world->device());
+}
 
 bool Engine::is_root(const Unit& unit) const {
   for (size_t i = 0; i < root_units_; ++i) {
@@ -45,6 +47,7 @@ void Engine::before_forward(size_t index) {
   }
   check_order(index);
   order_.begin(index);
+  if (pass_records_) ++passes_[index].forwards;
   std::erase(ahead_, &unit);
   if (!order_.follows_last_pass()) release_gathered_ahead();
   release_kept_unit(&unit);
@@ -175,32 +178,56 @@ void Engine::after_backward(size_t index) {
   Unit& unit = *units_[index];
   if (index != 0) {
     unit.reshard();
-    if (sync_ && unit.gradients_are_attached()) reduce(unit);
+    ++passes_[index].backwards;
+    if (sync_ && unit.gradients_are_attached()) reduce(index);
   }
   if (options_.backward_prefetch == "post") prefetch_backward(index);
 }
 
-/// At most one gradient buffer is on its way, so at most two exist.
-void Engine::reduce(Unit& unit) {
-  if (reducing_ != nullptr) std::exchange(reducing_, nullptr)->finish_sending();
+/// At most one gradient buffer is on its way, so at most two exist; and of shards of gradients on their way
+/// to the host there are at most two.
+void Engine::reduce(size_t index) {
+  Unit& unit = *units_[index];
+  Unit* before = std::exchange(reducing_, &unit);
+  if (before != nullptr) before->finish_sending();
+  if (Unit* moving = std::exchange(moving_, before)) moving->finish_moving();
   unit.finish_reduction();  // of an earlier use in the same pass
-  reducing_ = &unit;
   unit.start_reduction();
+  PassOfUnit& pass = passes_[index];
+  pass.reduced = true;
+  // A forward without a backward that tells of its end, or of which there is none, leaves it to the end.
+  if (pass.backwards == pass.forwards) hand_over_gradient(index);
+}
+
+void Engine::hand_over_gradient(size_t index) {
+  if (!std::exchange(passes_[index].reduced, false) || !gradient_use_) return;
+  Unit& unit = *units_[index];
+  unit.use_gradient([use = gradient_use_, index, name = unit.name()] {
+    try {
+      use(index);
+    } catch (const util::Error& error) {
+      throw util::Error(error.kind(), util::concat("gradient of unit ", name, ": ", error.what()));
+    } catch (const std::exception& error) {
+      util::fail(util::ErrorKind::kUnexpected, "gradient of unit ", name, ": ", error.what());
+    }
+  });
 }
 
 void Engine::finish_reductions() {
-  reducing_ = nullptr;
+  reducing_ = moving_ = nullptr;
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) (*unit)->finish_reduction();
 }
 
 /// Units whose stage has no differentiable input (the root, embeddings) are reduced here.
 void Engine::after_whole_backward() {
   if (sync_) {
-    for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-      if ((*unit)->gradients_are_attached()) reduce(**unit);
+    for (size_t index = units_.size(); index-- > 0;) {
+      if (units_[index]->gradients_are_attached()) reduce(index);
+      hand_over_gradient(index);
     }
     finish_reductions();
   }
+  passes_.assign(units_.size(), {});
   for (auto& unit : units_) unit->reshard();
   in_backward_ = false;
   backward_is_due_ = false;
@@ -211,6 +238,17 @@ void Engine::after_whole_backward() {
 bool Engine::has_unreduced_gradients() const {
   return std::any_of(units_.begin(), units_.end(),
                      [](const auto& unit) { return unit->gradients_are_attached(); });
+}
+
+void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
+  if (use && !options_.move_grads_to_cpu) {
+    util::fail(util::ErrorKind::kUsage,
+               "Engine::set_gradient_use(): expected gradients that move to host memory; found "
+               "fsdp.move_grads_to_cpu = false; set it and fsdp.cpu_offload, or use the gradients after "
+               "backward()");
+  }
+  if (!use && link_) link_->drain();
+  gradient_use_ = std::move(use);
 }
 
 void Engine::zero_gradients() {
@@ -246,9 +284,11 @@ void Engine::require_rest(const char* what) const {
 
 void Engine::reset() {
   for (auto& unit : units_) unit->reset();
+  if (link_) link_->reset();
   zero_gradients();
   kept_ = nullptr;
-  reducing_ = nullptr;
+  reducing_ = moving_ = nullptr;
+  passes_.assign(units_.size(), {});
   in_backward_ = false;
   backward_is_due_ = false;
   pass_records_ = false;

@@ -23,8 +23,10 @@
 // same order.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -99,6 +101,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Whether gradients of a backward pass without sync wait to be reduced.
   bool has_unreduced_gradients() const;
 
+  /// With move_grads_to_cpu: `use(i)` is called for each unit i when its gradient of the coming backward pass
+  /// is complete and in host memory, one after another in the order of arrival, on a thread of the engine's
+  /// own beside the rest of the pass. It may write the unit's shard: the pass has no use for that any more.
+  /// When backward() returns all have been called; of what one throws, backward() throws the message with the
+  /// unit's name, and later ones are not called. Units without a gradient in the pass are left out. null: no
+  /// more; waits for one that is running. See GradientUse.
+  void set_gradient_use(std::function<void(size_t unit)> use);
+
   /// Forgets all gradients, before the first micro-batch of a step.
   void zero_gradients();
 
@@ -159,13 +169,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release_gathered_ahead();
   void release_kept_unit(const Unit* except);
   void prefetch_backward(size_t index);
-  void reduce(Unit& unit);
+  void reduce(size_t index);
   void finish_reductions();
+  void hand_over_gradient(size_t index);
 
   ShardOptions options_;
   comm::MeshShape mesh_;
   ProcessGroups groups_, replicated_groups_;
   std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<HostLink> link_;  ///< of what is kept in host memory, if anything is
   std::vector<std::unique_ptr<Unit>> units_;
   size_t root_units_ = 1;  ///< how many of the first units belong to the root stage
   std::vector<Segment> segments_;
@@ -177,6 +189,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool order_is_checked_ = false, told_of_changed_order_ = false;
   Unit* kept_ = nullptr;      ///< the unit whose forward ended last and that is not freed yet
   Unit* reducing_ = nullptr;  ///< the unit whose gradients were sent last
+  Unit* moving_ = nullptr;    ///< the one before it
+  /// What a pass does with a unit, which tells when its gradient is complete.
+  struct PassOfUnit {
+    int64_t forwards = 0;   ///< that a backward may follow
+    int64_t backwards = 0;  ///< that have ended
+    bool reduced = false;   ///< and not handed over
+  };
+  std::vector<PassOfUnit> passes_;  ///< [unit] since the last backward pass
+  std::function<void(size_t)> gradient_use_;
   Unit* last_unit_ = nullptr;
   bool in_backward_ = false;
   bool backward_is_due_ = false;        ///< a forward has ended that recorded for a backward
@@ -198,6 +219,20 @@ class NoSync {
  private:
   Engine& engine_;
   bool before_;
+};
+
+/// Engine::set_gradient_use() while it lives.
+class GradientUse {
+ public:
+  GradientUse(Engine& engine, std::function<void(size_t unit)> use) : engine_(engine) {
+    engine_.set_gradient_use(std::move(use));
+  }
+  ~GradientUse() { engine_.set_gradient_use(nullptr); }
+  GradientUse(const GradientUse&) = delete;
+  GradientUse& operator=(const GradientUse&) = delete;
+
+ private:
+  Engine& engine_;
 };
 
 }  // namespace fsdp::shard

@@ -106,7 +106,7 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
         unit_options(options_, {.name = plan.name, .is_root = root, .keep_float32 = plan.keep_float32},
                      groups_.world->world_size());
     Unit& unit = *units_.emplace_back(
-        std::make_unique<Unit>(plan, groups, options, UnitParts{pool_, trace, materialize}));
+        std::make_unique<Unit>(plan, groups, options, UnitParts{pool_, trace, materialize, link_}));
     const UnitLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
@@ -122,6 +122,7 @@ void Engine::attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<co
     }
   }
   differentiable_input_.assign(units_.size(), true);
+  passes_.resize(units_.size());
   // The last step that may fail is done; from here on the stages know the engine.
   for (size_t index = 0; index < plans.size(); ++index) {
     if (index != 0 && index < root_units_) continue;  // lives with the root

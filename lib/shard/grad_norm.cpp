@@ -30,13 +30,18 @@ bool counts(const Unit& unit) { return has_gradient(unit) && unit.groups().repli
 /// Of the shards' gradients, one for each unit; 0 where `counted` leaves a unit out. In double: shards of
 /// different sizes must add up to the same norm at any world size. Devices are waited for once.
 std::vector<double> local_norms(const Engine& engine, double norm_type,
-                                const std::function<bool(const Unit&)>& counted) {
+                                const std::function<bool(const Unit&)>& counted,
+                                const KnownNorms& known = {}) {
   std::vector<double> norms(engine.units().size(), 0.0);
   std::vector<at::Tensor> fused, composed;
   std::vector<size_t> fused_units, composed_units;
   for (size_t i = 0; i < norms.size(); ++i) {
     const Unit& unit = *engine.units()[i];
     if (!counted(unit)) continue;
+    if (i < known.size() && known[i]) {
+      norms[i] = *known[i];
+      continue;
+    }
     const at::Tensor& gradient = unit.storage().shard_gradient();
     if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
       fused.push_back(gradient);
@@ -63,12 +68,19 @@ void check_reduced(const Engine& engine) {
 
 }  // namespace
 
-double grad_norm(Engine& engine, double norm_type) {
+double local_grad_norm(const Engine& engine, size_t i, double norm_type) {
+  at::NoGradGuard no_grad;
+  const Unit* one = engine.units().at(i).get();
+  return local_norms(engine, norm_type,
+                     [one](const Unit& unit) { return &unit == one && has_gradient(unit); })[i];
+}
+
+double grad_norm(Engine& engine, double norm_type, const KnownNorms& known) {
   at::NoGradGuard no_grad;
   check_reduced(engine);
   bool largest = std::isinf(norm_type);
   double local = 0;
-  for (double norm : local_norms(engine, norm_type, counts)) {
+  for (double norm : local_norms(engine, norm_type, counts, known)) {
     if (largest) {
       // Not every backend's maximum keeps a NaN; an infinity survives.
       local = std::max(local, std::isnan(norm) ? std::numeric_limits<double>::infinity() : norm);
@@ -86,8 +98,9 @@ double grad_norm(Engine& engine, double norm_type) {
   return largest ? sum : std::pow(sum, 1.0 / norm_type);
 }
 
-Clipping clipping(Engine& engine, double max_norm, double norm_type, double loss_scale) {
-  const double norm = grad_norm(engine, norm_type) / loss_scale;
+Clipping clipping(Engine& engine, double max_norm, double norm_type, double loss_scale,
+                  const KnownNorms& known) {
+  const double norm = grad_norm(engine, norm_type, known) / loss_scale;
   if (!std::isfinite(norm)) return {.norm = norm};
   const double scale = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
   return {.norm = norm, .scale = scale / loss_scale};

@@ -22,8 +22,13 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions&
       groups_(groups),
       options_(options),
       trace_(parts.trace),
+      link_(parts.link),
       storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options.storage,
-               parts.pool, parts.materialize) {}
+               parts.pool, parts.materialize) {
+  if (!storage_.shard_is_away()) return;
+  FSDP_CHECK(link_ != nullptr, "unit ", name_, " has no way to the host");
+  link_->expect_shard(storage_.shard().numel());
+}
 
 Unit::~Unit() {
   // The communication stream may still refer to the storage.
@@ -47,20 +52,26 @@ void Unit::start_gather(const char* pass) {
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
-  const auto fill = [this, in_place](c10::DataPtr common) {
+  HostLink::Place* place = storage_.shard_is_away() ? &link_->send(storage_.shard()) : nullptr;
+  const at::Tensor own = place != nullptr ? place->values : storage_.shard();
+  const util::Event own_is_there = place != nullptr ? place->there : util::Event();
+  const auto fill = [this, in_place, own, own_is_there](c10::DataPtr common) {
     storage_.allocate_gathered(std::move(common));
     note_buffer(true, in_place ? BufferKind::kParameters : BufferKind::kCommunication,
                 storage_.gathered_bytes());
-    storage_.fill_gather_input();
+    own_is_there.wait();
+    storage_.fill_gather_input(own);
   };
   if (!is_cut()) {
     gather_ = group.enqueue([fill] { fill({}); });
+    if (place != nullptr) place->left = group.enqueue([] {});
     return;
   }
   const comm::CallSite site{.unit = name_, .pass = pass};
   group.enqueue_with_common_memory(storage_.gathered_bytes(), site, fill);
-  at::Tensor input = storage_.gather_input();
+  at::Tensor input = storage_.gather_input(own);
   gather_ = group.all_gather(storage_.gathered(), input, site);
+  if (place != nullptr) place->left = group.enqueue([] {});
   ++traffic_.all_gathers;
   traffic_.all_gather_bytes +=
       input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype));
@@ -112,10 +123,11 @@ void Unit::drop_gradients() {
 /// Shared with the communication streams, which drop the input when it has been sent.
 struct Unit::Reduction {
   at::Tensor input, output;
+  at::Tensor on_host;  ///< the output, where gradients are kept there
 };
 
 void Unit::start_reduction() {
-  FSDP_CHECK(!reduction_, "unit ", name_, " is being reduced already");
+  FSDP_CHECK(!reduction_ && !leaving_.defined(), "unit ", name_, " is being reduced already");
   const ProfileRange range("unit/reduce", name_);
   at::NoGradGuard no_grad;
   auto job = std::make_shared<Reduction>();
@@ -144,11 +156,29 @@ void Unit::start_reduction() {
     all_reduce_ = all_reduce(job->output);
   }
   const double divisor = groups_.shard->world_size() * groups_.replicas() / predivide;
-  added_ = last.enqueue([this, job, divisor] {
+  const auto divide = [job, divisor] {
     if (divisor != 1) job->output.div_(divisor);
+  };
+  if (storage_.gradient_is_away()) return move_to_host(job, last.enqueue(divide));
+  added_ = last.enqueue([this, job, divide] {
+    divide();
     storage_.add_to_shard_gradient(job->output);
   });
   reduction_ = last.enqueue_release([job] { job->output.reset(); });
+}
+
+/// The stream of the collectives has no part in it.
+void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced) {
+  leaving_ = job->output;
+  left_ = link_->receive([job, reduced = std::move(reduced)] {
+    reduced->wait();
+    job->on_host = UnitStorage::copy_to_host(job->output);
+    job->output.reset();
+  });
+  on_host_ = link_->then([this, job, left = left_] {
+    left.synchronize();
+    storage_.add_to_shard_gradient(job->on_host);
+  });
 }
 
 std::unique_ptr<comm::Work> Unit::reduce_scatter(const std::shared_ptr<Reduction>& job) {
@@ -168,14 +198,30 @@ void Unit::finish_sending() {
   finish(collective_);
   finish(sent_);
   if (!all_reduce_) finish(reduction_);
+  if (!is_cut()) finish_moving();  // that is the buffer of the whole unit's gradients
+}
+
+void Unit::finish_moving() {
+  if (all_reduce_) return;
+  // Before it is free, the caller's stream waits.
+  if (at::Tensor leaving = std::move(leaving_); leaving.defined()) left_.wait();
 }
 
 void Unit::finish_reduction() {
   finish_sending();
   finish(all_reduce_);
   finish(reduction_);
-  auto added = std::move(added_);
-  if (added && options_.storage.move_grads_to_cpu) added->synchronize();  // for the host that reads it
+  finish_moving();
+  added_.reset();
+  std::exchange(on_host_, {}).wait();
+}
+
+void Unit::use_gradient(std::function<void()> use) {
+  FSDP_CHECK(link_ != nullptr, "unit ", name_, " has no thread of the host");
+  on_host_ = link_->then([added = std::move(added_), use = std::move(use)] {
+    if (added) added->wait();
+    use();
+  });
 }
 
 at::Tensor Unit::gather_master_weights() {
@@ -192,15 +238,19 @@ at::Tensor Unit::gather_master_weights() {
 }
 
 void Unit::reset() {
-  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_, &added_}) {
-    auto taken = std::move(*work);
-    if (!taken) continue;
+  const auto end = [](const auto& wait) {
     try {
-      taken->wait();
+      wait();
     } catch (const std::exception&) {
       // The step that failed has reported it.
     }
+  };
+  for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_}) {
+    end([work] { finish(*work); });
   }
+  end([this] { finish_moving(); });
+  end([this] { std::exchange(on_host_, {}).wait(); });
+  added_.reset();
   drop_gradients();
   if (storage_.gathered_is_allocated()) {
     storage_.free_gathered();

@@ -22,13 +22,20 @@
 // takes it then needs no further wait: tasks of the communication stream come after all that the caller's
 // stream had been given.
 //
+// Shards in host memory reach the device, and gradients leave it, on streams of their own
+// (shard/host_link.h): the gather waits for the copy of its shard, and no collective for the copy of a
+// gradient. With gradients in host memory finish_reduction() makes the caller wait, too, until they are
+// there.
+//
 // Where the ranks have memory in common, the output of an all-gather is one buffer for all of them. So what
 // changes gathered parameters on one rank, in its forward or backward, may change them on others.
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "comm/trace.h"
+#include "shard/host_link.h"
 #include "shard/process_groups.h"
 #include "shard/traffic.h"
 #include "shard/unit_options.h"
@@ -42,6 +49,7 @@ struct UnitParts {
   std::shared_ptr<BufferPool> pool;
   std::shared_ptr<comm::Trace> trace = nullptr;  ///< hears of the unsharded buffers, if there is one
   Materialize materialize = {};
+  std::shared_ptr<HostLink> link = nullptr;  ///< needed for what is kept in host memory
 };
 
 class Unit {
@@ -81,8 +89,14 @@ class Unit {
   /// Waits until the buffer of the whole unit's gradients has been given back. Only the all-reduce of a unit
   /// that is cut and replicated may be under way after it. No effect when there is none.
   void finish_sending();
+  /// Waits until the gradient has left for the host, where that keeps it, so that its memory on the device is
+  /// free; no effect while an all-reduce is under way.
+  void finish_moving();
   /// Waits until the mean over ranks has been added to the shard's gradient; no effect when it has.
   void finish_reduction();
+  /// Runs `use` on the thread of the link when the reductions issued so far are in the shard's gradient, and
+  /// that is there for the host. finish_reduction() waits for it and throws what it threw.
+  void use_gradient(std::function<void()> use);
 
   /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; the shard
   /// itself in a group of one. Collective, while the unit is sharded.
@@ -98,6 +112,7 @@ class Unit {
  private:
   struct Reduction;
   void wait_for_gather();
+  void move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced);
   void note_buffer(bool allocated, BufferKind kind, int64_t bytes);
   std::unique_ptr<comm::Work> reduce_scatter(const std::shared_ptr<Reduction>& job);
   std::unique_ptr<comm::Work> all_reduce(const at::Tensor& tensor);
@@ -106,13 +121,16 @@ class Unit {
   ProcessGroups groups_;
   UnitOptions options_;
   std::shared_ptr<comm::Trace> trace_;
+  std::shared_ptr<HostLink> link_;
   UnitStorage storage_;
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_, unpacking_;
   /// Of gradients, in the order in which they end: the collective that takes the whole unit's buffer, the end
-  /// of that buffer, the all-reduce of what it leaves, the addition to the shard's gradient, and the end of
-  /// what was added.
-  std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, added_, reduction_;
+  /// of that buffer, the all-reduce of what it leaves, and the end of what was added to the shard's gradient.
+  std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, reduction_;
+  std::shared_ptr<comm::Work> added_;  ///< the addition, for use_gradient()
+  at::Tensor leaving_;                 ///< what is on its way to the host
+  util::Event left_, on_host_;         ///< the end of that way, and of what the host does there
   Traffic traffic_;
 };
 

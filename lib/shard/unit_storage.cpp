@@ -156,32 +156,29 @@ bool UnitStorage::gathered_is_allocated() const {
   return !layout_->gathers_in_place() && !util::storage_is_free(gathered_);
 }
 
-at::Tensor UnitStorage::gather_input() const {
-  bool as_it_is = options_.param_dtype == at::kFloat && !options_.cpu_offload && place_.world_size > 1;
-  return as_it_is ? shard_ : own_part_;
+at::Tensor UnitStorage::gather_input(const at::Tensor& own) const {
+  const bool as_it_is = options_.param_dtype == at::kFloat && place_.world_size > 1;
+  return as_it_is ? own : own_part_;
 }
 
-void UnitStorage::fill_gather_input() {
+void UnitStorage::fill_gather_input(const at::Tensor& own) {
   at::NoGradGuard no_grad;
-  at::Tensor input = gather_input();
-  if (input.unsafeGetTensorImpl() != shard_.unsafeGetTensorImpl()) {
-    input.copy_(shard_, /*non_blocking=*/true);
-  }
+  at::Tensor input = gather_input(own);
+  if (input.unsafeGetTensorImpl() != own.unsafeGetTensorImpl()) input.copy_(own);
+}
+
+at::Tensor UnitStorage::copy_to_host(const at::Tensor& mean) {
+  at::Tensor host = at::empty(mean.sizes(), home(mean.device(), true).dtype(mean.scalar_type()));
+  return host.copy_(mean, /*non_blocking=*/true);
 }
 
 void UnitStorage::add_to_shard_gradient(const at::Tensor& mean) {
   if (shard_gradient_.defined()) {
-    shard_gradient_.add_(mean.to(shard_gradient_.device()));
+    shard_gradient_.add_(mean);
     return;
   }
   at::ScalarType dtype = options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat;
-  if (options_.move_grads_to_cpu) {
-    // Not before Unit::finish_reduction() is it there for the host.
-    shard_gradient_ = at::empty(mean.sizes(), home(mean.device(), true).dtype(dtype));
-    shard_gradient_.copy_(mean, /*non_blocking=*/true);
-  } else {
-    shard_gradient_ = mean.to(dtype);
-  }
+  shard_gradient_ = mean.to(dtype);
 }
 
 bool UnitStorage::has_trainable_parameters() const {

@@ -8,10 +8,10 @@
 // has gathered them. Gradients of the whole unit accumulate in one flat buffer, which is the input of the
 // reduce-scatter.
 //
-// With a param_dtype other than fp32, or shards in host memory, this rank's part is cast or copied straight
-// to its place in the output of the all-gather, from where it is gathered: there is no second, low-precision
-// shard. The output is the unsharded buffer where the layout gathers in place; else a communication buffer
-// that exists until it has been copied there.
+// With a param_dtype other than fp32 this rank's part is cast straight to its place in the output of the
+// all-gather, from where it is gathered: there is no second, low-precision shard. The output is the unsharded
+// buffer where the layout gathers in place; else a communication buffer that exists until it has been copied
+// there.
 
 #include <ATen/core/Tensor.h>
 
@@ -54,8 +54,15 @@ class UnitStorage {
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
   const at::Tensor& shard_gradient() const { return shard_gradient_; }
   void clear_shard_gradient() { shard_gradient_.reset(); }
-  /// Adds `mean`, [shard_numel] in reduce_dtype; may keep it.
+  /// Adds `mean`, [shard_numel] in reduce_dtype on the device of the parameters or of the gradient; may keep
+  /// it.
   void add_to_shard_gradient(const at::Tensor& mean);
+
+  /// Whether shards live in host memory and parameters on another device; likewise gradients.
+  bool shard_is_away() const { return shard_.device() != unsharded_.device(); }
+  bool gradient_is_away() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
+  /// Issues a copy of `mean` to pinned memory; it is there for the host when the host has waited.
+  static at::Tensor copy_to_host(const at::Tensor& mean);
 
   /// Whether the parameters are views of the shard itself: a group of one in fp32 on the shard's device.
   bool shard_is_unsharded() const { return shard_is_unsharded_; }
@@ -67,10 +74,11 @@ class UnitStorage {
   const at::Tensor& gathered() const { return gathered_; }
   /// In `common` memory, if there is any, where each rank writes its own part alone.
   void allocate_gathered(c10::DataPtr common = {});
-  /// This rank's part of the all-gather: the shard, or its place in the output.
-  at::Tensor gather_input() const;
-  /// Casts and copies the shard to where gather_input() is; nothing to do when it is the shard.
-  void fill_gather_input();
+  /// This rank's part of the all-gather: `own`, which is the shard or a copy of it on the device of the
+  /// parameters, or its place in the output.
+  at::Tensor gather_input(const at::Tensor& own) const;
+  /// Casts and copies `own` to where gather_input() is; nothing to do when it is `own`.
+  void fill_gather_input(const at::Tensor& own);
   /// Copies what was gathered to the unsharded buffer; nothing to do where the layout gathers in place.
   void unpack();
   /// Frees the communication buffer, which only layouts have that do not gather in place.

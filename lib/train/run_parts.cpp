@@ -20,6 +20,8 @@
 
 namespace fsdp::train {
 
+static_assert(plan::kShardsOnTheDevice == shard::HostLink::kPlaces);
+
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
   return {.rank = communicator.rank(),
           .world_size = communicator.world_size(),

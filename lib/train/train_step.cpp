@@ -9,10 +9,18 @@
 
 #include "nn/loss.h"
 #include "shard/grad_norm.h"
+#include "train/arriving_gradients.h"
 #include "train/state_slices.h"
 #include "util/error.h"
 
 namespace fsdp::train {
+
+TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
+    : parts_(parts),
+      options_(options),
+      updates_as_gradients_arrive_(parts.engine.options().move_grads_to_cpu && options.max_grad_norm == 0 &&
+                                   parts.scaler == nullptr && parts.guard == nullptr &&
+                                   parts.optimizer.updates_alone()) {}
 
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
@@ -22,8 +30,16 @@ StepResult TrainStep::run(const StepPosition& position) {
   at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
   std::vector<MicroBatch> all;
   if (options_.counts_vary) all = batches_with_shares(position, micro_steps);
+  ArrivingGradients arriving(
+      engine, parts_.optimizer,
+      {.norm_type = options_.norm_type, .updates = updates_as_gradients_arrive_, .lr = position.lr});
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    engine.set_requires_gradient_sync(!options_.no_sync || micro_step + 1 == micro_steps);
+    const bool is_last = micro_step + 1 == micro_steps;
+    engine.set_requires_gradient_sync(!options_.no_sync || is_last);
+    std::optional<shard::GradientUse> use;
+    if (is_last && engine.options().move_grads_to_cpu) {
+      use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
+    }
     losses += run_micro_batch(options_.counts_vary
                                   ? std::move(all[static_cast<size_t>(micro_step)])
                                   : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_step),
@@ -35,7 +51,7 @@ StepResult TrainStep::run(const StepPosition& position) {
   share_loss(local_loss, result);
   double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   const shard::Clipping clipping =
-      shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale);
+      shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, arriving.norms());
   result.grad_norm = clipping.norm;
   // Both numbers come out of all-reduces, so every rank sees the same and decides alike.
   const bool finite = std::isfinite(result.grad_norm);
@@ -45,7 +61,7 @@ StepResult TrainStep::run(const StepPosition& position) {
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
   } else if (passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {
-    update_shards(position.lr, clipping.scale);
+    updates_as_gradients_arrive_ ? arriving.finish_updates() : update_shards(position.lr, clipping.scale);
   }
   result.skipped = !result.skip_reason.empty();
   return result;
@@ -149,8 +165,10 @@ void TrainStep::report_divergence(const StepPosition& position, double local_los
   throw comm::AgreedError(
       util::ErrorKind::kDiverged,
       util::concat("training diverged at step ", position.step, samples, ": loss ", result.loss,
-                   ", gradient norm ", result.grad_norm, where, how,
-                   "; the weights were not updated; go on from the last checkpoint with a lower "
+                   ", gradient norm ", result.grad_norm, where, how, "; the weights were ",
+                   updates_as_gradients_arrive_ ? "updated as the gradients arrived, and are of no use"
+                                                : "not updated",
+                   "; go on from the last checkpoint with a lower "
                    "optimizer.lr, a longer warm-up or a smaller training.max_grad_norm"));
 }
 

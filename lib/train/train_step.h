@@ -59,13 +59,18 @@ class TrainStep {
     std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked once a step
     UpdateGuard* guard = nullptr;  ///< none: the first number that is not finite ends the run
   };
-  TrainStep(const Parts& parts, const StepOptions& options) : parts_(parts), options_(options) {}
+  TrainStep(const Parts& parts, const StepOptions& options);
 
   /// Forward and backward of every micro-batch, clipping, one update of the shards. Collective.
   /// Throws Error(kDiverged) on every rank, before anything is updated, when the loss is not finite, or the
   /// gradient norm is not and no lower loss scale is left to try; with a guard that skips such steps, when it
-  /// has skipped too many in a row.
+  /// has skipped too many in a row. Where updates_as_gradients_arrive(), weights may have been updated by
+  /// then, and by a step that fails otherwise.
   StepResult run(const StepPosition& position);
+
+  /// Whether units are updated within backward (train/arriving_gradients.h): gradients move to host memory,
+  /// and without clipping, scaler and guard no update waits for the others.
+  bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
 
  private:
   struct MicroBatch {
@@ -88,6 +93,7 @@ class TrainStep {
 
   Parts parts_;
   StepOptions options_;
+  bool updates_as_gradients_arrive_;
 };
 
 }  // namespace fsdp::train

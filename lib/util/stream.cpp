@@ -1,6 +1,7 @@
 #include "util/stream.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -29,7 +30,7 @@ class Event::State {
 class Stream::Queue {
  public:
   virtual ~Queue() = default;
-  virtual Event run(std::function<void()> task) = 0;
+  virtual Event run(std::function<void()> task, bool after_caller) = 0;
 };
 
 namespace {
@@ -82,7 +83,7 @@ class ThreadQueue final : public Stream::Queue {
     }
   }
 
-  Event run(std::function<void()> body) override {
+  Event run(std::function<void()> body, bool) override {
     Task task{std::move(body), {}};
     auto event = std::make_shared<ThreadEvent>(task.done.get_future().share());
     {
@@ -161,7 +162,9 @@ class DeviceEvent final : public Event::State {
     event_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
   void synchronize() override {
-    wait();
+    if (failure_) std::rethrow_exception(failure_);
+    // The thread may be one that has not chosen a device, and would set up the first one.
+    const c10::DeviceGuard current(device_);
     event_.synchronize();
   }
   bool reached() override { return failure_ || event_.query(); }
@@ -180,11 +183,13 @@ class DeviceQueue final : public Stream::Queue {
         device_(device.has_index() ? device : guard_.getDevice()),
         stream_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
 
-  Event run(std::function<void()> task) override {
+  Event run(std::function<void()> task, bool after_caller) override {
     if (!failure_) {
-      c10::Event issued(device_.type());
-      issued.record(guard_.getStream(device_));
-      issued.block(stream_);
+      if (after_caller) {
+        c10::Event issued(device_.type());
+        issued.record(guard_.getStream(device_));
+        issued.block(stream_);
+      }
       try {
         at::NoGradGuard no_grad;
         c10::StreamGuard current(stream_);
@@ -228,6 +233,8 @@ Stream::Stream(const Options& options) {
 
 Stream::~Stream() = default;
 
-Event Stream::run(std::function<void()> task) { return queue_->run(std::move(task)); }
+Event Stream::run(std::function<void()> task) { return queue_->run(std::move(task), true); }
+
+Event Stream::run_apart(std::function<void()> task) { return queue_->run(std::move(task), false); }
 
 }  // namespace fsdp::util

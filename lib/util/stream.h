@@ -26,7 +26,7 @@ class Event {
   /// wait for it and returns at once. It may be called often and from any thread.
   void wait() const;
 
-  /// wait(), and on devices the calling thread waits too.
+  /// In place of wait(): on devices it is the calling thread that waits.
   void synchronize() const;
 
   /// Whether wait() would not have to wait.
@@ -62,10 +62,14 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   /// Puts `task` at the end. The task owns what it captures, and that is released before its event is
-  /// reached. It runs without autograd; on the CPU on the stream's thread alone (at::parallel_for does not
-  /// fork in it), so that it takes no cores from the computation. CPU streams may be given tasks by any
-  /// thread, others by one at a time.
+  /// reached. It runs without autograd; on the CPU on the stream's thread, where loops of this project do not
+  /// fork, so that they take no cores from the computation; libtorch's kernels do. CPU streams may be given
+  /// tasks by any thread, others by one at a time.
   Event run(std::function<void()> task);
+
+  /// run() for a task that on a device does not wait for what its caller had launched, but for the events
+  /// alone that it waits for itself.
+  Event run_apart(std::function<void()> task);
 
   class Queue;
 

@@ -85,6 +85,56 @@ TEST_P(EveryOptimizer, TakesGradientsTimesTheirScale) {
   }
 }
 
+TEST_P(EveryOptimizer, StepsInPartsAsAtOnce) {
+  OptimizerOptions averaging = options();
+  averaging.ema_decay = 0.75;
+  const std::vector<FlatParameter> parameters = {parameter_of(random_values(1003, "a")),
+                                                 parameter_of(random_values(40, "b")),
+                                                 parameter_of(random_values(7, "c"))};
+  auto copies = [&] {
+    std::vector<FlatParameter> copied = parameters;
+    for (FlatParameter& parameter : copied) parameter.value = parameter.value.clone();
+    return copied;
+  };
+  auto at_once = make_optimizer(averaging, copies()), in_parts = make_optimizer(averaging, copies());
+  EXPECT_TRUE(in_parts->updates_alone());
+  for (int step = 1; step <= 3; ++step) {
+    std::vector<at::Tensor> gradients = {random_values(1003, "g"), random_values(40, "g"), {}};
+    if (step == 2) gradients[1].reset();
+    in_parts->begin_step(1e-2, 0.3);
+    for (size_t i : {1, 0}) {
+      if (gradients[i].defined()) in_parts->update_parameter(i, gradients[i].clone());
+    }
+    in_parts->end_step();
+    at_once->step(gradients, 1e-2, 0.3);
+  }
+  EXPECT_EQ(in_parts->step_count(), 3);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_EQ(in_parts->parameter_step_count(i), at_once->parameter_step_count(i));
+    EXPECT_TRUE(same_bits(in_parts->parameters()[i].value, at_once->parameters()[i].value)) << i;
+    for (const std::string& name : at_once->state_names()) {
+      EXPECT_TRUE(same_bits(in_parts->state(name, i), at_once->state(name, i))) << name << i;
+    }
+  }
+}
+
+TEST_P(EveryOptimizer, RefusesToGoOnAfterAStepThatDidNotEnd) {
+  auto optimizer = make({parameter_of(random_values(40, "value"))});
+  const at::Tensor gradient = random_values(40, "gradient");
+  optimizer->begin_step(1e-2);
+  optimizer->update_parameter(0, gradient);
+  try {
+    optimizer->step({gradient}, 1e-2);
+    FAIL() << "went on";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("of step 1"), std::string::npos) << error.what();
+  }
+  optimizer->set_step_count(0);  // as when a checkpoint is loaded
+  optimizer->step({gradient}, 1e-2);
+  EXPECT_EQ(optimizer->step_count(), 1);
+}
+
 TEST_P(EveryOptimizer, KeepsAnAverageOfItsWeightsWithoutTouchingThem) {
   const int64_t n = 1003;
   at::Tensor value = random_values(n, "value"), gradient = random_values(n, "gradient");

@@ -76,6 +76,25 @@ std::vector<Way> ways() {
       {"Offload", [](RunPlan& plan) { plan.shard.cpu_offload = true; }},
       {"OffloadWithGradients",
        [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }},
+      {"OffloadAndAccumulation",
+       [](RunPlan& plan) {
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.accumulation = 2;
+       }},
+      {"OffloadBf16",
+       [](RunPlan& plan) {
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
+       }},
+      {"OffloadAlone", [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; },
+       1},
+      {"OffloadHybrid",
+       [](RunPlan& plan) {
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.shard.strategy = "hybrid_shard";
+         plan.mesh = {.dcn = 2, .data = 2};
+       },
+       4},
       {"PerParameter",
        [](RunPlan& plan) {
          plan.shard.layout = "per_parameter";

@@ -259,6 +259,24 @@ TEST_F(FakeDeviceTest, CarriesAStreamOfTasks) {
   EXPECT_EQ(fake.races().size(), 1u) << fake.report();
 }
 
+TEST_F(FakeDeviceTest, ATaskApartWaitsForNothingButWhatItWaitsForItself) {
+  util::Stream first({.device = fake.device()}), second({.device = fake.device()});
+  at::Tensor x = at::ones({4}, fake.options());
+  fake.begin();
+  util::Event done = first.run([&] { x.add_(1); });
+  second.run_apart([&] {
+    done.wait();
+    x.add_(1);
+  });
+  EXPECT_EQ(fake.report(), "");
+  at::Tensor y = x + 1;  // the caller has waited for neither
+  EXPECT_EQ(fake.races().size(), 1u) << fake.report();
+  fake.begin();
+  y.add_(1);
+  second.run_apart([&] { y.add_(1); });
+  EXPECT_EQ(fake.races().size(), 1u) << fake.report();
+}
+
 TEST_F(FakeDeviceTest, LogsWhatHappenedInOrder) {
   util::Stream stream({.device = fake.device()});
   at::Tensor x = at::ones({4}, fake.options());

@@ -41,8 +41,10 @@ struct RunPlan {
   double max_norm = 0;
   double norm_type = 2;
   std::optional<optim::OptimizerOptions> optimizer;  ///< none: plain descent
-  std::vector<std::string> frozen;                   ///< patterns of parameter names
-  std::vector<std::string> recompute;                ///< stage types
+  /// Updates units as their gradients arrive in host memory; needs move_grads_to_cpu and an optimizer.
+  bool updates_in_backward = false;
+  std::vector<std::string> frozen;     ///< patterns of parameter names
+  std::vector<std::string> recompute;  ///< stage types
   /// Puts something between an engine and its rank's communicator.
   std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)> interpose;
   /// Called on every rank before the optimizer of a step.
@@ -96,9 +98,10 @@ inline std::unique_ptr<optim::Optimizer> optimizer_over(const shard::Engine& eng
   return optim::make_optimizer(*plan.optimizer, std::move(parameters));
 }
 
-/// Forward and backward of all micro-batches of a step; returns this rank's mean loss.
-inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, const RunPlan& plan,
-                                   int64_t step) {
+/// Forward and backward of all micro-batches of a step; returns this rank's mean loss. `use`: of gradients as
+/// they arrive.
+inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, const RunPlan& plan, int64_t step,
+                                   const std::function<void(size_t unit)>& use = nullptr) {
   comm::Communicator& communicator = engine.communicator();
   int64_t rows = plan.global_rows / plan.accumulation / communicator.world_size();
   std::vector<at::Tensor> losses;  // not read before the end: that would make the host wait
@@ -106,6 +109,8 @@ inline double accumulate_gradients(nn::Stage& model, shard::Engine& engine, cons
     engine.set_requires_gradient_sync(!plan.no_sync || micro + 1 == plan.accumulation);
     int64_t first =
         step * plan.global_rows + (micro * communicator.world_size() + communicator.rank()) * rows;
+    std::optional<shard::GradientUse> scope;
+    if (use && micro + 1 == plan.accumulation) scope.emplace(engine, use);
     const at::Tensor tokens = token_rows(first, rows, 9, plan.model.vocab_size).to(communicator.device());
     at::Tensor loss = loss_of(model, tokens) / static_cast<double>(plan.accumulation);
     loss.backward();
@@ -127,11 +132,24 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     auto optimizer = optimizer_over(*engine, plan);
     for (int64_t step = 0; step < plan.steps; ++step) {
       engine->zero_gradients();
-      double total = accumulate_gradients(*model, *engine, plan, step);
+      if (plan.updates_in_backward) optimizer->begin_step(plan.learning_rate);
+      std::vector<bool> updated(engine->units().size());
+      auto update = [&](size_t unit) {
+        updated[unit] = true;
+        optimizer->update_parameter(unit, engine->units()[unit]->storage().shard_gradient());
+      };
+      double total =
+          accumulate_gradients(*model, *engine, plan, step,
+                               plan.updates_in_backward ? std::function<void(size_t)>(update) : nullptr);
       EXPECT_EQ(engine->live_unsharded_bytes(), 0) << "after step " << step;
       double norm = shard::clip_grad_norm(*engine, plan.max_norm, plan.norm_type);
       if (plan.before_optimizer) plan.before_optimizer(communicator.rank(), step);
-      if (optimizer) {
+      if (plan.updates_in_backward) {
+        for (size_t i = 0; i < updated.size(); ++i) {
+          EXPECT_EQ(updated[i], engine->units()[i]->storage().shard_gradient().defined()) << i;
+        }
+        optimizer->end_step();
+      } else if (optimizer) {
         std::vector<at::Tensor> gradients;
         for (const auto& unit : engine->units()) gradients.push_back(unit->storage().shard_gradient());
         optimizer->step(gradients, plan.learning_rate);

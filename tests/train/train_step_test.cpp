@@ -88,6 +88,102 @@ TEST_F(TrainStepTest, DoesNotUpdateWhenTheLossIsNotFinite) {
   });
 }
 
+/// What three steps leave on two ranks.
+struct Trained {
+  std::vector<StepResult> results;
+  std::vector<std::vector<at::Tensor>> tensors;  ///< [rank] shards and optimizer states
+  bool updated_as_gradients_arrived = false;
+};
+
+TEST_F(TrainStepTest, UpdatesAsGradientsArriveBitForBitAsAfterBackward) {
+  auto train = [&](bool moves, const StepOptions& options) {
+    config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = moves;
+    Trained trained{.results = {}, .tensors = std::vector<std::vector<at::Tensor>>(2)};
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      Ready ready = make(communicator, options);
+      for (int64_t step = 1; step <= 3; ++step) {
+        const StepResult result = ready.step->run(
+            {.step = step, .first_global_sample = 8 * (step - 1), .lr = 1e-2 / static_cast<double>(step)});
+        if (communicator.rank() == 0) trained.results.push_back(result);
+      }
+      EXPECT_EQ(ready.optimizer->step_count(), 3);
+      auto& tensors = trained.tensors[static_cast<size_t>(communicator.rank())];
+      for (size_t i = 0; i < ready.engine->units().size(); ++i) {
+        EXPECT_EQ(ready.optimizer->parameter_step_count(i), 3);
+        tensors.push_back(ready.engine->units()[i]->storage().shard().clone());
+        for (const std::string& name : ready.optimizer->state_names()) {
+          tensors.push_back(ready.optimizer->state(name, i).clone());
+        }
+      }
+      if (communicator.rank() == 0) {
+        trained.updated_as_gradients_arrived = ready.step->updates_as_gradients_arrive();
+      }
+    });
+    return trained;
+  };
+  config_.optimizer.ema_decay = 0.9;
+  for (const char* optimizer : {"adamw", "adam", "sgd", "lion"}) {
+    for (double max_grad_norm : {0.0, 0.05}) {
+      for (double norm_type : {2.0, std::numeric_limits<double>::infinity()}) {
+        config_.optimizer.name = optimizer;
+        const StepOptions options{.gradient_accumulation_steps = 2,
+                                  .max_grad_norm = max_grad_norm,
+                                  .norm_type = norm_type,
+                                  .no_sync = norm_type == 2};
+        const Trained expected = train(false, options), found = train(true, options);
+        EXPECT_FALSE(expected.updated_as_gradients_arrived);
+        EXPECT_EQ(found.updated_as_gradients_arrived, max_grad_norm == 0);
+        for (size_t step = 0; step < 3; ++step) {
+          EXPECT_EQ(found.results[step].loss, expected.results[step].loss) << optimizer << step;
+          EXPECT_EQ(found.results[step].grad_norm, expected.results[step].grad_norm) << optimizer << step;
+        }
+        for (size_t rank = 0; rank < 2; ++rank) {
+          ASSERT_EQ(found.tensors[rank].size(), expected.tensors[rank].size());
+          for (size_t i = 0; i < found.tensors[rank].size(); ++i) {
+            EXPECT_TRUE(at::equal(found.tensors[rank][i], expected.tensors[rank][i]))
+                << optimizer << ", clipping at " << max_grad_norm << ", tensor " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TrainStepTest, SaysWhetherADivergenceHasReachedTheWeights) {
+  config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
+  for (double max_grad_norm : {0.0, 1.0}) {
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      Ready ready = make(communicator, {.max_grad_norm = max_grad_norm});
+      at::Tensor shard = ready.engine->units()[0]->storage().shard();
+      if (communicator.rank() == 1) shard.fill_(std::numeric_limits<float>::quiet_NaN());
+      try {
+        ready.step->run({.step = 7, .first_global_sample = 0, .lr = 1.0});
+        ADD_FAILURE() << "rank " << communicator.rank() << " went on";
+      } catch (const comm::AgreedError& error) {
+        EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+        EXPECT_NE(std::string(error.what()).find("unit "), std::string::npos) << error.what();
+        EXPECT_EQ(std::string(error.what()).find("the weights were not updated") == std::string::npos,
+                  max_grad_norm == 0)
+            << error.what();
+      }
+      EXPECT_EQ(ready.optimizer->step_count(), max_grad_norm == 0 ? 1 : 0);
+      if (max_grad_norm > 0) return;
+      EXPECT_THROW(ready.optimizer->step(shard_gradients(*ready.engine), 1.0), util::Error);
+    });
+  }
+}
+
+TEST_F(TrainStepTest, LeavesUpdatesToTheEndWhereSomethingIsToBeKnownFirst) {
+  config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = true;
+  comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
+    EXPECT_TRUE(make(communicator, {.max_grad_norm = 0}).step->updates_as_gradients_arrive());
+    EXPECT_FALSE(make(communicator, {.max_grad_norm = 1}).step->updates_as_gradients_arrive());
+    EXPECT_FALSE(make(communicator, {.max_grad_norm = 0}, 1024).step->updates_as_gradients_arrive());
+    config_.training.skip_nonfinite = true;
+    EXPECT_FALSE(make(communicator, {.max_grad_norm = 0}).step->updates_as_gradients_arrive());
+  });
+}
+
 TEST_F(TrainStepTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
   config_.mixed_precision.param_dtype = "float16";
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {

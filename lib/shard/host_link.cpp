@@ -1,0 +1,62 @@
+#include "shard/host_link.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+
+HostLink::HostLink(at::Device device) : device_(device) {
+  if (device_.is_cpu()) return;
+  to_device_.emplace(util::Stream::Options{.name = "fsdp to device", .device = device_});
+  to_host_.emplace(util::Stream::Options{.name = "fsdp to host", .device = device_});
+}
+
+void HostLink::expect_shard(int64_t numel) { largest_shard_ = std::max(largest_shard_, numel); }
+
+HostLink::Place& HostLink::send(const at::Tensor& shard) {
+  FSDP_CHECK(to_device_ && shard.numel() <= largest_shard_);
+  Place& place = places_[next_];
+  next_ = (next_ + 1) % places_.size();
+  const bool is_new = !place.memory_.defined();
+  if (is_new) place.memory_ = at::empty({largest_shard_}, shard.options().device(device_));
+  place.values = place.memory_.narrow(0, 0, shard.numel());
+  auto copy = [values = place.values, shard, left = std::shared_ptr<comm::Work>(std::move(place.left))] {
+    if (left) left->wait();
+    values.copy_(shard, /*non_blocking=*/true);
+  };
+  // What the caller's stream had in new memory before must be over.
+  place.there = is_new ? to_device_->run(std::move(copy)) : to_device_->run_apart(std::move(copy));
+  return place;
+}
+
+util::Event HostLink::receive(std::function<void()> copy) {
+  FSDP_CHECK(to_host_);
+  return to_host_->run_apart(std::move(copy));
+}
+
+util::Event HostLink::then(std::function<void()> task) {
+  if (!thread_) {
+    thread_ = std::make_unique<util::Stream>(util::Stream::Options{.name = "fsdp gradients"});
+  }
+  return thread_->run(std::move(task));
+}
+
+void HostLink::drain() {
+  if (!thread_) return;
+  try {
+    then([] {}).wait();
+  } catch (const std::exception&) {
+    // Of a task before, whose own event has it too.
+  }
+}
+
+void HostLink::reset() {
+  drain();
+  thread_.reset();
+}
+
+}  // namespace fsdp::shard
