@@ -1,6 +1,5 @@
 #include "kernels/attention.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -13,6 +12,7 @@
 #include "kernels/block_product.h"
 #include "kernels/cpu/attention_loops.h"
 #include "util/error.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -87,7 +87,7 @@ struct Sizes {
   /// body(batch, key-value head) on several threads.
   template <typename Body>
   void for_kv_heads(const Body& body) const {
-    at::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
       end_small_products();
     });

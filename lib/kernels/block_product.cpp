@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/packing.h"
 #include "util/error.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -95,7 +96,7 @@ class BlockProduct {
     // Rows that need no packing may be as many as there are, so that the right factor is packed once.
     const int64_t fair = std::max(rounded_up(shape_.m / at::get_num_threads(), kMultiple), kMultiple);
     const int64_t rows = equal_part(shape_.m, a_.transposed ? std::min(kRows, fair) : fair);
-    at::parallel_for(0, (shape_.m + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, (shape_.m + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) rows_of(i * rows, std::min(rows, shape_.m - i * rows));
       end_small_products();
     });

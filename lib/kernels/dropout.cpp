@@ -1,7 +1,6 @@
 #include "kernels/dropout.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/DeviceGuard.h>
@@ -14,6 +13,7 @@
 #include "kernels/row_kernels.h"
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -56,7 +56,7 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
     const auto* from = x.const_data_ptr<scalar_t>();
     auto* to = y.data_ptr<scalar_t>();
-    at::parallel_for(0, rows * pieces, 1, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, rows * pieces, 1, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end; ++at) {
         const int64_t row = at / pieces, first = at % pieces * kPiece;
         const uint64_t row_key =

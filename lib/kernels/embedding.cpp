@@ -1,6 +1,5 @@
 #include "kernels/embedding.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/sort.h>
@@ -12,6 +11,7 @@
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/row_kernels.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -32,7 +32,7 @@ void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor&
   auto* to = table.data_ptr<float>();
   const T* from = rows.const_data_ptr<T>();
   const int64_t* id = ids.const_data_ptr<int64_t>();
-  at::parallel_for(0, width, kColumns, [&](int64_t begin, int64_t end) {
+  util::parallel_for(0, width, kColumns, [&](int64_t begin, int64_t end) {
     for (int64_t row = 0; row < count; ++row) {
       float* sum = to + id[row] * width;
       const T* part = from + row * width;

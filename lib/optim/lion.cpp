@@ -1,11 +1,11 @@
 #include "optim/lion.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 
 #include <tuple>
 
 #include "optim/betas.h"
+#include "util/parallel.h"
 
 namespace fsdp::optim {
 namespace {
@@ -55,7 +55,7 @@ void Lion::update_fused(const Update& update) {
     float* value = update.values[k].data_ptr<float>();
     const float* gradient = update.gradients[k].const_data_ptr<float>();
     float* exp_avg = update.states[0][k].data_ptr<float>();
-    at::parallel_for(0, update.values[k].numel(), kGrain, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, update.values[k].numel(), kGrain, [&](int64_t begin, int64_t end) {
       lion_loop(step, end - begin, value + begin, gradient + begin, exp_avg + begin);
     });
   }

@@ -1,12 +1,12 @@
 #include "optim/muon.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "util/error.h"
+#include "util/parallel.h"
 
 namespace fsdp::optim {
 namespace {
@@ -99,7 +99,7 @@ void Muon::add_to_momentum(const at::Tensor& gradient, const at::Tensor& buffer,
                           .nesterov = options().nesterov};
   const float* from = gradient.const_data_ptr<float>();
   float *kept = buffer.data_ptr<float>(), *to = direction.data_ptr<float>();
-  at::parallel_for(0, buffer.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  util::parallel_for(0, buffer.numel(), kGrain, [&](int64_t begin, int64_t end) {
     loop.run(end - begin, from + begin, kept + begin, to + begin);
   });
 }
@@ -112,7 +112,7 @@ void Muon::descend(const at::Tensor& value, const at::Tensor& direction, double 
   const auto keep = static_cast<float>(1 - decay), rate = static_cast<float>(lr);
   float* to = value.data_ptr<float>();
   const float* from = direction.const_data_ptr<float>();
-  at::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  util::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
     descend_loop(end - begin, keep, rate, to + begin, from + begin);
   });
 }

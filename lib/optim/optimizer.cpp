@@ -1,7 +1,6 @@
 #include "optim/optimizer.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "optim/muon.h"
 #include "optim/sgd.h"
 #include "util/error.h"
+#include "util/parallel.h"
 #include "util/text.h"
 
 namespace fsdp::optim {
@@ -243,7 +243,7 @@ void Optimizer::update_average(size_t i) {
     const auto share = static_cast<float>(1 - options_.ema_decay);
     float* to = average.data_ptr<float>();
     const float* from = value.const_data_ptr<float>();
-    at::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) to[k] += share * (from[k] - to[k]);
     });
   } else {

@@ -23,7 +23,8 @@ set_target_properties(libtorch::cpu PROPERTIES
   INTERFACE_COMPILE_DEFINITIONS "USE_C10D_GLOO;USE_DISTRIBUTED"
   # libtorch_cpu needs libcudart and libcupti, which lie in a folder of their own beside torch/.
   INTERFACE_LINK_OPTIONS "-Wl,-rpath-link,${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib"
-  INTERFACE_LINK_LIBRARIES "libtorch::c10;Threads::Threads")
+  # libgomp: the one whose threads libtorch's own kernels run on.
+  INTERFACE_LINK_LIBRARIES "libtorch::c10;Threads::Threads;${torch_dir}/lib/libgomp.so.1")
 
 if(FSDP_WITH_CUDA)
   set(cuda_libraries "${torch_dir}/lib/libtorch_cuda.so" "${torch_dir}/lib/libc10_cuda.so"

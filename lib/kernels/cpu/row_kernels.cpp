@@ -2,7 +2,6 @@
 
 #include "kernels/row_kernels.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/fused.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -18,14 +18,14 @@ namespace {
 /// body(first row, rows) on several threads.
 template <typename Body>
 void for_rows(int64_t rows, int64_t width, const Body& body) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
-                   [&](int64_t begin, int64_t end) { body(begin, end - begin); });
+  util::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                     [&](int64_t begin, int64_t end) { body(begin, end - begin); });
 }
 
 /// body(part) on several threads.
 template <typename Body>
 void for_parts(const RowParts& parts, const Body& body) {
-  at::parallel_for(0, parts.count(), 1, [&](int64_t begin, int64_t end) {
+  util::parallel_for(0, parts.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) body(part);
   });
 }
@@ -155,23 +155,24 @@ class OnCpu {
 
   static void losses(const LossRows& a) {
     const auto scale = static_cast<float>(a.differentiates ? 1 / *a.counted : 0);
-    at::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        T* logits = static_cast<T*>(a.logits) + row * a.vocabulary;
-        if (a.targets[row] == kIgnored) {
-          if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
-          a.losses[row] = 0;
-          continue;
-        }
-        a.losses[row] = loops().cross_entropy({.logits = logits,
-                                               .targets = a.targets + row,
-                                               .rows = 1,
-                                               .vocabulary = a.vocabulary,
-                                               .scale = scale,
-                                               .label_smoothing = a.label_smoothing,
-                                               .z_loss = a.z_loss});
-      }
-    });
+    util::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t row = begin; row < end; ++row) {
+                           T* logits = static_cast<T*>(a.logits) + row * a.vocabulary;
+                           if (a.targets[row] == kIgnored) {
+                             if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
+                             a.losses[row] = 0;
+                             continue;
+                           }
+                           a.losses[row] = loops().cross_entropy({.logits = logits,
+                                                                  .targets = a.targets + row,
+                                                                  .rows = 1,
+                                                                  .vocabulary = a.vocabulary,
+                                                                  .scale = scale,
+                                                                  .label_smoothing = a.label_smoothing,
+                                                                  .z_loss = a.z_loss});
+                         }
+                       });
   }
 
   static void mean_loss(const double* losses, int64_t rows, const double* counted, float* mean) {
@@ -183,7 +184,7 @@ class OnCpu {
   static void scale(void* x, int64_t n, const float* factor) {
     if (*factor == 1) return;
     T* values = static_cast<T*>(x);
-    at::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) values[i] = static_cast<float>(values[i]) * *factor;
     });
   }
@@ -192,7 +193,7 @@ class OnCpu {
     constexpr int64_t kPart = 1 << 16;
     const int64_t parts = (n + kPart - 1) / kPart;
     std::vector<double> sums(static_cast<size_t>(parts));
-    at::parallel_for(0, parts, 16, [&](int64_t begin, int64_t end) {
+    util::parallel_for(0, parts, 16, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
         sums[static_cast<size_t>(part)] = loops().sum_of_squares(static_cast<const T*>(x) + part * kPart,
                                                                  std::min(kPart, n - part * kPart));
