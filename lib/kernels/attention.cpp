@@ -69,6 +69,9 @@ class Scratch {
   int64_t used_ = 0;
 };
 
+/// Multiplications that are worth a thread.
+constexpr int64_t kLeastWork = 1 << 20;
+
 struct Sizes {
   int64_t batch, tokens, heads, kv_heads, head_dim;
   float scale;
@@ -87,10 +90,12 @@ struct Sizes {
   /// body(batch, key-value head) on several threads.
   template <typename Body>
   void for_kv_heads(const Body& body) const {
-    util::parallel_for(0, batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
-      end_small_products();
-    });
+    const int64_t work = std::max<int64_t>(1, tokens * tokens * head_dim * group());
+    util::parallel_for(0, batch * kv_heads, std::max<int64_t>(1, kLeastWork / work),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
+                         end_small_products();
+                       });
   }
 };
 

@@ -58,6 +58,9 @@ int64_t equal_part(int64_t whole, int64_t most) {
   return std::min(most, rounded_up((whole + parts - 1) / parts, kMultiple));
 }
 
+/// Multiplications that are worth a thread.
+constexpr int64_t kLeastWork = 1 << 20;
+
 /// A factor in memory, [rows, columns] or, where `transposed`, stored as [columns, rows].
 template <typename T>
 struct Stored {
@@ -96,10 +99,13 @@ class BlockProduct {
     // Rows that need no packing may be as many as there are, so that the right factor is packed once.
     const int64_t fair = std::max(rounded_up(shape_.m / at::get_num_threads(), kMultiple), kMultiple);
     const int64_t rows = equal_part(shape_.m, a_.transposed ? std::min(kRows, fair) : fair);
-    util::parallel_for(0, (shape_.m + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) rows_of(i * rows, std::min(rows, shape_.m - i * rows));
-      end_small_products();
-    });
+    const int64_t work = std::max<int64_t>(1, rows * shape_.n * shape_.k);
+    util::parallel_for(0, (shape_.m + rows - 1) / rows, std::max<int64_t>(1, kLeastWork / work),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t i = begin; i < end; ++i)
+                           rows_of(i * rows, std::min(rows, shape_.m - i * rows));
+                         end_small_products();
+                       });
   }
 
  private:

@@ -56,15 +56,16 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
     const auto* from = x.const_data_ptr<scalar_t>();
     auto* to = y.data_ptr<scalar_t>();
-    util::parallel_for(0, rows * pieces, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin; at < end; ++at) {
-        const int64_t row = at / pieces, first = at % pieces * kPiece;
-        const uint64_t row_key =
-            util::mix64(choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
-        drop_row(from + row * width, to + row * width, first, std::min(width, first + kPiece), row_key, limit,
-                 scale);
-      }
-    });
+    util::parallel_for(0, rows * pieces, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t at = begin; at < end; ++at) {
+                           const int64_t row = at / pieces, first = at % pieces * kPiece;
+                           const uint64_t row_key = util::mix64(
+                               choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
+                           drop_row(from + row * width, to + row * width, first,
+                                    std::min(width, first + kPiece), row_key, limit, scale);
+                         }
+                       });
   });
   return y;
 }

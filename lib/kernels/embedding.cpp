@@ -7,6 +7,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/kernels.h"
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
@@ -32,7 +34,8 @@ void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor&
   auto* to = table.data_ptr<float>();
   const T* from = rows.const_data_ptr<T>();
   const int64_t* id = ids.const_data_ptr<int64_t>();
-  util::parallel_for(0, width, kColumns, [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max(kColumns, kGrain / std::max<int64_t>(count, 1));
+  util::parallel_for(0, width, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = 0; row < count; ++row) {
       float* sum = to + id[row] * width;
       const T* part = from + row * width;
