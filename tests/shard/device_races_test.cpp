@@ -37,7 +37,6 @@ struct Defects {
   bool releases_at_once = false;    ///< memory is given back when the host is there, not the stream
   bool forgets_gathers = false;     ///< the compute does not wait for them
   bool forgets_reductions = false;  ///< nor for reductions, whose input is given back
-  bool forgets_the_host = false;    ///< the host does not wait for gradients that come to it
 };
 
 class DefectiveCommunicator final : public ForwardingCommunicator {
@@ -52,9 +51,6 @@ class DefectiveCommunicator final : public ForwardingCommunicator {
   std::unique_ptr<comm::Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                              const comm::CallSite& site) override {
     return forgotten(defects_.forgets_reductions, inner().reduce_scatter(output, input, site));
-  }
-  std::unique_ptr<comm::Work> enqueue(std::function<void()> task) override {
-    return forgotten(defects_.forgets_the_host, inner().enqueue(std::move(task)));
   }
   std::unique_ptr<comm::Work> enqueue_release(std::function<void()> task) override {
     if (!defects_.releases_at_once && !defects_.forgets_reductions)
@@ -168,10 +164,10 @@ TEST(DeviceRaces, AreFoundWhenAGatherDoesNotWaitForTheComputeBeforeIt) {
 }
 
 /// The gradient of a shard that is in host memory when backward() has returned.
-at::Tensor gradient_on_the_host(const Defects& defects) {
+at::Tensor gradient_on_the_host() {
   at::Tensor gradient;
   comm::run_ranks_as_threads(2, [&](comm::Communicator& rank) {
-    auto communicator = std::make_shared<DefectiveCommunicator>(on_fake_device(rank), defects);
+    auto communicator = on_fake_device(rank);
     ChainStage chain(2, 4);
     move_parameters(chain, communicator->device());
     shard::ShardOptions options;
@@ -187,10 +183,14 @@ at::Tensor gradient_on_the_host(const Defects& defects) {
 
 // What the host itself touches is not written down; it finds memory to which nothing has been copied.
 TEST(DeviceRaces, ShowInTheNumbersWhenTheHostDoesNotWaitForGradients) {
-  FakeDevice::get().begin();
-  const at::Tensor waited = gradient_on_the_host({});
+  FakeDevice& fake = FakeDevice::get();
+  fake.begin();
+  const at::Tensor waited = gradient_on_the_host();
   EXPECT_TRUE(waited.is_cpu() && waited.isfinite().all().item<bool>());
-  EXPECT_TRUE(gradient_on_the_host({.forgets_the_host = true}).isnan().any().item<bool>());
+  fake.set_host_forgets_events(true);
+  const at::Tensor forgotten = gradient_on_the_host();
+  fake.set_host_forgets_events(false);
+  EXPECT_TRUE(forgotten.isnan().any().item<bool>());
 }
 
 }  // namespace

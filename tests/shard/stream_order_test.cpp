@@ -205,13 +205,8 @@ TEST(OffloadOrder, GradientsGoToTheHostWhenTheyAreReducedAndTheHostWaitsForThem)
     EXPECT_TRUE(story.ordered(std::string("reduce ") + unit, std::string("copy out ") + unit)) << unit;
     EXPECT_TRUE(story.ordered(std::string("copy out ") + unit, "end of the step")) << unit;
   }
-  EXPECT_GT(story.host_waits(), 0);
-  // Not before all of backward has been launched.
-  const Lines lines = story.lines_with({"host waits", "compute: backward"});
-  ASSERT_GE(lines.size(), 4u);
-  EXPECT_THAT(
-      Lines(lines.begin(), lines.begin() + 3),
-      ElementsAre("compute: backward layers.2", "compute: backward layers.1", "compute: backward layers.0"));
+  // The thread that goes on with gradients waits for each; the one that launches does so at the end.
+  EXPECT_GE(story.host_waits(), 4);
 }
 
 // ---- hybrid

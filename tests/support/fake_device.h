@@ -16,8 +16,7 @@
 // - item(), copies to the host and operators whose result has a size that depends on data make the host wait
 //   for the current stream.
 // - A copy between the device and pinned memory with non_blocking is only done when the host has waited:
-// until
-//   then pinned memory that is copied to holds NaN, and it is a race to change what is copied from.
+//   until then pinned memory that is copied to holds NaN, and it is a race to change what is copied from.
 //
 // One binary must not have another guard for PrivateUse1, and from get() on libtorch takes this device for
 // the accelerator of the process.
@@ -68,6 +67,9 @@ class FakeDevice {
   /// the host has waited for it or for a later one. Otherwise it is reached when asked for, and the host
   /// knows.
   void set_behind(bool behind);
+
+  /// Whether waiting for an event by the host does nothing, as if the call had been forgotten.
+  void set_host_forgets_events(bool forgets);
 
   /// Bytes of the device that tensors hold now.
   size_t live_bytes(int index = 0) const;

@@ -101,7 +101,7 @@ struct FakeDeviceParts {
   FakeMemory memory;
   FakePinnedMemory pinned;
   PendingCopies copies;
-  std::atomic<bool> behind{false};
+  std::atomic<bool> behind{false}, host_forgets_events{false};
 };
 
 FakeDeviceParts& parts();
