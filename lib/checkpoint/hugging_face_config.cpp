@@ -82,7 +82,7 @@ class ConfigReader {
   const std::string& where_;
 };
 
-// As lib/config/keys.cpp has them.
+// As lib/config/model_keys.cpp has them.
 constexpr int64_t kMostVocabulary = 10'000'000, kMostWidth = 1'000'000, kMostLayers = 10'000,
                   kMostHeads = 1024, kMostPositions = 10'000'000;
 

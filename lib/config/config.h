@@ -1,7 +1,7 @@
 #pragma once
 
 // The whole configuration of a training run: every room's options in one struct, plus those of the run
-// itself. config/keys.cpp binds each field to its TOML key.
+// itself. config/*_keys.cpp bind each field to its TOML key.
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
 
 // The one table of configuration keys. Parsing, checking, --help, --print-config and the comparison of two
-// configurations all walk it; a new option is one line in keys.cpp and one field in its room's struct.
+// configurations all walk it; a new option is one line in *_keys.cpp and one field in its room's struct.
 
 #include <string>
 #include <string_view>

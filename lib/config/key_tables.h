@@ -1,0 +1,20 @@
+#pragma once
+
+// The parts of the table of keys (config/keys.h), in its order.
+
+#include <vector>
+
+#include "config/keys.h"
+
+/// Section, name and field of a key at once: names in TOML are those of the fields, so they cannot drift.
+#define KEY(section, name) \
+#section, #name, [](Config & c) -> auto& { return c.section.name; }
+
+namespace fsdp::config {
+
+std::vector<Key> model_keys();
+std::vector<Key> training_keys();
+std::vector<Key> sharding_keys();
+std::vector<Key> output_keys();
+
+}  // namespace fsdp::config

@@ -1,0 +1,82 @@
+// What a run leaves: [checkpoint] and [logging].
+
+#include "config/key_tables.h"
+
+namespace fsdp::config {
+
+std::vector<Key> output_keys() {
+  return {
+      {KEY(checkpoint, interval_steps), "save every so many steps; 0: only at the end", at_least(0), {}},
+      {KEY(checkpoint, save_at_end), "save after the last step", {}, {}},
+      {KEY(checkpoint, keep_last), "delete all but so many checkpoints; 0: keep all", at_least(0), {}},
+      {KEY(checkpoint, keep_every),
+       "keep each checkpoint besides whose step is a multiple of it; 0: none",
+       at_least(0),
+       {}},
+      {KEY(checkpoint, keep_best),
+       "save after each validation with the lowest loss so far, keep that checkpoint and mark it by the link "
+       "\"best\"",
+       {},
+       {}},
+      {KEY(checkpoint, kind),
+       "sharded: a file a process; full: one file with whole tensors, through rank 0",
+       one_of({"sharded", "full"}),
+       {}},
+      {KEY(checkpoint, asynchronous),
+       "copy the shards to host memory and write them while training goes on",
+       {},
+       {}},
+      {KEY(checkpoint, resume),
+       "auto (the newest, else start anew), never, latest, or a path",
+       non_empty(),
+       {}},
+      {KEY(checkpoint, init_from),
+       "a checkpoint of another run; where nothing is resumed, training starts at step 0 from its weights",
+       {},
+       {}},
+      {KEY(checkpoint, init_only),
+       "patterns (* and ?) of the parameters that init_from gives; none: all",
+       {},
+       {}},
+      {KEY(checkpoint, init_missing),
+       "patterns (* and ?) of the parameters that init_from may lack; they start as without it",
+       {},
+       {}},
+
+      {KEY(logging, interval_steps), "log every so many steps", at_least(1), {}},
+      {KEY(logging, trace_communication),
+       "write a line a collective and a buffer to trace.rank<R>.jsonl",
+       {},
+       {}},
+      {KEY(logging, peak_tflops),
+       "TFLOP/s of matrix products that a process could reach; MFU is the share of it. 0: measured at the "
+       "start",
+       at_least(0),
+       {}},
+      {KEY(logging, csv), "write metrics.csv beside metrics.jsonl: the same numbers as a table", {}, {}},
+      {KEY(logging, tensorboard),
+       "write event files for TensorBoard into tensorboard/ of the run's folder",
+       {},
+       {}},
+      {KEY(logging, profile_steps),
+       "steps that libtorch's profiler records, each as profile.rank<R>.step<N>.json for Perfetto",
+       at_least(1),
+       {}},
+      {KEY(logging, nvtx), "on a GPU: name operations and units for Nsight Systems by NVTX ranges", {}, {}},
+      {KEY(logging, memory_snapshot),
+       "on a GPU: remember who asked for memory, and write memory.rank<R>.pickle when it is full",
+       {},
+       {}},
+      {KEY(logging, sample_every),
+       "log a text of the model's every so many steps; 0: never",
+       at_least(0),
+       {}},
+      {KEY(logging, sample_prompt),
+       "what these texts go on from, in data.tokenizer's tokens; empty: a new text",
+       {},
+       {}},
+      {KEY(logging, sample_tokens), "tokens of such a text", at_least(1), {}},
+  };
+}
+
+}  // namespace fsdp::config

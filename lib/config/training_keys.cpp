@@ -1,0 +1,160 @@
+// How it is trained: [training], [evaluation], [optimizer] and [lr_scheduler].
+
+#include <limits>
+
+#include "config/key_tables.h"
+
+namespace fsdp::config {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
+Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
+Constraint three_numbers() { return {.length = 3}; }
+Constraint an_optimizer() {
+  Constraint constraint = one_of({"adamw", "adam", "sgd", "lion", "muon"});
+  constraint.because =
+      "adafactor is not among them: it keeps sums of rows and columns of whole matrices, which no shard has; "
+      "muon works with whole matrices, and lion keeps half of adamw's state";
+  return constraint;
+}
+
+}  // namespace
+
+std::vector<Key> training_keys() {
+  return {
+      {KEY(training, steps), "optimizer steps of the whole run", between(1, 1'000'000'000), {}},
+      {KEY(training, epochs),
+       "in place of steps: passes over the training data, at whatever number of processes; 0: steps count",
+       between(0, 1'000'000),
+       {}},
+      {KEY(training, gradient_accumulation_steps), "micro-steps of a step", between(1, 1'000'000), {}},
+      {KEY(training, batch_warmup_steps),
+       "so many steps the micro-steps a step rise from 1 to gradient_accumulation_steps; 0: all have as many",
+       at_least(0),
+       {}},
+      {KEY(training, label_smoothing),
+       "share of a target's probability that the loss spreads evenly over the vocabulary",
+       from_up_to_below(0, 1),
+       {}},
+      {KEY(training, z_loss),
+       "weight of the squared log of the sum of exp(logits) in the loss; 1e-4 is usual; 0: none",
+       at_least(0),
+       {}},
+      {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0), {}},
+      {KEY(training, norm_type),
+       "p of the gradient norm; inf: the largest magnitude",
+       at_least_one_or_inf(),
+       {}},
+      {KEY(training, device),
+       "what a rank computes on; auto: a GPU where the program and the machine have them, else the CPU",
+       one_of({"auto", "cpu", "cuda"}),
+       {}},
+      {KEY(training, float32_matmul_precision),
+       "of float32 matrix products on GPUs: highest, or high, which is TF32: factors of 10 bits, several "
+       "times "
+       "as fast",
+       one_of({"highest", "high"}),
+       {}},
+      {KEY(training, fused_kernels),
+       "use kernels that do in one pass over memory what is composed of many operations otherwise",
+       {},
+       {}},
+      {KEY(training, matmul),
+       "library of fp32 matrix products on the CPU; auto: oneDNN with AVX-512 on CPUs that are not Intel's",
+       one_of({"auto", "mkl", "onednn"}),
+       {}},
+      {KEY(training, float8),
+       "tensorwise: linear layers multiply in 8-bit floating point, scaled tensor by tensor, on GPUs from "
+       "compute capability 8.9; on the CPU for tests only",
+       one_of({"none", "tensorwise"}),
+       {}},
+      {KEY(training, float8_exclude),
+       "patterns (* and ?) of weights of linear layers that do not: \"*.layers.0.*\"",
+       {},
+       {}},
+      {KEY(training, no_sync),
+       "add gradients of micro-steps up unsharded, reduce after the last: less traffic, more memory",
+       {},
+       {}},
+      {KEY(training, skip_nonfinite),
+       "skip the update of a step whose loss or gradient norm is not finite; off: such a step ends the run",
+       {},
+       {}},
+      {KEY(training, skip_zscore),
+       "skip the update of a step whose loss or gradient norm lies so many standard deviations above the "
+       "mean; "
+       "0: none",
+       at_least(0),
+       {}},
+      {KEY(training, skip_window), "of skip_zscore: the last so many updates", between(2, 100'000), {}},
+      {KEY(training, max_skipped_steps),
+       "so many skipped steps in a row are borne; one more ends the run",
+       at_least(0),
+       {}},
+
+      {KEY(evaluation, interval_steps),
+       "validate every so many steps; 0: only after the last",
+       at_least(0),
+       {}},
+      {KEY(evaluation, max_samples), "validation samples at most; 0: all", at_least(0), {}},
+      {KEY(evaluation, patience),
+       "end the run after so many validations in a row without a better loss; 0: never",
+       at_least(0),
+       {}},
+      {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0), {}},
+
+      {KEY(optimizer, name),
+       "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
+       "steps of whole matrices, adamw for the rest",
+       an_optimizer(),
+       {}},
+      {KEY(optimizer, lr), "learning rate after warm-up", at_least(0), {}},
+      {KEY(optimizer, betas), "adamw, adam, lion: decay of the two averages", two_betas(), {}},
+      {KEY(optimizer, eps), "adamw, adam: added to the denominator", above(0), {}},
+      {KEY(optimizer, momentum), "sgd, muon: momentum", from_up_to_below(0, 1), {}},
+      {KEY(optimizer, dampening), "sgd: share of a gradient that momentum leaves out", between(0, 1), {}},
+      {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum", {}, {}},
+      {KEY(optimizer, weight_decay),
+       "weight decay (decoupled from the gradient but with adam and sgd)",
+       at_least(0),
+       {}},
+      {KEY(optimizer, no_decay), "patterns (* and ?) of parameters without weight decay", {}, {}},
+      {KEY(optimizer, groups),
+       "parameters with a rate (lr, or lr_scale times the optimizer's) or weight_decay of their own, by the "
+       "first pattern that matches: [[optimizer.groups]]",
+       {},
+       {}},
+      {KEY(optimizer, adamw_parameters), "muon: patterns of matrices that adamw updates", {}, {}},
+      {KEY(optimizer, ns_steps), "muon: steps of the Newton-Schulz iteration", between(1, 99), {}},
+      {KEY(optimizer, ns_coefficients), "muon: coefficients of that iteration", three_numbers(), {}},
+      {KEY(optimizer, adjust_lr_fn),
+       "muon: how the rate of a matrix follows from its shape; match_rms_adamw: steps as long as adamw's",
+       one_of({"original", "match_rms_adamw"}),
+       {}},
+
+      {KEY(optimizer, ema_decay),
+       "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",
+       from_up_to_below(0, 1),
+       {}},
+
+      {KEY(lr_scheduler, name),
+       "course of the learning rate",
+       one_of({"constant", "cosine", "linear", "wsd", "inverse_sqrt", "polynomial", "tri_stage"}),
+       {}},
+      {KEY(lr_scheduler, warmup_steps), "steps of linear warm-up", at_least(0), {}},
+      {KEY(lr_scheduler, hold_steps), "tri_stage: steps of the whole rate after warm-up", at_least(0), {}},
+      {KEY(lr_scheduler, decay_steps),
+       "wsd: steps of the final decay; 0: a tenth of the run; tri_stage: of the decay; 0: the rest",
+       at_least(0),
+       {}},
+      {KEY(lr_scheduler, min_lr_ratio),
+       "floor of the rate after warm-up, as a share of lr",
+       between(0, 1),
+       {}},
+      {KEY(lr_scheduler, power), "polynomial: the exponent", above(0), {}},
+  };
+}
+
+}  // namespace fsdp::config
