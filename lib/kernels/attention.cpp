@@ -69,9 +69,6 @@ class Scratch {
   int64_t used_ = 0;
 };
 
-/// Multiplications that are worth a thread.
-constexpr int64_t kLeastWork = 1 << 20;
-
 struct Sizes {
   int64_t batch, tokens, heads, kv_heads, head_dim;
   float scale;

@@ -58,9 +58,6 @@ int64_t equal_part(int64_t whole, int64_t most) {
   return std::min(most, rounded_up((whole + parts - 1) / parts, kMultiple));
 }
 
-/// Multiplications that are worth a thread.
-constexpr int64_t kLeastWork = 1 << 20;
-
 /// A factor in memory, [rows, columns] or, where `transposed`, stored as [columns, rows].
 template <typename T>
 struct Stored {

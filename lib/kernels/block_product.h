@@ -16,6 +16,9 @@
 
 namespace fsdp::kernels {
 
+/// Multiplications of small products that are worth a thread.
+inline constexpr int64_t kLeastWork = 1 << 20;
+
 /// Whether this CPU, and oneDNN in this environment (ONEDNN_MAX_CPU_ISA), have small products of the type.
 bool has_small_products(at::ScalarType type);
 
