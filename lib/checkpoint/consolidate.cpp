@@ -82,9 +82,8 @@ void write_folder(Source& source, const fs::path& output, const ConsolidateOptio
     result.config = staged.target() / "config.json";
   }
   if (folder.index) util::write_file_atomically(staged.path() / kIndexFileName, folder.index->dump(2) + "\n");
-  std::string last = folder.index ? kIndexFileName : folder.files.front().first;
-  staged.commit(last, remove_weights_files);
-  result.output = staged.target() / last;
+  staged.commit(is_weights_file);
+  result.output = staged.target() / (folder.index ? kIndexFileName : folder.files.front().first);
   result.files = static_cast<int64_t>(folder.files.size());
 }
 

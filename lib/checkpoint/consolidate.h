@@ -43,8 +43,9 @@ struct ConsolidateResult {
 ///
 /// kUsage when the options do not go together; kCheckpoint when the checkpoint is damaged, has no weights,
 /// has no averages of them that are asked for, or the output is there (a folder: with something in it) and
-/// `overwrite` is off; kIo when writing fails. The output appears under its name only when it is complete;
-/// what a killed run left beside it is removed by the next.
+/// `overwrite` is off; kIo when writing fails. The output appears under its name only when it is complete,
+/// with `overwrite` in place of the former one (checkpoint/staged_output.h), other files of whose folder
+/// stay; what a killed run left beside it is removed by the next.
 ConsolidateResult consolidate(const std::filesystem::path& checkpoint_folder,
                               const std::filesystem::path& output, const ConsolidateOptions& options);
 

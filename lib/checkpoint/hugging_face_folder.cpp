@@ -67,17 +67,8 @@ HuggingFaceFolder plan_hugging_face_folder(const std::vector<TensorInfo>& infos,
   return folder;
 }
 
-void remove_weights_files(const fs::path& folder) {
-  std::vector<fs::path> doomed = {folder / kIndexFileName, folder / kSingleFileName};
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    if (is_part_name(entry.path().filename().string())) doomed.push_back(entry.path());
-  }
-  for (const fs::path& path : doomed) {
-    std::error_code error;
-    fs::remove(path, error);
-    if (error) fail(ErrorKind::kIo, "cannot remove ", path.string(), ": ", error.message());
-  }
-  util::sync_path(folder);
+bool is_weights_file(const std::string& name) {
+  return name == kIndexFileName || name == kSingleFileName || is_part_name(name);
 }
 
 std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos) {

@@ -26,9 +26,8 @@ struct HuggingFaceFolder {
 /// a tensor that is larger has a file of its own.
 HuggingFaceFolder plan_hugging_face_folder(const std::vector<TensorInfo>& infos, int64_t max_file_bytes);
 
-/// Removes the safetensors files and the index that a folder holds under the names above, the index first, so
-/// that no reader takes a mixture for a model.
-void remove_weights_files(const std::filesystem::path& folder);
+/// Whether a file of this name is one of the safetensors files above or their index.
+bool is_weights_file(const std::string& name);
 
 /// The text of config.json: with "torch_dtype" when the weights share one type.
 std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos);

@@ -107,7 +107,7 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
   }
   complete_manifest(manifest, request.folder.string());
   util::write_file_atomically(staged.path() / kManifestName, manifest_text(manifest));
-  staged.commit(kManifestName);
+  staged.commit();
   return result;
 }
 

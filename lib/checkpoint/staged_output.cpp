@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <vector>
+#include <cstdio>
 
 #include "util/error.h"
 #include "util/file.h"
@@ -52,26 +52,61 @@ void refuse_existing(const fs::path& path, const char* remedy) {
   if (is_there(path)) fail(ErrorKind::kCheckpoint, path.string(), " is there already; ", remedy);
 }
 
-StagedFolder::StagedFolder(const fs::path& target, bool may_add)
-    : target_(plain_path(target)),
-      staging_(target_.parent_path() / concat(".", target_.filename().string(), ".partial")),
-      may_add_(may_add) {
-  std::error_code error;
-  if (is_there(target_) && !is_empty_folder(target_) && !(may_add_ && fs::is_directory(target_, error))) {
-    fail(ErrorKind::kCheckpoint, target_.string(),
-         " is there already and is not an empty folder; choose another output",
-         fs::is_directory(target_, error) ? " or remove it" : "");
+void replace_by_renaming(const fs::path& folder, const fs::path& by, const fs::path& aside) {
+  util::rename_and_sync(folder, aside);
+  try {
+    util::rename_and_sync(by, folder);
+  } catch (...) {
+    std::error_code ignored;
+    fs::rename(aside, folder, ignored);
+    throw;
   }
+}
+
+StagedFolder::StagedFolder(const fs::path& target, bool may_replace)
+    : target_(plain_path(target)), may_replace_(may_replace) {
+  std::error_code error;
+  if (may_replace && fs::is_directory(target_, error)) target_ = fs::canonical(target_);
+  const auto beside = [&](const char* what) {
+    return target_.parent_path() / concat(".", target_.filename().string(), what);
+  };
+  staging_ = beside(".partial");
+  replaced_ = beside(".replaced");
+  refuse_filled_target();
   util::make_writable_folder(target_.parent_path());
   lock();
   try {
-    if (!is_empty_folder(staging_)) {
-      util::log_info(concat("removing what an interrupted run left in ", staging_.string()));
-      remove_content(staging_);
-    }
+    clean();
+    refuse_filled_target();
   } catch (...) {
+    ::rmdir(staging_.c_str());
     ::close(fd_);
     throw;
+  }
+}
+
+void StagedFolder::refuse_filled_target() const {
+  std::error_code error;
+  const bool is_folder = fs::is_directory(target_, error);
+  if (!is_there(target_) || is_empty_folder(target_) || (may_replace_ && is_folder)) return;
+  fail(ErrorKind::kCheckpoint, target_.string(),
+       " is there already and is not an empty folder; choose another output",
+       is_folder ? " or remove it" : "");
+}
+
+void StagedFolder::clean() {
+  if (!is_empty_folder(staging_)) {
+    util::log_info(concat("removing what an interrupted run left in ", staging_.string()));
+    remove_content(staging_);
+  }
+  if (!is_there(replaced_)) return;
+  if (is_there(target_)) {
+    std::error_code ignored;
+    fs::remove_all(replaced_, ignored);
+  } else {
+    util::log_info(
+        concat("giving ", target_.string(), " its name back, which an interrupted run had replaced"));
+    util::rename_and_sync(replaced_, target_);
   }
 }
 
@@ -109,24 +144,78 @@ StagedFolder::~StagedFolder() {
   ::close(fd_);
 }
 
-void StagedFolder::commit(const std::string& last_file,
-                          const std::function<void(const fs::path&)>& before_adding) {
-  util::sync_path(staging_);
+void StagedFolder::commit(const std::function<bool(const std::string& name)>& replaces) {
   // Renaming replaces an empty folder, and fails where another process has put something in the meantime.
   if (!is_there(target_) || is_empty_folder(target_)) {
+    util::sync_path(staging_);
     util::rename_and_sync(staging_, target_);
     ::close(fd_);
     fd_ = -1;
     return;
   }
-  if (!may_add_) refuse_existing(target_, "another process has made it in the meantime");
-  if (before_adding) before_adding(target_);
-  std::vector<fs::path> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(staging_)) {
-    if (entry.path().filename() != last_file) names.push_back(entry.path().filename());
+  if (!may_replace_) refuse_existing(target_, "another process has made it in the meantime");
+  keep(replaces);
+  util::sync_path(staging_);
+  replace_target();
+}
+
+void StagedFolder::keep(const std::function<bool(const std::string& name)>& replaces) const {
+  constexpr auto kAll = fs::copy_options::recursive | fs::copy_options::copy_symlinks;
+  bool only_links = true;
+  for (const fs::directory_entry& entry : fs::directory_iterator(target_)) {
+    const fs::path name = entry.path().filename(), kept = staging_ / name;
+    const bool is_folder = fs::is_directory(entry.symlink_status());
+    if (is_there(kept)) {
+      if (!is_folder) continue;
+      fail(ErrorKind::kCheckpoint, entry.path().string(),
+           ": expected a file of this name, which is to be replaced; found a folder; remove it");
+    }
+    if (!is_folder && replaces && replaces(name.string())) continue;
+    std::error_code error;
+    fs::copy(entry.path(), kept, kAll | fs::copy_options::create_hard_links, error);
+    if (error) {  // not every file system has links
+      fs::remove_all(kept, error);
+      fs::copy(entry.path(), kept, kAll, error);
+      only_links = false;
+    }
+    if (error) {
+      fail(ErrorKind::kIo, "cannot keep ", entry.path().string(), " as ", kept.string(), ": ",
+           error.message());
+    }
+    only_links = only_links && !is_folder;
   }
-  for (const fs::path& name : names) util::rename_and_sync(staging_ / name, target_ / name);
-  util::rename_and_sync(staging_ / last_file, target_ / last_file);
+  if (!only_links) ::syncfs(fd_);
+  std::error_code ignored;
+  fs::permissions(staging_, fs::status(target_, ignored).permissions(), ignored);
+}
+
+void StagedFolder::replace_target() {
+  // The old folder's name will be the temporary one: nobody may take it for his until it is gone.
+  const int old = ::open(target_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (old < 0 || ::flock(old, LOCK_EX | LOCK_NB) != 0) {
+    const int cause = errno;
+    if (old >= 0) ::close(old);
+    fail(ErrorKind::kIo, "cannot lock ", target_.string(), ", which is to be replaced: ", errno_text(cause));
+  }
+  std::error_code ignored;  // what is left of the old one the next run removes
+  try {
+    if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) {
+      util::sync_path(target_.parent_path());
+      fs::remove_all(staging_, ignored);
+    } else if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
+      replace_by_renaming(target_, staging_, replaced_);
+      fs::remove_all(replaced_, ignored);
+    } else {
+      fail(ErrorKind::kIo, "cannot exchange ", staging_.string(), " and ", target_.string(), ": ",
+           errno_text(errno));
+    }
+  } catch (...) {
+    ::close(old);
+    throw;
+  }
+  ::close(old);
+  ::close(fd_);
+  fd_ = -1;
 }
 
 }  // namespace fsdp::checkpoint

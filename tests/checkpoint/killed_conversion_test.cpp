@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -83,6 +84,45 @@ TEST_P(KilledConversion, LeavesNothingTornAndTheNextOneSucceeds) {
   ProgramResult last = run(command);
   EXPECT_EQ(last.exit_code, 0) << last.err;
   expect_whole(output, step);
+  for (const auto& entry : fs::directory_iterator(place)) {
+    EXPECT_EQ(entry.path(), output) << "left behind";
+  }
+}
+
+TEST(KilledReplacement, LeavesTheOldFolderOrTheNewOneWhole) {
+  constexpr int kKills = 8;
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "fsdp-ckpt";
+  ASSERT_TRUE(fs::exists(program)) << "build the target fsdp-ckpt first";
+  TemporaryFolder root;
+  const auto saved = [&](const char* run) {
+    NamedTensors tensors;
+    for (int i = 0; i < 8; ++i)
+      tensors.emplace_back(util::concat("model/h.", i, ".w"), at::rand({512, 1024}));
+    return save_checkpoint(root.path() / run, tensors, 2);
+  };
+  const fs::path steps[] = {saved("a"), saved("b")}, place = root.path() / "out", output = place / "hf";
+  const auto command = [&](const fs::path& step) -> std::vector<std::string> {
+    return {program.string(), "consolidate",      "--force", step.string(),
+            output.string(),  "--max-shard-size", "5MB"};
+  };
+  ProgramResult whole = run(command(steps[0]));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  std::ofstream(output / "tokenizer.json") << "precious";
+
+  std::mt19937 random(2026);
+  std::uniform_real_distribution<double> moment(0.3 * whole.seconds, 1.1 * whole.seconds);
+  for (int i = 0; i < kKills; ++i) {
+    RunningProgram running(command(steps[(i + 1) % 2]));
+    std::this_thread::sleep_for(std::chrono::duration<double>(moment(random)));
+    running.send(SIGKILL);
+    running.wait();
+    SCOPED_TRACE(util::concat("after kill ", i));
+    EXPECT_TRUE(diff(steps[0], output, {}).empty() || diff(steps[1], output, {}).empty());
+    EXPECT_EQ(util::read_file(output / "tokenizer.json"), "precious");
+  }
+  ProgramResult last = run(command(steps[1]));
+  EXPECT_EQ(last.exit_code, 0) << last.err;
+  expect_whole(output, steps[1]);
   for (const auto& entry : fs::directory_iterator(place)) {
     EXPECT_EQ(entry.path(), output) << "left behind";
   }

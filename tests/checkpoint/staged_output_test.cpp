@@ -1,7 +1,13 @@
 #include "checkpoint/staged_output.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <stdexcept>
 
 #include "support/checkpoint_fixtures.h"
 
@@ -25,7 +31,7 @@ TEST_F(StagedOutput, AppearsOnlyWhenItIsCommitted) {
     StagedFolder staged(target(), false);
     std::ofstream(staged.path() / "a") << "1";
     EXPECT_FALSE(fs::exists(target()));
-    staged.commit("a");
+    staged.commit();
     EXPECT_EQ(util::read_file(target() / "a"), "1");
   }
   EXPECT_TRUE(fs::exists(target() / "a"));
@@ -42,7 +48,7 @@ TEST_F(StagedOutput, LeavesNothingWithoutACommit) {
 
 TEST_F(StagedOutput, ReplacesAnEmptyFolderAndNoOther) {
   fs::create_directory(target());
-  StagedFolder(target(), false).commit("");
+  StagedFolder(target(), false).commit();
   std::ofstream(target() / "precious") << "1";
   auto [kind, text] = error_of([&] { StagedFolder staged(target(), false); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
@@ -56,7 +62,7 @@ TEST_F(StagedOutput, DoesNotReplaceWhatAppearedMeanwhile) {
   std::ofstream(staged.path() / "a") << "1";
   fs::create_directory(target());
   std::ofstream(target() / "precious") << "1";
-  EXPECT_EQ(error_of([&] { staged.commit("a"); }).first, ErrorKind::kCheckpoint);
+  EXPECT_EQ(error_of([&] { staged.commit(); }).first, ErrorKind::kCheckpoint);
   EXPECT_EQ(util::read_file(target() / "precious"), "1");
 }
 
@@ -73,26 +79,143 @@ TEST_F(StagedOutput, IsFilledByOneAtATime) {
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
   EXPECT_THAT(text, HasSubstr("another process"));
   std::ofstream(first.path() / "a") << "1";
-  first.commit("a");
+  first.commit();
   EXPECT_TRUE(fs::exists(target() / "a"));
 }
 
-TEST_F(StagedOutput, AddsToAFolderWhenAllowed) {
-  fs::create_directory(target());
-  std::ofstream(target() / "kept") << "1";
-  std::ofstream(target() / "a") << "old";
-  StagedFolder staged(target(), true);
-  std::ofstream(staged.path() / "a") << "new";
-  std::ofstream(staged.path() / "b") << "new";
-  bool called = false;
-  staged.commit("b", [&](const fs::path& folder) {
-    EXPECT_EQ(util::read_file(folder / "a"), "old");
-    called = true;
-  });
-  EXPECT_TRUE(called);
+/// A folder that is there, and what is to replace it.
+class ReplacedFolder : public StagedOutput {
+ protected:
+  ReplacedFolder() {
+    fs::create_directories(target() / "deep");
+    std::ofstream(target() / "kept") << "1";
+    std::ofstream(target() / "deep" / "kept") << "2";
+    fs::create_symlink("kept", target() / "link");
+    std::ofstream(target() / "a") << "old";
+    std::ofstream(target() / "obsolete") << "old";
+    fs::permissions(target(), fs::perms(0750));
+  }
+
+  static void fill(const StagedFolder& staged) {
+    std::ofstream(staged.path() / "a") << "new";
+    std::ofstream(staged.path() / "b") << "new";
+  }
+  static bool is_obsolete(const std::string& name) { return name == "a" || name == "obsolete"; }
+
+  void expect_old() const {
+    EXPECT_EQ(util::read_file(target() / "a"), "old");
+    EXPECT_EQ(util::read_file(target() / "obsolete"), "old");
+    EXPECT_FALSE(fs::is_regular_file(target() / "b"));
+    expect_kept();
+  }
+  void expect_new() const {
+    EXPECT_EQ(util::read_file(target() / "a"), "new");
+    EXPECT_EQ(util::read_file(target() / "b"), "new");
+    EXPECT_FALSE(fs::exists(target() / "obsolete"));
+    expect_kept();
+  }
+  void expect_kept() const {
+    EXPECT_EQ(util::read_file(target() / "kept"), "1");
+    EXPECT_EQ(util::read_file(target() / "deep" / "kept"), "2");
+    EXPECT_EQ(fs::read_symlink(target() / "link"), "kept");
+    EXPECT_EQ(fs::status(target()).permissions(), fs::perms(0750));
+  }
+  void expect_nothing_beside() const {
+    for (const auto& entry : fs::directory_iterator(root_.path())) EXPECT_EQ(entry.path(), target());
+  }
+  fs::path replaced() const { return root_.path() / ".out.replaced"; }
+};
+
+TEST_F(ReplacedFolder, KeepsWhatIsNotReplaced) {
+  {
+    StagedFolder staged(target(), true);
+    fill(staged);
+    expect_old();
+    staged.commit(is_obsolete);
+    expect_new();
+  }
+  expect_new();
+  expect_nothing_beside();
+}
+
+TEST_F(ReplacedFolder, IsWholeWhereTheCommitIsInterrupted) {
+  {
+    StagedFolder staged(target(), true);
+    fill(staged);
+    EXPECT_THROW(staged.commit([](const std::string&) -> bool { throw std::runtime_error("killed"); }),
+                 std::runtime_error);
+    expect_old();
+  }
+  expect_old();
+  expect_nothing_beside();
+}
+
+TEST_F(ReplacedFolder, IsWholeWhereAFolderIsInTheWayOfAFile) {
+  fs::create_directory(target() / "b");
+  {
+    StagedFolder staged(target(), true);
+    fill(staged);
+    auto [kind, text] = error_of([&] { staged.commit(is_obsolete); });
+    EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+    EXPECT_THAT(text, HasSubstr((target() / "b").string()));
+  }
+  expect_old();
+  expect_nothing_beside();
+}
+
+TEST_F(ReplacedFolder, MayBeBehindALink) {
+  const fs::path link = root_.path() / "link";
+  fs::create_directory_symlink("out", link);
+  StagedFolder staged(link, true);
+  fill(staged);
+  staged.commit(is_obsolete);
+  EXPECT_TRUE(fs::is_symlink(link));
+  expect_new();
+}
+
+TEST_F(ReplacedFolder, IsLockedWhileItGoes) {
+  const int fd = ::open(target().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(fd, LOCK_EX | LOCK_NB), 0);
+  {
+    StagedFolder staged(target(), true);
+    fill(staged);
+    EXPECT_EQ(error_of([&] { staged.commit(is_obsolete); }).first, ErrorKind::kIo);
+  }
+  ::close(fd);
+  expect_old();
+}
+
+TEST_F(ReplacedFolder, GivesWayByTwoRenamesWhereNamesCannotBeExchanged) {
+  const fs::path by = root_.path() / "by";
+  fs::create_directory(by);
+  std::ofstream(by / "a") << "new";
+  replace_by_renaming(target(), by, replaced());
   EXPECT_EQ(util::read_file(target() / "a"), "new");
-  EXPECT_EQ(util::read_file(target() / "b"), "new");
-  EXPECT_EQ(util::read_file(target() / "kept"), "1");
+  EXPECT_EQ(util::read_file(replaced() / "a"), "old");
+  fs::remove_all(replaced());
+  EXPECT_EQ(error_of([&] { replace_by_renaming(target(), by, replaced()); }).first, ErrorKind::kIo);
+  EXPECT_EQ(util::read_file(target() / "a"), "new") << "has its name again";
+}
+
+TEST_F(ReplacedFolder, HasItsNameAgainAfterAKillBetweenTheRenames) {
+  fs::rename(target(), replaced());
+  fs::create_directory(partial());
+  {
+    StagedFolder staged(target(), true);
+    expect_old();
+    fill(staged);
+    staged.commit(is_obsolete);
+  }
+  expect_new();
+  fs::create_directory(replaced());
+  std::ofstream(replaced() / "a") << "old";
+  StagedFolder(target(), true).commit();
+  expect_new();
+  expect_nothing_beside();
+  fs::rename(target(), replaced());
+  EXPECT_EQ(error_of([&] { StagedFolder staged(target(), false); }).first, ErrorKind::kCheckpoint);
+  expect_new();
+  expect_nothing_beside();
 }
 
 TEST_F(StagedOutput, FollowsNoLinkThatLiesUnderItsTemporaryName) {
