@@ -6,6 +6,7 @@
 
 #include "cli/version.h"
 #include "doctor/checks.h"
+#include "kernels/float8.h"
 #include "util/cuda.h"
 #include "util/error.h"
 #include "util/system_files.h"
@@ -17,10 +18,9 @@ namespace {
 using util::concat;
 
 /// "8 x NVIDIA H100 80GB HBM3 (79.2 GiB, compute capability 9.0)".
-std::string devices_text(int devices) {
+std::string devices_text(const std::vector<util::CudaDevice>& devices) {
   std::vector<std::pair<std::string, int>> kinds;
-  for (int index = 0; index < devices; ++index) {
-    const util::CudaDevice device = util::cuda_device(index);
+  for (const util::CudaDevice& device : devices) {
     const std::string kind =
         concat(device.name, " (", util::fixed(static_cast<double>(device.memory_bytes) / (1 << 30), 1),
                " GiB, compute capability ", device.capability, ")");
@@ -40,14 +40,48 @@ std::string devices_text(int devices) {
 /// What the program makes of the devices that the system has.
 Finding devices_finding() {
   const util::CudaStatus& status = util::cuda_status();
-  if (status.devices > 0) return {Verdict::kOk, "gpu", devices_text(status.devices), ""};
+  if (status.devices > 0) return {Verdict::kOk, "gpu", devices_text(usable_gpus()), ""};
   const int visible = launch::gpu_count();
   if (util::built_with_cuda()) return {Verdict::kWarn, "gpu", status.obstacle, status.remedy};
   if (visible == 0) return {Verdict::kOk, "gpu", "no NVIDIA device is visible", ""};
   return {Verdict::kWarn, "gpu", concat(visible, " NVIDIA devices, and ", status.obstacle), status.remedy};
 }
 
+constexpr const char* kFloat8Gpus = "a GPU of compute capability 8.9, 9.0 or later";
+
 }  // namespace
+
+std::vector<util::CudaDevice> usable_gpus() {
+  std::vector<util::CudaDevice> gpus;
+  for (int index = 0; index < util::cuda_status().devices; ++index) gpus.push_back(util::cuda_device(index));
+  return gpus;
+}
+
+Findings check_float8(const config::Config& config, const std::vector<util::CudaDevice>& gpus) {
+  if (config.training.float8 == "none") return {};
+  Finding finding{Verdict::kOk, "training.float8", config.training.float8, ""};
+  const auto unfit = std::find_if(gpus.begin(), gpus.end(), [](const util::CudaDevice& gpu) {
+    return !kernels::has_float8_units(gpu.capability);
+  });
+  if (gpus.empty() && config.training.device == "cuda") {
+    finding.verdict = Verdict::kFail;
+    finding.text += concat(" with training.device = cuda, and ", util::cuda_status().obstacle);
+    finding.remedy = concat("train where there is ", kFloat8Gpus, "; ", util::cuda_status().remedy);
+  } else if (gpus.empty() || config.training.device == "cpu") {
+    finding.verdict = Verdict::kWarn;
+    finding.text += " on the CPU: the same numbers as on a GPU, for tests, and slower than bfloat16";
+    finding.remedy = concat("leave it out, or train on ", kFloat8Gpus);
+  } else if (unfit != gpus.end()) {
+    finding.verdict = Verdict::kFail;
+    finding.text += concat(", and ", unfit->name, ", of compute capability ", unfit->capability,
+                           ", has no matrix units for 8-bit floating point");
+    finding.remedy =
+        concat("leave it out, or train on ", kFloat8Gpus, " (CUDA_VISIBLE_DEVICES chooses among several)");
+  } else {
+    finding.text += "; the GPUs have matrix units for 8-bit floating point";
+  }
+  return {finding};
+}
 
 Findings check_accelerators(const std::filesystem::path& root) {
   const std::string driver =

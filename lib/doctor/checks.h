@@ -4,9 +4,11 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "doctor/finding.h"
+#include "util/cuda.h"
 
 namespace fsdp::doctor {
 
@@ -25,6 +27,12 @@ Findings check_network();
 
 /// Devices, their driver, and what this build can do with them.
 Findings check_accelerators(const std::filesystem::path& root = "/");
+
+/// The devices that the program can use.
+std::vector<util::CudaDevice> usable_gpus();
+
+/// Whether they multiply as training.float8 asks; nothing where it does not. `gpus`: usable_gpus()
+Findings check_float8(const config::Config& config, const std::vector<util::CudaDevice>& gpus);
 
 /// The disk under run.output_dir: whether files can be made there, what is free, how fast a file is safe.
 Findings check_disk(const config::Config& config);

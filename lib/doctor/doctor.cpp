@@ -51,6 +51,7 @@ Findings examine(const Subject& subject) {
   append(findings, check_network());
   append(findings, check_accelerators());
   if (config) {
+    append(findings, check_float8(*config, usable_gpus()));
     append(findings, check_files(*config));
     append(findings, check_disk(*config));
   }

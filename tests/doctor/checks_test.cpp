@@ -95,6 +95,30 @@ TEST(Accelerators, AreNamedWithTheirDriver) {
   EXPECT_NE(of(check_accelerators("/nonexistent"), "gpu driver").text.find("none"), std::string::npos);
 }
 
+TEST(Float8, NeedsGpusThatHaveMatrixUnitsForIt) {
+  const auto found = [](const std::string& device, const std::vector<std::string>& capabilities) {
+    config::Config config;
+    config.training.float8 = "tensorwise";
+    config.training.device = device;
+    std::vector<util::CudaDevice> gpus;
+    for (const std::string& capability : capabilities) {
+      gpus.push_back({.name = "GPU " + capability, .capability = capability, .bus_id = ""});
+    }
+    return of(check_float8(config, gpus), "training.float8");
+  };
+  EXPECT_EQ(found("auto", {"8.9", "9.0", "12.0"}).verdict, Verdict::kOk);
+  const Finding old = found("auto", {"9.0", "8.6"});
+  EXPECT_EQ(old.verdict, Verdict::kFail);
+  EXPECT_EQ(
+      old.text,
+      "tensorwise, and GPU 8.6, of compute capability 8.6, has no matrix units for 8-bit floating point");
+  EXPECT_NE(old.remedy.find("8.9, 9.0 or later"), std::string::npos);
+  EXPECT_EQ(found("cpu", {"8.6"}).verdict, Verdict::kWarn) << "the GPU is not used";
+  EXPECT_EQ(found("auto", {}).verdict, Verdict::kWarn);
+  EXPECT_EQ(found("cuda", {}).verdict, Verdict::kFail);
+  EXPECT_TRUE(check_float8({}, {{.name = "GPU", .capability = "7.0", .bus_id = ""}}).empty());
+}
+
 TEST(Disk, IsTriedBelowTheNearestFolderThatIsThere) {
   testing::TemporaryFolder folder;
   config::Config config;
@@ -151,6 +175,10 @@ TEST(Doctor, SaysWhatIsWrongWithARun) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_NE(result.out.find("fail  files             none.bin"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("disk speed"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("training.float8"), std::string::npos) << result.out;
+  result = run({"training.float8=tensorwise", "mixed_precision.param_dtype=bfloat16", "training.device=cpu"});
+  EXPECT_NE(result.out.find("warn  training.float8   tensorwise on the CPU"), std::string::npos)
+      << result.out;
   result = run({"training.stps=3"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_NE(result.out.find("fail  config"), std::string::npos) << result.out;
