@@ -49,8 +49,8 @@ std::vector<Key> output_keys() {
        {},
        {}},
       {KEY(logging, peak_tflops),
-       "TFLOP/s of matrix products that a process could reach; MFU is the share of it. 0: measured at the "
-       "start",
+       "TFLOP/s of matrix products that a process could reach, in param_dtype even with training.float8; MFU "
+       "is the share of it. 0: measured at the start",
        at_least(0),
        {}},
       {KEY(logging, csv), "write metrics.csv beside metrics.jsonl: the same numbers as a table", {}, {}},

@@ -31,6 +31,12 @@ std::string how(const config::Config& config) {
   return text;
 }
 
+/// Where one could take it for another.
+std::string of_what_mfu_is_a_share(const config::Config& config) {
+  if (config.training.float8 == "none") return "";
+  return concat(", in ", config.mixed_precision.param_dtype, ", of which mfu is the share");
+}
+
 /// ", 2.0 GiB for the optimizer", or nothing.
 std::string for_optimizer(const config::Config& config, const shard::Engine& engine) {
   const int64_t bytes = plan::optimizer_state_bytes(config.optimizer, shard::unit_sizes(engine));
@@ -73,7 +79,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
       "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
-      config.logging.peak_tflops > 0 ? "" : " (measured)", "\n");
+      config.logging.peak_tflops > 0 ? "" : " (measured)", of_what_mfu_is_a_share(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");

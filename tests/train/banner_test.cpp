@@ -40,8 +40,10 @@ TEST(Banner, SaysThatLinearLayersMultiplyInFloat8) {
     auto engine = shard::fully_shard(*model, config::shard_options(config), testing::borrowed(communicator));
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {0, 1, 1});
     const std::string text = banner(config, *engine, loader, 0.25e12);
-    EXPECT_NE(text.find("compute    bfloat16, fused kernels, linear layers in float8 (tensorwise); at best "),
-              std::string::npos)
+    EXPECT_NE(
+        text.find("compute    bfloat16, fused kernels, linear layers in float8 (tensorwise); at best 0.250 "
+                  "TFLOP/s a rank, in bfloat16, of which mfu is the share\n"),
+        std::string::npos)
         << text;
   });
 }
