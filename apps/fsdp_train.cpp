@@ -69,9 +69,9 @@ void print(const train::RunSummary& summary, const std::string& resume_command) 
 std::shared_ptr<comm::Communicator> connect(const config::Config& config,
                                             const comm::LaunchEnvironment& environment,
                                             std::shared_ptr<comm::Activity> activity = nullptr) {
-  train::set_float32_matmul_precision(config.training.float32_matmul_precision);
-  return comm::make_communicator(environment, config.comm, std::move(activity), {},
-                                 train::training_device(config.training.device, environment.local_rank));
+  const c10::Device device = train::prepare_device(config.training, environment.local_rank,
+                                                   /*warns=*/environment.rank == 0);
+  return comm::make_communicator(environment, config.comm, std::move(activity), {}, device);
 }
 
 /// Trains while a watchdog looks on; returns the exit code.
@@ -113,14 +113,16 @@ void evaluate(const config::Config& config, const comm::LaunchEnvironment& envir
 }
 
 /// No process of the plan's world is needed; under a launcher the first one speaks.
-void plan(const config::Config& config, const Arguments& arguments) {
-  const plan::Plan plan = plan::make_plan(config, arguments.planning.machines);
+void plan(config::Config config, const Arguments& arguments) {
   const bool json = arguments.planning.json;
   if (!arguments.dry_run) {
+    const plan::Plan plan = plan::make_plan(config, arguments.planning.machines);
     cli::print(json ? plan_json(plan) : plan_text(plan));
     return;
   }
-  const c10::Device device = train::training_device(config.training.device, /*local_rank=*/0);
+  const c10::Device device = train::prepare_device(config.training, /*local_rank=*/0, /*warns=*/true);
+  config.training.device = device.is_cpu() ? "cpu" : "cuda";  // the plan is to be of what is measured
+  const plan::Plan plan = plan::make_plan(config, arguments.planning.machines);
   train::DryRun measured = train::dry_run(config, plan.mesh.world_size(), device);
   cli::print(json ? dry_run_json(plan, measured) : dry_run_text(plan, measured));
 }

@@ -4,6 +4,7 @@
 
 #include "util/cuda.h"
 #include "util/error.h"
+#include "util/log.h"
 
 namespace fsdp::train {
 
@@ -22,5 +23,17 @@ void set_float32_matmul_precision(const std::string& precision) {
 }
 
 bool float32_products_use_tf32() { return at::globalContext().allowTF32CuBLAS(); }
+
+c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns) {
+  set_float32_matmul_precision(training.float32_matmul_precision);
+  const c10::Device device = training_device(training.device, local_rank);
+  if (device.is_cpu() && training.float32_matmul_precision != "highest" && warns) {
+    util::log_warning(util::concat(
+        "training.float32_matmul_precision: expected \"highest\" on a CPU, which "
+        "multiplies in full precision; found \"",
+        training.float32_matmul_precision, "\", which is for GPUs, and so it does nothing; leave it out"));
+  }
+  return device;
+}
 
 }  // namespace fsdp::train

@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "config/config.h"
+
 namespace fsdp::train {
 
 /// Of training.device: "cpu", "cuda" (of the host's GPUs the one whose number is the rank's among those of
@@ -20,5 +22,9 @@ c10::Device training_device(const std::string& name, int local_rank);
 void set_float32_matmul_precision(const std::string& precision);
 /// Whether they may.
 bool float32_products_use_tf32();
+
+/// Of these, what every run has before it computes: its device, and float32 products on GPUs as it wants
+/// them. Where there are no such products, rank 0 (`warns`) says that it wants something that does nothing.
+c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns);
 
 }  // namespace fsdp::train

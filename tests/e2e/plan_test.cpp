@@ -45,5 +45,18 @@ TEST(FsdpPlan, RefusesWhatFsdpTrainRefuses) {
   }
 }
 
+TEST(DryRun, PreparesItsDeviceAsARunDoes) {
+  const auto dry_run = [](const std::string& precision) {
+    return testing::run({program("fsdp-train"), config_path("quickstart"), "--dry-run", "training.device=cpu",
+                         "training.float32_matmul_precision=\"" + precision + "\""});
+  };
+  const testing::ProgramResult high = dry_run("high");
+  EXPECT_EQ(high.exit_code, 0) << high.err;
+  EXPECT_NE(high.err.find("training.float32_matmul_precision: expected \"highest\" on a CPU"),
+            std::string::npos)
+      << high.err;
+  EXPECT_EQ(dry_run("highest").err.find("float32_matmul_precision"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fsdp::e2e

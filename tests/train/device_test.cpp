@@ -5,6 +5,7 @@
 
 #include "util/cuda.h"
 #include "util/error.h"
+#include "util/log.h"
 
 namespace fsdp::train {
 namespace {
@@ -44,6 +45,27 @@ TEST(Float32MatmulPrecision, LetsGpusUseTf32OrNot) {
   EXPECT_TRUE(float32_products_use_tf32());
   set_float32_matmul_precision("highest");
   EXPECT_FALSE(float32_products_use_tf32());
+}
+
+/// What is logged while preparing the device for such training.
+std::string said(const std::string& precision, bool warns) {
+  std::string text;
+  util::set_log_sink([&](util::LogLevel, std::string_view line) { text += line; });
+  config::TrainingOptions training;
+  training.device = "cpu";
+  training.float32_matmul_precision = precision;
+  EXPECT_EQ(prepare_device(training, 0, warns), c10::Device(c10::kCPU));
+  EXPECT_EQ(float32_products_use_tf32(), precision == "high");
+  util::set_log_sink({});
+  set_float32_matmul_precision("highest");
+  return text;
+}
+
+TEST(Float32MatmulPrecision, IsSaidToDoNothingOnACpu) {
+  EXPECT_THAT(said("high", true), AllOf(HasSubstr("training.float32_matmul_precision: expected \"highest\""),
+                                        HasSubstr("found \"high\", which is for GPUs")));
+  EXPECT_EQ(said("high", false), "") << "another rank says it";
+  EXPECT_EQ(said("highest", true), "");
 }
 
 }  // namespace
