@@ -12,7 +12,10 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
       ->capture_default_str();
   app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps, condition + "the same between replicas")
       ->capture_default_str();
-  app.add_option("--flops-tflops", machines.flops_tflops, condition + "TFLOP/s that a rank sustains")
+  app.add_option(
+         "--flops-tflops", machines.flops_tflops,
+         condition +
+             "TFLOP/s that a rank sustains; products in 8 bits (training.float8) take half their time")
       ->capture_default_str();
   app.add_flag("--json", arguments.json, condition + "one JSON object in place of text");
 }

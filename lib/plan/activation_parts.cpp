@@ -1,5 +1,7 @@
 #include "plan/activation_parts.h"
 
+#include "plan/float8_products.h"
+
 namespace fsdp::plan {
 
 void ActivationParts::accumulate(int64_t elements) {
@@ -7,12 +9,18 @@ void ActivationParts::accumulate(int64_t elements) {
   tape_.give(shape_.element * elements);
 }
 
-void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved,
+void ActivationParts::product_backward(const LinearLayer& layer, bool keep_gradient, int64_t saved,
                                        Into into) {
-  tape_.take(wide(in));
-  if (!shape_.products_accumulate) tape_.take(shape_.element * in * out);
-  // A factor of the weight's gradient, transposed.
-  if (shape_.onednn && !shape_.small_products) tape_.touch(wide(llama() ? out : in));
+  const auto& [name, in, out, float8] = layer;
+  const bool accumulates = float8 ? shape_.float8_accumulates : shape_.products_accumulate;
+  if (float8) {
+    Float8Products(shape_, tape_).backward(in, {out});
+  } else {
+    tape_.take(wide(in));
+    if (!accumulates) tape_.take(shape_.element * in * out);
+    // A factor of the weight's gradient, transposed.
+    if (shape_.onednn && !shape_.small_products) tape_.touch(wide(llama() ? out : in));
+  }
   if (!keep_gradient) tape_.give(wide(out));
   tape_.give(saved);
   if (into == Into::kSum) {
@@ -21,26 +29,37 @@ void ActivationParts::product_backward(int64_t in, int64_t out, bool keep_gradie
   } else if (into == Into::kThere) {
     tape_.give(wide(in));
   }
-  if (!shape_.products_accumulate) accumulate(in * out);
+  if (!accumulates) accumulate(in * out);
 }
 
-void ActivationParts::joint_product_backward(int64_t in, const std::vector<int64_t>& outs, int64_t saved) {
-  if (!shape_.joins_products) {
-    for (size_t i = outs.size(); i-- > 0;) {
-      const bool first = i + 1 == outs.size();
-      const Into into = first ? Into::kNew : i + 2 == outs.size() ? Into::kSum : Into::kThere;
-      product_backward(in, outs[i], false, i == 0 ? saved : 0, into);
+void ActivationParts::joint_product_backward(const LinearLayers& layers, int64_t saved) {
+  const auto float8 =
+      std::count_if(layers.begin(), layers.end(), [](const LinearLayer& layer) { return layer.float8; });
+  const bool all_float8 = float8 == std::ssize(layers);
+  if (!all_float8 && (float8 > 0 || !shape_.joins_products)) {
+    for (size_t i = layers.size(); i-- > 0;) {
+      const bool first = i + 1 == layers.size();
+      const Into into = first ? Into::kNew : i + 2 == layers.size() ? Into::kSum : Into::kThere;
+      product_backward(layers[i], false, i == 0 ? saved : 0, into);
     }
     return;
   }
-  tape_.take(wide(in));
-  for (int64_t out : outs) {
-    if (!shape_.products_accumulate) tape_.take(shape_.element * in * out);
+  const int64_t in = layers.front().in;
+  const bool accumulates = all_float8 ? shape_.float8_accumulates : shape_.products_accumulate;
+  std::vector<int64_t> outs;
+  for (const LinearLayer& layer : layers) outs.push_back(layer.out);
+  if (all_float8) {
+    Float8Products(shape_, tape_).backward(in, outs);
+  } else {
+    tape_.take(wide(in));
+    for (int64_t out : outs) {
+      if (!accumulates) tape_.take(shape_.element * in * out);
+    }
   }
   for (int64_t out : outs) tape_.give(wide(out));
   tape_.give(saved);
   for (int64_t out : outs) {
-    if (!shape_.products_accumulate) accumulate(in * out);
+    if (!accumulates) accumulate(in * out);
   }
 }
 

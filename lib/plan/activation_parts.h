@@ -9,6 +9,7 @@
 
 #include "kernels/row_parts.h"
 #include "plan/activations.h"
+#include "plan/linear_layers.h"
 #include "plan/memory_tape.h"
 
 namespace fsdp::plan {
@@ -67,10 +68,10 @@ class ActivationParts {
   enum class Into { kNew, kSum, kThere };  ///< the first gradient of an input, the second, the third
 
   /// y = x W. The gradient of y goes, unless the residual connection has it too; `saved` goes.
-  void product_backward(int64_t in, int64_t out, bool keep_gradient, int64_t saved, Into into = Into::kNew);
+  void product_backward(const LinearLayer& layer, bool keep_gradient, int64_t saved, Into into = Into::kNew);
 
-  /// y_i = x W_i, the i-th [N, outs[i]]. The gradients of all y_i go; `saved` goes.
-  void joint_product_backward(int64_t in, const std::vector<int64_t>& outs, int64_t saved);
+  /// y_i = x W_i. The gradients of all y_i go; `saved` goes.
+  void joint_product_backward(const LinearLayers& layers, int64_t saved);
 
   /// Leaves the result, which the product behind it saves, and what backward needs.
   void norm_forward();

@@ -149,6 +149,10 @@ ActivationShape activation_shape(const config::Config& config) {
   const bool have_places = gradients_have_places(config);
   shape.products_accumulate = have_places && onednn && has_products;
   shape.embeddings_accumulate = have_places && shape.fused;
+  shape.float8_accumulates = have_places;
+  shape.places_have_gradients = config.training.no_sync && config.training.gradient_accumulation_steps > 1;
+  shape.float8 = float8_choice(config);
+  shape.float8_on_cpu = config.training.device == "cpu";
   shape.threads = util::default_compute_threads();
   return shape;
 }

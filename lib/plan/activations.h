@@ -26,6 +26,9 @@
 //     loss                          e ND + e VD, the gradients of the head's input and weight, and no more
 //                                   than some rows of the scores at a time
 //
+// and no more with training.float8: what is rounded to 8 bits is so again for backward. In passing there are
+// the factors of a product in 8 bits, one byte an element (kernels/float8.h), and on the CPU these in fp32.
+//
 // Beyond that the largest moments are three tensors of 4 N V at the begin of backward, and within the
 // backward of a block the feed-forward's, with some e N I and the gradient of one weight. A recomputed block
 // has all of its own memory then. Attention saves no N * T scores.
@@ -38,6 +41,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/linear_layers.h"
 #include "plan/memory_tape.h"
 
 namespace fsdp::plan {
@@ -61,7 +65,11 @@ struct ActivationShape {
   /// Gradients have places in the buffers of units (kernels/gradient_sink.h): those of products with weights,
   /// and of embeddings.
   bool products_accumulate = false, embeddings_accumulate = false;
-  int64_t threads = 1;  ///< that compute; kernels have scratch memory for each
+  bool float8_accumulates = false;     ///< the same of products in 8 bits
+  bool places_have_gradients = false;  ///< of earlier micro-batches
+  Float8Choice float8;
+  bool float8_on_cpu = false;  ///< else on a GPU
+  int64_t threads = 1;         ///< that compute; kernels have scratch memory for each
 
   int64_t count() const { return rows * tokens; }
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/float8_products.h"
+
 namespace fsdp::plan {
 namespace {
 
@@ -79,8 +81,20 @@ int64_t BlockActivations::scores_backward() const {
   return 2 * tile.queries * tile.keys * (kFloat + (low() ? shape_.element : 0)) * shape_.threads;
 }
 
+void BlockActivations::float8_forward(const LinearLayers& layers, size_t begin, size_t end) {
+  std::vector<int64_t> outs;
+  for (size_t i = begin; i < end; ++i) {
+    if (layers[i].float8) outs.push_back(layers[i].out);
+  }
+  // Those that are not alike multiply one by one.
+  const bool alike = outs.size() == end - begin;
+  if (alike) return Float8Products(shape_, tape_).forward(layers[begin].in, outs);
+  for (int64_t out : outs) Float8Products(shape_, tape_).forward(layers[begin].in, {out});
+}
+
 void BlockActivations::attention_forward() {
   const int64_t keys = key_width(), queries = query_width();
+  float8_forward(of_attention_, 0, of_attention_.size() - 1);
   tape_.take(wide(queries) + 2 * wide(keys));
   if (biased()) {
     tape_.take(2 * wide(keys));  // the sums, beside the products
@@ -100,6 +114,7 @@ void BlockActivations::attention_forward() {
     tape_.take(wide(queries) + log_sums());
     tape_.touch(scores_forward());
   }
+  float8_forward(of_attention_, of_attention_.size() - 1, of_attention_.size());
   if (drops_hidden()) tape_.touch(2 * x());
   if (model().attention_bias) tape_.touch(2 * x());
   tape_.take(x());
@@ -107,7 +122,7 @@ void BlockActivations::attention_forward() {
 
 void BlockActivations::attention_backward() {
   const int64_t keys = key_width(), queries = query_width();
-  product_backward(queries, hidden(), /*keep_gradient=*/true, /*saved=*/0);
+  product_backward(of_attention_.back(), /*keep_gradient=*/true, /*saved=*/0);
   if (drops_hidden()) tape_.touch(x());
   tape_.take(wide(queries) + 2 * wide(keys));
   tape_.touch(drops_scores() ? 3 * wide32(model().num_attention_heads * shape_.tokens) + 4 * wide(queries)
@@ -117,17 +132,19 @@ void BlockActivations::attention_backward() {
   if (!llama()) {
     tape_.take(3 * x());  // the three gradients as one tensor
     tape_.give(3 * x());
-    product_backward(hidden(), 3 * hidden(), false, x());
+    product_backward(of_attention_.front(), false, x());
     return;
   }
   rotary_backward(keys);
   rotary_backward(queries);
-  joint_product_backward(hidden(), {queries, keys, keys}, x());
+  joint_product_backward({of_attention_.begin(), of_attention_.end() - 1}, x());
 }
 
 void BlockActivations::feed_forward_forward() {
   const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
+  float8_forward(of_feed_forward_, 0, of_feed_forward_.size() - 1);
   tape_.take(saved * wide(model().intermediate_size));
+  float8_forward(of_feed_forward_, of_feed_forward_.size() - 1, of_feed_forward_.size());
   if (drops_hidden()) tape_.touch(2 * x());
   if (llama() && model().mlp_bias) tape_.touch(2 * wide(model().intermediate_size) + 2 * x());
   tape_.take(x());
@@ -136,7 +153,7 @@ void BlockActivations::feed_forward_forward() {
 void BlockActivations::feed_forward_backward() {
   int64_t inner = model().intermediate_size, one = wide(inner);
   if (drops_hidden()) tape_.touch(x());
-  product_backward(inner, hidden(), /*keep_gradient=*/true, one);
+  product_backward(of_feed_forward_.back(), /*keep_gradient=*/true, one);
   if (llama()) {
     tape_.take(2 * one);  // of both factors
     tape_.give(3 * one);  // that of the product, and the factors
@@ -144,12 +161,12 @@ void BlockActivations::feed_forward_backward() {
       tape_.take(one);
       tape_.give(2 * one);  // the gate and its gradient behind silu
     }
-    joint_product_backward(hidden(), {inner, inner}, x());
+    joint_product_backward({of_feed_forward_.begin(), of_feed_forward_.end() - 1}, x());
   } else {
     tape_.take(one);
     if (shape_.fused) tape_.touch(sums_of_rows(inner, 1));
     tape_.give(2 * one);
-    product_backward(hidden(), inner, false, x());
+    product_backward(of_feed_forward_.front(), false, x());
   }
 }
 
@@ -173,7 +190,13 @@ void BlockActivations::inner_backward(const char* type, const std::string& path,
   events_.backward_ends(path);
 }
 
+void BlockActivations::choose_layers(const std::string& path) {
+  choose_float8(of_attention_, attention_path(path), shape_.float8);
+  choose_float8(of_feed_forward_, feed_forward_path(path), shape_.float8);
+}
+
 void BlockActivations::forward(const std::string& path) {
+  choose_layers(path);
   norm_forward();
   inner_forward("attention", attention_path(path), &BlockActivations::attention_forward);
   tape_.take(x());
@@ -194,6 +217,7 @@ void BlockActivations::forward_unrecorded(const std::string& path) {
 }
 
 void BlockActivations::backward(const std::string& path) {
+  choose_layers(path);
   inner_backward("feed_forward", feed_forward_path(path), &BlockActivations::feed_forward_forward,
                  &BlockActivations::feed_forward_backward);
   norm_backward(/*residual=*/true);

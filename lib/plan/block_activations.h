@@ -12,7 +12,9 @@ namespace fsdp::plan {
 class BlockActivations : protected ActivationParts {
  public:
   BlockActivations(const ActivationShape& shape, MemoryTape& tape, const StageEvents& events)
-      : ActivationParts(shape, tape, events) {}
+      : ActivationParts(shape, tape, events),
+        of_attention_(attention_layers(shape.model)),
+        of_feed_forward_(feed_forward_layers(shape.model)) {}
 
   /// `path` is the block's.
   void forward(const std::string& path);
@@ -42,6 +44,10 @@ class BlockActivations : protected ActivationParts {
   }
   int64_t log_sums() const { return wide32(model().num_attention_heads); }
 
+  void choose_layers(const std::string& path);
+  /// In passing, of those of the layers that multiply in 8 bits; all have one input.
+  void float8_forward(const LinearLayers& layers, size_t begin, size_t end);
+
   // Of the stages inside, backward finds the gradient of the output, which stays for the residual connection.
   void attention_forward();
   void attention_backward();
@@ -57,6 +63,8 @@ class BlockActivations : protected ActivationParts {
     return block + path_of(".self_attn", ".attn");
   }
   static std::string feed_forward_path(const std::string& block) { return block + ".mlp"; }
+
+  LinearLayers of_attention_, of_feed_forward_;  ///< of the block at hand
 };
 
 }  // namespace fsdp::plan

@@ -71,7 +71,7 @@ void LossActivations::backward_of_head() {
   if (shape_.fused) {
     accumulate(table);
   } else {
-    product_backward(hidden(), model().vocab_size, false, x());
+    product_backward({"lm_head", hidden(), model().vocab_size}, false, x());
   }
   // The gradient of a tied table waits for the embedding's.
   if (model().tie_word_embeddings && table_gradient_waits()) tape_.take(shape_.element * table);

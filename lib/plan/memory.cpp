@@ -103,8 +103,7 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
 /// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
 /// rest need not come from the same step.
 StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
-                                 UnitMemory::Options options) {
-  const ActivationShape shape = activation_shape(config);
+                                 const ActivationShape& shape, UnitMemory::Options options) {
   StepPeak most;
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
@@ -134,7 +133,9 @@ bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& u
 /// only of those on its own.
 int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
   const bool common = shares_memory(config, units);
-  const StepPeak peak = step_peak_at_any_timing(config, units, {.common = common});
+  ActivationShape shape = activation_shape(config);
+  shape.float8_on_cpu = true;
+  const StepPeak peak = step_peak_at_any_timing(config, units, shape, {.common = common});
   int64_t bytes = util::most_held_bytes(beside + peak.sum());
   if (common) {
     const int64_t ranks = units.front().groups.shards;
@@ -193,11 +194,12 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = saved_activation_bytes(shape);
   const int64_t at_rest = plan.shards + plan.optimizer + inputs(shape);
-  plan.peak = at_rest + step_peak_at_any_timing(config, units, {}).sum();
+  plan.peak = at_rest + step_peak_at_any_timing(config, units, shape, {}).sum();
   plan.resident = resident_bytes(config, units, at_rest);
   plan.device_peak = plan.peak;
   if (config.fsdp.cpu_offload) {
-    plan.device_peak = inputs(shape) + step_peak_at_any_timing(config, units, {.count_moved = false}).sum();
+    plan.device_peak =
+        inputs(shape) + step_peak_at_any_timing(config, units, shape, {.count_moved = false}).sum();
     int64_t largest_shard = 0, largest_gradient = 0;
     for (const UnitSizes& unit : units) {
       largest_shard = std::max(largest_shard, unit.shard_bytes());
@@ -211,7 +213,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
 }
 
 BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common) {
-  const StepPeak peak = step_peak_at_any_timing(config, units, {.common = common});
+  const StepPeak peak = step_peak_at_any_timing(config, units, activation_shape(config), {.common = common});
   return {.own = peak.arena, .common = peak.common};
 }
 

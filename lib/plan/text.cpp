@@ -5,6 +5,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "plan/linear_layers.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -149,7 +150,9 @@ std::string time_table(const Plan& plan) {
     return printed("  %-42s %12s  %s\n", name, value.c_str(), remark.c_str());
   };
   std::string text = "time of a step (a simple model of it: lib/plan/time.h)\n";
-  text += row("compute", duration(time.compute), printed("%.4g TFLOP", time.flops / 1e12));
+  text += row("compute", duration(time.compute),
+              concat(printed("%.4g TFLOP", time.flops / 1e12),
+                     float8_choice(plan.config).on ? ", linear layers in float8 at twice the rate" : ""));
   text += row("communication", duration(time.communication), "");
   text += row("exposed, without compute beside it", duration(time.exposed),
               printed("%.0f%% of the communication", share(time.exposed, time.communication)));
@@ -208,6 +211,9 @@ std::string plan_heading(const Plan& plan) {
   text += concat("ranks      ", plan.machines.world_size, " (", comm::to_string(plan.mesh), "), ",
                  config.fsdp.strategy, ", ", precision.param_dtype, " reduced in ", precision.reduce_dtype,
                  config.fsdp.cpu_offload ? ", shards in host memory" : "",
+                 config.training.float8 == "none"
+                     ? ""
+                     : concat(", linear layers in float8 (", config.training.float8, ")"),
                  config.activation_checkpointing.mode == "none" ? "" : ", activations recomputed", "\n");
   text +=
       concat("batch      ", with_commas(tokens_of_step(plan)), " tokens a step (", plan.machines.world_size,

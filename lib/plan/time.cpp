@@ -5,17 +5,31 @@
 #include <string>
 
 #include "plan/flops.h"
+#include "plan/linear_layers.h"
 
 namespace fsdp::plan {
 namespace {
 
 using shard::UnitSizes;
 
+struct Work {
+  double flops = 0;
+  double saved_flops = 0;  ///< of these, those whose time the speed of 8-bit products saves
+
+  Work& operator+=(const Work& other) {
+    flops += other.flops;
+    saved_flops += other.saved_flops;
+    return *this;
+  }
+};
+
+Work operator*(double factor, const Work& work) { return {factor * work.flops, factor * work.saved_flops}; }
+
 /// A unit that computes: what forward takes, and what backward takes with recomputation.
 struct Visit {
   size_t unit = 0;
-  double forward_flops = 0;
-  double backward_flops = 0;
+  Work forward;
+  Work backward;
 };
 
 class Visits {
@@ -24,14 +38,25 @@ class Visits {
     const nn::ModelOptions& model = config.model;
     const bool llama = model.architecture == "llama";
     const TokenFlops flops = forward_flops(model, config.data.sequence_length);
-    add(llama ? "model.embed_tokens" : "transformer.wte", "embedding", 0);
-    if (!llama) add("transformer.wpe", "embedding", 0);
+    const Float8Choice float8 = float8_choice(config);
+    const LinearLayers of_attention = attention_layers(model), of_feed_forward = feed_forward_layers(model);
+    const auto work = [&](double all, LinearLayers layers, const std::string& stage) {
+      choose_float8(layers, stage, float8);
+      double in_float8 = 0;
+      for (const LinearLayer& layer : layers) {
+        if (layer.float8) in_float8 += 2 * static_cast<double>(layer.in) * static_cast<double>(layer.out);
+      }
+      return Work{all, (1 - 1 / kFloat8Speed) * in_float8};
+    };
+    add(llama ? "model.embed_tokens" : "transformer.wte", "embedding", {});
+    if (!llama) add("transformer.wpe", "embedding", {});
     for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
       std::string block = (llama ? "model.layers." : "transformer.h.") + std::to_string(layer);
-      add(block + (llama ? ".self_attn" : ".attn"), "attention", flops.attention);
-      add(block + ".mlp", "feed_forward", flops.feed_forward);
+      const std::string attention = block + (llama ? ".self_attn" : ".attn"), feed_forward = block + ".mlp";
+      add(attention, "attention", work(flops.attention, of_attention, attention));
+      add(feed_forward, "feed_forward", work(flops.feed_forward, of_feed_forward, feed_forward));
     }
-    add("lm_head", "head", flops.head);
+    add("lm_head", "head", {flops.head});
   }
 
   const std::vector<Visit>& all() const { return visits_; }
@@ -62,16 +87,16 @@ class Visits {
     return has(type) || (in_block && has("block"));
   }
 
-  void add(const std::string& stage, const std::string& type, double flops_a_token) {
+  void add(const std::string& stage, const std::string& type, const Work& of_a_token) {
     double tokens = static_cast<double>(config_.data.micro_batch_size) *
                     static_cast<double>(config_.data.sequence_length);
-    double forward = flops_a_token * tokens;
-    double backward = (recomputes(type) ? 3 : 2) * forward;
+    const Work forward = tokens * of_a_token;
+    const Work backward = (recomputes(type) ? 3 : 2) * forward;
     size_t unit = unit_around(stage);
     if (unit > 0) hint_ = unit;
     if (!visits_.empty() && visits_.back().unit == unit) {
-      visits_.back().forward_flops += forward;
-      visits_.back().backward_flops += backward;
+      visits_.back().forward += forward;
+      visits_.back().backward += backward;
     } else {
       visits_.push_back({unit, forward, backward});
     }
@@ -101,7 +126,7 @@ class Clocks {
     for (size_t place = 0; place < visits.size(); ++place) {
       use(visits[place].unit);
       if (options_.forward_prefetch != "none") gather_next(visits, place, +1);
-      compute(visits[place].forward_flops);
+      compute(visits[place].forward);
     }
     for (size_t i = 0; i < units_.size(); ++i) {
       bool kept = !units_[i].reshard_after_forward || (i == last_ && !options_.reshard_last_after_forward);
@@ -117,7 +142,7 @@ class Clocks {
       const size_t unit = visits[place].unit;
       use(unit);
       if (options_.backward_prefetch == "pre") gather_next(visits, place, -1);
-      compute(visits[place].backward_flops);
+      compute(visits[place].backward);
       if (units_[unit].is_root || !units_[unit].input_is_differentiable) continue;
       if (reduces) reduce(unit);
       if (options_.backward_prefetch == "post") gather_next(visits, place, -1);
@@ -131,10 +156,11 @@ class Clocks {
   }
 
  private:
-  void compute(double flops) {
-    plan_.flops += flops;
-    plan_.compute += flops / speed_.flops_per_second;
-    now_ += flops / speed_.flops_per_second;
+  void compute(const Work& work) {
+    const double seconds = (work.flops - work.saved_flops) / speed_.flops_per_second;
+    plan_.flops += work.flops;
+    plan_.compute += seconds;
+    now_ += seconds;
   }
 
   void wait_until(double time) {

@@ -6,7 +6,8 @@
 //   - A stage takes 2 FLOP a weight of its matrices and token forward, 4 backward, and attention 4 * T * D a
 //     token forward (T tokens in a row, D wide, the half that causality hides counted) and twice that
 //     backward; a recomputed stage runs forward twice. Nothing else takes time: no norms, no optimizer.
-//   - A rank computes `flops_per_second` of these, without interruption.
+//   - A rank computes `flops_per_second` of these, without interruption, and kFloat8Speed times as many in
+//     linear layers that multiply in 8 bits (training.float8).
 //   - A rank receives at `bytes_per_second`: the other W - 1 shards of a unit in an all-gather, and as much
 //   in
 //     a reduce-scatter. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
@@ -25,8 +26,13 @@
 
 namespace fsdp::plan {
 
+/// Of products in 8 bits against those in bf16: that of the matrix units of every GPU which has both
+/// (NVIDIA's data sheets of H100, L40S and B200, without sparsity). What it takes to scale and to round is
+/// not in it.
+inline constexpr double kFloat8Speed = 2;
+
 struct MachineSpeed {
-  double flops_per_second = 150e12;
+  double flops_per_second = 150e12;  ///< of products in the type of compute
   double bytes_per_second = 50e9;
   double replica_bytes_per_second = 50e9;
 };

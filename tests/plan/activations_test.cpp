@@ -48,6 +48,29 @@ TEST(PlanActivations, GiveBackAllThatTheyTake) {
   }
 }
 
+TEST(PlanActivations, InEightBitsAreSavedAsInSixteen) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    ActivationShape shape = shape_of(architecture, 2);
+    shape.model.hidden_size = shape.model.intermediate_size = 256;
+    const int64_t saved = saved_activation_bytes(shape);
+    const auto peak = [&] {
+      MemoryTape tape;
+      run_micro_batch(shape, tape);
+      EXPECT_EQ(tape.live(), 0);
+      EXPECT_EQ(saved_activation_bytes(shape), saved);
+      return tape.peak();
+    };
+    const int64_t in_sixteen = peak();
+    shape.float8.on = true;
+    const int64_t on_gpu = peak();
+    shape.float8_on_cpu = true;
+    EXPECT_GT(on_gpu, in_sixteen);
+    EXPECT_GT(peak(), on_gpu) << "factors in fp32";
+    shape.float8.exclude = {"*"};
+    EXPECT_EQ(peak(), in_sixteen);
+  }
+}
+
 TEST(PlanActivations, OfABlockAreThoseOfTheFormula) {
   const int64_t N = 16, D = 24, I = 40, K = 12, H = 4;
   EXPECT_EQ(saved_by_a_block(shape_of("llama", 4)),

@@ -91,6 +91,27 @@ TEST(PlanTime, CountsTheFlopsOfTheModel) {
   EXPECT_DOUBLE_EQ(plan_time(config, units_of({}), {}).flops, 4 * blocks + 3 * tokens * head);
 }
 
+TEST(PlanTime, HalvesThatOfProductsInEightBits) {
+  config::Config config = two_blocks();
+  config.model.hidden_size = 64;
+  config.model.intermediate_size = 96;
+  config.model.num_attention_heads = config.model.num_key_value_heads = 2;
+  config.model.vocab_size = 10;
+  config.mixed_precision.param_dtype = "bfloat16";
+  config.data.micro_batch_size = 4;
+  config.data.sequence_length = 8;
+  const MachineSpeed speed = {.flops_per_second = 1};
+  const TimePlan in_bf16 = plan_time(config, units_of({}), speed);
+  config.training.float8 = "tensorwise";
+  const TimePlan in_float8 = plan_time(config, units_of({}), speed);
+  const double tokens = 32, attention = 4 * 2 * 64 * 64, feed_forward = 3 * 2 * 64 * 96;
+  EXPECT_DOUBLE_EQ(in_float8.flops, in_bf16.flops);
+  EXPECT_DOUBLE_EQ(in_bf16.compute - in_float8.compute, 3 * tokens * 2 * (attention + feed_forward) / 2);
+  config.training.float8_exclude = {"*.mlp.*", "*.layers.0.*"};
+  EXPECT_DOUBLE_EQ(in_bf16.compute - plan_time(config, units_of({}), speed).compute,
+                   3 * tokens * attention / 2);
+}
+
 TEST(PlanTime, AddsUpMicroBatches) {
   config::Config config = two_blocks();
   TimePlan one = plan_time(config, units_of({.shards = 4}), kSlow);

@@ -2,20 +2,27 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/attention.h"
 #include "kernels/block_product.h"
+#include "kernels/float8.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
+#include "nn/decoder.h"
 #include "plan/kernel_choices.h"
+#include "plan/linear_layers.h"
 #include "support/run_program.h"
+#include "train/float8_layers.h"
 #include "util/compute_threads.h"
+#include "util/error.h"
 
 namespace fsdp::train {
 namespace {
@@ -47,6 +54,46 @@ TEST(PlanKernels, MultiplyAndAttendInTheSameWay) {
           << name << " " << head_dim;
     }
   }
+}
+
+/// Of the linear layers of the model's blocks, those that a plan takes to multiply in 8 bits.
+std::vector<std::string> planned_in_float8(const config::Config& config) {
+  const bool llama = config.model.architecture == "llama";
+  std::vector<std::string> names;
+  const auto add = [&](const std::string& stage, plan::LinearLayers layers) {
+    plan::choose_float8(layers, stage, plan::float8_choice(config));
+    for (const plan::LinearLayer& layer : layers) {
+      if (layer.float8) names.push_back(stage + "." + layer.name);
+    }
+  };
+  for (int64_t block = 0; block < config.model.num_hidden_layers; ++block) {
+    const std::string path = util::concat(llama ? "model.layers." : "transformer.h.", block);
+    add(path + (llama ? ".self_attn" : ".attn"), plan::attention_layers(config.model));
+    add(path + ".mlp", plan::feed_forward_layers(config.model));
+  }
+  return names;
+}
+
+TEST(PlanKernels, MultiplyTheSameLayersInEightBits) {
+  config::Config config;
+  config.training.float8 = "tensorwise";
+  config.model.hidden_size = 64;
+  config.model.num_hidden_layers = 2;
+  config.model.num_attention_heads = 4;
+  for (const bool llama : {true, false}) {
+    config.model.architecture = llama ? "llama" : "gpt2";
+    config.model.num_key_value_heads = llama ? 2 : 4;
+    config.training.float8_exclude = {llama ? "*.0.self_attn.o_proj.*" : "*.0.attn.c_attn.weight"};
+    config.mixed_precision.keep_float32 = {"*.1.mlp.*_proj.weight"};
+    for (const int64_t inner : {176, 172}) {  // the latter is no multiple of 16
+      config.model.intermediate_size = inner;
+      const auto model = nn::make_decoder(config.model, at::kMeta);
+      EXPECT_THAT(planned_in_float8(config),
+                  ::testing::UnorderedElementsAreArray(apply_float8(config, *model, at::kCPU).chosen))
+          << config.model.architecture << " " << inner;
+    }
+  }
+  EXPECT_EQ(plan::kFloat8Multiple, kernels::kFloat8Multiple);
 }
 
 // For processes in which nobody has set the number: the next test starts them.

@@ -77,6 +77,11 @@ void muon(config::Config& config) {
 }
 
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
+void float8(config::Config& config) {
+  bf16(config);
+  config.training.float8 = "tensorwise";
+  config.training.device = "cpu";  // what is measured here
+}
 void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -267,6 +272,42 @@ INSTANTIATE_TEST_SUITE_P(
                c.training.no_sync = true;
              }},
         Case{"gpt2", 4, "gpt2", [](auto&) {}}, Case{"gpt2_bf16", 4, "gpt2", bf16},
+        Case{"float8", 4, "llama", float8}, Case{"float8_gpt2", 4, "gpt2", float8},
+        Case{"float8_reduced_in_bf16", 4, "llama",
+             [](auto& c) {
+               float8(c);
+               c.mixed_precision.reduce_dtype = "bfloat16";
+             }},
+        Case{"float8_in_some_layers", 4, "llama",
+             [](auto& c) {
+               float8(c);
+               c.model.num_key_value_heads = 2;
+               c.training.float8_exclude = {"*.layers.0.*", "*.k_proj.*", "*.up_proj.*"};
+             }},
+        Case{"float8_recomputed", 4, "llama",
+             [](auto& c) {
+               float8(c);
+               recompute(c);
+             }},
+        Case{"float8_mostly_tokens", 1, "llama",
+             [](auto& c) {
+               float8(c);
+               c.data.micro_batch_size = 8;
+             }},
+        Case{"float8_mostly_weights", 1, "llama",
+             [](auto& c) {
+               float8(c);
+               c.model.hidden_size = 256;
+               c.model.intermediate_size = 704;
+               c.data.micro_batch_size = 1;
+               c.data.sequence_length = 16;
+             }},
+        Case{"float8_accumulation_without_sync", 4, "llama",
+             [](auto& c) {
+               float8(c);
+               c.training.gradient_accumulation_steps = 3;
+               c.training.no_sync = true;
+             }},
         Case{"gpt2_recomputed_tied", 4, "gpt2",
              [](auto& c) {
                recompute(c);
