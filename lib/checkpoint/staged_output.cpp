@@ -66,7 +66,9 @@ void replace_by_renaming(const fs::path& folder, const fs::path& by, const fs::p
 StagedFolder::StagedFolder(const fs::path& target, bool may_replace)
     : target_(plain_path(target)), may_replace_(may_replace) {
   std::error_code error;
-  if (may_replace && fs::is_directory(target_, error)) target_ = fs::canonical(target_);
+  if (may_replace && fs::is_symlink(target_, error) && fs::is_directory(target_, error)) {
+    target_ = fs::canonical(target_);
+  }
   const auto beside = [&](const char* what) {
     return target_.parent_path() / concat(".", target_.filename().string(), what);
   };
