@@ -152,7 +152,7 @@ std::string time_table(const Plan& plan) {
   std::string text = "time of a step (a simple model of it: lib/plan/time.h)\n";
   text += row("compute", duration(time.compute),
               concat(printed("%.4g TFLOP", time.flops / 1e12),
-                     float8_choice(plan.config).on ? ", linear layers in float8 at twice the rate" : ""));
+                     float8_choice(plan.config).on ? ", float8 twice as fast" : ""));
   text += row("communication", duration(time.communication), "");
   text += row("exposed, without compute beside it", duration(time.exposed),
               printed("%.0f%% of the communication", share(time.exposed, time.communication)));
@@ -209,11 +209,9 @@ std::string plan_heading(const Plan& plan) {
   std::string text = concat("model      ", config.model.architecture, ", ", with_commas(plan.parameters),
                             " parameters in ", plan.units.size(), " units\n");
   text += concat("ranks      ", plan.machines.world_size, " (", comm::to_string(plan.mesh), "), ",
-                 config.fsdp.strategy, ", ", precision.param_dtype, " reduced in ", precision.reduce_dtype,
-                 config.fsdp.cpu_offload ? ", shards in host memory" : "",
-                 config.training.float8 == "none"
-                     ? ""
-                     : concat(", linear layers in float8 (", config.training.float8, ")"),
+                 config.fsdp.strategy, ", ", precision.param_dtype,
+                 config.training.float8 == "none" ? "" : " and float8", " reduced in ",
+                 precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
                  config.activation_checkpointing.mode == "none" ? "" : ", activations recomputed", "\n");
   text +=
       concat("batch      ", with_commas(tokens_of_step(plan)), " tokens a step (", plan.machines.world_size,

@@ -354,6 +354,15 @@ TEST(Plan, CountsWhatMuonExchangesForWholeMatrices) {
   EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
 }
 
+TEST(Plan, SaysThatLinearLayersAreInFloat8) {
+  config::Config config = small_config();
+  EXPECT_EQ(plan_text(make_plan(config, {.world_size = 2})).find("float8"), std::string::npos);
+  float8(config);
+  const std::string text = plan_text(make_plan(config, {.world_size = 2}));
+  EXPECT_NE(text.find(", bfloat16 and float8 reduced in float32"), std::string::npos) << text;
+  EXPECT_NE(text.find(" TFLOP, float8 twice as fast\n"), std::string::npos) << text;
+}
+
 TEST(Plan, OfATrillionParametersTakesNeitherTimeNorMemory) {
   const config::Config config = plan_config("1t");
   const int64_t resident = util::resident_bytes();
