@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -109,22 +110,54 @@ void append_addresses(Addresses& addresses, const std::vector<at::Tensor>& tenso
   }
 }
 
+/// Parameters may have been updated in place since autograd recorded: when the graph of forward is launched,
+/// what backward needs is made of what they are now. So they get the versions again that autograd looks for.
+class VersionsAsRecorded {
+ public:
+  VersionsAsRecorded(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& versions)
+      : tensors_(tensors), now_(of(tensors)) {
+    set(versions);
+  }
+  ~VersionsAsRecorded() { set(now_); }
+  VersionsAsRecorded(const VersionsAsRecorded&) = delete;
+  VersionsAsRecorded& operator=(const VersionsAsRecorded&) = delete;
+
+  static std::vector<int64_t> of(const std::vector<at::Tensor>& tensors) {
+    std::vector<int64_t> versions;
+    for (const at::Tensor& tensor : tensors) versions.push_back(tensor._version());
+    return versions;
+  }
+
+ private:
+  void set(const std::vector<int64_t>& versions) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      c10::VariableVersion counter =
+          torch::autograd::impl::version_counter(tensors_[i]);  // shared with views
+      counter.set_version(versions[i]);
+    }
+  }
+
+  const std::vector<at::Tensor>& tensors_;
+  std::vector<int64_t> now_;
+};
+
 struct BackwardGraph {
   Addresses addresses;
   GraphInput gradient;
-  OrderedGraph graph;
-  std::vector<kernels::TakenPlace> taken;
-  variable_list results;  ///< as of differentiate()
+  OrderedGraph graph = {};
+  std::vector<kernels::TakenPlace> taken = {};
+  variable_list results = {};  ///< as of differentiate()
 };
 
 struct ForwardGraph {
   Addresses addresses;
+  std::vector<int64_t> versions;  ///< of the parameters and buffers when it was recorded
   int64_t layer;
   bool differentiates_input;
   GraphInput input;
-  OrderedGraph graph;
-  at::Tensor leaf, output;  ///< with what autograd recorded between them, which lasts
-  std::vector<std::unique_ptr<BackwardGraph>> backward;
+  OrderedGraph graph = {};
+  at::Tensor leaf = {}, output = {};  ///< with what autograd recorded between them, which lasts
+  std::vector<std::unique_ptr<BackwardGraph>> backward = {};
   bool is_in_use = false;  ///< its activations are some backward's
 };
 
@@ -132,13 +165,12 @@ struct ForwardGraph {
 struct GraphedStage {
   std::shared_ptr<Shared> shared;
   std::string name;
-  std::vector<at::Tensor> parameters, buffers;
-  std::vector<std::shared_ptr<ForwardGraph>> forward = {};
+  std::vector<at::Tensor> parameters, state;  ///< state: those and the buffers
+  std::vector<std::shared_ptr<ForwardGraph>> forward;
 
   Addresses addresses(const StageContext& context) const {
     Addresses result;
-    append_addresses(result, parameters);
-    append_addresses(result, buffers);
+    append_addresses(result, state);
     append_addresses(result, {context.rotary_cos, context.rotary_sin});
     return result;
   }
@@ -173,6 +205,7 @@ struct GraphedStage {
 /// What autograd recorded stays.
 variable_list differentiate(const GraphedStage& stage, const ForwardGraph& forward,
                             const at::Tensor& gradient) {
+  const VersionsAsRecorded versions(stage.state, forward.versions);
   variable_list inputs;
   if (forward.differentiates_input) inputs.push_back(forward.leaf);
   for (const at::Tensor& parameter : stage.parameters) {
@@ -234,7 +267,7 @@ class GraphedBackward final : public torch::autograd::Node {
   variable_list record(Addresses addresses, const at::Tensor& gradient) {
     Shared& shared = *stage_->shared;
     auto graph = std::unique_ptr<BackwardGraph>(
-        new BackwardGraph{std::move(addresses), GraphInput(shared, gradient), {}, {}, {}});
+        new BackwardGraph{.addresses = std::move(addresses), .gradient = GraphInput(shared, gradient)});
     const at::Tensor given = graph->gradient.as_leaf(false);
     stage_->recording("backward", [&] {
       graph->graph.record(shared, [&] {
@@ -280,9 +313,8 @@ class StageGraphs final : public Surround {
     bool is_in_use = false;
     for (const auto& graph : stage_->forward) {
       is_in_use = is_in_use || graph->is_in_use;
-      if (graph->is_in_use || graph->addresses != addresses || graph->layer != context.layer ||
-          !graph->graph.is_next() || graph->differentiates_input != input.requires_grad() ||
-          !graph->input.takes(input)) {
+      if (graph->addresses != addresses || graph->layer != context.layer || !graph->graph.is_next() ||
+          graph->differentiates_input != input.requires_grad() || !graph->input.takes(input)) {
         continue;
       }
       graph->input.put(input);
@@ -305,8 +337,12 @@ class StageGraphs final : public Surround {
   std::shared_ptr<ForwardGraph> record(const Addresses& addresses, const at::Tensor& input,
                                        const Next& next) {
     Shared& shared = *stage_->shared;
-    auto graph = std::shared_ptr<ForwardGraph>(new ForwardGraph{
-        addresses, next.context().layer, input.requires_grad(), GraphInput(shared, input), {}, {}, {}, {}});
+    auto graph =
+        std::shared_ptr<ForwardGraph>(new ForwardGraph{.addresses = addresses,
+                                                       .versions = VersionsAsRecorded::of(stage_->state),
+                                                       .layer = next.context().layer,
+                                                       .differentiates_input = input.requires_grad(),
+                                                       .input = GraphInput(shared, input)});
     graph->leaf = graph->input.as_leaf(input.requires_grad());
     stage_->recording("forward",
                       [&] { graph->graph.record(shared, [&] { graph->output = next(graph->leaf); }); });
@@ -361,8 +397,11 @@ std::shared_ptr<const GraphCounts> graph_stages(Stage& root, const std::vector<s
   auto shared = std::make_shared<Shared>();
   shared->make_pool = std::move(make_pool);
   for (const auto& [name, stage] : stages) {
-    auto graphed =
-        std::shared_ptr<GraphedStage>(new GraphedStage{shared, name, stage->parameters(), stage->buffers()});
+    auto graphed = std::make_shared<GraphedStage>();
+    graphed->shared = shared;
+    graphed->name = name;
+    graphed->parameters = graphed->state = stage->parameters();
+    for (const at::Tensor& buffer : stage->buffers()) graphed->state.push_back(buffer);
     stage->attach(std::make_shared<StageGraphs>(std::move(graphed)));
   }
   return {shared, &shared->counts};
