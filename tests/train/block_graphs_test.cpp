@@ -45,9 +45,9 @@ TEST(BlockGraphs, TakeUnitsThatAreOrHoldBlocksAndRefuseThoseInside) {
   EXPECT_EQ(refusal([&] { graphs_with({"block"}); }), "none");
   EXPECT_EQ(refusal([&] { graphs_with({"embedding"}); }), "none");
   EXPECT_THAT(refusal([&] {
-                graphs_with({"block", "attention"});
+                graphs_with({"block", "feed_forward"});
               }),
-              ::testing::HasSubstr("found unit model.layers.0.self_attn inside block model.layers.0, which"));
+              ::testing::HasSubstr("found unit model.layers.0.mlp inside block model.layers.0, which"));
 }
 
 TEST(BlockGraphs, AreCountedInALine) {
