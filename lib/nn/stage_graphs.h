@@ -18,7 +18,8 @@
 //
 // Limits: shapes may change from pass to pass, but each is another graph; surrounds and hooks inside the
 // stage run while it is recorded and then no more; nothing inside may gather or reduce, or use the targets of
-// the context; first derivatives only. The memory of activations stays reserved between steps.
+// the context; what a stage returns is overwritten by its next pass; first derivatives only. The memory of
+// activations stays reserved between steps.
 
 #include <cstdint>
 #include <memory>
