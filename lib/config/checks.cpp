@@ -244,6 +244,32 @@ void check_float8(const Config& config, Conflicts& conflicts) {
                           config.training.float8_exclude.size(), "; leave it out"));
 }
 
+/// A graph does again what it did when it was recorded.
+void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(!config.training.cuda_graphs || condition, {"training.cuda_graphs", key},
+                     "training.cuda_graphs: " + message);
+  };
+  unless(config.training.device != "cpu", "training.device",
+         "expected training.device = \"cuda\"; found \"cpu\", which has no graphs; leave it out");
+  unless(
+      config.activation_checkpointing.mode == "none", "activation_checkpointing.mode",
+      concat("expected activation_checkpointing.mode = \"none\", because graphs of recomputed blocks would "
+             "keep their activations; found \"",
+             config.activation_checkpointing.mode, "\"; leave one of the two out"));
+  unless(config.data.documents != "mask", "data.documents",
+         "expected data.documents other than \"mask\", with which every batch has other shapes; found that; "
+         "leave one of the two out");
+  unless(config.model.attention_dropout == 0 && config.model.hidden_dropout == 0, "model.hidden_dropout",
+         concat("expected no dropout in the blocks, because a graph would drop the same in every step; found "
+                "model.attention_dropout = ",
+                config.model.attention_dropout, " and model.hidden_dropout = ", config.model.hidden_dropout,
+                "; leave one of the two out"));
+  unless(config.model.embedding_dropout == 0, "model.embedding_dropout",
+         concat("expected no dropout; found model.embedding_dropout = ", config.model.embedding_dropout,
+                "; leave one of the two out"));
+}
+
 void check_evaluation(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.evaluation.interval_steps == 0 || !config.data.validation.empty(),
@@ -339,6 +365,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_schedule(config, conflicts);
   check_batch_warmup(config, conflicts);
   check_float8(config, conflicts);
+  check_cuda_graphs(config, conflicts);
   check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);

@@ -38,6 +38,7 @@ struct TrainingOptions {
   std::string matmul = "auto";
   std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/float8.h
   std::vector<std::string> float8_exclude;  ///< patterns of the weights of those that stay as they are
+  bool cuda_graphs = false;                 ///< nn/stage_graphs.h
   /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
   bool no_sync = false;
   /// No update, and no end of the run, where the loss or the gradient norm is not finite.

@@ -74,6 +74,12 @@ std::vector<Key> training_keys() {
        "patterns (* and ?) of weights of linear layers that do not: \"*.layers.0.*\"",
        {},
        {}},
+      {KEY(training, cuda_graphs),
+       "record what each block launches on a GPU, forward and backward, and launch it as one from then on: "
+       "for "
+       "models whose kernels are shorter than launching them; activations keep their memory between steps",
+       {},
+       {}},
       {KEY(training, no_sync),
        "add gradients of micro-steps up unsharded, reduce after the last: less traffic, more memory",
        {},

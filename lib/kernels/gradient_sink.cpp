@@ -2,7 +2,22 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <set>
+
+#include "util/error.h"
+
 namespace fsdp::kernels {
+namespace {
+
+thread_local TakenPlaces* witness = nullptr;
+
+}  // namespace
+
+std::optional<GradientSink::Place> GradientSink::take(at::ScalarType dtype) {
+  std::optional<Place> found = place(dtype);
+  if (found) note_taken();
+  return found;
+}
 
 GradientSink* gradient_sink(const at::Tensor& parameter) {
   return dynamic_cast<GradientSink*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
@@ -10,7 +25,32 @@ GradientSink* gradient_sink(const at::Tensor& parameter) {
 
 std::optional<GradientSink::Place> take_gradient_place(const at::Tensor& parameter, at::ScalarType dtype) {
   GradientSink* sink = gradient_sink(parameter);
-  return sink != nullptr ? sink->take(dtype) : std::nullopt;
+  if (sink == nullptr) return std::nullopt;
+  auto place = sink->take(dtype);
+  if (place && witness != nullptr) {
+    witness->places.push_back({parameter, dtype, place->memory.const_data_ptr(), place->adds});
+  }
+  return place;
+}
+
+TakenPlaces::TakenPlaces() {
+  FSDP_CHECK(witness == nullptr);
+  witness = this;
+}
+
+TakenPlaces::~TakenPlaces() { witness = nullptr; }
+
+bool take_again(const std::vector<TakenPlace>& places) {
+  // Of a parameter that was taken several times only the first place is as it was before all of them.
+  std::set<const void*> seen;
+  for (const TakenPlace& taken : places) {
+    if (!seen.insert(taken.parameter.unsafeGetTensorImpl()).second) continue;
+    GradientSink* sink = gradient_sink(taken.parameter);
+    const auto place = sink == nullptr ? std::nullopt : sink->place(taken.dtype);
+    if (!place || place->memory.const_data_ptr() != taken.memory || place->adds != taken.adds) return false;
+  }
+  for (const TakenPlace& taken : places) gradient_sink(taken.parameter)->take(taken.dtype);
+  return true;
 }
 
 }  // namespace fsdp::kernels

@@ -106,7 +106,7 @@ class RecomputeBackward final : public torch::autograd::Node {
 
   void release_variables() override {
     input_.reset_data();
-    next_ = nullptr;
+    next_ = {};
     random_state_.reset();
   }
 

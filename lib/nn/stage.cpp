@@ -1,14 +1,27 @@
 #include "nn/stage.h"
 
+#include "util/error.h"
+
 namespace fsdp::nn {
 
 /// One call of forward(), shared by the continuations that surrounds keep.
-struct Stage::Pass {
+struct Surround::Next::Pass {
   std::shared_ptr<torch::nn::Module> owner;  ///< keeps the stage alive; null when no shared_ptr owns it
   Stage& stage;
-  std::shared_ptr<const Surrounds> surrounds;
+  std::shared_ptr<const Stage::Surrounds> surrounds;
   StageContext context;
 };
+
+at::Tensor Surround::Next::operator()(const at::Tensor& input) const {
+  FSDP_CHECK(pass_ != nullptr);
+  if (surround_ == pass_->surrounds->size()) return pass_->stage.compute(input, pass_->context);
+  return (*pass_->surrounds)[surround_]->around(pass_->stage, input, Next(pass_, surround_ + 1));
+}
+
+const StageContext& Surround::Next::context() const {
+  FSDP_CHECK(pass_ != nullptr);
+  return pass_->context;
+}
 
 void Stage::attach(std::shared_ptr<Surround> surround) {
   auto surrounds = surrounds_ ? std::make_shared<Surrounds>(*surrounds_) : std::make_shared<Surrounds>();
@@ -18,16 +31,9 @@ void Stage::attach(std::shared_ptr<Surround> surround) {
 
 at::Tensor Stage::forward(const at::Tensor& input, const StageContext& context) {
   if (!surrounds_) return compute(input, context);
-  return run_from(0, std::make_shared<const Pass>(Pass{weak_from_this().lock(), *this, surrounds_, context}),
-                  input);
-}
-
-at::Tensor Stage::run_from(size_t surround, const std::shared_ptr<const Pass>& pass,
-                           const at::Tensor& input) {
-  if (surround == pass->surrounds->size()) return pass->stage.compute(input, pass->context);
-  return (*pass->surrounds)[surround]->around(pass->stage, input, [pass, surround](const at::Tensor& inner) {
-    return run_from(surround + 1, pass, inner);
-  });
+  return Surround::Next(std::make_shared<const Surround::Next::Pass>(
+                            Surround::Next::Pass{weak_from_this().lock(), *this, surrounds_, context}),
+                        0)(input);
 }
 
 }  // namespace fsdp::nn

@@ -9,10 +9,10 @@
 
 #include <torch/nn/module.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/fused.h"
@@ -52,15 +52,31 @@ class Stage;
 /// Something that runs around a stage's compute().
 class Surround {
  public:
-  /// Runs the inner surrounds and compute(). A copy may be kept and called again after around() has returned,
-  /// in backward for instance: it holds the context, the inner surrounds as they were attached at the time,
-  /// and the stage, if a shared_ptr owns it; a stage that none owns must outlive the copy.
-  using Next = std::function<at::Tensor(const at::Tensor& input)>;
+  class Next;
 
   virtual ~Surround() = default;
 
   /// Returns what `next(input)` returns, or a tensor of equal value.
   virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) = 0;
+};
+
+/// Runs the inner surrounds and compute(). A copy may be kept and called again after around() has returned,
+/// in backward for instance: it holds the context, the inner surrounds as they were attached at the time, and
+/// the stage, if a shared_ptr owns it; a stage that none owns must outlive the copy.
+class Surround::Next {
+ public:
+  Next() = default;  ///< of no stage
+  at::Tensor operator()(const at::Tensor& input) const;
+  /// What compute() will be given beside its input.
+  const StageContext& context() const;
+
+ private:
+  friend class Stage;
+  struct Pass;
+  Next(std::shared_ptr<const Pass> pass, size_t surround) : pass_(std::move(pass)), surround_(surround) {}
+
+  std::shared_ptr<const Pass> pass_;
+  size_t surround_ = 0;  ///< the next one
 };
 
 /// A module with one tensor in and one tensor out that surrounds can be attached to.
@@ -81,10 +97,8 @@ class Stage : public torch::nn::Module {
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;
 
  private:
+  friend class Surround::Next;
   using Surrounds = std::vector<std::shared_ptr<Surround>>;
-  struct Pass;
-  static at::Tensor run_from(size_t surround, const std::shared_ptr<const Pass>& pass,
-                             const at::Tensor& input);
 
   std::shared_ptr<const Surrounds> surrounds_;  ///< null: none; replaced as a whole, since passes share it
 };

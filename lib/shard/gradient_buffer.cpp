@@ -25,15 +25,15 @@ class GradientBuffer::Sink final : public kernels::GradientSink {
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
 
-  std::optional<Place> take(at::ScalarType dtype) override {
+  std::optional<Place> place(at::ScalarType dtype) const override {
     const bool has_place = buffer_.is_attached() && buffer_.layout_.gathers_in_place();
     if (!has_place || dtype != buffer_.dtype_) return std::nullopt;
-    const bool adds = buffer_.holds_[index_];
-    buffer_.holds_[index_] = true;
-    return Place{buffer_.view_of(index_), adds};
+    return Place{buffer_.view_of(index_), buffer_.holds_[index_]};
   }
 
  private:
+  void note_taken() override { buffer_.holds_[index_] = true; }
+
   GradientBuffer& buffer_;
   size_t index_;
 };

@@ -78,7 +78,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       device.is_cpu() ? "" : products_on_gpu(),
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
-      "; at best ", util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
+      config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",
+      util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
       config.logging.peak_tflops > 0 ? "" : " (measured)", of_what_mfu_is_a_share(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,

@@ -178,7 +178,9 @@ std::string difference(const Row& row) {
 
 }  // namespace
 
-DryRun dry_run(const config::Config& config, int world_size, at::Device device) {
+DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
+  config::Config config = given;
+  config.training.cuda_graphs = false;  // two steps record none
   PeakMemory memory(device);
   DryRun result;
   {

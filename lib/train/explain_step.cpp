@@ -130,8 +130,10 @@ TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& opt
 
 }  // namespace
 
-std::string explain_step(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
+std::string explain_step(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
                          const ExplainOptions& options) {
+  config::Config config = given;
+  config.training.cuda_graphs = false;  // inside of a graph nobody is told when a unit computes
   auto trace = std::make_shared<comm::Trace>();
   // A world of one has collectives of its loss and norm only, which go nowhere.
   if (communicator->world_size() > 1) {

@@ -9,6 +9,7 @@
 #include "nn/recompute.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
+#include "train/block_graphs.h"
 #include "train/float8_layers.h"
 #include "train/initial_weights.h"
 #include "train/state_slices.h"
@@ -118,11 +119,18 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   RunParts parts;
+  comm::agree(*mesh.world(), "training.cuda_graphs", [&] { prepare_graphs(config, mesh.world()->device()); });
   static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), weights);
   if (mesh.world()->rank() == 0) {
     warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
     if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
   }
+  comm::agree(*mesh.world(), "training.cuda_graphs", [&] {
+    if (!config.training.cuda_graphs) return;
+    // Inside of what gathers and frees, which goes on between the graphs.
+    parts.graphs =
+        graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
+  });
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
     parts.optimizer = optim::make_optimizer(

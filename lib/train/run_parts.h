@@ -12,6 +12,7 @@
 #include "data/loader.h"
 #include "nn/float8.h"
 #include "nn/stage.h"
+#include "nn/stage_graphs.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
@@ -30,6 +31,7 @@ struct RunParts : ShardedModel {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::GradScaler> scaler;
   std::optional<UpdateGuard> guard;
+  std::shared_ptr<const nn::GraphCounts> graphs;  ///< of training.cuda_graphs; null: none
 };
 
 /// This rank's place among those that share the global batch.
@@ -51,7 +53,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                  std::shared_ptr<comm::Trace> trace,
                                  shard::ParameterSource* weights = nullptr);
 
-/// That and what trains it. Collective and throws alike.
+/// That and what trains it; with training.cuda_graphs the calling thread, which must be the one that trains,
+/// launches on a stream of its own from then on. Collective and throws alike.
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights = nullptr);
 

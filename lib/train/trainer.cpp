@@ -12,6 +12,7 @@
 #include "shard/replica_check.h"
 #include "train/banner.h"
 #include "train/batch_warmup.h"
+#include "train/block_graphs.h"
 #include "train/evaluator.h"
 #include "train/peak_rate.h"
 #include "train/run_environment.h"
@@ -160,6 +161,7 @@ RunSummary Trainer::run() {
   checkpointer_->finish();
   communicator_->barrier({.unit = "end of the run"});
   checkpointer_->require_last_save();
+  if (parts_.graphs && is_first_rank()) util::log_info(describe(*parts_.graphs));
   summary_.step = position_.step;
   summary_.best = validations_.best();
   summary_.last_checkpoint = checkpointer_->last_saved();

@@ -1,6 +1,7 @@
-// util/cuda.h in a program that was built without CUDA.
+// util/cuda.h and device_graph.h in a program that was built without CUDA.
 
 #include "util/cuda.h"
+#include "util/device_graph.h"
 #include "util/error.h"
 
 namespace fsdp::util {
@@ -34,5 +35,7 @@ CudaMemory cuda_memory(int index) { refuse(index); }
 void reset_cuda_peak_memory(int index) { refuse(index); }
 void record_cuda_memory_history(int index, const std::filesystem::path&) { refuse(index); }
 void write_cuda_memory_snapshot(const std::filesystem::path&) { refuse("a snapshot of GPU memory"); }
+MakeGraphPool cuda_graph_pools(int index) { refuse(index); }
+void use_own_cuda_stream(int index) { refuse(index); }
 
 }  // namespace fsdp::util

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <utility>
+
 #include "config/config_text.h"
 
 namespace fsdp::config {
@@ -75,6 +78,29 @@ TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
   EXPECT_NE(only_conflict(config).find(
                 "found 3 (data.micro_batch_size) * 250 (data.sequence_length) = 750 = 46 * 16 + 14"),
             std::string::npos);
+}
+
+TEST(Conflicts, GraphsAreOfAGpuAndOfWhatIsTheSameInEveryStep) {
+  Config config;
+  config.training.cuda_graphs = true;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> ways = {
+      {"training.device", [](Config& changed) { changed.training.device = "cpu"; }},
+      {"activation_checkpointing.mode",
+       [](Config& changed) { changed.activation_checkpointing.mode = "full"; }},
+      {"data.documents", [](Config& changed) { changed.data.documents = "mask"; }},
+      {"model.hidden_dropout", [](Config& changed) { changed.model.hidden_dropout = 0.1; }},
+      {"model.attention_dropout", [](Config& changed) { changed.model.attention_dropout = 0.1; }},
+      {"model.embedding_dropout", [](Config& changed) { changed.model.embedding_dropout = 0.1; }},
+  };
+  for (const auto& [key, change] : ways) {
+    Config changed = config;
+    change(changed);
+    const std::string message = only_conflict(changed);
+    EXPECT_EQ(message.find("training.cuda_graphs: expected "), 0u) << message;
+    EXPECT_NE(message.find(key), std::string::npos) << message;
+    EXPECT_NE(message.find("leave "), std::string::npos) << message;
+  }
 }
 
 TEST(Conflicts, SamplesFitThePositions) {

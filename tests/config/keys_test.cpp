@@ -122,6 +122,7 @@ const std::map<std::string, Sample>& samples() {
        {"[\"*.0.*\"]",
         "[\"\"]",
         {"training.float8=\"tensorwise\"", "mixed_precision.param_dtype=\"bfloat16\""}}},
+      {"training.cuda_graphs", {"true", "1"}},
       {"training.no_sync", {"true", "1"}},
       {"training.skip_nonfinite", {"true", "1"}},
       {"training.skip_zscore", {"6", "-1"}},

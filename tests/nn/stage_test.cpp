@@ -61,7 +61,7 @@ TEST(Stage, LetsASurroundGoOnLaterAsAtTheTimeOfTheCall) {
   EXPECT_TRUE(keeper->kept(input).equal(output));
   EXPECT_EQ(log.size(), 4u);
   EXPECT_FALSE(alive.expired());
-  keeper->kept = nullptr;
+  keeper->kept = {};
   EXPECT_TRUE(alive.expired());
 }
 

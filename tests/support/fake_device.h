@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "support/stream_recorder.h"
+#include "util/device_graph.h"
 
 namespace fsdp::testing {
 
@@ -70,6 +71,10 @@ class FakeDevice {
 
   /// Whether waiting for an event by the host does nothing, as if the call had been forgotten.
   void set_host_forgets_events(bool forgets);
+
+  /// Pools of graphs, which run what was recorded again on the addresses that it had. No memory is shared
+  /// among the graphs of a pool.
+  static util::MakeGraphPool graph_pools();
 
   /// Bytes of the device that tensors hold now.
   size_t live_bytes(int index = 0) const;

@@ -33,6 +33,7 @@ size_t rounded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 }  // namespace
 
 c10::DataPtr FakeMemory::allocate(size_t bytes) {
+  if (LaunchRecording* recording = LaunchRecording::current()) return recording->memory().allocate(bytes);
   const int device = current_device();
   const c10::Device place(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device));
   if (bytes == 0) return {nullptr, nullptr, &release, place};

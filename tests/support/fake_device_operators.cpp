@@ -95,6 +95,25 @@ class CpuViews {
   std::unordered_map<const c10::StorageImpl*, c10::Storage> views_of_storages_, fakes_;
 };
 
+/// The same with each tensor of the device in place of itself as one of the CPU where it lies now.
+c10::IValue at_addresses(const c10::IValue& value) {
+  if (value.isTensor()) return at_address(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(at_address(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      list.push_back(tensor ? std::optional(at_address(*tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  if (value.isDevice()) return c10::Device(at::kCPU);
+  return value;
+}
+
 /// One call of an operator that the CPU's kernel does.
 class CpuCall {
  public:
@@ -109,6 +128,12 @@ class CpuCall {
   }
 
   void run() {
+    LaunchRecording* recording = touches_ ? LaunchRecording::current() : nullptr;
+    std::vector<c10::IValue> arguments;
+    if (recording != nullptr) {
+      FSDP_CHECK(!host_waits_, name(), " makes the host wait in a recording");
+      for (size_t i = first_; i < stack_.size(); ++i) arguments.push_back(at_addresses(stack_[i]));
+    }
     take_arguments();
     const c10::DeviceGuard on(device_.value_or(
         c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(current_device()))));
@@ -118,6 +143,16 @@ class CpuCall {
     const StreamName stream = current_stream(current_device());
     if (touches_) {
       for (const at::Tensor& tensor : written_) append(writes_, tensor);
+      if (recording != nullptr) {
+        std::vector<at::Tensor> results;
+        for (size_t i = stack_.size() - schema_.returns().size(); i < stack_.size(); ++i) {
+          if (stack_[i].isTensor()) results.push_back(stack_[i].toTensor());
+          if (stack_[i].isTensorList()) {
+            for (const at::Tensor& tensor : stack_[i].toTensorVector()) results.push_back(tensor);
+          }
+        }
+        recording->add(op_, std::move(arguments), results, reads_, writes_);
+      }
       parts().recorder.operation(stream, name(), std::move(reads_), std::move(writes_));
     }
     if (host_waits_) host_waits(stream);
@@ -242,6 +277,10 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   std::vector<MemoryRange> reads, writes;
   if (is_fake(source)) reads = ranges_of(source);
   if (is_fake(target)) writes = ranges_of(target);
+  if (LaunchRecording* recording = LaunchRecording::current()) {
+    FSDP_CHECK(is_fake(source) && is_fake(target), "a copy from or to the host in a recording");
+    recording->add_copy(source, target, reads, writes);
+  }
   const auto done = device.recorder.operation(stream, "aten::copy_", std::move(reads), std::move(writes));
   CpuViews views;
   if (!is_fake(source)) device.copies.before_use(stream, source);

@@ -3,10 +3,12 @@
 // What FakeDevice is made of. None of it is ever destroyed: tensors may outlive every static.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -96,6 +98,43 @@ class PendingCopies {
   std::vector<Copy> copies_;
 };
 
+/// Memory of the graphs of a pool: what one frees while it is recorded, the next may have.
+class GraphMemory : public std::enable_shared_from_this<GraphMemory> {
+ public:
+  c10::DataPtr allocate(size_t bytes);
+
+ private:
+  struct Held;
+  static void release(void* held);
+
+  std::mutex mutex_;
+  std::vector<c10::DataPtr> all_;
+  std::map<size_t, std::vector<void*>> free_;
+};
+
+/// What this thread runs on the device, to be run again on the same addresses.
+class LaunchRecording {
+ public:
+  explicit LaunchRecording(std::shared_ptr<GraphMemory> memory) : memory_(std::move(memory)) {}
+
+  /// Of this thread; null: none.
+  static LaunchRecording*& current();
+
+  /// An operator that has run: its arguments by at_address(), and its results.
+  void add(const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
+           const std::vector<at::Tensor>& results, std::vector<MemoryRange> reads,
+           std::vector<MemoryRange> writes);
+  void add_copy(const at::Tensor& source, const at::Tensor& target, std::vector<MemoryRange> reads,
+                std::vector<MemoryRange> writes);
+  GraphMemory& memory() { return *memory_; }
+  void run_again() const;
+
+ private:
+  std::vector<std::function<void(StreamName stream)>> launches_;
+  std::shared_ptr<GraphMemory> memory_;
+  int device_ = 0;
+};
+
 struct FakeDeviceParts {
   StreamRecorder recorder;
   FakeMemory memory;
@@ -112,6 +151,9 @@ int current_device();
 
 /// The host waits, and sees what was copied to it.
 void host_waits(StreamName stream);
+
+/// A tensor of the device as one of the CPU over the memory where it lies now, which it does not own.
+at::Tensor at_address(const at::Tensor& tensor);
 
 /// The bytes of the tensor's elements; none if it is empty.
 std::vector<MemoryRange> ranges_of(const at::Tensor& tensor);

@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "kernels/gradient_sink.h"
 
@@ -31,14 +30,17 @@ class TestSink final : public GradientSink {
     holds = true;
     at::Tensor(parameter).mutable_grad() = at::Tensor();
   }
-  std::optional<Place> take(at::ScalarType dtype) override {
+  std::optional<Place> place(at::ScalarType dtype) const override {
     if (dtype != memory.scalar_type() || refuses) return std::nullopt;
-    return Place{memory, std::exchange(holds, true)};
+    return Place{memory, holds};
   }
 
   at::Tensor memory;
   bool holds = false, refuses = false;
   int by_autograd = 0;
+
+ private:
+  void note_taken() override { holds = true; }
 };
 
 }  // namespace fsdp::kernels

@@ -18,6 +18,7 @@
 
 #include "comm/thread_communicator.h"
 #include "nn/recompute.h"
+#include "nn/stage_graphs.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "shard/grad_norm.h"
@@ -45,6 +46,7 @@ struct RunPlan {
   bool updates_in_backward = false;
   std::vector<std::string> frozen;     ///< patterns of parameter names
   std::vector<std::string> recompute;  ///< stage types
+  util::MakeGraphPool graph_pools;     ///< blocks become graphs of these
   /// Puts something between an engine and its rank's communicator.
   std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)> interpose;
   /// Called on every rank before the optimizer of a step.
@@ -55,6 +57,7 @@ struct RunResult {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> weights;
   std::vector<int64_t> held_bytes;  ///< by the buffer pool of rank 0 after each step
+  nn::GraphCounts graphs;           ///< of rank 0
 };
 
 inline void sgd_on_shards(shard::Engine& engine, double learning_rate) {
@@ -129,6 +132,8 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     auto model = make_model(plan, mesh.world()->device());
     auto engine = shard_under_test(*model, plan.shard, mesh);
     if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
+    std::shared_ptr<const nn::GraphCounts> graphs;
+    if (plan.graph_pools) graphs = nn::graph_stages(*model, {"block"}, plan.graph_pools);
     auto optimizer = optimizer_over(*engine, plan);
     for (int64_t step = 0; step < plan.steps; ++step) {
       engine->zero_gradients();
@@ -164,6 +169,7 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
         result.held_bytes.push_back(engine->buffer_pool().held_bytes());
       }
     }
+    if (graphs && communicator.rank() == 0) result.graphs = *graphs;
     for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) {
       result.weights[name] = weight.to(at::kCPU);
     }
