@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "util/block_choice.h"
 #include "util/error.h"
@@ -22,15 +21,14 @@ constexpr uint8_t kPriority = 100;
 /// transformers find all their blocks waiting; without, they clear half of their memory anew in each step.
 constexpr int64_t kLargestReuse = 3;
 
-/// Address space from which blocks without huge pages of their own are cut.
-constexpr int64_t kStretch = 64 << 20;
-
-/// That begins at a huge page's boundary and asks for huge pages; nullptr where the system has none.
-std::byte* map(int64_t bytes) {
-  const int64_t more = kHugePage - kPage;
+/// nullptr where the system has none.
+void* map(int64_t bytes) {
+  const bool huge = bytes >= kSmallestOfHugePages;
+  const int64_t more = huge ? kHugePage - kPage : 0;  // to begin at a huge page's boundary
   void* whole = ::mmap(nullptr, static_cast<size_t>(bytes + more), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (whole == MAP_FAILED) return nullptr;
+  if (!huge) return whole;
   auto* first = static_cast<std::byte*>(whole);
   const auto address = reinterpret_cast<uintptr_t>(whole);
   const auto before = static_cast<int64_t>(-address % kHugePage);
@@ -78,10 +76,10 @@ void* MappedAllocator::take(int64_t bytes) {
     return data;
   }
   give_up(choice.give_up);
-  void* data = fresh(bytes);
+  void* data = map(bytes);
   if (data == nullptr) {
     give_up(waiting_.size());
-    data = fresh(bytes);
+    data = map(bytes);
   }
   if (data == nullptr) {
     live_ -= bytes;
@@ -90,18 +88,6 @@ void* MappedAllocator::take(int64_t bytes) {
   held_ += bytes;
   used_[data] = {.asked = bytes, .size = bytes};
   return data;
-}
-
-void* MappedAllocator::fresh(int64_t bytes) {
-  if (bytes >= kSmallestOfHugePages) return map(bytes);
-  if (stretch_left_ < bytes) {
-    if (stretch_left_ > 0) ::munmap(stretch_, static_cast<size_t>(stretch_left_));
-    stretch_ = map(kStretch);
-    stretch_left_ = stretch_ == nullptr ? 0 : kStretch;
-    if (stretch_ == nullptr) return nullptr;
-  }
-  stretch_left_ -= bytes;
-  return std::exchange(stretch_, stretch_ + bytes);
 }
 
 void MappedAllocator::release(void* data) {

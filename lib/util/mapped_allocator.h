@@ -7,19 +7,13 @@
 // used again too, but by a request of about its size, and all blocks together are never much more than the
 // most that tensors have needed at one time (util/held_bytes.h): a request for which nothing waits gives
 // back, to the system, what has waited longest. So the peak of resident memory is about the peak that a plan
-// computes, and where steps are alike, blocks change hands without the system.
-//
-// All of it asks for huge pages, which the system clears in half the time of as many small ones, and hands
-// over in one fault where those take 512. Blocks of 4 MiB and more begin at a boundary of huge pages; smaller
-// ones are cut one behind the other from a stretch of them, so that at most one huge page is there in part
-// only. What is given back of a huge page whose neighbours are in use is no longer resident; the system has
-// it again when it runs short, or with the last of them.
+// computes, and where steps are alike, blocks change hands without the system. Blocks of 4 MiB and more ask
+// for huge pages.
 //
 // Process-wide, for programs: the library does not install it. Thread-safe.
 
 #include <c10/core/Allocator.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
@@ -52,8 +46,6 @@ class MappedAllocator final : public c10::Allocator {
   MappedAllocator() = default;
   static void release(void* data);
   void* take(int64_t bytes);
-  /// Memory that nobody had before; nullptr where the system has none.
-  void* fresh(int64_t bytes);
   void give_up(size_t count);
 
   struct Block {
@@ -64,8 +56,6 @@ class MappedAllocator final : public c10::Allocator {
   std::vector<void*> waiting_;  ///< the longest first
   std::vector<int64_t> waiting_sizes_;
   int64_t held_ = 0, live_ = 0, peak_ = 0;
-  std::byte* stretch_ = nullptr;  ///< what is left of it, for small blocks
-  int64_t stretch_left_ = 0;
 };
 
 }  // namespace fsdp::util

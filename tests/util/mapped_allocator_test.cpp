@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <thread>
-#include <vector>
 
 #include "util/process_memory.h"
 
@@ -54,33 +53,6 @@ TEST_F(MappedAllocatorTest, AlignsAsKernelsExpectAndLargeBlocksToHugePages) {
     }
     std::memset(block.get(), 1, bytes);
   }
-}
-
-TEST_F(MappedAllocatorTest, CutsSmallBlocksFromOneStretchOfHugePages) {
-  // More than a stretch of them, in odd sizes.
-  std::vector<c10::DataPtr> blocks;
-  std::vector<size_t> sizes;
-  size_t neighbours = 0;
-  for (size_t i = 0; i < 80; ++i) {
-    sizes.push_back(kMib + (i % 7) * 150'000);
-    blocks.push_back(allocator_.allocate(sizes.back()));
-    std::memset(blocks.back().get(), static_cast<int>(i), sizes.back());
-    if (i == 0) continue;
-    const auto* before = static_cast<char*>(blocks[i - 1].get());
-    const auto distance = static_cast<char*>(blocks[i].get()) - before;
-    neighbours += distance >= 0 && static_cast<size_t>(distance) < sizes[i - 1] + 4096;
-  }
-  EXPECT_GE(neighbours, 75);
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const auto* data = static_cast<char*>(blocks[i].get());
-    EXPECT_EQ(data[0], static_cast<char>(i));
-    EXPECT_EQ(data[sizes[i] - 1], static_cast<char>(i));
-  }
-  const int64_t with_blocks = resident_bytes();
-  blocks.clear();
-  allocator_.trim();
-  EXPECT_EQ(allocator_.held_bytes(), 0);
-  EXPECT_LT(resident_bytes(), with_blocks - static_cast<int64_t>(100 * kMib));
 }
 
 TEST_F(MappedAllocatorTest, ServesRawPointersOfAllSizes) {
