@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/listener_wait.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -18,6 +19,14 @@ bool contains(const std::string& text, const char* part) { return text.find(part
 void ignore_broken_pipes() {
   struct sigaction action {};
   if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+[[noreturn]] void not_all_came(const LaunchEnvironment& environment, const std::string& where,
+                               std::chrono::milliseconds timeout, const std::string& cause) {
+  util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
+             timeout.count() / 1000, " s and not all of the ", environment.world_size,
+             " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
+             cause, ")");
 }
 
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
@@ -39,6 +48,10 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
   options.waitWorkers = true;
   options.timeout = timeout;
   std::string where = util::concat(environment.master_addr, ":", environment.master_port);
+  if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port,
+                                              std::chrono::steady_clock::now() + timeout)) {
+    not_all_came(environment, where, timeout, "nobody listens there");
+  }
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
     return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), store);
@@ -49,10 +62,7 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
                  " of this host is in use by another program; choose another with fsdp-launch --master-port");
     }
     if (says_timeout(text)) {
-      util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
-                 timeout.count() / 1000, " s and not all of the ", environment.world_size,
-                 " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
-                 first_line(text), ")");
+      not_all_came(environment, where, timeout, first_line(text));
     }
     util::fail(ErrorKind::kPeerLost, "rendezvous at ", where, " failed on rank ", environment.rank, ": ",
                first_line(text));

@@ -1,10 +1,14 @@
 #include "nn/initialize.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
+#include "util/error.h"
 #include "util/seeded_random.h"
 
 namespace fsdp::nn {
@@ -15,20 +19,62 @@ bool ends_with(const std::string& text, const std::string& ending) {
          text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
 }
 
+/// Of the normal distribution; nothing for what is no matrix.
+std::optional<double> deviation_of(const std::string& name, size_t dimensions, const ModelOptions& options) {
+  if (dimensions < 2) return std::nullopt;
+  double deviation = options.initializer_range;
+  if (options.architecture == "gpt2" && ends_with(name, "c_proj.weight")) {
+    deviation /= std::sqrt(2.0 * static_cast<double>(options.num_hidden_layers));
+  }
+  return deviation;
+}
+
+void fill_vector(const std::string& name, const at::Tensor& values) {
+  values.fill_(ends_with(name, "bias") ? 0.0 : 1.0);
+}
+
+/// at::normal_() makes the values of a tensor that is contiguous and not smaller, one such group after the
+/// other, from as many draws; if it is no whole number of groups, the last ones are made twice.
+constexpr int64_t kGroup = 16;
+
 }  // namespace
 
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed) {
   at::NoGradGuard no_grad;
-  if (parameter.dim() < 2) {
-    parameter.fill_(ends_with(name, "bias") ? 0.0 : 1.0);
+  const auto deviation = deviation_of(name, static_cast<size_t>(parameter.dim()), options);
+  if (!deviation) return fill_vector(name, parameter);
+  parameter.normal_(0.0, *deviation, util::named_generator(seed, name));
+}
+
+void initialize_elements(const std::string& name, at::IntArrayRef sizes, int64_t begin, const at::Tensor& out,
+                         const ModelOptions& options, uint64_t seed) {
+  at::NoGradGuard no_grad;
+  const int64_t numel = c10::multiply_integers(sizes), end = begin + out.numel();
+  FSDP_CHECK(out.dim() == 1 && begin >= 0 && end <= numel, name);
+  const auto deviation = deviation_of(name, sizes.size(), options);
+  if (!deviation) return fill_vector(name, out);
+  if (numel % kGroup != 0) {
+    at::Tensor whole = at::empty(sizes, out.options());
+    initialize_parameter(name, whole, options, seed);
+    out.copy_(whole.view({-1}).narrow(0, begin, out.numel()));
     return;
   }
-  double deviation = options.initializer_range;
-  if (options.architecture == "gpt2" && ends_with(name, "c_proj.weight")) {
-    deviation /= std::sqrt(2.0 * static_cast<double>(options.num_hidden_layers));
+  at::Generator generator = util::named_generator(seed, name);
+  util::skip_draws(generator, begin / kGroup * kGroup);
+  at::Tensor group = at::empty({kGroup}, out.options());
+  for (int64_t at = begin; at < end;) {
+    const int64_t of_group = at % kGroup, left = end - at;
+    const int64_t whole_groups = of_group == 0 ? left / kGroup * kGroup : 0;
+    const int64_t count = whole_groups > 0 ? whole_groups : std::min(kGroup - of_group, left);
+    const at::Tensor here = out.narrow(0, at - begin, count);
+    if (whole_groups > 0) {
+      here.normal_(0.0, *deviation, generator);
+    } else {
+      here.copy_(group.normal_(0.0, *deviation, generator).narrow(0, of_group, count));
+    }
+    at += count;
   }
-  parameter.normal_(0.0, deviation, util::named_generator(seed, name));
 }
 
 void initialize_parameters(torch::nn::Module& module, const ModelOptions& options, uint64_t seed) {

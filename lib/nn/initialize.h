@@ -3,6 +3,7 @@
 // Initial weights. What a parameter starts with depends on the seed and its name only, so that any number of
 // processes, and any order of building the model, starts equal.
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -17,6 +18,12 @@ namespace fsdp::nn {
 /// section 2.3).
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed);
+
+/// Elements [begin, begin + out.numel()) of what initialize_parameter() gives a parameter of these sizes, bit
+/// for bit, where the others are not needed: they are neither computed nor is there memory for them. out:
+/// 1-D, fp32, contiguous, in host memory.
+void initialize_elements(const std::string& name, at::IntArrayRef sizes, int64_t begin, const at::Tensor& out,
+                         const ModelOptions& options, uint64_t seed);
 
 /// Every parameter of the module. A tied parameter is initialised under the first of its names.
 void initialize_parameters(torch::nn::Module& module, const ModelOptions& options, uint64_t seed);

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include "shard/layout_views.h"
 #include "util/error.h"
@@ -54,7 +53,7 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
       pool_(std::move(pool)) {
   at::NoGradGuard no_grad;
   at::Device device = device_of(parameters_, materialize);
-  shard_ = at::zeros({layout_->shard_numel()}, home(device, options_.cpu_offload));
+  shard_ = at::empty({layout_->shard_numel()}, home(device, options_.cpu_offload));
   fill_shard(materialize);
   shard_is_unsharded_ = place_.world_size == 1 && options_.param_dtype == at::kFloat && !options_.cpu_offload;
   at::TensorOptions gathered = at::TensorOptions().dtype(options_.param_dtype).device(device);
@@ -70,6 +69,9 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
 }
 
 void UnitStorage::fill_shard(const Materialize& materialize) {
+  int64_t filled = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) filled += layout_->local_range(i, place_.rank).numel();
+  if (filled < shard_.numel()) shard_.zero_();  // the padding between and behind parameters
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     if (!parameter.is_meta()) {

@@ -33,10 +33,14 @@ class RandomWeights final : public shard::ParameterSource {
 
   void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) override {
     if (out.numel() == 0) return;
-    const bool all = out.numel() == parameter.tensor.numel();
-    at::Tensor whole = all ? out : at::empty({parameter.tensor.numel()}, out.options());
-    nn::initialize_parameter(parameter.name, whole.view(parameter.tensor.sizes()), options_, seed_);
-    if (!all) copy_columns(whole, range, out);
+    const at::IntArrayRef sizes = parameter.tensor.sizes();
+    if (range.rows == 1) {
+      nn::initialize_elements(parameter.name, sizes, range.begin, out, options_, seed_);
+      return;
+    }
+    at::Tensor whole = at::empty(sizes, out.options());
+    nn::initialize_parameter(parameter.name, whole, options_, seed_);
+    copy_columns(whole, range, out);
   }
 
  private:

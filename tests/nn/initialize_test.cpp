@@ -3,7 +3,9 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "support/tiny_models.h"
 
@@ -35,6 +37,30 @@ TEST(Initialize, UsesTheRangeForMatricesOnesForNormsZeroForBiases) {
   EXPECT_NEAR(deviation("transformer.h.0.mlp.c_proj.weight"), 0.02 / std::sqrt(6.0), 0.0005);
   EXPECT_TRUE(at::equal(parameters["transformer.ln_f.weight"], at::ones({64})));
   EXPECT_TRUE(at::equal(parameters["transformer.h.0.mlp.c_fc.bias"], at::zeros({256})));
+}
+
+TEST(Initialize, GivesAnyElementsByThemselvesAsInTheWhole) {
+  const auto options = testing::tiny_options("gpt2");
+  struct Case {
+    const char* name;
+    std::vector<int64_t> sizes;
+  };
+  for (const auto& [name, sizes] :
+       {Case{"a.weight", {40, 32}}, Case{"b.c_proj.weight", {40, 32}}, Case{"odd.weight", {37, 19}},
+        Case{"small.weight", {3, 5}}, Case{"norm.weight", {70}}, Case{"linear.bias", {70}}}) {
+    at::Tensor whole = at::empty(sizes);
+    initialize_parameter(name, whole, options, 7);
+    const int64_t numel = whole.numel();
+    for (int64_t begin : {int64_t{0}, int64_t{1}, int64_t{13}, numel / 2, numel - 1}) {
+      for (int64_t count : {int64_t{1}, int64_t{2}, int64_t{20}, int64_t{64}, numel}) {
+        count = std::min(count, numel - begin);
+        at::Tensor out = at::full({count}, -3.0);
+        initialize_elements(name, sizes, begin, out, options, 7);
+        EXPECT_TRUE(at::equal(out, whole.view({-1}).narrow(0, begin, count)))
+            << name << " from " << begin << ", " << count;
+      }
+    }
+  }
 }
 
 }  // namespace
