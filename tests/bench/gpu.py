@@ -5,6 +5,7 @@
             PyTorch's FSDP2 with and without torch.compile, in turns on the same weights and tokens, losses compared
   engine    what sharding costs in a world of one, and the engine's own bookkeeping a unit
   offload   steps with shards, gradients and optimizer in host memory, against FSDP2's CPUOffloadPolicy
+  graphs    steps with training.cuda_graphs against those without, of the smallest model, where launching takes longest
   memory    one rank's step of 13B over 8, 175B over 128 and 1T over 256 ranks that are not there
 
 Where losses differ by more than the tolerance, the exit code is 1. --device cpu is a trial of all this without a
@@ -27,7 +28,7 @@ from results import RESULTS, describe_machine, replace_section
 from sides import Setting, Sides
 from step_tables import Comparison, table
 
-PARTS = ("steps", "engine", "offload", "memory")
+PARTS = ("steps", "engine", "offload", "graphs", "memory")
 PEERS = {"fsdp2": ["--engine", "fsdp2"], "fsdp2 compile": ["--engine", "fsdp2", "--compile"]}
 TOLERANCE = 2e-2
 PROJECT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 def parse_arguments():
     p = argparse.ArgumentParser(prog="scripts/bench --gpu", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (all)")
+    p.add_argument("--parts", help=f"of {', '.join(PARTS)} (all; graphs need a GPU)")
     p.add_argument("--models", help="of gpt2-124m, llama-1.3b, largest (all)")
     p.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)} (all)")
     p.add_argument("--ranks", type=int, default=1, help="processes, a GPU each (1)")
@@ -58,7 +59,9 @@ def parse_arguments():
     a.choice = ON_GPUS if a.device == "cuda" else ON_THE_CPU
     known_models = [*a.choice.models, "largest"]
     a.models = a.models or ",".join(known_models)
-    for name, known in (("parts", PARTS), ("models", known_models), ("peers", PEERS)):
+    known_parts = [part for part in PARTS if part != "graphs" or a.device == "cuda"]
+    a.parts = a.parts or ",".join(known_parts)
+    for name, known in (("parts", known_parts), ("models", known_models), ("peers", PEERS)):
         setattr(a, name, getattr(a, name).split(","))
         for value in getattr(a, name):
             if value not in known:
@@ -84,9 +87,9 @@ class GpuBench:
         self.peak_tflops, self.whose_peak = peak_rate(gpu["name"], arguments.peak_tflops, self.gemm)
         self.too_far = []
 
-    def setting(self, model, offload=False):
+    def setting(self, model, offload=False, sequences=None):
         a = self.a
-        sequences = a.sequences or a.choice.sequences.get(model, a.choice.sequences["largest"])
+        sequences = sequences or a.sequences or a.choice.sequences.get(model, a.choice.sequences["largest"])
         return Setting(model, a.ranks, "bf16", sequences, a.steps, a.warmup, self.threads, offload)
 
     def in_turns(self, what, ours, theirs):
@@ -107,8 +110,11 @@ class GpuBench:
         return results
 
     def compare(self, setting, peer):
-        ours, theirs = self.in_turns(f"{setting.model}, {peer}", lambda: self.sides.run_ours(setting),
-                                     lambda: self.sides.run_peer(setting, PEERS[peer]))
+        return self.compared(setting, peer, lambda: self.sides.run_ours(setting),
+                             lambda: self.sides.run_peer(setting, PEERS[peer]))
+
+    def compared(self, setting, peer, run_ours, run_theirs):
+        ours, theirs = self.in_turns(f"{setting.model}, {peer}", run_ours, run_theirs)
         difference = None
         if ours and theirs:
             difference = max(abs(x - y) / abs(y) for mine, its in zip(ours, theirs)
@@ -166,6 +172,18 @@ class GpuBench:
             return self.compare_all([self.setting(model), self.setting(model, offload=True)])
         finally:
             self.a.peers = all_peers
+
+    def graphs(self):
+        """fsdp-train against itself. One sequence is where kernels are shortest."""
+        model = next(iter(self.a.choice.models))
+        graphs = ("training.cuda_graphs=true",)
+        comparisons = []
+        for setting in (self.setting(model, sequences=1), self.setting(model)):
+            comparisons.append(self.compared(setting, "without graphs",
+                                             lambda setting=setting: self.sides.run_ours(setting, overrides=graphs),
+                                             lambda setting=setting: self.sides.run_ours(setting)))
+        self.sides.forget(model)
+        return gpu_table(comparisons, self.sides.models, self.peak_tflops)
 
     def program(self, *command):
         say(" ".join(str(word) for word in command))

@@ -46,7 +46,8 @@ elif name == "fsdp-train":
     with open(keys["run.output_dir"] + "/metrics.jsonl", "w") as lines:
         for step in range(1, int(config("steps")) + 1):
             print(f"step {step}/9  loss 1.0", flush=True)
-            print(json.dumps(dict(step=step, loss=10.0 / step, step_seconds=0.1, minor_faults=0,
+            seconds = 0.05 if keys.get("training.cuda_graphs") == "true" else 0.1
+            print(json.dumps(dict(step=step, loss=10.0 / step, step_seconds=seconds, minor_faults=0,
                                   gpu_peak_allocated_bytes=100 << 20, gpu_peak_reserved_bytes=120 << 20)), file=lines)
 elif name == "engine_cost":
     print(json.dumps(dict(without_s=0.1, with_s=0.11, units=13, least_ratio=1.05, largest_ratio=1.2)))
@@ -138,7 +139,17 @@ class OfTheGpuBenchmark(unittest.TestCase):
         self.assertIn("| 13 billion parameters over 8 GPUs | 4.00 | 4.00 | 5.00 | 6.00 | 0.5 |", text)
         self.assertIn("| a trillion over 256, offloaded | out of memory |", text)
 
+    def test_compares_graphs_with_none_on_the_smallest_model(self):
+        code, text = self.bench("--parts", "graphs")
+        self.assertEqual(code, 0)
+        rows = [line for line in text.splitlines() if "| without graphs |" in line]
+        self.assertEqual([row.split("|")[4].strip() for row in rows], ["1", "8"])
+        for row in rows:
+            self.assertIn("| gpt2-124m |", row)
+            self.assertIn("| 0.05 (0.05..0.05) | 0.1 (0.1..0.1) | 2.00 (2.00..2.00) |", row)
+
     def test_refuses_what_it_cannot_measure(self):
+        self.assertEqual(self.bench("--parts", "graphs", "--device", "cpu")[0], 2)
         before = self.results.read_text(encoding="utf-8")
         with self.assertRaises(NoGpu):
             with mock.patch.object(sys, "argv", ["gpu.py", "--bin", ".", "--peer-python", "python", "--ranks", "2"]), \

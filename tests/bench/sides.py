@@ -179,13 +179,13 @@ save_at_end = false
 resume = "never"
 """
 
-    def run_ours(self, setting, trace=False):
+    def run_ours(self, setting, trace=False, overrides=()):
         """One group of setting.ranks. A traced run also says how long its ranks waited for communication."""
         folder = Path(tempfile.mkdtemp(prefix="ours-", dir=self.work))
         (folder / "config.toml").write_text(self.our_config(setting), encoding="utf-8")
         extra = ["logging.trace_communication=true"] if trace else []
         command = [self.train_program, str(folder / "config.toml"), *self.overrides, f"run.output_dir={folder}/run",
-                   *extra]
+                   *overrides, *extra]
         group = run_group(command, setting.ranks, setting.threads, folder)
         lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         steps = [line for line in lines if "step_seconds" in line]
