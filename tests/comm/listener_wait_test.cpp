@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "comm/run_store.h"
 #include "support/free_port.h"
 
 namespace fsdp::comm {
@@ -58,6 +59,23 @@ TEST(WaitForListener, MeetsOneWhoComesLater) {
   waits.join();
   EXPECT_TRUE(found);
   EXPECT_LT(end - begin, seconds(20)) << "it did not look again";
+}
+
+/// c10d's store warns on standard error of connections that were reset before it accepted them.
+TEST(WaitForListener, IsNothingThatAStoreWarnsOf) {
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 10; ++i) {
+    const int port = testing::free_port();
+    auto join = [port](int rank) {
+      join_run_store(
+          {.rank = rank, .world_size = 2, .local_rank = rank, .local_world_size = 2, .master_port = port},
+          seconds(60));
+    };
+    std::thread rank_1(join, 1);
+    join(0);
+    rank_1.join();
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(WaitForListener, LeavesAnUnknownNameToWhoConnects) {
