@@ -101,7 +101,7 @@ TEST(Decoder, OnTheMetaDeviceHasTheSameParametersWithoutMemory) {
       auto real = make_decoder(options), meta = make_decoder(options, at::kMeta);
       ASSERT_EQ(meta->named_parameters().size(), real->named_parameters().size());
       for (const auto& parameter : real->named_parameters()) {
-        const at::Tensor& other = meta->named_parameters()[parameter.key()];
+        const at::Tensor other = meta->named_parameters()[parameter.key()];
         EXPECT_TRUE(other.is_meta()) << parameter.key();
         EXPECT_TRUE(other.requires_grad()) << parameter.key();
         EXPECT_EQ(other.sizes(), parameter.value().sizes()) << parameter.key();
