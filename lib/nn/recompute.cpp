@@ -15,6 +15,7 @@
 #include <set>
 #include <utility>
 
+#include "nn/outermost_stages.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -127,19 +128,6 @@ class RecomputeBackward final : public torch::autograd::Node {
 
 bool requires_grad(const at::Tensor& tensor) { return tensor.requires_grad(); }
 
-void attach_below(torch::nn::Module& module, const std::vector<std::string>& stage_types,
-                  std::set<torch::nn::Module*>& seen) {
-  for (const auto& child : module.children()) {
-    if (!seen.insert(child.get()).second) continue;
-    auto* stage = dynamic_cast<Stage*>(child.get());
-    if (stage && std::count(stage_types.begin(), stage_types.end(), stage->type_name()) > 0) {
-      stage->attach(std::make_shared<Recompute>());
-    } else {
-      attach_below(*child, stage_types, seen);
-    }
-  }
-}
-
 }  // namespace
 
 at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& next) {
@@ -188,8 +176,9 @@ void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_t
                  near.empty() ? "" : util::concat("; did you mean \"", near, "\"?"));
     }
   }
-  std::set<torch::nn::Module*> seen;
-  attach_below(root, stage_types, seen);
+  for (const auto& [name, stage] : outermost_stages(root, stage_types)) {
+    stage->attach(std::make_shared<Recompute>());
+  }
 }
 
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {

@@ -8,11 +8,11 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <unordered_set>
 #include <utility>
 
 #include "kernels/gradient_sink.h"
+#include "nn/outermost_stages.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/text.h"
@@ -367,28 +367,11 @@ class StageGraphs final : public Surround {
   int plain_passes_ = 0;
 };
 
-void collect(torch::nn::Module& module, const std::string& prefix,
-             const std::vector<std::string>& stage_types,
-             std::vector<std::pair<std::string, Stage*>>& found) {
-  for (const auto& child : module.named_children()) {
-    const std::string name = prefix + child.key();
-    auto* stage = dynamic_cast<Stage*>(child.value().get());
-    if (stage && std::count(stage_types.begin(), stage_types.end(), stage->type_name()) > 0) {
-      const bool is_known =
-          std::any_of(found.begin(), found.end(), [&](const auto& known) { return known.second == stage; });
-      if (!is_known) found.emplace_back(name, stage);
-    } else {
-      collect(*child.value(), name + ".", stage_types, found);
-    }
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<const GraphCounts> graph_stages(Stage& root, const std::vector<std::string>& stage_types,
                                                 util::MakeGraphPool make_pool) {
-  std::vector<std::pair<std::string, Stage*>> stages;
-  collect(root, "", stage_types, stages);
+  const auto stages = outermost_stages(root, stage_types);
   if (stages.empty()) {
     util::fail(ErrorKind::kUsage, "graph_stages(): expected a model with stages of type ",
                util::join(stage_types, " or "), "; found none in ", root.type_name(),

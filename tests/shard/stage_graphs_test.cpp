@@ -11,6 +11,7 @@
 #include "support/fake_collectives.h"
 #include "support/gradient_sinks.h"
 #include "support/sharded_run.h"
+#include "support/told_step.h"
 #include "util/storage.h"
 
 namespace fsdp::testing {
@@ -94,19 +95,12 @@ INSTANTIATE_TEST_SUITE_P(
             2, 1}),
     [](const auto& info) { return info.param.name; });
 
-void move_to(nn::Stage& stage, at::Device device) {
-  at::NoGradGuard no_grad;
-  for (const auto& parameter : stage.named_parameters()) {
-    parameter.value().set_data(parameter.value().to(device));
-  }
-}
-
 /// Three matrices in a row on the fake device, each a graph, and the same without graphs.
 class GraphedChain : public ::testing::Test {
  protected:
   GraphedChain() {
-    move_to(graphed, device);
-    move_to(plain, device);
+    move_parameters(graphed, device);
+    move_parameters(plain, device);
     counts = nn::graph_stages(graphed, {"block"}, FakeDevice::graph_pools());
     for (int i = 0; i < nn::kPassesBeforeGraphs; ++i) expect_same_pass(input(2, i));
     EXPECT_EQ(counts->recorded + counts->plain, 0);
@@ -237,7 +231,7 @@ class OneOfEach final : public nn::Stage {
   OneOfEach()
       : first_(register_module("first", std::make_shared<MatrixStage>(4, 4))),
         second_(register_module("second", std::make_shared<SavesFirst>())) {
-    move_to(*this, FakeDevice::get().device());
+    move_parameters(*this, FakeDevice::get().device());
   }
   std::string type_name() const override { return "root"; }
   bool second_comes_first = false;
