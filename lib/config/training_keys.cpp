@@ -62,7 +62,7 @@ std::vector<Key> training_keys() {
        {},
        {}},
       {KEY(training, matmul),
-       "library of fp32 matrix products on the CPU; auto: oneDNN with AVX-512 on CPUs that are not Intel's",
+       "library of fp32 matrix products on the CPU; auto: oneDNN with AVX-512, else MKL",
        one_of({"auto", "mkl", "onednn"}),
        {}},
       {KEY(training, float8),

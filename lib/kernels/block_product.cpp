@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "kernels/cpu/packing.h"
 #include "util/error.h"
@@ -24,16 +25,21 @@ constexpr int64_t kDepth = 512;    ///< of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
 constexpr int64_t kMultiple = 16;  ///< of which the sizes of equal parts are
 
-/// Memory for packed factors that a thread keeps.
+// Where rows are cut into blocks, so many columns of the right factor stay packed for the next block.
+constexpr int64_t kKeptColumns = 2048;
+
+/// Memory for a packed factor that a thread keeps, and that grows with what is asked for.
 class Scratch {
  public:
   template <typename T>
-  static T* left() {
-    return reinterpret_cast<T*>(of_thread().memory_.get());
-  }
-  template <typename T>
-  static T* right() {
-    return reinterpret_cast<T*>(of_thread().memory_.get() + kRows * kDepth * sizeof(float));
+  T* of(int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    if (bytes > bytes_) {
+      memory_.reset();
+      memory_.reset(static_cast<std::byte*>(::operator new(static_cast<size_t>(bytes), kAlignment)));
+      bytes_ = bytes;
+    }
+    return reinterpret_cast<T*>(memory_.get());
   }
 
  private:
@@ -41,14 +47,12 @@ class Scratch {
   struct Free {
     void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
   };
-  static Scratch& of_thread() {
-    static thread_local Scratch scratch;
-    return scratch;
-  }
 
-  std::unique_ptr<std::byte, Free> memory_{
-      static_cast<std::byte*>(::operator new((kRows + kColumns) * kDepth * sizeof(float), kAlignment))};
+  int64_t bytes_ = 0;
+  std::unique_ptr<std::byte, Free> memory_;
 };
+
+thread_local Scratch left_scratch, right_scratch;
 
 int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -78,75 +82,135 @@ struct Stored {
   }
 };
 
+/// A left factor and its result.
+template <typename T>
+struct Term {
+  Stored<T> a;
+  float* c;
+  int64_t rows;
+  bool adds;
+
+  int64_t units() const { return rounded_up(rows, kMultiple) / kMultiple; }
+};
+
+/// Rows of a term's result.
+template <typename T>
+struct RowBlock {
+  const Term<T>* term;
+  int64_t first, rows;
+};
+
+/// Rows of the right factor, and so many of each left factor's columns.
+struct Slice {
+  int64_t first, count, padded;
+};
+
+/// The results of all terms are one under the other.
 template <typename T>
 class BlockProduct {
  public:
-  BlockProduct(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds)
-      : a_(a, /*rather_transposed=*/kPairs > 1),  // packed then, so that it may be padded
-        b_(b, /*rather_transposed=*/false),
-        c_(c.data_ptr<float>()),
-        shape_{.m = a.size(0), .n = b.size(1), .k = a.size(1)},
-        adds_(adds),
+  BlockProduct(std::span<const ProductOf> products, const at::Tensor& b)
+      : b_(b, /*rather_transposed=*/false),
+        n_(b.size(1)),
+        k_(b.size(0)),
         packing_(*cpu::packing(std::is_same_v<T, float> ? cpu::Element::kFloat : cpu::Element::kBFloat16)) {
-    FSDP_CHECK(kPairs == 1 || (a_.transposed && !b_.transposed) || shape_.k % 2 == 0,
-               "in bf16 k = ", shape_.k);
+    for (const ProductOf& p : products) {
+      // In bf16 rather packed, so that it may be padded.
+      terms_.push_back({.a = Stored<T>(p.a, /*rather_transposed=*/kPairs > 1),
+                        .c = p.c.data_ptr<float>(),
+                        .rows = p.a.size(0),
+                        .adds = p.adds});
+      FSDP_CHECK(kPairs == 1 || (terms_.back().a.transposed && !b_.transposed) || k_ % 2 == 0,
+                 "in bf16 k = ", k_);
+    }
   }
 
   void run() {
-    // Rows that need no packing may be as many as there are, so that the right factor is packed once.
-    const int64_t fair = std::max(rounded_up(shape_.m / at::get_num_threads(), kMultiple), kMultiple);
-    const int64_t rows = equal_part(shape_.m, a_.transposed ? std::min(kRows, fair) : fair);
-    const int64_t work = std::max<int64_t>(1, rows * shape_.n * shape_.k);
-    util::parallel_for(0, (shape_.m + rows - 1) / rows, std::max<int64_t>(1, kLeastWork / work),
-                       [&](int64_t begin, int64_t end) {
-                         for (int64_t i = begin; i < end; ++i)
-                           rows_of(i * rows, std::min(rows, shape_.m - i * rows));
-                         end_small_products();
-                       });
+    int64_t units = 0;
+    for (const Term<T>& term : terms_) units += term.units();
+    const int64_t work = std::max<int64_t>(1, kMultiple * n_ * k_);
+    util::parallel_for(0, units, std::max<int64_t>(1, kLeastWork / work), [&](int64_t begin, int64_t end) {
+      multiply(blocks_of(begin, end));
+      end_small_products();
+    });
   }
 
  private:
   static constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;  ///< of K that are packed together
 
-  void rows_of(int64_t first, int64_t rows) const {
-    const int64_t depth = equal_part(shape_.k, kDepth);
-    for (int64_t k = 0; k < shape_.k; k += depth) {
-      const int64_t count = std::min(depth, shape_.k - k), padded = rounded_up(count, kPairs);
-      SmallFactor<T> left{a_.at(first, k), a_.stride};
-      if (a_.transposed) {
-        T* packed = Scratch::left<T>();
-        packing_.transposed({.data = left.data, .stride = a_.stride, .rows = count, .width = rows}, padded,
-                            packed);
-        left = {packed, padded};
+  /// Units [begin, end) of rows. Rows that need no packing may be as many as there are.
+  std::vector<RowBlock<T>> blocks_of(int64_t begin, int64_t end) const {
+    std::vector<RowBlock<T>> blocks;
+    int64_t before = 0;
+    for (const Term<T>& term : terms_) {
+      const int64_t first = std::max<int64_t>(begin - before, 0) * kMultiple;
+      const int64_t last = std::min((end - before) * kMultiple, term.rows);
+      before += term.units();
+      if (first >= last) continue;
+      const int64_t most = term.a.transposed ? equal_part(last - first, kRows) : last - first;
+      for (int64_t row = first; row < last; row += most) {
+        blocks.push_back({.term = &term, .first = row, .rows = std::min(most, last - row)});
       }
-      const bool adds = adds_ || k > 0;
-      for (int64_t column = 0; column < shape_.n; column += kColumns) {
-        const int64_t columns = std::min(kColumns, shape_.n - column);
-        const T* right = pack_right(k, count, padded, column, columns);
-        for (int64_t row = 0; row < rows; row += kSmallRows) {
-          small_product<T>({std::min(kSmallRows, rows - row), columns, padded},
-                           {left.data + row * left.stride, left.stride}, {right, columns}, adds,
-                           c_ + (first + row) * shape_.n + column, shape_.n);
+    }
+    return blocks;
+  }
+
+  void multiply(const std::vector<RowBlock<T>>& blocks) const {
+    const bool keeps = blocks.size() > 1;
+    const int64_t depth = equal_part(k_, kDepth), kept = keeps ? equal_part(n_, kKeptColumns) : n_;
+    T* packed = right_scratch.of<T>((keeps ? kept : kColumns) * rounded_up(depth, kPairs));
+    for (int64_t k = 0; k < k_; k += depth) {
+      const int64_t count = std::min(depth, k_ - k);
+      const Slice slice{.first = k, .count = count, .padded = rounded_up(count, kPairs)};
+      for (int64_t begin = 0; begin < n_; begin += kept) {
+        const int64_t end = std::min(begin + kept, n_);
+        for (const RowBlock<T>& block : blocks) {
+          const SmallFactor<T> left = left_of(block, slice);
+          for (int64_t column = begin; column < end; column += kColumns) {
+            const int64_t columns = std::min(kColumns, end - column);
+            T* right = packed + (keeps ? (column - begin) * slice.padded : 0);
+            if (&block == &blocks.front()) pack_right(slice, column, columns, right);
+            multiply(block, slice, left, {right, columns}, column);
+          }
         }
       }
     }
   }
 
-  const T* pack_right(int64_t k, int64_t count, int64_t padded, int64_t column, int64_t columns) const {
-    T* packed = Scratch::right<T>();
-    const T* from = b_.at(k, column);
-    if (b_.transposed) {
-      packing_.columns({.data = from, .stride = b_.stride, .rows = columns, .width = count}, packed);
-    } else {
-      packing_.rows({.data = from, .stride = b_.stride, .rows = count, .width = columns}, padded, packed);
-    }
-    return packed;
+  SmallFactor<T> left_of(const RowBlock<T>& block, const Slice& slice) const {
+    const Stored<T>& a = block.term->a;
+    const T* data = a.at(block.first, slice.first);
+    if (!a.transposed) return {data, a.stride};
+    T* packed = left_scratch.of<T>(block.rows * slice.padded);
+    packing_.transposed({.data = data, .stride = a.stride, .rows = slice.count, .width = block.rows},
+                        slice.padded, packed);
+    return {packed, slice.padded};
   }
 
-  Stored<T> a_, b_;
-  float* c_;
-  SmallShape shape_;
-  bool adds_;
+  void pack_right(const Slice& slice, int64_t column, int64_t columns, T* packed) const {
+    const T* from = b_.at(slice.first, column);
+    if (b_.transposed) {
+      packing_.columns({.data = from, .stride = b_.stride, .rows = columns, .width = slice.count}, packed);
+    } else {
+      packing_.rows({.data = from, .stride = b_.stride, .rows = slice.count, .width = columns}, slice.padded,
+                    packed);
+    }
+  }
+
+  /// The columns of the right factor are packed, so that as many elements lie from row to row.
+  void multiply(const RowBlock<T>& block, const Slice& slice, const SmallFactor<T>& left,
+                const SmallFactor<T>& right, int64_t column) const {
+    const bool adds = block.term->adds || slice.first > 0;
+    for (int64_t row = 0; row < block.rows; row += kSmallRows) {
+      small_product<T>({std::min(kSmallRows, block.rows - row), right.stride, slice.padded},
+                       {left.data + row * left.stride, left.stride}, right, adds,
+                       block.term->c + (block.first + row) * n_ + column, n_);
+    }
+  }
+
+  std::vector<Term<T>> terms_;
+  Stored<T> b_;
+  int64_t n_, k_;
   const cpu::Packing& packing_;
 };
 
@@ -173,19 +237,22 @@ bool has_small_products(at::ScalarType type) {
 }
 
 void multiply_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds) {
-  FSDP_CHECK(has_small_products(a.scalar_type()) && b.scalar_type() == a.scalar_type() &&
-                 c.scalar_type() == at::kFloat && c.is_contiguous() && a.size(1) == b.size(0) &&
-                 c.size(0) == a.size(0) && c.size(1) == b.size(1),
-             c.sizes(), a.sizes(), b.sizes());
-  if (c.numel() == 0) return;
-  if (a.size(1) == 0) {
-    if (!adds) c.zero_();
-    return;
+  multiply_all_into(std::array{ProductOf{.c = c, .a = a, .adds = adds}}, b);
+}
+
+void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b) {
+  for (const auto& [c, a, adds] : products) {
+    FSDP_CHECK(has_small_products(a.scalar_type()) && b.scalar_type() == a.scalar_type() &&
+                   c.scalar_type() == at::kFloat && c.is_contiguous() && a.size(1) == b.size(0) &&
+                   c.size(0) == a.size(0) && c.size(1) == b.size(1),
+               c.sizes(), a.sizes(), b.sizes());
+    if (b.size(0) == 0 && !adds) c.zero_();
   }
-  if (a.scalar_type() == at::kFloat) {
-    BlockProduct<float>(c, a, b, adds).run();
+  if (b.numel() == 0 || products.empty()) return;
+  if (b.scalar_type() == at::kFloat) {
+    BlockProduct<float>(products, b).run();
   } else {
-    BlockProduct<at::BFloat16>(c, a, b, adds).run();
+    BlockProduct<at::BFloat16>(products, b).run();
   }
 }
 

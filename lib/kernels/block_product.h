@@ -12,6 +12,7 @@
 #include <ATen/native/CPUBlas.h>
 
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 namespace fsdp::kernels {
@@ -47,5 +48,14 @@ inline void end_small_products() { at::native::cpublas::brgemm_release(); }
 /// c [m, n], fp32 and contiguous, = a b, or is added to. a: [m, k], b: [k, n], of one type that
 /// has_small_products(); in each, rows or columns are contiguous.
 void multiply_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds);
+
+/// c = a b, or is added to, of several products with one right factor.
+struct ProductOf {
+  at::Tensor c, a;
+  bool adds;
+};
+
+/// The same for each of `products`, of which b is packed for all at once. No c lies in another.
+void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b);
 
 }  // namespace fsdp::kernels

@@ -8,6 +8,8 @@
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
 #include "kernels/block_product.h"
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
@@ -28,7 +30,7 @@ using torch::autograd::variable_list;
 
 Matmul fastest_here() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && !__builtin_cpu_is("intel")) return Matmul::kOneDnn;
+  if (__builtin_cpu_supports("avx512f")) return Matmul::kOneDnn;
 #endif
   return Matmul::kMkl;
 }
@@ -118,6 +120,33 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const 
   return product_of(a, b);
 }
 
+/// Gradients of several weights, of which each is a product with the same b.
+class GradientsWith {
+ public:
+  explicit GradientsWith(const at::Tensor& b)
+      : b_(b), waits_(b.is_cpu() && has_small_products(b.scalar_type())) {}
+
+  /// As weight_gradient(), but what goes to a sink may be there only after finish().
+  at::Tensor add(const at::Tensor& weight, const at::Tensor& a) {
+    if (!waits_) return weight_gradient(weight, a, b_);
+    const auto place = take_gradient_place(weight, at::kFloat);
+    if (!place) return product_of(a, b_);
+    // The same weight twice: what is added comes after what it is added to.
+    for (const ProductOf& other : products_) {
+      if (other.c.data_ptr() == place->memory.data_ptr()) finish();
+    }
+    products_.push_back({.c = place->memory, .a = a, .adds = place->adds});
+    return {};
+  }
+
+  void finish() { multiply_all_into(std::exchange(products_, {}), b_); }
+
+ private:
+  const at::Tensor& b_;
+  bool waits_;
+  std::vector<ProductOf> products_;
+};
+
 /// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [N, in]
 class WeightProduct final : public Function<WeightProduct> {
  public:
@@ -169,11 +198,13 @@ class ProductsOfOne final : public Function<ProductsOfOne> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     variable_list results(saved.size());
+    GradientsWith of_weights(saved[0]);
     for (size_t i = 1; i < saved.size(); ++i) {
       const at::Tensor dy = gradients[i - 1].contiguous();
-      if (context->needs_input_grad(i)) results[i] = weight_gradient(saved[i], dy.t(), saved[0]);
+      if (context->needs_input_grad(i)) results[i] = of_weights.add(saved[i], dy.t());
       if (context->needs_input_grad(0)) add_product_of(results[0], dy, saved[i]);
     }
+    of_weights.finish();
     return results;
   }
 };

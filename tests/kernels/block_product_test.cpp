@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "kernels/cpu/packing.h"
 
 namespace fsdp::kernels {
@@ -62,6 +64,35 @@ TEST(BlockProduct, IsTheSameForAnyNumberOfThreads) {
   multiply_into(three, a, b, false);
   at::set_num_threads(before);
   EXPECT_TRUE(at::equal(one, three));
+}
+
+TEST(BlockProduct, OfSeveralLeftFactorsIsEachOnesOwn) {
+  if (!has_small_products(at::kFloat)) GTEST_SKIP() << "no small products on this CPU";
+  const int before = at::get_num_threads();
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    if (!has_small_products(type)) continue;
+    at::manual_seed(3);
+    // More rows than a block, more columns than stay packed, more depth than a slice.
+    const at::Tensor b = factor(1030, 2100, false, type);
+    std::vector<ProductOf> products;
+    std::vector<at::Tensor> alone;
+    for (int64_t rows : {1, 700, 37}) {
+      products.push_back(
+          {.c = at::randn({rows, b.size(1)}), .a = factor(rows, 1030, true, type), .adds = rows == 37});
+      alone.push_back(products.back().c.clone());
+      multiply_into(alone.back(), products.back().a, b, products.back().adds);
+      expect_product(products.back().a, b, products.back().adds);
+    }
+    for (int threads : {1, 3}) {
+      const at::Tensor last = products[2].c.clone();
+      at::set_num_threads(threads);
+      multiply_all_into(products, b);
+      at::set_num_threads(before);
+      for (size_t i = 0; i < products.size(); ++i)
+        EXPECT_TRUE(at::equal(products[i].c, alone[i])) << type << i;
+      products[2].c.copy_(last);
+    }
+  }
 }
 
 TEST(BlockProduct, OfNothingIsZero) {

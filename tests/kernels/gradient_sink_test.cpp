@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <array>
 
@@ -35,6 +36,27 @@ TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
       const at::Tensor expected = 2 * (transposed ? at::mm(X.t(), D) : at::mm(D.t(), X));
       EXPECT_LT((sink.memory - expected).abs().max().item<double>(), 1e-4) << type << transposed;
     }
+  }
+}
+
+TEST(GradientSink, GetsTheSumsOfProductsOfOneInputAlsoOfAWeightThatComesTwice) {
+  at::manual_seed(6);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    if (!has_small_products(type)) GTEST_SKIP() << "no small products on this CPU";
+    const at::Tensor x = at::randn({70, 20}).to(type);
+    const at::Tensor weight = at::randn({24, 20}).to(type).requires_grad_(),
+                     other = at::randn({600, 20}).to(type).requires_grad_();
+    TestSink& sink = TestSink::attach(weight);
+    TestSink& other_sink = TestSink::attach(other);
+    const at::Tensor first = at::randn({70, 24}).to(type), second = at::randn({70, 600}).to(type),
+                     third = at::randn({70, 24}).to(type);
+    const auto ys = linears(x, {weight, other, weight}, Matmul::kOneDnn);
+    torch::autograd::backward({ys[0], ys[1], ys[2]}, {first, second, third});
+    EXPECT_EQ(sink.by_autograd + other_sink.by_autograd, 0);
+    const at::Tensor X = x.to(at::kDouble);
+    const at::Tensor expected = at::mm((first.to(at::kDouble) + third.to(at::kDouble)).t(), X);
+    EXPECT_LT((sink.memory - expected).abs().max().item<double>(), 1e-4) << type;
+    EXPECT_LT((other_sink.memory - at::mm(second.to(at::kDouble).t(), X)).abs().max().item<double>(), 1e-4);
   }
 }
 
