@@ -9,7 +9,7 @@ constexpr int64_t kChunkElements = 16 << 20;
 
 bool is_fastest_here() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && !__builtin_cpu_is("intel");
+  return __builtin_cpu_supports("avx512f");
 #else
   return false;
 #endif
