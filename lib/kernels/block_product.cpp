@@ -36,6 +36,7 @@ class Scratch {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
     if (bytes > bytes_) {
       memory_.reset();
+      bytes_ = 0;  // also if there is no room
       memory_.reset(static_cast<std::byte*>(::operator new(static_cast<size_t>(bytes), kAlignment)));
       bytes_ = bytes;
     }
