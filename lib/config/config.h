@@ -33,7 +33,7 @@ struct TrainingOptions {
   double z_loss = 0.0;
   double norm_type = 2.0;                            ///< p of the p-norm; inf: the largest magnitude
   std::string device = "auto";                       ///< train/device.h
-  std::string float32_matmul_precision = "highest";  ///< on GPUs, train/device.h
+  std::string float32_matmul_precision = "highest";  ///< train/device.h
   bool fused_kernels = true;
   std::string matmul = "auto";
   std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/float8.h

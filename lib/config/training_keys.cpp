@@ -52,9 +52,9 @@ std::vector<Key> training_keys() {
        one_of({"auto", "cpu", "cuda"}),
        {}},
       {KEY(training, float32_matmul_precision),
-       "of float32 matrix products on GPUs: highest, or high, which is TF32: factors of 10 bits, several "
-       "times "
-       "as fast",
+       "of float32 matrix products: highest, or high: on GPUs TF32, factors of 10 bits, several times as "
+       "fast; on "
+       "CPUs with matrix units (Intel AMX) factors of 16 bits, twice as fast",
        one_of({"highest", "high"}),
        {}},
       {KEY(training, fused_kernels),
@@ -62,8 +62,10 @@ std::vector<Key> training_keys() {
        {},
        {}},
       {KEY(training, matmul),
-       "library of fp32 matrix products on the CPU; auto: oneDNN with AVX-512, else MKL",
-       one_of({"auto", "mkl", "onednn"}),
+       "what multiplies matrices on the CPU: MKL, oneDNN, or the cores' matrix units (Intel AMX), fp32 as "
+       "three "
+       "parts in bf16; auto: the last of these that there is",
+       one_of({"auto", "mkl", "onednn", "amx"}),
        {}},
       {KEY(training, float8),
        "tensorwise: linear layers multiply in 8-bit floating point, scaled tensor by tensor, on GPUs from "

@@ -11,6 +11,8 @@
 #include "kernels/attention_memory.h"
 #include "kernels/block_product.h"
 #include "kernels/cpu/attention_loops.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/tile_product.h"
 #include "util/error.h"
 #include "util/parallel.h"
 
@@ -45,11 +47,51 @@ struct Head {
   }
 };
 
-/// c [m, n] = a [m, k] b, or is added to; b is packed
-template <typename T>
-void multiply(const SmallShape& shape, const T* a, int64_t stride_a, const T* b, int64_t stride_b, bool adds,
-              float* c) {
-  small_product<T>(shape, {a, stride_a}, {b, stride_b}, adds, c, shape.n);
+/// The small products of a pass, by oneDNN or by this core's matrix unit.
+class Products {
+ public:
+  explicit Products(bool by_tiles) : by_tiles_(by_tiles) {}
+
+  /// c [m, n] = a [m, k] b, or is added to; b is packed
+  template <typename T>
+  void multiply(const SmallShape& shape, const SmallFactor<T>& a, const SmallFactor<T>& b, bool adds,
+                float* c) const {
+    if constexpr (std::is_same_v<T, at::BFloat16>) {
+      if (by_tiles_) {
+        return cpu::multiply_tiles({.left = reinterpret_cast<const uint16_t*>(a.data),
+                                    .right = reinterpret_cast<const uint16_t*>(b.data),
+                                    .rows = shape.m,
+                                    .columns = shape.n,
+                                    .steps = shape.k / cpu::kTileDepth,
+                                    .left_stride = a.stride,
+                                    .right_stride = b.stride,
+                                    .sums = c,
+                                    .sums_stride = shape.n,
+                                    .adds = adds});
+      }
+    }
+    small_product<T>(shape, a, b, adds, c, shape.n);
+  }
+
+  /// `body`, with what the thread needs for them.
+  template <typename Body>
+  void run(const Body& body) const {
+    if (by_tiles_) {
+      const cpu::TileRegisters registers;
+      return body();
+    }
+    body();
+    end_small_products();
+  }
+
+ private:
+  bool by_tiles_;
+};
+
+/// Whether all products of a pass are of whole tiles. fp32 would have to be taken apart for one product each.
+bool fits_tiles(const at::Tensor& q, Matmul matmul) {
+  return matmul == Matmul::kAmx && q.scalar_type() == at::kBFloat16 && can_multiply_by_tiles(q) &&
+         q.size(1) % cpu::kTileDepth == 0 && q.size(3) % cpu::kTileDepth == 0;
 }
 
 /// Hands out parts of a block of memory that a thread has for its tiles.
@@ -72,14 +114,16 @@ class Scratch {
 struct Sizes {
   int64_t batch, tokens, heads, kv_heads, head_dim;
   float scale;
+  Products products;
 
-  Sizes(const at::Tensor& q, const at::Tensor& k)
+  Sizes(const at::Tensor& q, const at::Tensor& k, Matmul matmul)
       : batch(q.size(0)),
         tokens(q.size(1)),
         heads(q.size(2)),
         kv_heads(k.size(2)),
         head_dim(q.size(3)),
-        scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))) {}
+        scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))),
+        products(fits_tiles(q, matmul)) {}
   int64_t group() const { return heads / kv_heads; }
   AttentionSizes memory(const at::Tensor& q) const {
     return {.tokens = tokens, .head_dim = head_dim, .element = static_cast<int64_t>(q.element_size())};
@@ -90,8 +134,9 @@ struct Sizes {
     const int64_t work = std::max<int64_t>(1, tokens * tokens * head_dim * group());
     util::parallel_for(0, batch * kv_heads, std::max<int64_t>(1, kLeastWork / work),
                        [&](int64_t begin, int64_t end) {
-                         for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
-                         end_small_products();
+                         products.run([&] {
+                           for (int64_t i = begin; i < end; ++i) body(i / kv_heads, i % kv_heads);
+                         });
                        });
   }
 };
@@ -99,17 +144,15 @@ struct Sizes {
 template <typename T>
 class ForwardPass {
  public:
-  ForwardPass(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& y,
-              const at::Tensor& log_sums)
-      : loops_(*loops_for(q.scalar_type())),
-        packing_(*packing_for(q.scalar_type())),
-        sizes_(q, k),
-        memory_(sizes_.memory(q)),
-        q_(q),
-        k_(k),
-        v_(v),
-        y_(y),
-        log_sums_(log_sums) {}
+  struct Tensors {
+    at::Tensor q, k, v, y, log_sums;
+  };
+  ForwardPass(const Tensors& tensors, Matmul matmul)
+      : loops_(*loops_for(tensors.q.scalar_type())),
+        packing_(*packing_for(tensors.q.scalar_type())),
+        sizes_(tensors.q, tensors.k, matmul),
+        memory_(sizes_.memory(tensors.q)),
+        t_(tensors) {}
 
   void run() {
     sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
@@ -126,12 +169,12 @@ class ForwardPass {
     float* output = scratch.take<float>(memory_.queries() * width);
     float* most = scratch.take<float>(memory_.queries());
     float* sum = scratch.take<float>(memory_.queries());
-    packing_.columns(Head<T>(k_, batch, kv_head).rows(0, tokens, width), keys);
-    packing_.rows(Head<T>(v_, batch, kv_head).rows(0, tokens, width), even, values);
+    packing_.columns(Head<T>(t_.k, batch, kv_head).rows(0, tokens, width), keys);
+    packing_.rows(Head<T>(t_.v, batch, kv_head).rows(0, tokens, width), even, values);
 
     for (int64_t head = kv_head * sizes_.group(); head < (kv_head + 1) * sizes_.group(); ++head) {
-      const Head<T> q(q_, batch, head), y(y_, batch, head);
-      float* log_sums = log_sums_.data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
+      const Head<T> q(t_.q, batch, head), y(t_.y, batch, head);
+      float* log_sums = t_.log_sums.template data_ptr<float>() + (batch * sizes_.heads + head) * tokens;
       for (int64_t first = 0; first < tokens; first += AttentionSizes::kQueries) {
         const int64_t queries = std::min(AttentionSizes::kQueries, tokens - first), end = first + queries;
         std::fill_n(output, queries * width, 0.0F);
@@ -140,8 +183,8 @@ class ForwardPass {
         for (int64_t key = 0; key < end; key += AttentionSizes::kKeys) {
           const int64_t count = std::min(AttentionSizes::kKeys, end - key),
                         padded = AttentionSizes::even(count);
-          multiply<T>({queries, count, width}, q.row(first), q.stride, keys + pairs() * key, tokens, false,
-                      scores);
+          sizes_.products.multiply<T>({queries, count, width}, {q.row(first), q.stride},
+                                      {keys + pairs() * key, tokens}, false, scores);
           loops_.softmax({.scores = scores,
                           .factors = factors,
                           .most = most,
@@ -153,7 +196,8 @@ class ForwardPass {
                           .width = width,
                           .diagonal = first - key,
                           .scale = sizes_.scale});
-          multiply<T>({queries, width, padded}, factors, padded, values + key * width, width, true, output);
+          sizes_.products.multiply<T>({queries, width, padded}, {factors, padded},
+                                      {values + key * width, width}, true, output);
         }
         loops_.finish({.output = output,
                        .most = most,
@@ -174,7 +218,7 @@ class ForwardPass {
   const cpu::Packing& packing_;
   Sizes sizes_;
   AttentionSizes memory_;
-  const at::Tensor &q_, &k_, &v_, &y_, &log_sums_;
+  const Tensors& t_;
 };
 
 template <typename T>
@@ -183,10 +227,10 @@ class BackwardPass {
   struct Tensors {
     at::Tensor q, k, v, y, log_sums, dy, dq, dk, dv;
   };
-  explicit BackwardPass(const Tensors& tensors)
+  BackwardPass(const Tensors& tensors, Matmul matmul)
       : loops_(*loops_for(tensors.q.scalar_type())),
         packing_(*packing_for(tensors.q.scalar_type())),
-        sizes_(tensors.q, tensors.k),
+        sizes_(tensors.q, tensors.k, matmul),
         memory_(sizes_.memory(tensors.q)),
         t_(tensors) {}
 
@@ -250,10 +294,11 @@ class BackwardPass {
     const int64_t keys = std::min({AttentionSizes::kKeysBackward, tokens - key, query + queries - key});
     const int64_t padded_queries = AttentionSizes::even(queries), padded_keys = AttentionSizes::even(keys);
     constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
-    multiply<T>({keys, queries, width}, k.row(key), k.stride, w.q_transposed + kPairs * query, tokens, false,
-                w.scores);
-    multiply<T>({keys, queries, width}, v.row(key), v.stride, w.dy_transposed + kPairs * query, tokens, false,
-                w.dfactors);
+    const Products& products = sizes_.products;
+    products.multiply<T>({keys, queries, width}, {k.row(key), k.stride},
+                         {w.q_transposed + kPairs * query, tokens}, false, w.scores);
+    products.multiply<T>({keys, queries, width}, {v.row(key), v.stride},
+                         {w.dy_transposed + kPairs * query, tokens}, false, w.dfactors);
     loops_.gradient({.scores = w.scores,
                      .dfactors = w.dfactors,
                      .log_sums = log_sums + query,
@@ -267,12 +312,12 @@ class BackwardPass {
                      .padded_keys = padded_keys,
                      .diagonal = query - key,
                      .scale = sizes_.scale});
-    multiply<T>({keys, width, padded_queries}, w.factors, padded_queries, w.dy + query * width, width, true,
-                w.dv + key * width);
-    multiply<T>({keys, width, padded_queries}, w.dscores, padded_queries, w.q + query * width, width, true,
-                w.dk + key * width);
-    multiply<T>({queries, width, padded_keys}, w.dscores_by_query, padded_keys, w.k + key * width, width,
-                true, w.dq + query * width);
+    products.multiply<T>({keys, width, padded_queries}, {w.factors, padded_queries},
+                         {w.dy + query * width, width}, true, w.dv + key * width);
+    products.multiply<T>({keys, width, padded_queries}, {w.dscores, padded_queries},
+                         {w.q + query * width, width}, true, w.dk + key * width);
+    products.multiply<T>({queries, width, padded_keys}, {w.dscores_by_query, padded_keys},
+                         {w.k + key * width, width}, true, w.dq + query * width);
   }
 
   const cpu::AttentionLoops& loops_;
@@ -284,30 +329,33 @@ class BackwardPass {
 
 class CausalAttention final : public Function<CausalAttention> {
  public:
-  static Variable forward(AutogradContext* context, const Variable& q, const Variable& k, const Variable& v) {
+  static Variable forward(AutogradContext* context, const Variable& q, const Variable& k, const Variable& v,
+                          Matmul matmul) {
     at::Tensor y = at::empty(q.sizes(), q.options());
     at::Tensor log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
     if (q.scalar_type() == at::kFloat) {
-      ForwardPass<float>(q, k, v, y, log_sums).run();
+      ForwardPass<float>({q, k, v, y, log_sums}, matmul).run();
     } else {
-      ForwardPass<at::BFloat16>(q, k, v, y, log_sums).run();
+      ForwardPass<at::BFloat16>({q, k, v, y, log_sums}, matmul).run();
     }
     context->save_for_backward({q, k, v, y, log_sums});
+    context->saved_data["matmul"] = static_cast<int64_t>(matmul);
     return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list s = context->get_saved_variables();
+    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor &q = s[0], &k = s[1], &v = s[2];
     at::Tensor dy = gradients[0].contiguous();
     at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
                dv = at::empty(v.sizes(), v.options());
     if (q.scalar_type() == at::kFloat) {
-      BackwardPass<float>({q, k, v, s[3], s[4], dy, dq, dk, dv}).run();
+      BackwardPass<float>({q, k, v, s[3], s[4], dy, dq, dk, dv}, matmul).run();
     } else {
-      BackwardPass<at::BFloat16>({q, k, v, s[3], s[4], dy, dq, dk, dv}).run();
+      BackwardPass<at::BFloat16>({q, k, v, s[3], s[4], dy, dq, dk, dv}, matmul).run();
     }
-    return {dq, dk, dv};
+    return {dq, dk, dv, {}};
   }
 };
 
@@ -318,10 +366,10 @@ bool can_attend(const at::Tensor& q) {
          loops_for(q.scalar_type()) != nullptr && has_small_products(q.scalar_type());
 }
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Matmul matmul) {
   FSDP_CHECK(q.dim() == 4 && k.sizes() == v.sizes() && q.size(2) % k.size(2) == 0, q.sizes(), k.sizes(),
              v.sizes());
-  return CausalAttention::apply(q, k, v);
+  return CausalAttention::apply(q, k, v, matmul);
 }
 
 }  // namespace fsdp::kernels

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <exception>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "kernels/cpu/packing.h"
+#include "kernels/factor_blocks.h"
 #include "util/error.h"
 #include "util/parallel.h"
 
@@ -23,45 +21,11 @@ constexpr int64_t kRows = 512;     ///< of the result, where the left factor is 
 constexpr int64_t kColumns = 128;  ///< of the result
 constexpr int64_t kDepth = 512;    ///< of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
-constexpr int64_t kMultiple = 16;  ///< of which the sizes of equal parts are
 
 // Where rows are cut into blocks, so many columns of the right factor stay packed for the next block.
 constexpr int64_t kKeptColumns = 2048;
 
-/// Memory for a packed factor that a thread keeps, and that grows with what is asked for.
-class Scratch {
- public:
-  template <typename T>
-  T* of(int64_t count) {
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-    if (bytes > bytes_) {
-      memory_.reset();
-      bytes_ = 0;  // also if there is no room
-      memory_.reset(static_cast<std::byte*>(::operator new(static_cast<size_t>(bytes), kAlignment)));
-      bytes_ = bytes;
-    }
-    return reinterpret_cast<T*>(memory_.get());
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
-  };
-
-  int64_t bytes_ = 0;
-  std::unique_ptr<std::byte, Free> memory_;
-};
-
 thread_local Scratch left_scratch, right_scratch;
-
-int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-/// A size of parts of `whole` that are about equal and at most `most`.
-int64_t equal_part(int64_t whole, int64_t most) {
-  const int64_t parts = (whole + most - 1) / most;
-  return std::min(most, rounded_up((whole + parts - 1) / parts, kMultiple));
-}
 
 /// A factor in memory, [rows, columns] or, where `transposed`, stored as [columns, rows].
 template <typename T>

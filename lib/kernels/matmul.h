@@ -9,7 +9,8 @@
 //
 // With oneDNN on CPUs that have its small products (block_product.h), fp32 products are made of these, and
 // the gradients of weights and biases, in bf16 too, are added in fp32 to where they accumulate
-// (gradient_sink.h).
+// (gradient_sink.h). With a matrix unit (tile_product.h) it makes all of them, in fp32 and in bf16, but for
+// products of few rows.
 //
 // On CUDA devices all products are cuBLAS's, whatever is chosen. The gradients of weights are added by the
 // product itself to where they accumulate, in fp32 or in the weight's type.
@@ -22,14 +23,14 @@
 
 namespace fsdp::kernels {
 
-enum class Matmul { kMkl, kOneDnn };
+enum class Matmul { kMkl, kOneDnn, kAmx };
 
-/// Of training.matmul: "mkl", "onednn" or "auto", which is oneDNN on CPUs with AVX-512.
-/// Depends on nothing but the CPU, so that a run that is resumed there rounds as before.
-/// Throws Error(kUsage) for other names.
+/// Of training.matmul: "mkl", "onednn", "amx" or "auto", which is the matrix unit where there is one
+/// (util::has_matrix_unit()), else oneDNN on CPUs with AVX-512. Depends on nothing but the machine, so that a
+/// run that is resumed there rounds as before. Throws Error(kUsage) for other names, and for "amx" without.
 Matmul matmul_by_name(const std::string& name);
 
-/// "mkl" or "onednn".
+/// "mkl", "onednn" or "amx".
 const char* name_of(Matmul matmul);
 
 /// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]

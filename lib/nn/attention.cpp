@@ -89,7 +89,9 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
   if (context.documents) return attention_within_documents(heads, compute, p, context);
   const auto& [q, k, v] = heads;
   if (p > 0 && context.dropout) return attention_with_dropout(heads, p, context);
-  if (compute.fused && kernels::can_attend(q)) return kernels::causal_attention(q, k, v);
+  if (compute.fused && kernels::can_attend(q)) {
+    return kernels::causal_attention(q, k, v, compute.matmul);
+  }
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                           /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
                                           /*is_causal=*/true, /*scale=*/std::nullopt,

@@ -141,7 +141,7 @@ ActivationShape activation_shape(const config::Config& config) {
   }
   shape.fused = config.training.fused_kernels && precision.param_dtype != "float16";
   shape.attends = shape.fused && has_attention_kernel(precision.param_dtype, nn::head_width(config.model));
-  const bool onednn = computes_by_onednn(config.model.matmul);
+  const bool onednn = avoids_mkl(config.model.matmul);
   const bool has_products = has_small_products(precision.param_dtype);
   shape.onednn = onednn && precision.param_dtype == "float32";
   shape.small_products = shape.onednn && has_products;

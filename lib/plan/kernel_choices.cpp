@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kChunkElements = 16 << 20;
 
-bool is_fastest_here() {
+bool has_avx512() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512f");
 #else
@@ -21,8 +21,8 @@ int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary) {
   return std::clamp<int64_t>(kChunkElements / vocabulary, 1, std::max<int64_t>(rows, 1));
 }
 
-bool computes_by_onednn(const std::string& matmul) {
-  return matmul == "onednn" || (matmul == "auto" && is_fastest_here());
+bool avoids_mkl(const std::string& matmul) {
+  return matmul == "onednn" || matmul == "amx" || (matmul == "auto" && has_avx512());
 }
 
 bool has_small_products(const std::string& dtype) {

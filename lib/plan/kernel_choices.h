@@ -12,8 +12,8 @@ namespace fsdp::plan {
 /// kernels::cross_entropy_chunk_rows().
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary);
 
-/// Whether kernels::matmul_by_name() gives oneDNN for training.matmul.
-bool computes_by_onednn(const std::string& matmul);
+/// Whether kernels::matmul_by_name() gives another than MKL for training.matmul.
+bool avoids_mkl(const std::string& matmul);
 
 /// kernels::has_small_products().
 bool has_small_products(const std::string& dtype);

@@ -15,6 +15,15 @@ using util::with_commas;
 
 namespace {
 
+/// ", products by onednn"; in bf16 nothing else than oneDNN has them but the matrix unit.
+std::string products_on_cpu(const config::Config& config) {
+  const kernels::Matmul matmul = kernels::matmul_by_name(config.model.matmul);
+  const bool is_float = config.mixed_precision.param_dtype == "float32";
+  if (!is_float && matmul != kernels::Matmul::kAmx) return "";
+  return concat(", products by ", kernels::name_of(matmul),
+                is_float && float32_products_are_shorter(matmul) ? " in 16 of 24 bits" : "");
+}
+
 const char* products_on_gpu() {
   return float32_products_use_tf32() ? ", float32 products in TF32" : ", float32 products in full precision";
 }
@@ -72,10 +81,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   text += concat(
       "compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
       config.training.fused_kernels ? ", fused kernels" : ", composed operations",
-      device.is_cpu() && config.mixed_precision.param_dtype == "float32"
-          ? concat(", products by ", kernels::name_of(kernels::matmul_by_name(config.model.matmul)))
-          : "",
-      device.is_cpu() ? "" : products_on_gpu(),
+      device.is_cpu() ? products_on_cpu(config) : "", device.is_cpu() ? "" : products_on_gpu(),
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
       config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 
+#include "kernels/tile_product.h"
 #include "util/cuda.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -20,6 +21,11 @@ void set_float32_matmul_precision(const std::string& precision) {
   FSDP_CHECK(precision == "highest" || precision == "high", precision);
   // Not setFloat32MatmulPrecision(): that would have oneDNN round on some CPUs.
   at::globalContext().setAllowTF32CuBLAS(precision == "high");
+  kernels::set_float32_parts(precision == "high" ? 2 : 3);
+}
+
+bool float32_products_are_shorter(kernels::Matmul matmul) {
+  return matmul == kernels::Matmul::kAmx && kernels::float32_parts() < 3;
 }
 
 bool float32_products_use_tf32() { return at::globalContext().allowTF32CuBLAS(); }
@@ -27,11 +33,14 @@ bool float32_products_use_tf32() { return at::globalContext().allowTF32CuBLAS();
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns) {
   set_float32_matmul_precision(training.float32_matmul_precision);
   const c10::Device device = training_device(training.device, local_rank);
-  if (device.is_cpu() && training.float32_matmul_precision != "highest" && warns) {
-    util::log_warning(util::concat(
-        "training.float32_matmul_precision: expected \"highest\" on a CPU, which "
-        "multiplies in full precision; found \"",
-        training.float32_matmul_precision, "\", which is for GPUs, and so it does nothing; leave it out"));
+  const bool is_of_use = training.float32_matmul_precision == "highest" || !device.is_cpu() ||
+                         float32_products_are_shorter(kernels::matmul_by_name(training.matmul));
+  if (!is_of_use && warns) {
+    util::log_warning(
+        util::concat("training.float32_matmul_precision: expected \"highest\" on a CPU without a matrix unit "
+                     "(training.matmul "
+                     "= \"amx\"), which multiplies in full precision; found \"",
+                     training.float32_matmul_precision, "\", which does nothing here; leave it out"));
   }
   return device;
 }

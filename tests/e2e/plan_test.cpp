@@ -48,6 +48,7 @@ TEST(FsdpPlan, RefusesWhatFsdpTrainRefuses) {
 TEST(DryRun, PreparesItsDeviceAsARunDoes) {
   const auto dry_run = [](const std::string& precision) {
     return testing::run({program("fsdp-train"), config_path("quickstart"), "--dry-run", "training.device=cpu",
+                         "training.matmul=\"mkl\"",
                          "training.float32_matmul_precision=\"" + precision + "\""});
   };
   const testing::ProgramResult high = dry_run("high");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/attention_memory.h"
+#include "util/matrix_units.h"
 #include "util/tensor_memory.h"
 
 namespace fsdp::kernels {
@@ -33,11 +34,22 @@ struct Case {
   int64_t batch, tokens, heads, kv_heads, head_dim;
 };
 
-class Attention : public ::testing::TestWithParam<at::ScalarType> {
+struct Way {
+  at::ScalarType type;
+  Matmul matmul;
+};
+
+class Attention : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
     at::manual_seed(3);
-    if (!can_attend(at::empty({1, 1, 1, 2}, GetParam()))) GTEST_SKIP() << "not on this CPU";
+    if (!can_attend(at::empty({1, 1, 1, 2}, type()))) GTEST_SKIP() << "not on this CPU";
+    if (GetParam().matmul == Matmul::kAmx && !util::has_matrix_unit()) GTEST_SKIP() << "no matrix unit";
+  }
+
+  static at::ScalarType type() { return GetParam().type; }
+  static at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return causal_attention(q, k, v, GetParam().matmul);
   }
 
   /// The result and the gradients of q, k, v.
@@ -54,11 +66,11 @@ class Attention : public ::testing::TestWithParam<at::ScalarType> {
   }
 
   static void expect_formula(const Tensors& inputs, const std::string& what) {
-    const at::Tensor dy = at::randn(inputs[0].sizes()).to(GetParam());
+    const at::Tensor dy = at::randn(inputs[0].sizes()).to(type());
     Tensors high;
     for (const at::Tensor& input : inputs) high.push_back(input.to(at::kDouble));
-    const Tensors ours = run(causal_attention, inputs, dy), expected = run(formula, high, dy);
-    const double tolerance = GetParam() == at::kFloat ? 1e-5 : 2e-2;
+    const Tensors ours = run(attention, inputs, dy), expected = run(formula, high, dy);
+    const double tolerance = type() == at::kFloat ? 1e-5 : 2e-2;
     for (size_t i = 0; i < ours.size(); ++i) {
       const double error = (ours[i].to(at::kDouble) - expected[i]).abs().max().item<double>();
       EXPECT_LE(error, tolerance * expected[i].abs().max().item<double>()) << what << ", result " << i;
@@ -66,15 +78,22 @@ class Attention : public ::testing::TestWithParam<at::ScalarType> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Types, Attention, ::testing::Values(at::kFloat, at::kBFloat16),
-                         [](const auto& info) { return info.param == at::kFloat ? "fp32" : "bf16"; });
+INSTANTIATE_TEST_SUITE_P(Ways, Attention,
+                         ::testing::Values(Way{at::kFloat, Matmul::kOneDnn},
+                                           Way{at::kBFloat16, Matmul::kOneDnn},
+                                           Way{at::kBFloat16, Matmul::kAmx}),
+                         [](const auto& info) {
+                           return std::string(info.param.type == at::kFloat ? "fp32_" : "bf16_") +
+                                  name_of(info.param.matmul);
+                         });
 
 TEST_P(Attention, IsTheFormulaWhateverTheLengthAndTheHeads) {
   for (const Case& c :
        {Case{2, 64, 2, 2, 64}, Case{1, 1, 1, 1, 8}, Case{1, 2, 3, 1, 2}, Case{3, 63, 4, 2, 16},
-        Case{1, 65, 2, 1, 32}, Case{2, 129, 2, 2, 10}, Case{1, 577, 4, 2, 64}, Case{1, 1100, 1, 1, 128}}) {
+        Case{1, 65, 2, 1, 32}, Case{2, 129, 2, 2, 10}, Case{2, 224, 4, 2, 96}, Case{1, 1056, 2, 1, 32},
+        Case{1, 577, 4, 2, 64}, Case{1, 1100, 1, 1, 128}}) {
     auto random = [&](int64_t heads) {
-      return (at::randn({c.batch, c.tokens, heads, c.head_dim}) * 2).to(GetParam());
+      return (at::randn({c.batch, c.tokens, heads, c.head_dim}) * 2).to(type());
     };
     expect_formula({random(c.heads), random(c.kv_heads), random(c.kv_heads)},
                    std::to_string(c.tokens) + " tokens");
@@ -82,30 +101,28 @@ TEST_P(Attention, IsTheFormulaWhateverTheLengthAndTheHeads) {
 }
 
 TEST_P(Attention, TakesPartsOfOneTensor) {
-  const at::Tensor qkv = at::randn({2, 70, 3 * 4 * 16}).to(GetParam());
+  const at::Tensor qkv = at::randn({2, 70, 3 * 4 * 16}).to(type());
   Tensors parts = qkv.chunk(3, -1);
   for (at::Tensor& part : parts) part = part.view({2, 70, 4, 16});
   expect_formula(parts, "strided");
 }
 
 TEST_P(Attention, OfLargeScoresIsFinite) {
-  auto random = [&] { return (at::randn({1, 40, 1, 16}) * 60).to(GetParam()); };
-  for (const at::Tensor& result :
-       run(causal_attention, {random(), random(), random()}, at::ones({1, 40, 1, 16}))) {
+  auto random = [&] { return (at::randn({1, 40, 1, 16}) * 60).to(type()); };
+  for (const at::Tensor& result : run(attention, {random(), random(), random()}, at::ones({1, 40, 1, 16}))) {
     EXPECT_TRUE(at::isfinite(result).all().item<bool>());
   }
 }
 
 TEST_P(Attention, DoesNotDependOnTheNumberOfThreads) {
-  const Tensors inputs = {at::randn({2, 100, 4, 32}).to(GetParam()),
-                          at::randn({2, 100, 2, 32}).to(GetParam()),
-                          at::randn({2, 100, 2, 32}).to(GetParam())};
+  const Tensors inputs = {at::randn({2, 100, 4, 32}).to(type()), at::randn({2, 100, 2, 32}).to(type()),
+                          at::randn({2, 100, 2, 32}).to(type())};
   const at::Tensor dy = at::randn({2, 100, 4, 32});
   const int before = at::get_num_threads();
   at::set_num_threads(1);
-  const Tensors one = run(causal_attention, inputs, dy);
+  const Tensors one = run(attention, inputs, dy);
   at::set_num_threads(3);
-  const Tensors three = run(causal_attention, inputs, dy);
+  const Tensors three = run(attention, inputs, dy);
   at::set_num_threads(before);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(one[i].equal(three[i])) << i;
 }
@@ -114,12 +131,12 @@ TEST_P(Attention, TakesTheMemoryThatAPlanCounts) {
   const int before = at::get_num_threads();
   at::set_num_threads(1);
   const AttentionSizes sizes = {
-      .tokens = 300, .head_dim = 32, .element = static_cast<int64_t>(c10::elementSize(GetParam()))};
+      .tokens = 300, .head_dim = 32, .element = static_cast<int64_t>(c10::elementSize(type()))};
   Tensors inputs(3);
-  for (at::Tensor& input : inputs) input = at::randn({2, 300, 2, 32}).to(GetParam()).requires_grad_(true);
+  for (at::Tensor& input : inputs) input = at::randn({2, 300, 2, 32}).to(type()).requires_grad_(true);
   const int64_t one = static_cast<int64_t>(inputs[0].nbytes());
   util::TensorMemory memory;
-  at::Tensor y = causal_attention(inputs[0], inputs[1], inputs[2]);
+  at::Tensor y = attention(inputs[0], inputs[1], inputs[2]);
   EXPECT_EQ(memory.peak_bytes(), one + 2 * 2 * 300 * 4 + sizes.forward_bytes());
   at::Tensor dy = at::ones_like(y);
   memory.reset_peak();

@@ -11,14 +11,24 @@
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
 #include "support/gradient_sinks.h"
+#include "util/matrix_units.h"
 
 namespace fsdp::kernels {
 namespace {
 
-TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
+class GradientSinkOf : public ::testing::TestWithParam<Matmul> {
+ protected:
+  void SetUp() override {
+    if (!has_small_products(at::kBFloat16)) GTEST_SKIP() << "no small products on this CPU";
+    if (GetParam() == Matmul::kAmx && !util::has_matrix_unit()) GTEST_SKIP() << "no matrix unit";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Libraries, GradientSinkOf, ::testing::Values(Matmul::kOneDnn, Matmul::kAmx),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST_P(GradientSinkOf, GetsTheSumsOfProductsInFp32WithoutAutograd) {
   at::manual_seed(3);
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    if (!has_small_products(type)) GTEST_SKIP() << "no small products on this CPU";
     for (bool transposed : {false, true}) {
       const at::Tensor x = at::randn({37, 20}).to(type), bias = at::zeros({24}, type).requires_grad_();
       const at::Tensor weight =
@@ -26,8 +36,8 @@ TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
       TestSink& sink = TestSink::attach(weight);
       const at::Tensor dy = at::randn({37, 24}).to(type);
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-        const at::Tensor y = transposed ? transposed_linear(x, weight, bias, Matmul::kOneDnn)
-                                        : linear(x, weight, Matmul::kOneDnn);
+        const at::Tensor y =
+            transposed ? transposed_linear(x, weight, bias, GetParam()) : linear(x, weight, GetParam());
         y.backward(dy);
       }
       EXPECT_EQ(sink.by_autograd, 0);
@@ -39,10 +49,9 @@ TEST(GradientSink, GetsTheSumsOfProductsInFp32WithoutAutograd) {
   }
 }
 
-TEST(GradientSink, GetsTheSumsOfProductsOfOneInputAlsoOfAWeightThatComesTwice) {
+TEST_P(GradientSinkOf, GetsTheSumsOfProductsOfOneInputAlsoOfAWeightThatComesTwice) {
   at::manual_seed(6);
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    if (!has_small_products(type)) GTEST_SKIP() << "no small products on this CPU";
     const at::Tensor x = at::randn({70, 20}).to(type);
     const at::Tensor weight = at::randn({24, 20}).to(type).requires_grad_(),
                      other = at::randn({600, 20}).to(type).requires_grad_();
@@ -50,7 +59,7 @@ TEST(GradientSink, GetsTheSumsOfProductsOfOneInputAlsoOfAWeightThatComesTwice) {
     TestSink& other_sink = TestSink::attach(other);
     const at::Tensor first = at::randn({70, 24}).to(type), second = at::randn({70, 600}).to(type),
                      third = at::randn({70, 24}).to(type);
-    const auto ys = linears(x, {weight, other, weight}, Matmul::kOneDnn);
+    const auto ys = linears(x, {weight, other, weight}, GetParam());
     torch::autograd::backward({ys[0], ys[1], ys[2]}, {first, second, third});
     EXPECT_EQ(sink.by_autograd + other_sink.by_autograd, 0);
     const at::Tensor X = x.to(at::kDouble);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "util/error.h"
+#include "util/matrix_units.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -13,8 +14,13 @@ double error_of(const at::Tensor& ours, const at::Tensor& expected) {
   return ((ours.to(at::kDouble) - expected).abs().max() / expected.abs().max()).item<double>();
 }
 
-class MatmulOf : public ::testing::TestWithParam<Matmul> {};
-INSTANTIATE_TEST_SUITE_P(Libraries, MatmulOf, ::testing::Values(Matmul::kMkl, Matmul::kOneDnn),
+class MatmulOf : public ::testing::TestWithParam<Matmul> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Matmul::kAmx && !util::has_matrix_unit()) GTEST_SKIP() << "no matrix unit";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Libraries, MatmulOf, ::testing::Values(Matmul::kMkl, Matmul::kOneDnn, Matmul::kAmx),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST_P(MatmulOf, LinearAndItsGradientsAreThoseOfDoublePrecision) {
@@ -45,6 +51,17 @@ TEST_P(MatmulOf, TransposedLinearHasABias) {
   EXPECT_LT(error_of(gradients[0], at::mm(D, W.t())), 3e-6);
   EXPECT_LT(error_of(gradients[1], at::mm(X.t(), D)), 3e-6);
   EXPECT_LT(error_of(gradients[2], D.sum(0)), 3e-6);
+}
+
+TEST_P(MatmulOf, TransposedLinearHasABiasInBf16) {
+  at::manual_seed(4);
+  for (int64_t rows : {3, 70}) {
+    at::Tensor x = at::randn({rows, 1700}).to(at::kBFloat16),
+               weight = at::randn({1700, 48}).to(at::kBFloat16);
+    at::Tensor bias = (at::randn({48}) * 50).to(at::kBFloat16);
+    const at::Tensor expected = at::mm(x.to(at::kDouble), weight.to(at::kDouble)) + bias.to(at::kDouble);
+    EXPECT_LT(error_of(transposed_linear(x, weight, bias, GetParam()), expected), 4e-3) << rows;
+  }
 }
 
 TEST_P(MatmulOf, LinearsAreLinearLayersWithOneInput) {
@@ -101,6 +118,12 @@ TEST(MatmulByName, KnowsItsNames) {
   EXPECT_EQ(matmul_by_name("onednn"), Matmul::kOneDnn);
   EXPECT_EQ(matmul_by_name("auto"), matmul_by_name("auto"));
   EXPECT_THROW(matmul_by_name("blas"), util::Error);
+  if (util::has_matrix_unit()) {
+    EXPECT_EQ(matmul_by_name("amx"), Matmul::kAmx);
+    EXPECT_EQ(matmul_by_name("auto"), Matmul::kAmx);
+  } else {
+    EXPECT_THROW(matmul_by_name("amx"), util::Error);
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "support/counting_allocator.h"
 #include "support/tiny_models.h"
 #include "util/error.h"
+#include "util/matrix_units.h"
 
 namespace fsdp::nn {
 namespace {
@@ -171,7 +172,8 @@ std::map<std::string, at::Tensor> results_of(const ModelOptions& options, at::Sc
 TEST(Decoder, OfFusedKernelsIsThatOfComposedOperations) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (const auto& [type, tolerance] : {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 3e-2)}) {
-      for (const char* matmul : {"mkl", "onednn"}) {
+      for (const char* matmul : {"mkl", "onednn", "amx"}) {
+        if (std::string(matmul) == "amx" && !util::has_matrix_unit()) continue;
         auto options = tiny_options(architecture);
         options.matmul = matmul;
         options.fused_kernels = true;

@@ -35,6 +35,7 @@ TEST(Banner, SaysThatLinearLayersMultiplyInFloat8) {
   config::Config config = testing::tiny_config(folder);
   config.mixed_precision.param_dtype = "bfloat16";
   config.training.float8 = "tensorwise";
+  config.model.matmul = "mkl";
   comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
     auto model = testing::make_initialized(config.model);
     auto engine = shard::fully_shard(*model, config::shard_options(config), testing::borrowed(communicator));

@@ -2,7 +2,9 @@
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
+#include <cerrno>
 #include <cstdlib>
 
 namespace fsdp::util {
@@ -28,6 +30,19 @@ TEST(MatrixUnits, Bf16ProductsRunOnThisCpu) {
   keep_onednn_from_broken_tiles();
   const at::Tensor x = at::ones({64, 64}, at::kBFloat16);
   EXPECT_EQ(at::mm(x, x).to(at::kFloat).sum().item<float>(), 64.0f * 64 * 64);
+}
+
+TEST(MatrixUnits, AreThereOnlyWhereTheyAreAnnouncedAndMultiplyRight) {
+  if (!has_matrix_unit()) GTEST_SKIP() << "no matrix unit that this process may use";
+  EXPECT_NE(cpu_identity().features & kTiles, 0u);
+  EXPECT_TRUE(tiles_pass_a_trial());
+}
+
+TEST(MatrixUnits, AreTriedByAChildThatNobodyElseWaitsFor) {
+  if ((cpu_identity().features & kTiles) == 0) GTEST_SKIP() << "no tiles";
+  tiles_pass_a_trial();
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
 }
 
 }  // namespace

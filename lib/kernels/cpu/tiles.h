@@ -1,0 +1,83 @@
+#pragma once
+
+// Products by a core's matrix unit, Intel's AMX (util/matrix_units.h tells whether there is one), which
+// multiplies tiles in registers of its own: 16 rows of 32 bf16 by 32 rows of 16, summed in fp32.
+//
+// A factor lies in memory as tiles of 1 KiB one behind the other, [blocks of 16][steps of 32][parts], zero
+// beyond its sizes. A tile of the left factor is [16 rows, 32], one of the right [16 pairs of rows, 16, 2].
+//
+// A number in fp32 is the sum of up to three parts in bf16, each of 8 bits of its 24. Of the nine products of
+// two such sums the six largest are computed, the others being below 2^-22 of the product: G. Henry, P. Tang,
+// A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations"
+// (2019), section III. With two parts there are three products, and 16 bits. The unit takes subnormal
+// numbers for zero; an infinite factor gives NaN.
+
+#include <cstdint>
+
+#include "kernels/rows.h"
+
+namespace fsdp::kernels::cpu {
+
+using kernels::Element;
+
+inline constexpr int64_t kTileSide = 16;
+inline constexpr int64_t kTileDepth = 32;
+inline constexpr int64_t kTileElements = kTileSide * kTileDepth;
+
+/// A factor in memory: `across` rows of a left one, or columns of a right one, of `depth` elements each.
+struct TileSource {
+  const void* data = nullptr;
+  Element element = Element::kFloat;
+  int64_t stride = 0;  ///< elements between the contiguous runs
+  bool depth_is_contiguous = true;
+  int64_t across = 0, depth = 0;
+};
+
+enum class TileSide { kLeft, kRight };
+
+/// Elements of a factor as tiles.
+constexpr int64_t tiled_elements(int64_t across, int64_t depth, int64_t parts) {
+  const int64_t blocks = (across + kTileSide - 1) / kTileSide, steps = (depth + kTileDepth - 1) / kTileDepth;
+  return blocks * steps * parts * kTileElements;
+}
+
+/// to: [tiled_elements()], at a multiple of 64 bytes. bf16 has one part.
+void pack_tiles(const TileSource& from, TileSide side, int parts, uint16_t* to);
+
+/// left [rows, depth] times right [depth, columns], both as tiles, of which depth is `steps` of 32.
+struct TileProduct {
+  const uint16_t* left = nullptr;
+  const uint16_t* right = nullptr;
+  int64_t rows = 0, columns = 0, steps = 0;
+  int parts = 1;
+
+  /// If not 0: factors in bf16 that are not tiles, with whole tiles of rows and columns. The left one's rows
+  /// are so many elements apart, the right one's pairs of rows so many pairs (cpu/packing.h).
+  int64_t left_stride = 0, right_stride = 0;
+
+  /// [rows, columns], rows `sums_stride` apart; with `rounded`, what is to be added before rounding, of whole
+  /// tiles, or null.
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+  bool adds = false;  ///< to the sums; else they are overwritten
+
+  /// If not null: the result in bf16, [rows, columns], rows `rounded_stride` apart.
+  uint16_t* rounded = nullptr;
+  int64_t rounded_stride = 0;
+  bool adds_to_rounded = false;
+  const uint16_t* bias = nullptr;  ///< [columns], or null: is added before rounding
+};
+
+/// Within TileRegisters.
+void multiply_tiles(const TileProduct& product);
+
+/// This thread's tile registers, set up for the functions above; nobody else may use them in between.
+class TileRegisters {
+ public:
+  TileRegisters();
+  ~TileRegisters();
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+};
+
+}  // namespace fsdp::kernels::cpu

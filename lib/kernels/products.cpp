@@ -1,0 +1,170 @@
+#include "kernels/products.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <string_view>
+#include <utility>
+
+#include "kernels/fused.h"
+#include "kernels/gradient_sink.h"
+#include "kernels/tile_product.h"
+
+namespace fsdp::kernels {
+namespace {
+
+/// With fewer rows a weight is not packed often enough to be worth it.
+constexpr int64_t kLeastRows = 64;
+bool has_few_rows(const at::Tensor& a) { return a.size(0) < kLeastRows; }
+
+bool is_cpu_float(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
+
+bool goes_to_tiles(const at::Tensor& x, Matmul matmul) {
+  return matmul == Matmul::kAmx && x.numel() > 0 && can_multiply_by_tiles(x);
+}
+
+/// Of a left factor.
+bool is_packed_for_tiles(const at::Tensor& a, Matmul matmul) {
+  return goes_to_tiles(a, matmul) && !has_few_rows(a);
+}
+
+/// a b^T + bias
+at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  using Operator =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
+                 c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+  static const auto linear_pointwise =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Operator>();
+  return linear_pointwise.call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul) {
+  kernels::multiply_here(std::span(&product, 1), b, matmul);
+}
+
+}  // namespace
+
+bool computes_here(const at::Tensor& x, Matmul matmul) {
+  if (x.numel() == 0) return false;
+  if (x.is_cuda()) return can_fuse(x);
+  if (matmul == Matmul::kMkl) return false;
+  // Of bf16 without tiles it is the gradient of the weight that is computed here.
+  return is_cpu_float(x) || goes_to_tiles(x, matmul) ||
+         (x.is_cpu() && x.scalar_type() == at::kBFloat16 && has_small_products(at::kBFloat16));
+}
+
+bool multiplies_here(const at::Tensor& x, Matmul matmul) {
+  return goes_to_tiles(x, matmul) || (x.is_cpu() && has_small_products(x.scalar_type()));
+}
+
+void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Matmul matmul) {
+  if (!goes_to_tiles(b, matmul)) return multiply_all_into(products, b);
+  TileProducts by_tiles{.rights = {b}};
+  for (const ProductOf& product : products) {
+    by_tiles.lefts.push_back(product.a);
+    by_tiles.results.push_back({.c = product.c, .adds = product.adds});
+  }
+  multiply_by_tiles(by_tiles);
+}
+
+at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
+  if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) return at::mm(a, b);
+  if (has_few_rows(a) || !multiplies_here(a, matmul)) return onednn_product(a, b.t(), std::nullopt);
+  at::Tensor product = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply_here({.c = product, .a = a, .adds = false}, b, matmul);
+  return product;
+}
+
+at::Tensor biased_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias, Matmul matmul) {
+  if (is_cpu_float(a)) {
+    if (has_few_rows(a) || !multiplies_here(a, matmul)) return onednn_product(a, b.t(), bias);
+    at::Tensor product = bias.expand({a.size(0), b.size(1)}).contiguous();
+    multiply_here({.c = product, .a = a, .adds = true}, b, matmul);
+    return product;
+  }
+  if (!is_packed_for_tiles(a, matmul)) return at::addmm(bias, a, b);
+  at::Tensor product = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply_by_tiles(
+      {.lefts = {a}, .rights = {b}, .results = {{.c = product, .adds = false, .bias = bias.contiguous()}}});
+  return product;
+}
+
+std::vector<at::Tensor> products_of(const at::Tensor& a, const std::vector<at::Tensor>& bs, Matmul matmul) {
+  std::vector<at::Tensor> results;
+  if (!is_packed_for_tiles(a, matmul)) {
+    for (const at::Tensor& b : bs) results.push_back(product_of(a, b, matmul));
+    return results;
+  }
+  TileProducts products{.lefts = {a}, .rights = bs};
+  for (const at::Tensor& b : bs) {
+    results.push_back(at::empty({a.size(0), b.size(1)}, a.options()));
+    products.results.push_back({.c = results.back()});
+  }
+  multiply_by_tiles(products);
+  return results;
+}
+
+void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
+  if (!sum.defined()) {
+    sum = product_of(a, b, matmul);
+  } else if (!is_cpu_float(a) && !is_packed_for_tiles(a, matmul)) {
+    sum.addmm_(a, b);
+  } else if (has_few_rows(a)) {
+    sum.add_(product_of(a, b, matmul));
+  } else {
+    multiply_here({.c = sum, .a = a, .adds = true}, b, matmul);
+  }
+}
+
+bool multiplies_in_place(const at::Tensor& a, Matmul matmul) {
+  return a.is_cuda() || is_packed_for_tiles(a, matmul);
+}
+
+void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds, Matmul matmul) {
+  if (!a.is_cuda()) {
+    multiply_here({.c = c, .a = a, .adds = adds}, b, matmul);
+  } else if (c.scalar_type() == a.scalar_type()) {
+    adds ? at::addmm_out(c, c, a, b) : at::mm_out(c, a, b);
+  } else {
+    adds ? at::addmm_out(c, c, a, b, c.scalar_type()) : at::mm_out(c, a, b, c.scalar_type());
+  }
+}
+
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
+                           Matmul matmul) {
+  if (a.is_cuda()) {
+    auto place = take_gradient_place(weight, at::kFloat);
+    if (!place) place = take_gradient_place(weight, a.scalar_type());
+    if (!place) return at::mm(a, b);
+    multiply_in_place(place->memory, a, b, place->adds, matmul);
+    return {};
+  }
+  if (multiplies_here(a, matmul)) {
+    if (auto place = take_gradient_place(weight, at::kFloat)) {
+      multiply_here({.c = place->memory, .a = a, .adds = place->adds}, b, matmul);
+      return {};
+    }
+  }
+  return product_of(a, b, matmul);
+}
+
+GradientsWith::GradientsWith(const at::Tensor& b, Matmul matmul)
+    : b_(b), matmul_(matmul), waits_(multiplies_here(b, matmul)) {}
+
+at::Tensor GradientsWith::add(const at::Tensor& weight, const at::Tensor& a) {
+  if (!waits_) return weight_gradient(weight, a, b_, matmul_);
+  const auto place = take_gradient_place(weight, at::kFloat);
+  if (!place) return product_of(a, b_, matmul_);
+  // The same weight twice: what is added comes after what it is added to.
+  for (const ProductOf& other : products_) {
+    if (other.c.data_ptr() == place->memory.data_ptr()) finish();
+  }
+  products_.push_back({.c = place->memory, .a = a, .adds = place->adds});
+  return {};
+}
+
+void GradientsWith::finish() { kernels::multiply_here(std::exchange(products_, {}), b_, matmul_); }
+
+}  // namespace fsdp::kernels
