@@ -4,8 +4,8 @@
 //
 // libtorch sends fp32 products on the CPU to MKL, which knows no AVX-512 on CPUs that are not Intel's;
 // oneDNN, inside libtorch too, does (on an AMD EPYC with AVX-512: 97 against 215 GFLOP/s a core, with an
-// error of 1e-6 either way). On Intel's both are as fast, and a step is faster by what is said next. Lower
-// precision goes to oneDNN whatever is chosen.
+// error of 1e-6 either way). On Intel's both are as fast, and a step is faster by what is said next. In bf16
+// libtorch has oneDNN alone, whatever is chosen.
 //
 // With oneDNN on CPUs that have its small products (block_product.h), fp32 products are made of these, and
 // the gradients of weights and biases, in bf16 too, are added in fp32 to where they accumulate
