@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <limits>
@@ -158,6 +159,48 @@ TEST_F(TileProduct, OfNothingIsZeroOrTheBias) {
   multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
   EXPECT_TRUE(at::equal(c, at::zeros({2, 3})));
   multiply_by_tiles({});
+}
+
+/// The same numbers, the last of which lies right before memory that may not be touched.
+class Guarded {
+ public:
+  explicit Guarded(const at::Tensor& x) {
+    const size_t bytes = x.nbytes(), room = (bytes + kPage - 1) / kPage * kPage;
+    size_ = room + kPage;
+    memory_ = static_cast<char*>(
+        ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    EXPECT_EQ(::mprotect(memory_ + room, kPage, PROT_NONE), 0);
+    tensor = at::from_blob(memory_ + room - bytes, x.sizes(), x.options());
+    tensor.copy_(x);
+  }
+  ~Guarded() { ::munmap(memory_, size_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  at::Tensor tensor;
+
+ private:
+  static constexpr size_t kPage = 4096;
+  char* memory_;
+  size_t size_;
+};
+
+TEST_F(TileProduct, TouchesNothingBeyondItsFactorsAndResults) {
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (auto [m, k, n] : {std::tuple{1, 1, 1}, {33, 70, 17}, {15, 31, 47}, {48, 64, 32}}) {
+      for (int way = 0; way < 4; ++way) {
+        const Guarded a((way & 1) != 0 ? at::randn({k, m}).to(type) : at::randn({m, k}).to(type));
+        const Guarded b((way & 2) != 0 ? at::randn({n, k}).to(type) : at::randn({k, n}).to(type));
+        const at::Tensor left = (way & 1) != 0 ? a.tensor.t() : a.tensor;
+        const at::Tensor right = (way & 2) != 0 ? b.tensor.t() : b.tensor;
+        for (at::ScalarType result : {at::kFloat, type}) {
+          const Guarded c(at::zeros({m, n}).to(result));
+          multiply_by_tiles({.lefts = {left}, .rights = {right}, .results = {{.c = c.tensor, .adds = true}}});
+          EXPECT_LT(error_of(c.tensor, exact(left, right)), result == at::kFloat ? 2e-6 : 4e-3) << m << way;
+        }
+      }
+    }
+  }
 }
 
 // The system has to keep the tiles of each thread when it takes the core from it.
