@@ -16,6 +16,8 @@ namespace {
 
 // What one thread works on at a time: packed blocks of both factors that stay in a second-level cache of 2
 // MiB together with their results.
+constexpr int64_t kDepth = 768;
+constexpr int64_t kDepthOfParts = 512;
 constexpr int64_t kLeftBytes = 384 << 10;
 constexpr int64_t kRightBytes = 768 << 10;
 // What is packed at a time.
@@ -87,7 +89,7 @@ class TiledProduct {
         k_(products.rights.front().size(0)),
         parts_(products.rights.front().scalar_type() == at::kFloat ? float32_parts() : 1),
         rounds_(results_.front().c.scalar_type() != at::kFloat),
-        depth_(equal_part(k_, parts_ == 1 ? 768 : 512, cpu::kTileDepth)) {
+        depth_(equal_part(k_, parts_ == 1 ? kDepth : kDepthOfParts, cpu::kTileDepth)) {
     for (const at::Tensor& left : products.lefts) lefts_.push_back(source(left, cpu::TileSide::kLeft));
     for (const at::Tensor& right : products.rights) rights_.push_back(source(right, cpu::TileSide::kRight));
   }
@@ -98,9 +100,9 @@ class TiledProduct {
     for (const cpu::TileSource& right : rights_) columns += right.across;
     const int64_t work = std::max<int64_t>(1, kMultiple * columns * k_);
     util::parallel_for(0, units, std::max<int64_t>(1, kLeastWork / work), [&](int64_t begin, int64_t end) {
-      const std::vector<ColumnGroup> columns = column_groups();
-      for (const RowGroup& rows : row_groups(begin, end)) {
-        for (const ColumnGroup& group : columns) multiply(rows, group);
+      const std::vector<ColumnGroup> column_groups = columns_in_groups();
+      for (const RowGroup& rows : rows_in_groups(begin, end)) {
+        for (const ColumnGroup& group : column_groups) multiply(rows, group);
       }
     });
   }
@@ -110,13 +112,17 @@ class TiledProduct {
     return rounded_up(left.across, kMultiple) / kMultiple;
   }
 
-  /// How much of a factor takes so many bytes.
-  int64_t across_of(int64_t bytes) const { return bytes / (2 * parts_ * depth_); }
+  /// How much of a factor takes about so many bytes, in pairs of tiles: sums in a part of a tile are rounded
+  /// in another order, so parts are at the ends of results only, wherever a thread begins.
+  int64_t across_of(int64_t bytes) const {
+    constexpr int64_t kPair = 2 * cpu::kTileSide;
+    return std::max(bytes / (2 * parts_ * depth_) / kPair, int64_t{1}) * kPair;
+  }
 
   bool keeps_sums() const { return rounds_ && depth_ < k_; }
 
   /// Units [begin, end) of rows.
-  std::vector<RowGroup> row_groups(int64_t begin, int64_t end) const {
+  std::vector<RowGroup> rows_in_groups(int64_t begin, int64_t end) const {
     std::vector<RowGroup> groups(1);
     int64_t before = 0;
     for (size_t left = 0; left < lefts_.size(); ++left) {
@@ -136,7 +142,7 @@ class TiledProduct {
     return groups;
   }
 
-  std::vector<ColumnGroup> column_groups() const {
+  std::vector<ColumnGroup> columns_in_groups() const {
     std::vector<ColumnGroup> groups(1);
     for (size_t right = 0; right < rights_.size(); ++right) {
       const int64_t last = rights_[right].across, most = equal_part(last, across_of(kRightBytes));

@@ -151,6 +151,21 @@ TEST_F(TileProduct, OfSeveralFactorsIsEachOnesOwnForAnyNumberOfThreads) {
   }
 }
 
+// Blocks begin at whole tiles, however many bytes a row of them takes.
+TEST_F(TileProduct, AddsAsOneThreadDoesWhereverOthersBegin) {
+  const int before = at::get_num_threads();
+  for (int64_t k : {470, 330, 1376}) {
+    const at::Tensor a = at::randn({272, k}), b = at::randn({k, 546}), c = at::randn({272, 546});
+    at::Tensor one = c.clone(), three = c.clone();
+    at::set_num_threads(1);
+    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = one, .adds = true}}});
+    at::set_num_threads(3);
+    multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = three, .adds = true}}});
+    at::set_num_threads(before);
+    EXPECT_TRUE(at::equal(one, three)) << k;
+  }
+}
+
 TEST_F(TileProduct, OfNothingIsZeroOrTheBias) {
   at::Tensor c = at::ones({2, 3});
   const at::Tensor a = at::empty({2, 0}), b = at::empty({0, 3});
