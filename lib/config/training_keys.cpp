@@ -54,7 +54,7 @@ std::vector<Key> training_keys() {
       {KEY(training, float32_matmul_precision),
        "of float32 matrix products: highest, or high: on GPUs TF32, factors of 10 bits, several times as "
        "fast; on "
-       "CPUs with matrix units (Intel AMX) factors of 16 bits, twice as fast",
+       "CPUs with matrix units (Intel AMX) factors of 16 bits, half the work",
        one_of({"highest", "high"}),
        {}},
       {KEY(training, fused_kernels),

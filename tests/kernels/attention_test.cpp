@@ -107,6 +107,12 @@ TEST_P(Attention, TakesPartsOfOneTensor) {
   expect_formula(parts, "strided");
 }
 
+TEST_P(Attention, TakesOneTokenForAll) {
+  const auto random = [](int64_t tokens) { return at::randn({2, tokens, 2, 32}).to(type()); };
+  const auto repeated = [&] { return random(1).expand({2, 64, 2, 32}); };
+  expect_formula({repeated(), random(64), random(64)}, "queries without a stride");
+}
+
 TEST_P(Attention, OfLargeScoresIsFinite) {
   auto random = [&] { return (at::randn({1, 40, 1, 16}) * 60).to(type()); };
   for (const at::Tensor& result : run(attention, {random(), random(), random()}, at::ones({1, 40, 1, 16}))) {

@@ -7,16 +7,12 @@
 #include <vector>
 
 #include "kernels/cpu/packing.h"
+#include "support/factors.h"
 
 namespace fsdp::kernels {
 namespace {
 
-/// [rows, columns], its rows or its columns contiguous, cut out of something larger.
-at::Tensor factor(int64_t rows, int64_t columns, bool transposed, at::ScalarType type) {
-  at::Tensor whole = transposed ? at::randn({columns, rows + 3}) : at::randn({rows, columns + 3});
-  whole = whole.to(type);
-  return transposed ? whole.narrow(1, 1, rows).t() : whole.narrow(1, 1, columns);
-}
+using testing::factor;
 
 void expect_product(const at::Tensor& a, const at::Tensor& b, bool adds) {
   at::Tensor c = at::randn({a.size(0), b.size(1)});

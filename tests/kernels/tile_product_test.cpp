@@ -11,17 +11,13 @@
 #include <vector>
 
 #include "kernels/matmul.h"
+#include "support/factors.h"
 #include "util/matrix_units.h"
 
 namespace fsdp::kernels {
 namespace {
 
-/// [rows, columns], its rows or its columns contiguous, cut out of something larger.
-at::Tensor factor(int64_t rows, int64_t columns, bool transposed, at::ScalarType type) {
-  at::Tensor whole = transposed ? at::randn({columns, rows + 3}) : at::randn({rows, columns + 3});
-  whole = whole.to(type);
-  return transposed ? whole.narrow(1, 1, rows).t() : whole.narrow(1, 1, columns);
-}
+using testing::factor;
 
 double error_of(const at::Tensor& found, const at::Tensor& expected) {
   return (found.to(at::kDouble) - expected).abs().max().item<double>() / expected.abs().max().item<double>();

@@ -13,12 +13,7 @@ namespace fsdp::kernels::cpu {
 namespace {
 
 #include "kernels/cpu/mirrored_words.inc"
-
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-inline __mmask16 first_lanes(int64_t count) {
-  return static_cast<__mmask16>(count >= kTileSide ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
-}
+#include "kernels/cpu/tile_lanes.inc"
 
 /// The upper half of a word is a bf16.
 inline __m512i upper_halves(__m512 x) {
@@ -30,7 +25,7 @@ inline __m512i upper_halves(__m512 x) {
 template <int kPart, int kParts>
 inline __m512i take_part(__m512& x) {
   __m512i part;
-  if constexpr (kPart == 0 && kParts > 1) {
+  if constexpr (kPart == 0) {
     part = upper_halves(x);
   } else {
     part = upper_halves(
@@ -86,7 +81,7 @@ inline void read_runs(const TileSource& from, int64_t across, int64_t depth, Wor
   }
 }
 
-constexpr int64_t kAheadElements = 256;  // bytes
+constexpr int64_t kAheadBytes = 256;
 
 /// 16 pairs of rows, of 16 elements of each.
 template <typename T, int kParts>
@@ -97,8 +92,8 @@ inline void read_pairs(const TileSource& from, int64_t across, int64_t depth, Wo
   for (int64_t i = 0; i < kSide; ++i, data += 2 * from.stride) {
     const __mmask16 first = 2 * i < rows ? lanes : 0, second = 2 * i + 1 < rows ? lanes : 0;
     const T* next = second != 0 ? data + from.stride : data;
-    __builtin_prefetch(data + kAheadElements / sizeof(T));
-    __builtin_prefetch(next + kAheadElements / sizeof(T));
+    __builtin_prefetch(data + kAheadBytes / sizeof(T));
+    __builtin_prefetch(next + kAheadBytes / sizeof(T));
     if constexpr (sizeof(T) == 2) {
       const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first, data));
       const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second, next));
@@ -150,7 +145,6 @@ void pack(const TileSource& from, TileSide side, uint16_t* to) {
 
 void pack_tiles(const TileSource& from, TileSide side, int parts, uint16_t* to) {
   if (from.element == Element::kBFloat16) return pack<uint16_t, 1>(from, side, to);
-  if (parts == 1) return pack<float, 1>(from, side, to);
   if (parts == 2) return pack<float, 2>(from, side, to);
   pack<float, 3>(from, side, to);
 }

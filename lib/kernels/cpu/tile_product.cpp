@@ -9,11 +9,7 @@
 namespace fsdp::kernels::cpu {
 namespace {
 
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-inline __mmask16 first_lanes(int64_t count) {
-  return static_cast<__mmask16>(count >= kTileSide ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
-}
+#include "kernels/cpu/tile_lanes.inc"
 
 // Tile registers: 0 to 3 sums, [row block][column block]; 4, 5 of the left factor; 6, 7 of the right.
 constexpr int64_t kTileRow = 64;  ///< bytes
@@ -27,13 +23,13 @@ struct TileReader {
 
 TileReader left_of(const TileProduct& product) {
   const int64_t step = product.parts * kTileElements;
-  if (product.left_stride == 0) return {product.left, kTileRow, product.steps * step, step};
+  if (product.left_stride == kAsTiles) return {product.left, kTileRow, product.steps * step, step};
   return {product.left, 2 * product.left_stride, kTileSide * product.left_stride, kTileDepth};
 }
 
 TileReader right_of(const TileProduct& product) {
   const int64_t step = product.parts * kTileElements;
-  if (product.right_stride == 0) return {product.right, kTileRow, product.steps * step, step};
+  if (product.right_stride == kAsTiles) return {product.right, kTileRow, product.steps * step, step};
   return {product.right, 4 * product.right_stride, 2 * kTileSide, kTileDepth * product.right_stride};
 }
 

@@ -33,6 +33,8 @@ struct TileSource {
   int64_t across = 0, depth = 0;
 };
 
+inline constexpr int64_t kAsTiles = -1;  ///< in place of a stride
+
 enum class TileSide { kLeft, kRight };
 
 /// Elements of a factor as tiles.
@@ -41,7 +43,7 @@ constexpr int64_t tiled_elements(int64_t across, int64_t depth, int64_t parts) {
   return blocks * steps * parts * kTileElements;
 }
 
-/// to: [tiled_elements()], at a multiple of 64 bytes. bf16 has one part.
+/// to: [tiled_elements()], at a multiple of 64 bytes. bf16 has one part, fp32 two or three.
 void pack_tiles(const TileSource& from, TileSide side, int parts, uint16_t* to);
 
 /// left [rows, depth] times right [depth, columns], both as tiles, of which depth is `steps` of 32.
@@ -51,9 +53,9 @@ struct TileProduct {
   int64_t rows = 0, columns = 0, steps = 0;
   int parts = 1;
 
-  /// If not 0: factors in bf16 that are not tiles, with whole tiles of rows and columns. The left one's rows
-  /// are so many elements apart, the right one's pairs of rows so many pairs (cpu/packing.h).
-  int64_t left_stride = 0, right_stride = 0;
+  /// If not kAsTiles: factors in bf16 that are not tiles, with whole tiles of rows and columns. The left
+  /// one's rows are so many elements apart, the right one's pairs of rows so many pairs (cpu/packing.h).
+  int64_t left_stride = kAsTiles, right_stride = kAsTiles;
 
   /// [rows, columns], rows `sums_stride` apart; with `rounded`, what is to be added before rounding, of whole
   /// tiles, or null.
