@@ -2,7 +2,6 @@
 
 // What most files of the tensor rooms need of libtorch, compiled once. Sources still include what they use.
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -15,7 +15,7 @@ target_link_libraries(fsdp_all INTERFACE ${rooms})
 install(TARGETS fsdp_all EXPORT fsdp)
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/lib/" DESTINATION include/fsdp FILES_MATCHING PATTERN "*.h"
-        PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "torch_precompiled.h" EXCLUDE)
+        PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_precompiled.h" EXCLUDE)
 install(EXPORT fsdp NAMESPACE fsdp:: FILE fsdpTargets.cmake DESTINATION ${package_dir})
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/scripts/cmake/fsdpConfig.cmake.in"

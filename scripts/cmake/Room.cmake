@@ -1,8 +1,9 @@
-# fsdp_room(NAME [TORCH] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
-# TORCH rooms share one precompiled header of libtorch. Each is installed with its headers (Install.cmake).
+# fsdp_room(NAME [TORCH | MODULES] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
+# TORCH rooms share one precompiled header of libtorch's tensors, MODULES rooms one of its modules too: a second of
+# templates in each file. Each is installed with its headers (Install.cmake).
 # What only the CUDA flavour has of a CUDA room lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
-# fsdp_program(NAME SOURCES LINK targets...) and fsdp_room_test(ROOM [LINK targets...]) use the same flags.
+# fsdp_program(NAME SOURCES [TORCH | MODULES] [LINK targets...]) and fsdp_room_test(ROOM ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 
 function(fsdp_flags target)
@@ -15,15 +16,25 @@ function(fsdp_flags target)
 endfunction()
 
 function(fsdp_use_torch_header target)
-  if(target STREQUAL "fsdp_tensor")
-    target_precompile_headers(${target} PRIVATE "${PROJECT_SOURCE_DIR}/lib/util/torch_precompiled.h")
+  cmake_parse_arguments(USE "TORCH;MODULES" "" "" ${ARGN})
+  if(USE_MODULES)
+    set(owner fsdp_nn)
+    set(header "${PROJECT_SOURCE_DIR}/lib/nn/modules_precompiled.h")
+  elseif(USE_TORCH)
+    set(owner fsdp_tensor)
+    set(header "${PROJECT_SOURCE_DIR}/lib/util/torch_precompiled.h")
   else()
-    target_precompile_headers(${target} REUSE_FROM fsdp_tensor)
+    return()
+  endif()
+  if(target STREQUAL owner)
+    target_precompile_headers(${target} PRIVATE "${header}")
+  else()
+    target_precompile_headers(${target} REUSE_FROM ${owner})
   endif()
 endfunction()
 
 function(fsdp_room name)
-  cmake_parse_arguments(ROOM "TORCH;CUDA" "" "LINK;SOURCES" ${ARGN})
+  cmake_parse_arguments(ROOM "TORCH;MODULES;CUDA" "" "LINK;SOURCES" ${ARGN})
   if(NOT ROOM_SOURCES)
     file(GLOB ROOM_SOURCES CONFIGURE_DEPENDS *.cpp)
   endif()
@@ -40,9 +51,7 @@ function(fsdp_room name)
   set_property(GLOBAL APPEND PROPERTY FSDP_ROOMS fsdp::${name})
   target_link_libraries(fsdp_${name} PUBLIC ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
-  if(ROOM_TORCH)
-    fsdp_use_torch_header(fsdp_${name})
-  endif()
+  fsdp_use_torch_header(fsdp_${name} ${ARGN})
   if(cuda_sources)
     # A target of its own, because only these files see CUDA's headers.
     add_library(fsdp_${name}_cuda OBJECT ${cuda_sources})
@@ -57,10 +66,11 @@ function(fsdp_room name)
 endfunction()
 
 function(fsdp_program name sources)
-  cmake_parse_arguments(PROGRAM "TORCH" "" "LINK" ${ARGN})
+  cmake_parse_arguments(PROGRAM "TORCH;MODULES" "" "LINK" ${ARGN})
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${PROGRAM_LINK})
   fsdp_flags(${name})
+  fsdp_use_torch_header(${name} ${ARGN})
 endfunction()
 
 # Tests of the CUDA flavour are called cuda/..., so that one run of ctest can have those of both.
@@ -69,18 +79,17 @@ if(FSDP_WITH_CUDA)
 endif()
 
 function(fsdp_test_program name sources)
-  cmake_parse_arguments(TEST "TORCH" "" "LINK" ${ARGN})
-  fsdp_program(${name} "${sources}" LINK ${TEST_LINK} GTest::gmock)
+  fsdp_program(${name} "${sources}" ${ARGN})
+  target_link_libraries(${name} PRIVATE GTest::gmock)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
-  if(TEST_TORCH)
-    fsdp_use_torch_header(${name})
-  endif()
+  # What the tests call is optimized; they themselves need not be, and matchers are a fifth faster to compile this way.
+  # Not -O0: the precompiled header would be refused.
+  target_compile_options(${name} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
 endfunction()
 
 # Every *_test.cpp of tests/ROOM in one binary, one ctest entry: loading libtorch once a room keeps the suite short.
 # Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
 function(fsdp_room_test room)
-  cmake_parse_arguments(TEST "TORCH" "" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${room}/*_test.cpp)
   fsdp_test_program(${room}_test "${sources}" ${ARGN})
   target_link_libraries(${room}_test PRIVATE GTest::gtest_main)

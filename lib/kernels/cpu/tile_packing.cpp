@@ -81,8 +81,6 @@ inline void read_runs(const TileSource& from, int64_t across, int64_t depth, Wor
   }
 }
 
-constexpr int64_t kAheadBytes = 256;
-
 /// 16 pairs of rows, of 16 elements of each.
 template <typename T, int kParts>
 inline void read_pairs(const TileSource& from, int64_t across, int64_t depth, Words (*squares)[kSide]) {
@@ -92,8 +90,6 @@ inline void read_pairs(const TileSource& from, int64_t across, int64_t depth, Wo
   for (int64_t i = 0; i < kSide; ++i, data += 2 * from.stride) {
     const __mmask16 first = 2 * i < rows ? lanes : 0, second = 2 * i + 1 < rows ? lanes : 0;
     const T* next = second != 0 ? data + from.stride : data;
-    __builtin_prefetch(data + kAheadBytes / sizeof(T));
-    __builtin_prefetch(next + kAheadBytes / sizeof(T));
     if constexpr (sizeof(T) == 2) {
       const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first, data));
       const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second, next));
