@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/listener_wait.h"
+#include "comm/loopback_listener.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -51,6 +52,10 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
   if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port,
                                               std::chrono::steady_clock::now() + timeout)) {
     not_all_came(environment, where, timeout, "nobody listens there");
+  }
+  // Without one the store binds to the port itself, and says why if it cannot.
+  if (options.isServer) {
+    options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
   }
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);

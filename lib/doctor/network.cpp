@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <set>
 #include <utility>
 #include <vector>
@@ -105,6 +106,25 @@ Finding check_host_name() {
           ""};
 }
 
+/// c10d's store asks for the name of each address that it connects to or that connects, in IPv6.
+Finding check_reverse_lookup() {
+  constexpr double kSlow = 1;  // a name server that is there answers in milliseconds
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  ::inet_pton(AF_INET6, "::ffff:127.0.0.1", &address.sin6_addr);
+  char name[NI_MAXHOST];
+  const auto begin = std::chrono::steady_clock::now();
+  const int error = ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), sizeof address, name,
+                                  sizeof name, nullptr, 0, 0);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::string took = util::fixed(seconds, seconds < kSlow ? 3 : 1) + " s";
+  if (seconds < kSlow) return {Verdict::kOk, "reverse lookup", "of ::ffff:127.0.0.1 took " + took, ""};
+  return {Verdict::kWarn, "reverse lookup",
+          concat("of ::ffff:127.0.0.1 took ", took, error == 0 ? "" : concat(": ", ::gai_strerror(error)),
+                 "; every connection to a run's store waits for one"),
+          "add the line \"::ffff:127.0.0.1 localhost\" to /etc/hosts, and the nodes' addresses likewise"};
+}
+
 Finding check_port(int port, const std::string& option) {
   if (listening(INADDR_ANY, port)) return {Verdict::kOk, concat("port ", port), "free", ""};
   return {Verdict::kWarn, concat("port ", port), util::errno_text(errno),
@@ -114,7 +134,7 @@ Finding check_port(int port, const std::string& option) {
 }  // namespace
 
 Findings check_network() {
-  return {check_loopback(), check_host_name(), check_port(29500, "--master-port"),
+  return {check_loopback(), check_host_name(), check_reverse_lookup(), check_port(29500, "--master-port"),
           check_port(29400, "--rdzv-endpoint HOST:PORT")};
 }
 

@@ -156,7 +156,7 @@ TEST(Doctor, ExaminesThisMachine) {
   EXPECT_EQ(result.exit_code, 0) << result.out;
   for (const char* subject :
        {"build ", "cpu ", "kernels ", "cores ", "OMP_NUM_THREADS ", "memory ", "limit nofile ",
-        "shared memory ", "loopback ", "host name ", "port 29500 ", "gpu ", "nccl "}) {
+        "shared memory ", "loopback ", "host name ", "reverse lookup ", "port 29500 ", "gpu ", "nccl "}) {
     EXPECT_NE(result.out.find(std::string("  ") + subject), std::string::npos) << subject << result.out;
   }
   EXPECT_NE(result.out.find("a second process wrote to memory of this one"), std::string::npos) << result.out;
