@@ -3,8 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "comm/device_communicator.h"
@@ -12,7 +16,8 @@
 
 namespace fsdp::comm {
 
-/// Tasks that were issued and are not done, in order.
+/// Tasks that were issued and are not done, in order. Whoever waits runs them, one thread at a time: the
+/// host's thread of a unit waits too (shard/unit.h).
 class IdleCommunicator::Queue {
  public:
   explicit Queue(IdleTiming when) : timing(when) {}
@@ -21,24 +26,68 @@ class IdleCommunicator::Queue {
 
   /// The number of the task, from 1.
   int64_t push(std::function<void()> task) {
+    std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
-    return done_ + static_cast<int64_t>(tasks_.size());
+    return begun_ + static_cast<int64_t>(tasks_.size());
   }
 
+  /// Until all up to this number are done, by this thread or by the one that is at it; not longer, for a task
+  /// may wait for a thread that waits for an earlier one.
   void run_up_to(int64_t number) {
-    while (done_ < number && !tasks_.empty()) {
-      std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      ++done_;
-      task();
+    std::unique_lock lock(mutex_);
+    if (runner_ == std::this_thread::get_id()) {  // a task waits for others
+      while (begun_ < number && !tasks_.empty()) rethrow(run_first(lock));
+      return;
+    }
+    while (done_ < number) {
+      if (runner_ != std::thread::id()) {
+        changed_.wait(lock);
+        continue;
+      }
+      runner_ = std::this_thread::get_id();
+      const std::exception_ptr failure = run_first(lock);
+      runner_ = {};
+      done_ = begun_;
+      changed_.notify_all();
+      rethrow(failure);
     }
   }
 
-  void run_all() { run_up_to(done_ + static_cast<int64_t>(tasks_.size())); }
+  void run_all() {
+    std::unique_lock lock(mutex_);
+    const int64_t last = begun_ + static_cast<int64_t>(tasks_.size());
+    lock.unlock();
+    run_up_to(last);
+  }
 
  private:
+  static void rethrow(const std::exception_ptr& failure) {
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  /// What the task threw.
+  std::exception_ptr run_first(std::unique_lock<std::mutex>& lock) {
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    ++begun_;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      task();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task = nullptr;
+    lock.lock();
+    return failure;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
-  int64_t done_ = 0;
+  std::thread::id runner_;
+  int64_t begun_ = 0;
+  int64_t done_ = 0;  ///< all up to here; what a task runs itself is done with that task
 };
 
 class IdleCommunicator::QueuedWork final : public Work {

@@ -3,6 +3,12 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
 namespace fsdp::comm {
 namespace {
 
@@ -51,6 +57,50 @@ TEST(IdleCommunicator, CanBeAsLateAsWaitingAllows) {
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
   idle.set_timing(IdleTiming::kAtOnce);
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+}
+
+/// As the host's thread of a unit does, while the rank's own issues and waits.
+TEST(IdleCommunicator, LetsOtherThreadsWait) {
+  for (const IdleTiming timing : {IdleTiming::kAtOnce, IdleTiming::kWhenWaitedFor}) {
+    IdleCommunicator idle(2, timing);
+    std::vector<int> order;
+    std::atomic<int> done = 0;
+    std::vector<std::thread> threads;
+    constexpr int kTasks = 300;
+    const auto issue = [&](int task) -> std::shared_ptr<Work> {
+      return idle.enqueue([&, task] {
+        order.push_back(task);
+        ++done;
+      });
+    };
+    for (int i = 0; i < kTasks; i += 2) {
+      threads.emplace_back([first = issue(i), &done, i] {
+        first->wait();
+        EXPECT_GT(done, i);
+      });
+      issue(i + 1)->wait();
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(order.size(), static_cast<size_t>(kTasks));
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  }
+}
+
+TEST(IdleCommunicator, LetsATaskWaitForAThreadThatWaitsForAnEarlierOne) {
+  IdleCommunicator idle(2, IdleTiming::kWhenWaitedFor);
+  std::shared_ptr<Work> earlier = idle.enqueue([] {});
+  idle.enqueue([earlier] { std::thread([earlier] { earlier->wait(); }).join(); })->wait();
+}
+
+TEST(IdleCommunicator, GoesOnAfterATaskThatFailed) {
+  IdleCommunicator idle(2, IdleTiming::kWhenWaitedFor);
+  bool done = false;
+  auto fails = idle.enqueue([] { throw std::runtime_error("failed"); });
+  auto after = idle.enqueue([&] { done = true; });
+  EXPECT_THROW(after->wait(), std::runtime_error);
+  EXPECT_FALSE(done);
+  after->wait();
+  EXPECT_TRUE(done);
 }
 
 TEST(IdleCommunicator, IsItselfForTensorsOfTheHost) {
