@@ -2,14 +2,11 @@
 
 #include <utility>
 
+#include "util/clock.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point moment) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - moment).count();
-}
 
 class NotingCommunicator final : public Communicator {
  public:
@@ -101,8 +98,8 @@ Activity::Snapshot Activity::snapshot() const {
   std::vector<std::string> texts;
   for (const auto& [number, collective] : in_progress_) texts.push_back(collective.text);
   now.collective = util::join(texts, " and ");
-  now.seconds = seconds_since(in_progress_.empty() ? last_ended_ : in_progress_.begin()->second.began);
-  now.step_seconds = seconds_since(step_began_);
+  now.seconds = util::seconds_since(in_progress_.empty() ? last_ended_ : in_progress_.begin()->second.began);
+  now.step_seconds = util::seconds_since(step_began_);
   return now;
 }
 

@@ -8,6 +8,9 @@
 //   the others      leave the tensor as it is
 //
 // So numbers mean nothing but stay finite, whatever memory the buffers had before.
+//
+// One thread issues; any may wait for a Work, and runs what is to be done, with its failure, if no other
+// does.
 
 #include <functional>
 #include <memory>

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "doctor/checks.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -116,7 +117,7 @@ Finding check_reverse_lookup() {
   const auto begin = std::chrono::steady_clock::now();
   const int error = ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), sizeof address, name,
                                   sizeof name, nullptr, 0, 0);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = util::seconds_since(begin);
   const std::string took = util::fixed(seconds, seconds < kSlow ? 3 : 1) + " s";
   if (seconds < kSlow) return {Verdict::kOk, "reverse lookup", "of ::ffff:127.0.0.1 took " + took, ""};
   return {Verdict::kWarn, "reverse lookup",
