@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -35,22 +36,20 @@ std::string holder_of(int fd) {
 
 }  // namespace
 
-RunLock::RunLock(const fs::path& folder) {
-  const fs::path path = folder / kRunLockName;
+RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
   // The file stays for good: removing it would let two runs lock two files of the same name.
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0)
     fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     int cause = errno;
-    std::string holder = cause == EWOULDBLOCK ? holder_of(fd_) : "";
-    ::close(fd_);
-    fd_ = -1;
-    if (!holder.empty()) {
+    if (cause == EWOULDBLOCK) {
+      std::string holder = holder_of(fd_);
+      ::close(fd_);
       fail(ErrorKind::kUsage, "expected no other run in run.output_dir ", folder.string(), " and found that ",
-           holder, " holds ", path.string(), "; wait for it to end or choose another run.output_dir");
+           holder, " holds ", path_.string(), "; wait for it to end or choose another run.output_dir");
     }
-    util::log_warning(concat("cannot lock ", path.string(), " (", errno_text(cause),
+    util::log_warning(concat("cannot lock ", path_.string(), " (", errno_text(cause),
                              "); nothing will stop a second run from using this folder"));
     return;
   }
@@ -63,6 +62,23 @@ RunLock::RunLock(const fs::path& folder) {
 
 RunLock::~RunLock() {
   if (fd_ >= 0) ::close(fd_);
+}
+
+void RunLock::require_same_folder() const {
+  struct stat locked {}, named {};
+  std::string found;
+  if (::stat(path_.c_str(), &named) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) return;  // storage that does not answer may do so for the save
+    found = concat("none of that name with this run's ", kRunLockName);
+  } else if (::fstat(fd_, &locked) == 0 &&
+             (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
+    found = "another one of that name";
+  } else {
+    return;
+  }
+  fail(ErrorKind::kIo, "expected run.output_dir ", path_.parent_path().string(),
+       " to be the folder that this run took at its start and found ", found,
+       ": it was removed, replaced or unmounted meanwhile; put it back, or remove it, and start again");
 }
 
 }  // namespace fsdp::checkpoint

@@ -20,7 +20,13 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
+  /// Throws kIo when the folder that was locked is no longer the one of that name: it was removed, replaced
+  /// or unmounted, another run may have the one that is there now, and what is written there would not be
+  /// found by this run's successor.
+  void require_same_folder() const;
+
  private:
+  std::filesystem::path path_;
   int fd_ = -1;
 };
 

@@ -167,6 +167,7 @@ void Checkpointer::save_best(const RunPosition& position) {
 
 void Checkpointer::begin_save(const RunPosition& position, bool best) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
+  require_same_folder();
   step_being_saved_ = position.step;
   best_is_being_saved_ = best;
   attempt([&] {
@@ -189,6 +190,13 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
     } else {
       succeeded(checkpoint::save_sharded(request, slices, communicator_));
     }
+  });
+}
+
+/// Not one of the failures after which training goes on: nothing that the run saves would be found.
+void Checkpointer::require_same_folder() {
+  comm::agree(communicator_, "output folder", [&] {
+    if (lock_) lock_->require_same_folder();
   });
 }
 

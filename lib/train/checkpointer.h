@@ -21,8 +21,9 @@ namespace fsdp::train {
 /// Every method is collective unless it says otherwise.
 ///
 /// A save that fails is no reason to stop: what was trained since the last one would be lost for certain. It
-/// is reported on rank 0, the next save is the next try, and require_last_save() tells at the end. Only the
-/// loss of a peer is thrown out of a save.
+/// is reported on rank 0, the next save is the next try, and require_last_save() tells at the end. Only two
+/// things are thrown out of a save: the loss of a peer, and that the output folder is no longer the one that
+/// the run took at its start (kIo on every rank).
 class Checkpointer {
  public:
   /// What others do while it works; each may be empty.
@@ -80,6 +81,7 @@ class Checkpointer {
   void start_averages();
   void load_weights(const std::filesystem::path& folder);
   void remove_leftovers();
+  void require_same_folder();
   void begin_save(const RunPosition& position, bool best);
   void mark_best(int64_t step);
   checkpoint::Retention retention() const;

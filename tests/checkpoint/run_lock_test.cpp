@@ -50,6 +50,25 @@ TEST(RunLock, IsGoneWithAKilledProcess) {
   for (int fd : ready) ::close(fd);
 }
 
+TEST(RunLock, NoticesThatItsFolderIsNoLongerTheOneOfItsName) {
+  TemporaryFolder root;
+  std::filesystem::create_directory(root / "run");
+  RunLock lock(root / "run");
+  EXPECT_NO_THROW(lock.require_same_folder());
+  std::filesystem::rename(root / "run", root / "away");
+  auto [kind, text] = error_of([&] { lock.require_same_folder(); });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, AllOf(HasSubstr((root / "run").string()), HasSubstr("found none")));
+  std::filesystem::create_directory(root / "run");
+  {
+    RunLock of_another_run(root / "run");
+    EXPECT_THAT(error_of([&] { lock.require_same_folder(); }).second, HasSubstr("found another one"));
+  }
+  std::filesystem::remove_all(root / "run");
+  std::filesystem::rename(root / "away", root / "run");
+  EXPECT_NO_THROW(lock.require_same_folder());
+}
+
 TEST(RunLock, NeedsAFolderThatCanBeWritten) {
   TemporaryFolder root;
   auto [kind, text] = error_of([&] { RunLock lock(root / "absent"); });

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -81,14 +83,12 @@ class CheckpointerTest : public ::testing::Test {
     return std::filesystem::path(config.run.output_dir) / "step-00000002";
   }
 
-  /// The output folder cannot be written from now on, or again.
-  void block() {
-    std::filesystem::rename(folder_ / "out", folder_ / "away");
-    std::ofstream(folder_ / "out") << "in the way";
-  }
-  void unblock() {
-    std::filesystem::remove(folder_ / "out");
-    std::filesystem::rename(folder_ / "away", folder_ / "out");
+  /// The output folder cannot be written from now on, or again: util::make_writable_folder() finds a folder
+  /// where it makes a file to try.
+  void block() { std::filesystem::create_directories(probe() / "in the way"); }
+  void unblock() { std::filesystem::remove_all(probe()); }
+  std::filesystem::path probe() const {
+    return folder_ / "out" / (".probe-" + std::to_string(::getpid()));
   }
 
   testing::TemporaryFolder folder_;

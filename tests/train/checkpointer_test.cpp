@@ -246,6 +246,25 @@ TEST_F(CheckpointerTest, AFailureOfOneRankIsOneOnEveryRank) {
   EXPECT_EQ(warnings_.size(), 1u);
 }
 
+TEST_F(CheckpointerTest, NothingIsSavedIntoAFolderThatIsNotTheRunsAnyMore) {
+  for (bool asynchronous : {false, true}) {
+    config_.checkpoint.asynchronous = asynchronous;
+    std::atomic<int> failures = 0;
+    on_ranks(2, config_, [&](Rank& rank) {
+      rank.train(1);
+      rank.checkpointer.save(rank.position);
+      rank.checkpointer.finish();
+      if (rank.number == 0) fs::rename(folder_ / "out", folder_ / "away");
+      rank.train(1);
+      auto [kind, text] = error_of([&] { rank.checkpointer.save(rank.position); });
+      failures += kind == ErrorKind::kIo && text.find("removed, replaced or unmounted") != std::string::npos;
+    });
+    EXPECT_EQ(failures, 2);
+    EXPECT_FALSE(fs::exists(folder_ / "out"));
+    fs::remove_all(folder_ / "away");
+  }
+}
+
 TEST_F(CheckpointerTest, KeepsTheLastAndEachMultiple) {
   config_.checkpoint.keep_last = 2;
   config_.checkpoint.keep_every = 3;
