@@ -26,6 +26,7 @@
 #include "train/watchdog.h"
 #include "train_commands.h"
 #include "util/error.h"
+#include "util/file.h"
 #include "util/mapped_allocator.h"
 #include "util/stop_signal.h"
 #include "util/text.h"
@@ -77,6 +78,7 @@ std::shared_ptr<comm::Communicator> connect(const config::Config& config,
 /// Trains while a watchdog looks on; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment,
           const std::string& resume_command) {
+  util::limit_permissions(config.checkpoint.permissions);
   using Repeated = util::StopSignal::Repeated;
   util::StopSignal stop_signal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
   auto activity = std::make_shared<comm::Activity>();

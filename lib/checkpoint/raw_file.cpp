@@ -62,7 +62,7 @@ RawFile RawFile::open(const fs::path& path) {
 
 RawFile RawFile::create_locked(const fs::path& path) {
   for (;;) {
-    int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) fail(ErrorKind::kIo, "cannot create ", path.string(), ": ", errno_text(errno));
     RawFile file(path, fd);
     if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {

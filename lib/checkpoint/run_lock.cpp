@@ -38,7 +38,7 @@ std::string holder_of(int fd) {
 
 RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
   // The file stays for good: removing it would let two runs lock two files of the same name.
-  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0)
     fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
@@ -65,13 +65,13 @@ RunLock::~RunLock() {
 }
 
 void RunLock::require_same_folder() const {
-  struct stat locked {}, named {};
+  struct stat locked {
+  }, named{};
   std::string found;
   if (::stat(path_.c_str(), &named) != 0) {
     if (errno != ENOENT && errno != ENOTDIR) return;  // storage that does not answer may do so for the save
     found = concat("none of that name with this run's ", kRunLockName);
-  } else if (::fstat(fd_, &locked) == 0 &&
-             (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
+  } else if (::fstat(fd_, &locked) == 0 && (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
     found = "another one of that name";
   } else {
     return;

@@ -26,6 +26,11 @@ std::vector<Key> output_keys() {
        "copy the shards to host memory and write them while training goes on",
        {},
        {}},
+      {KEY(checkpoint, permissions),
+       "who may read and write the files of the run's folder, less what the umask takes away: 0640 is the "
+       "owner both, the group read; folders can be entered by those who may read",
+       one_of({"0600", "0640", "0644", "0660", "0664", "0666"}),
+       {}},
       {KEY(checkpoint, resume),
        "auto (the newest, else start anew), never, latest, or a path",
        non_empty(),

@@ -16,7 +16,7 @@ constexpr size_t kBufferBytes = 1 << 20;
 OutputFile::OutputFile(const std::filesystem::path& path) : path_(path), temporary_(path) {
   if (path_.has_parent_path()) util::make_writable_folder(path_.parent_path());
   temporary_ += util::concat(".tmp-", ::getpid());
-  fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) fail_with_errno("open");
 }
 

@@ -1,6 +1,7 @@
 #include "util/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,7 +22,7 @@ bool is_number(std::string_view text) {
 /// A file descriptor that closes itself.
 class Descriptor {
  public:
-  Descriptor(const fs::path& path, int flags, const char* purpose) : fd_(::open(path.c_str(), flags, 0644)) {
+  Descriptor(const fs::path& path, int flags, const char* purpose) : fd_(::open(path.c_str(), flags, 0666)) {
     if (fd_ < 0) fail(ErrorKind::kIo, "cannot open ", path.string(), " ", purpose, ": ", errno_text(errno));
   }
   ~Descriptor() {
@@ -108,6 +109,13 @@ void rename_and_sync(const fs::path& from, const fs::path& to) {
   sync_path(folder_of(to));
 }
 
+void limit_permissions(const std::string& octal) {
+  const auto readable = static_cast<mode_t>(std::stoul(octal, nullptr, 8));
+  const mode_t allowed = readable | (readable & 0444) >> 2;
+  const mode_t before = ::umask(0777);
+  ::umask(before | (~allowed & 0777));
+}
+
 void make_writable_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -116,7 +124,7 @@ void make_writable_folder(const fs::path& folder) {
          error ? error.message() : "a file of that name is in the way");
   }
   fs::path probe = folder / concat(kProbePrefix, ::getpid());
-  int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
   ::close(fd);
   ::unlink(probe.c_str());

@@ -32,6 +32,10 @@ void sync_path(const std::filesystem::path& path);
 /// Renames and syncs the folder that holds the new name.
 void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to);
 
+/// What files this process makes from now on may be read and written by: an octal mode of "0600" to "0666".
+/// Folders get the right to enter for those who may read. The process's umask goes on taking rights away.
+void limit_permissions(const std::string& octal);
+
 /// Makes the folder and its parents and proves that files can be made in it; throws with the cause otherwise.
 void make_writable_folder(const std::filesystem::path& folder);
 

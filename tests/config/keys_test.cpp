@@ -203,6 +203,7 @@ const std::map<std::string, Sample>& samples() {
       {"checkpoint.keep_best", {"true", "1", {"data.validation=[\"v\"]", "evaluation.interval_steps=1"}}},
       {"checkpoint.kind", {"\"full\"", "\"whole\""}},
       {"checkpoint.asynchronous", {"true", "1"}},
+      {"checkpoint.permissions", {"\"0660\"", "\"0777\""}},
       {"checkpoint.resume", {"\"never\"", "\"\""}},
       {"checkpoint.init_from", {"\"out/run\"", "\"a\\nb\""}},
       {"checkpoint.init_only", {"[\"layers.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},

@@ -49,6 +49,49 @@ class Saving : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
+/// The names of the files below a folder that have other permissions.
+std::string others_than(fs::perms expected, const fs::path& folder) {
+  std::string others;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file() && entry.status().permissions() != expected) {
+      others += entry.path().filename().string() + " ";
+    }
+  }
+  return others;
+}
+
+TEST_F(Saving, GivesFilesThePermissionsOfTheConfigLessTheUmask) {
+  using fs::perms;
+  const auto train = [&](const std::string& umask, const std::vector<std::string>& more) {
+    fs::remove_all(folder_ / "out");
+    std::vector<std::string> words = {"sh", "-c", "umask " + umask + "; exec \"$@\"", "sh"};
+    for (const std::string& word : command(1, {"training.steps=1"})) words.push_back(word);
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = testing::run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return fs::status(folder_ / "out" / "step-00000001").permissions();
+  };
+  constexpr perms kOwner = perms::owner_read | perms::owner_write;
+  EXPECT_EQ(train("022", {}), perms::owner_all | perms::group_read | perms::group_exec);
+  EXPECT_EQ(others_than(kOwner | perms::group_read, folder_ / "out"), "");
+  EXPECT_EQ(train("077", {}), perms::owner_all);
+  EXPECT_EQ(others_than(kOwner, folder_ / "out"), "");
+  EXPECT_EQ(train("0", {"checkpoint.permissions=0664"}),
+            perms::owner_all | perms::group_all | perms::others_read | perms::others_exec);
+  EXPECT_EQ(
+      others_than(kOwner | perms::group_read | perms::group_write | perms::others_read, folder_ / "out"), "");
+}
+
+TEST_F(Saving, EndsTheRunWhenItsFolderIsGone) {
+  testing::RunningProgram run(command(2, {"training.steps=100000", "checkpoint.interval_steps=50"}));
+  ASSERT_TRUE(run.wait_for("saved "));
+  fs::rename(folder_ / "out", folder_ / "away");
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 7) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("removed, replaced or unmounted"));
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+
 /// How often to kill; more than the suite has time for is asked for in the environment.
 int number_of_kills() {
   const char* text = std::getenv("FSDP_TEST_KILLS");

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <filesystem>
@@ -87,9 +86,7 @@ class CheckpointerTest : public ::testing::Test {
   /// where it makes a file to try.
   void block() { std::filesystem::create_directories(probe() / "in the way"); }
   void unblock() { std::filesystem::remove_all(probe()); }
-  std::filesystem::path probe() const {
-    return folder_ / "out" / (".probe-" + std::to_string(::getpid()));
-  }
+  std::filesystem::path probe() const { return folder_ / "out" / (".probe-" + std::to_string(::getpid())); }
 
   testing::TemporaryFolder folder_;
   config::Config config_ = testing::tiny_config(folder_);
