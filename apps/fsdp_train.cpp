@@ -14,6 +14,7 @@
 #include "comm/make_communicator.h"
 #include "config/load.h"
 #include "config/print.h"
+#include "config/value.h"
 #include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"
@@ -133,6 +134,18 @@ void plan(config::Config config, const Arguments& arguments) {
 /// soon as the first ends, and that must not be before it has been said.
 void let_the_first_speak() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
 
+/// Weights that are evaluated are the first weights of a run that takes no step.
+std::vector<std::string> overrides_of(const Arguments& arguments) {
+  std::vector<std::string> overrides = arguments.overrides;
+  if (arguments.evaluate.empty()) return overrides;
+  overrides.push_back("model.init_from=" + config::quoted_text(arguments.evaluate));
+  for (const char* text :
+       {"checkpoint.init_from=\"\"", "checkpoint.init_only=[]", "checkpoint.init_missing=[]"}) {
+    overrides.push_back(text);
+  }
+  return overrides;
+}
+
 int run(const Arguments& arguments) {
   if (!arguments.report.empty()) {
     cli::print(report::write_report(arguments.report).string() + "\n");
@@ -141,7 +154,7 @@ int run(const Arguments& arguments) {
   comm::LaunchEnvironment environment = comm::read_launch_environment();
   config::Config config;
   try {
-    config::TracedConfig traced = config::trace_config(arguments.config_path, arguments.overrides);
+    config::TracedConfig traced = config::trace_config(arguments.config_path, overrides_of(arguments));
     if (arguments.print_config) {
       if (environment.rank == 0) cli::print(config::to_toml(traced));
       return 0;
@@ -210,6 +223,8 @@ cli::Page page() {
   return {.name = "fsdp-train",
           .summary = "train a transformer with fully sharded data parallelism",
           .examples = {{"a commented config to begin with", "fsdp-train init pretrain --output config.toml"},
+                       {"one that goes on from a model of Hugging Face",
+                        "fsdp-train init finetune --from models/SmolLM2-135M --output config.toml"},
                        {"whether this machine is ready for it", "fsdp-train doctor config.toml"},
                        {"one process", "fsdp-train config.toml"},
                        {"two processes, with other values of two keys",

@@ -17,12 +17,23 @@ namespace {
 using util::ErrorKind;
 
 struct InitArguments {
-  std::string preset = "quickstart", output;
+  std::string preset, output, from;
   bool force = false;
 };
 
+config::Preset chosen_preset(const InitArguments& arguments) {
+  if (arguments.from.empty()) {
+    return config::find_preset(arguments.preset.empty() ? "quickstart" : arguments.preset);
+  }
+  if (!arguments.preset.empty() && arguments.preset != "finetune") {
+    util::fail(ErrorKind::kUsage, "--from: expected the preset finetune beside it; found ", arguments.preset,
+               "; leave one of the two out");
+  }
+  return config::finetune_preset(arguments.from);
+}
+
 int init(const InitArguments& arguments) {
-  const std::string text = config::preset_toml(config::find_preset(arguments.preset));
+  const std::string text = config::preset_toml(chosen_preset(arguments));
   if (arguments.output.empty()) {
     cli::print(text);
     return 0;
@@ -47,9 +58,13 @@ void add_init(CLI::App& app, std::function<int()>& run) {
   }
   CLI::App* command = app.add_subcommand("init", about);
   auto arguments = std::make_shared<InitArguments>();
-  command->add_option("preset", arguments->preset, "for what it is to be")
-      ->check(CLI::IsMember(config::preset_names()))
-      ->capture_default_str();
+  command->add_option("preset", arguments->preset, "for what it is to be; otherwise quickstart")
+      ->check(CLI::IsMember(config::preset_names()));
+  command
+      ->add_option("--from", arguments->from,
+                   "finetune the model in this folder of Hugging Face (or checkpoint): [model], tokenizer "
+                   "and units are written to suit it")
+      ->check(cli::not_empty());
   command->add_option("--output", arguments->output, "write to this file, which is not there yet")
       ->check(cli::not_empty());
   command->add_flag("--force", arguments->force, "with --output: replace the file if it is there");

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "checkpoint/model_traits.h"
 #include "util/error.h"
 
 namespace fsdp::checkpoint {
@@ -115,6 +116,7 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   const std::string where = concat("\"", key, "\" of ", all.where());
   const ConfigReader reader(found, where);
   options.rope_theta = reader.positive("rope_theta", options.rope_theta);
+  reader.require("partial_rotary_factor", 1);
   // "type" is what older releases wrote.
   const char* name = reader.has("rope_type") ? "rope_type" : "type";
   if (!reader.has(name)) return;
@@ -261,10 +263,14 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
              type == "llama" || type == "mistral" || type == "qwen2") {
     options = read_llama(reader, type.get<std::string>());
   } else {
+    const std::string why = type.is_string() ? unsupported_type(type.get<std::string>()) : "";
     fail(ErrorKind::kCheckpoint, where,
          ": expected \"gpt2\", \"llama\", \"mistral\" or \"qwen2\" for \"model_type\" and found ",
-         config.value("model_type", json()).dump(-1, ' ', true, json::error_handler_t::replace));
+         type.dump(-1, ' ', true, json::error_handler_t::replace),
+         why.empty() ? "" : ", whose models differ: ", why,
+         why.empty() ? "" : ", which this version cannot compute");
   }
+  refuse_unsupported_traits(config, where);
   options.initializer_range = reader.number("initializer_range", 0.02);
   if (!(options.initializer_range >= 0)) reader.refuse("initializer_range", "a number of at least 0");
   return options;

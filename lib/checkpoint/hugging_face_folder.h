@@ -11,11 +11,9 @@
 #include <vector>
 
 #include "checkpoint/tensor_source.h"
+#include "checkpoint/weights_format.h"
 
 namespace fsdp::checkpoint {
-
-inline constexpr const char* kSingleFileName = "model.safetensors";
-inline constexpr const char* kIndexFileName = "model.safetensors.index.json";
 
 struct HuggingFaceFolder {
   std::vector<std::pair<std::string, std::vector<TensorInfo>>> files;  ///< safetensors, by name

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_folder.h"
 #include "checkpoint/hugging_face_names.h"
@@ -50,26 +51,14 @@ ShardedResult import_model(const ImportRequest& request) {
   const json own = hugging_face_config(options);
   config["architectures"] = own["architectures"];
 
-  const Shapes shapes = hugging_face_shapes(options);
   const Weights source = open_weights(request.source);
-  Misfits misfits;
-  const std::map<std::string, std::string> matched = match_names(source, options, shapes, misfits);
+  const MatchedWeights matched = match_weights(source, options);
+  matched.misfits.refuse_any(request.source.string(), config_path.string());
   std::vector<ShardedTensor> tensors;
-  for (const auto& [name, shape] : shapes) {
-    auto found = matched.find(name);
-    if (found == matched.end()) {
-      misfits.missing.push_back(name);
-      continue;
-    }
-    TensorInfo info = source.info(found->second);
-    compare_shape(found->second, info.shape, shape, misfits);
-    if (!c10::isFloatingType(info.dtype)) {
-      misfits.unexpected.push_back(found->second + " (not of a floating-point type)");
-    }
-    if (request.dtype) info.dtype = *request.dtype;
-    tensors.push_back({found->second, {kWeightsPrefix + name, info.shape, info.dtype}});
+  for (const auto& [name, stored] : matched.names) {
+    const TensorInfo& info = source.info(stored);
+    tensors.push_back({stored, {kWeightsPrefix + name, info.shape, request.dtype.value_or(info.dtype)}});
   }
-  misfits.refuse_any(request.source.string(), config_path.string());
   return write_sharded({.folder = request.output,
                         .world_size = request.world_size,
                         .contents = Contents::kWeights,

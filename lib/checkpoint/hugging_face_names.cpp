@@ -1,22 +1,21 @@
 #include "checkpoint/hugging_face_names.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/raw_file.h"
 #include "util/error.h"
+#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {
-namespace fs = std::filesystem;
 using util::concat;
 using util::ErrorKind;
 using util::fail;
 
 namespace {
 
-constexpr int64_t kLargestConfigBytes = 10'000'000;
-constexpr int kDeepestLevel = 16;
 constexpr size_t kMostListed = 20;
 constexpr const char* kHead = "lm_head.weight";
 
@@ -53,39 +52,51 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
       concat(name, " (", shape_text(found), " where ", shape_text(expected), " is expected)"));
 }
 
-std::map<std::string, std::string> match_names(const Weights& source, const nn::ModelOptions& options,
-                                               const std::map<std::string, std::vector<int64_t>>& shapes,
-                                               Misfits& misfits) {
+MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
+                             const std::vector<std::string>& may_be_unused) {
+  const std::map<std::string, std::vector<int64_t>> shapes = hugging_face_shapes(options);
   const bool gpt2 = options.architecture == "gpt2";
   const std::string prefix = gpt2 ? "transformer." : "model.";
   const std::string embedding = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
-  std::map<std::string, std::string> matched;
+  MatchedWeights matched;
+  Misfits& misfits = matched.misfits;
   for (const std::string& name : source.names()) {
     std::string known = shapes.contains(name) ? name : prefix + name;
     if (shapes.contains(known)) {
-      if (!matched.emplace(known, name).second) misfits.unexpected.push_back(name + " (there twice)");
-    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == kHead)) {
+      if (!matched.names.emplace(known, name).second) misfits.unexpected.push_back(name + " (there twice)");
+    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == kHead) &&
+               !util::matches_any(name, may_be_unused)) {
       misfits.unexpected.push_back(name);
     }
   }
   // A tied weight may be stored under either of its names.
-  if (options.tie_word_embeddings && source.contains(kHead)) matched.emplace(embedding, kHead);
+  if (options.tie_word_embeddings && source.contains(kHead)) matched.names.emplace(embedding, kHead);
+  for (const auto& [name, shape] : shapes) {
+    const auto found = matched.names.find(name);
+    if (found == matched.names.end()) {
+      misfits.missing.push_back(name);
+      continue;
+    }
+    const TensorInfo& info = source.info(found->second);
+    compare_shape(found->second, info.shape, shape, misfits);
+    if (!c10::isFloatingType(info.dtype)) {
+      misfits.unexpected.push_back(found->second + " (not of a floating-point type)");
+    }
+  }
   return matched;
 }
 
-fs::path config_beside(const fs::path& weights) {
-  std::error_code error;
-  return (fs::is_directory(weights, error) ? weights : weights.parent_path()) / "config.json";
-}
-
-nlohmann::json read_config_json(const fs::path& path) {
-  RawFile file = RawFile::open(path);
-  if (file.size_bytes() > kLargestConfigBytes) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has ", file.size_bytes(), " bytes, more than any config");
+std::map<std::string, std::string> match_initial_weights(const Weights& source,
+                                                         const nn::ModelOptions& options) {
+  MatchedWeights matched = match_weights(source, options, options.init_unused);
+  try {
+    matched.misfits.refuse_any("of model.init_from " + source.path().string(), "[model]");
+  } catch (const util::Error& error) {
+    if (matched.misfits.unexpected.empty()) throw;
+    fail(error.kind(), error.what(),
+         "; where tensors that nothing uses may be left out, name them in model.init_unused = [\"PATTERN\"]");
   }
-  std::string text(static_cast<size_t>(file.size_bytes()), '\0');
-  file.read_at(0, text.data(), static_cast<int64_t>(text.size()));
-  return parse_json(text, kDeepestLevel, path.string());
+  return std::move(matched.names);
 }
 
 }  // namespace fsdp::checkpoint

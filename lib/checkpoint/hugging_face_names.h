@@ -5,9 +5,7 @@
 // (causal masks, rotary frequencies), which are left out.
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -27,16 +25,20 @@ struct Misfits {
 void compare_shape(const std::string& name, const std::vector<int64_t>& found,
                    const std::vector<int64_t>& expected, Misfits& misfits);
 
-/// The model's name -> the source's name, of all weights in `shapes` (hugging_face_shapes()) that the source
-/// has; what it has beside them is unexpected.
-std::map<std::string, std::string> match_names(const Weights& source, const nn::ModelOptions& options,
-                                               const std::map<std::string, std::vector<int64_t>>& shapes,
-                                               Misfits& misfits);
+struct MatchedWeights {
+  /// The model's name -> the source's, of all weights of hugging_face_shapes() that the source has.
+  std::map<std::string, std::string> names;
+  Misfits
+      misfits;  ///< what the source lacks, and what it has beside the weights, or in another shape or type
+};
 
-/// Where config.json of such weights lies: in the folder, or beside the file.
-std::filesystem::path config_beside(const std::filesystem::path& weights);
+/// `may_be_unused`: patterns of names in the source that may be there and are no weights of the model.
+MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
+                             const std::vector<std::string>& may_be_unused = {});
 
-/// kCheckpoint when the file is no JSON or too large for a config.
-nlohmann::json read_config_json(const std::filesystem::path& path);
+/// MatchedWeights::names of what model.init_from opens. kCheckpoint that lists all misfits, among them
+/// tensors that nothing uses and that match none of options.init_unused. Reads no values.
+std::map<std::string, std::string> match_initial_weights(const Weights& source,
+                                                         const nn::ModelOptions& options);
 
 }  // namespace fsdp::checkpoint

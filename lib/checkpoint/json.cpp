@@ -1,6 +1,8 @@
+#include "checkpoint/json.h"
+
 #include <set>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/raw_file.h"
 #include "util/error.h"
 
 namespace fsdp::checkpoint {
@@ -33,6 +35,17 @@ json parse_json(std::string_view text, int deepest_level, const std::string& whe
     if (size_t end = cause.find("] "); end != std::string::npos) cause.erase(0, end + 2);
     fail(ErrorKind::kCheckpoint, where, " is not valid JSON: ", cause.substr(0, 200));
   }
+}
+
+json read_json(const std::filesystem::path& path, int64_t largest_bytes, const std::string& what) {
+  constexpr int kDeepestLevel = 16;
+  RawFile file = RawFile::open(path);
+  if (file.size_bytes() > largest_bytes) {
+    fail(ErrorKind::kCheckpoint, path.string(), " has ", file.size_bytes(), " bytes, more than any ", what);
+  }
+  std::string text(static_cast<size_t>(file.size_bytes()), '\0');
+  file.read_at(0, text.data(), static_cast<int64_t>(text.size()));
+  return parse_json(text, kDeepestLevel, path.string());
 }
 
 }  // namespace fsdp::checkpoint

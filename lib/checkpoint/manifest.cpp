@@ -120,7 +120,7 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   auto refuse = [&](const auto&... parts) {
     fail(ErrorKind::kCheckpoint, where, ": tensor ", name, " ", parts...);
   };
-  entry.numel = checked_numel(entry.shape, static_cast<int64_t>(c10::elementSize(entry.dtype)));
+  entry.numel = checked_numel(entry.shape, util::element_size(entry.dtype));
   if (entry.numel < 0) refuse("has an impossible shape ", shape_text(entry.shape));
   if (!are_rows_of(entry.shape, entry.rows)) {
     refuse("of shape ", shape_text(entry.shape), " cannot have ", entry.rows, " rows");

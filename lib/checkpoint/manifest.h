@@ -3,7 +3,7 @@
 // manifest.json: what a sharded checkpoint holds and where (FORMAT.md). It is written last, so a folder
 // without a valid one is not a checkpoint.
 
-#include <c10/core/ScalarType.h>
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +13,8 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "checkpoint/json.h"
 
 namespace fsdp::checkpoint {
 
@@ -94,9 +96,5 @@ void require_state(const Manifest& manifest, const std::filesystem::path& folder
 
 /// The hash that guards a manifest against damage: of its JSON without "seal", keys sorted, without spaces.
 std::string seal_of(nlohmann::json manifest);
-
-/// JSON from text with a limit on nesting; throws Error(kCheckpoint) that starts with `where`. Refuses an
-/// object of the outermost level that gives a key twice.
-nlohmann::json parse_json(std::string_view text, int deepest_level, const std::string& where);
 
 }  // namespace fsdp::checkpoint

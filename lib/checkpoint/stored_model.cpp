@@ -1,7 +1,9 @@
 #include "checkpoint/stored_model.h"
 
 #include <memory>
+#include <utility>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_names.h"
@@ -64,18 +66,9 @@ StoredModel open_model(const fs::path& path, bool ema) {
   is_checkpoint ? open_checkpoint(model, path, ema) : open_safetensors(model, path, ema);
   const std::string where = (model.folder / (is_checkpoint ? kManifestName : "config.json")).string();
   model.options = options_from_hugging_face(model.config, where);
-  Misfits misfits;
-  const auto shapes = hugging_face_shapes(model.options);
-  model.names = match_names(model.weights, model.options, shapes, misfits);
-  for (const auto& [name, shape] : shapes) {
-    auto found = model.names.find(name);
-    if (found == model.names.end()) {
-      misfits.missing.push_back(name);
-    } else {
-      compare_shape(found->second, model.weights.shape(found->second), shape, misfits);
-    }
-  }
-  misfits.refuse_any(path.string(), where);
+  MatchedWeights matched = match_weights(model.weights, model.options);
+  matched.misfits.refuse_any(path.string(), where);
+  model.names = std::move(matched.names);
   return model;
 }
 

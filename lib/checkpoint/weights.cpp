@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "checkpoint/folders.h"
-#include "checkpoint/hugging_face_folder.h"
+#include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/sharded_source.h"
@@ -26,13 +26,7 @@ constexpr int64_t kLargestIndexBytes = 100'000'000;
 
 /// "weight_map" of an index file: tensor -> file.
 std::map<std::string, std::string> read_index(const fs::path& path) {
-  RawFile file = RawFile::open(path);
-  if (file.size_bytes() > kLargestIndexBytes) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has ", file.size_bytes(), " bytes, more than any index");
-  }
-  std::string text(static_cast<size_t>(file.size_bytes()), '\0');
-  file.read_at(0, text.data(), static_cast<int64_t>(text.size()));
-  json index = parse_json(text, 16, path.string());
+  const json index = read_json(path, kLargestIndexBytes, "index");
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     fail(ErrorKind::kCheckpoint, path.string(), " has no object \"weight_map\"");
   }
@@ -175,20 +169,6 @@ void Weights::add_files_of_index(const fs::path& folder) {
     const SafetensorsReader::Entry& entry = reader->entry(tensor);  // throws unless it is there
     where_.insert_or_assign(tensor, Place{{tensor, entry.shape, entry.dtype}, reader});
   }
-}
-
-WeightsFormat format_of(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return WeightsFormat::kSafetensors;
-  if (fs::exists(path / kManifestName, error)) return WeightsFormat::kCheckpoint;
-  if (fs::exists(path / kSingleFileName, error) || fs::exists(path / kIndexFileName, error)) {
-    return WeightsFormat::kSafetensors;
-  }
-  FoundCheckpoints found = find_checkpoints(path);
-  if (!found.complete.empty() || !found.torn.empty()) return WeightsFormat::kCheckpoint;
-  fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleFileName, " nor ",
-       kIndexFileName, " nor ", kManifestName,
-       "; name a safetensors file, a folder as Hugging Face lays it out, or a checkpoint");
 }
 
 Weights open_weights(const fs::path& path) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "checkpoint/tensor_source.h"
+#include "checkpoint/weights_format.h"
 
 namespace fsdp::checkpoint {
 
@@ -88,11 +89,6 @@ class Weights {
   std::map<std::string, Place> where_;
   mutable Scratch stored_, converted_;
 };
-
-enum class WeightsFormat { kSafetensors, kCheckpoint };
-
-/// What a path holds. kCheckpoint when it is nothing of these kinds.
-WeightsFormat format_of(const std::filesystem::path& path);
 
 /// The weights, under the names of the model's parameters. `path` is a file, a folder, or a run's output
 /// folder (its newest complete checkpoint). kCheckpoint when the path holds no weights or damaged ones.

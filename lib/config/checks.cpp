@@ -85,6 +85,13 @@ void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
                    "found more; leave out all but one");
 }
 
+void check_first_weights(const nn::ModelOptions& model, Conflicts& conflicts) {
+  conflicts.unless(model.init_unused.empty() || !model.init_from.empty(),
+                   {"model.init_unused", "model.init_from"},
+                   concat("model.init_unused: expected none without model.init_from; found ",
+                          model.init_unused.size(), "; leave it out or name weights in model.init_from"));
+}
+
 void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
   conflicts.unless(model.rope_type != "default" || model.rope_factor == 1,
                    {"model.rope_factor", "model.rope_type"},
@@ -359,6 +366,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_heads(config.model, conflicts);
   check_family(config.model, conflicts);
   check_rotary(config.model, conflicts);
+  check_first_weights(config.model, conflicts);
   check_lengths(config, conflicts);
   check_sets(config, conflicts);
   check_optimizer(config, conflicts);

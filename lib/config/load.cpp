@@ -6,9 +6,11 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/described_model.h"
 #include "config/checks.h"
 #include "config/convert.h"
 #include "config/keys.h"
+#include "config/model_comparison.h"
 #include "config/model_presets.h"
 #include "config/parse.h"
 #include "config/report.h"
@@ -16,6 +18,8 @@
 #include "config/suggest.h"
 #include "config/text_defect.h"
 #include "util/error.h"
+#include "util/hub.h"
+#include "util/presence.h"
 
 namespace fsdp::config {
 namespace {
@@ -44,9 +48,13 @@ std::optional<std::string> override_defect(const Source& source) {
   return std::nullopt;
 }
 
+/// Whether the config may lack what is written beside the weights of model.init_from.
+enum class Completeness { kMayLackTheModel, kIsWhole };
+
 /// One loading of a configuration: what was read so far, and what was wrong.
 class Loader {
  public:
+  explicit Loader(Completeness completeness) : completeness_(completeness) {}
   void read_file(const Source& source);
   void read_override(const std::string& text);
   /// Completes and checks the whole; throws if anything was wrong. `file` is named by errors without a line.
@@ -63,12 +71,19 @@ class Loader {
   void apply(const Key& key, const Literal& literal, const Source& source);
   void refuse_unknown(const Source& source, const Entry& entry);
   void apply_preset();
+  void apply_stored_model();
+  void fill_model(const checkpoint::DescribedModel& stored);
+  void refuse_differences(const checkpoint::DescribedModel& stored);
+  /// Whether the key was given, with a value that counts.
+  bool has(const Key& key) const;
   void check_defaults(const Source& file);
   void check_conflicts(const Source& file);
 
+  Completeness completeness_;
   Config config_;
   Report report_;
-  std::map<std::string, Given> given_;  ///< by full name
+  std::map<std::string, Given> given_;         ///< by full name
+  std::map<std::string, std::string> stored_;  ///< by full name, of what is not given: the file that says it
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
   bool file_was_read_ = true;
@@ -203,10 +218,70 @@ void Loader::apply_preset() {
   }
 }
 
+bool Loader::has(const Key& key) const {
+  const auto found = given_.find(key.full_name());
+  return found != given_.end() && !found->second.is_wrong;
+}
+
+/// The rest of [model] from what is written beside the weights, if anything is; what is given must agree.
+void Loader::apply_stored_model() {
+  const std::string& path = config_.model.init_from;
+  if (path.empty() || !file_was_read_ || completeness_ == Completeness::kIsWhole) return;
+  const Given& place = given_.at("model.init_from");
+  try {
+    if (!util::is_there(path)) {
+      // Who opens the weights says so, unless the model cannot be known without them.
+      const std::vector<Key>& keys = all_keys();
+      const bool any = std::any_of(keys.begin(), keys.end(), [&](const Key& key) {
+        return key.section == "model" && is_determined_by_weights(key.name) && has(key);
+      });
+      if (any) return;
+      util::fail(util::ErrorKind::kUsage,
+                 "model.init_from: expected weights, whose model is that of this run "
+                 "as [model] gives none; found nothing at ",
+                 path, "; correct the path", util::hub_remedy(path));
+    }
+    const auto stored = checkpoint::described_model(path);
+    if (!stored) return;
+    fill_model(*stored);
+    refuse_differences(*stored);
+  } catch (const util::Error& error) {
+    // One of another kind has its own exit code, unless there is more that is wrong.
+    if (error.kind() != util::ErrorKind::kUsage && report_.empty()) throw;
+    report_.add(*place.source, place.region, error.what());
+  }
+}
+
+void Loader::fill_model(const checkpoint::DescribedModel& stored) {
+  Config described;
+  described.model = stored.options;
+  for (const Key& key : all_keys()) {
+    if (key.section != "model" || has(key)) continue;
+    if (key.name == "preset" || key.name.starts_with("init_")) continue;
+    set_value(key, config_, value_of(key, described));
+    stored_[key.full_name()] = stored.where;
+  }
+}
+
+void Loader::refuse_differences(const checkpoint::DescribedModel& stored) {
+  const std::vector<ModelDifference> differences = compare_models(config_.model, stored.options);
+  for (const ModelDifference& difference : differences) {
+    const auto found = given_.find("model." + difference.key);
+    FSDP_CHECK(found != given_.end(), difference.key);
+    const bool last = &difference == &differences.back();  // the remedy is the same for all
+    report_.add(*found->second.source, found->second.region,
+                util::concat(difference_text(difference, stored.where), last ? "; " : "; leave the key out",
+                             last ? kDifferenceRemedy : ""));
+    found->second.is_wrong = true;
+  }
+}
+
 Config Loader::finish(const Source& file) {
   apply_preset();
+  apply_stored_model();
   for (const Key& key : all_keys()) {
-    if (key.follows.empty() || given_.contains(key.full_name())) continue;
+    const std::string name = key.full_name();
+    if (key.follows.empty() || given_.contains(name) || stored_.contains(name)) continue;
     const Key* followed = find_key(key.section, key.follows);
     FSDP_CHECK(followed, key.full_name(), " follows an unknown key");
     set_value(key, config_, value_of(*followed, config_));
@@ -226,7 +301,9 @@ std::map<std::string, std::string> Loader::origins(const Source& file) const {
   for (const Key& key : all_keys()) {
     std::string& text = texts[key.full_name()];
     const auto found = given_.find(key.full_name());
-    if (found == given_.end()) {
+    if (const auto stored = stored_.find(key.full_name()); stored != stored_.end()) {
+      text = stored->second;
+    } else if (found == given_.end()) {
       text = key.follows.empty() ? "default" : "as " + key.follows;
     } else {
       text = found->second.source == &file ? file.where(found->second.region) : "command line";
@@ -235,8 +312,9 @@ std::map<std::string, std::string> Loader::origins(const Source& file) const {
   return texts;
 }
 
-TracedConfig load(const Source& source, const std::vector<std::string>& overrides) {
-  Loader loader;
+TracedConfig load(const Source& source, const std::vector<std::string>& overrides,
+                  Completeness completeness = Completeness::kMayLackTheModel) {
+  Loader loader(completeness);
   loader.read_file(source);
   for (const std::string& text : overrides) loader.read_override(text);
   Config config = loader.finish(source);
@@ -251,6 +329,10 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 
 TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   return load(Source::from_file(file), overrides);
+}
+
+Config load_resolved_config(const std::filesystem::path& file) {
+  return load(Source::from_file(file), {}, Completeness::kIsWhole).config;
 }
 
 Config parse_config(const std::string& text, const std::string& name,

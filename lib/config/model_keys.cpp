@@ -78,7 +78,12 @@ std::vector<Key> model_keys() {
        {}},
       {KEY(model, tie_word_embeddings), "the head uses the embedding's weight", {}, {}},
       {KEY(model, init_from),
-       "a .safetensors file, a folder of them, or a checkpoint; empty: random weights",
+       "first weights: a Hugging Face folder, a .safetensors file or a checkpoint; what it says of the model "
+       "is the default of [model], and nothing else is taken; empty: random",
+       {},
+       {}},
+      {KEY(model, init_unused),
+       "patterns (* and ?) of tensors of init_from that the model may have no place for",
        {},
        {}},
       {KEY(model, init_broadcast),

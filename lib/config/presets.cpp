@@ -135,7 +135,7 @@ Preset finetune() {
       .about = "a model of Hugging Face, trained further on texts of one's own",
       .text =
           R"(Fine-tuning: SmolLM2-135M, whose folder of Hugging Face (config.json, tokenizer.json, model.safetensors) lies
-in models/SmolLM2-135M. For another model, put what `fsdp-ckpt config FOLDER` prints in place of [model].
+in models/SmolLM2-135M. `fsdp-train init finetune --from FOLDER` writes this for another model.
 
   fsdp-data tokenize notes/*.txt --tokenizer models/SmolLM2-135M/tokenizer.json --output data/notes.train.bin \
       --validation-output data/notes.validation.bin --validation-fraction 0.05

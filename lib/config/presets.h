@@ -2,6 +2,7 @@
 
 // Configurations to begin with, for `fsdp-train init`; configs/ holds each as a file.
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,11 @@ std::vector<std::string> preset_names();
 
 /// Throws util::Error(kUsage) that names the presets if there is none of that name.
 const Preset& find_preset(std::string_view name);
+
+/// "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: all of [model] from what is
+/// written there, its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a
+/// folder that model.init_from would refuse, or that does not say what its model is. Reads no weights.
+Preset finetune_preset(const std::filesystem::path& folder);
 
 /// The preset as a commented config: what it sets, and every other key with its default as a comment.
 /// load_config() reads it.

@@ -6,6 +6,7 @@
 #include "data/sentencepiece_tokenizer.h"
 #include "data/tokenizer.h"
 #include "util/error.h"
+#include "util/hub.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -86,9 +87,10 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
     if (path.extension() == ".json") return std::make_unique<BpeTokenizer>(read_tokenizer_json(path));
     if (path.extension() == ".model") return make_sentencepiece_tokenizer(path);
   }
+  const bool there = fs::exists(path, error);
   util::fail(util::ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
-             fs::exists(path, error) ? "a file of another kind" : "which is no file or folder either",
-             "; expected ", kTokenizerChoices);
+             there ? "a file of another kind" : "which is no file or folder either", "; expected ",
+             kTokenizerChoices, there ? "" : util::hub_remedy(name));
 }
 
 }  // namespace fsdp::data

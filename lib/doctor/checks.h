@@ -37,7 +37,7 @@ Findings check_float8(const config::Config& config, const std::vector<util::Cuda
 /// The disk under run.output_dir: whether files can be made there, what is free, how fast a file is safe.
 Findings check_disk(const config::Config& config);
 
-/// Whether the files that the config names are there.
+/// Whether the files that the config names are there, and whether its first weights are those of its model.
 Findings check_files(const config::Config& config);
 
 }  // namespace fsdp::doctor

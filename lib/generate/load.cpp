@@ -61,7 +61,7 @@ std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& s
   for (const fs::path& run : {stored.folder, fs::absolute(stored.folder).lexically_normal().parent_path()}) {
     const fs::path config = run / "config.toml";
     if (!fs::exists(config, error)) continue;
-    return data::make_tokenizer(config::load_config(config).data.tokenizer);
+    return data::make_tokenizer(config::load_resolved_config(config).data.tokenizer);
   }
   fail(ErrorKind::kUsage, "expected a vocabulary in ", stored.folder.string(),
        " (tokenizer.json, ...) or the config.toml of a run beside it; found neither; name the tokenizer with "

@@ -42,6 +42,7 @@ struct ModelOptions {
   double hidden_dropout = 0.0;          ///< of what a half of a block adds to its input (resid_pdrop)
   bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
   std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
+  std::vector<std::string> init_unused{};  ///< patterns of its tensors that the model may have no place for
   bool init_broadcast =
       false;  ///< rank 0 alone reads or makes the first weights and sends them to the others
 

@@ -12,7 +12,7 @@ namespace fsdp::train {
 std::shared_ptr<nn::Stage> build_model(const nn::ModelOptions& options, uint64_t seed) {
   at::NoGradGuard no_grad;
   auto model = nn::make_decoder(options);
-  auto source = initial_weights(*model, options, seed, std::make_shared<comm::SingleCommunicator>());
+  auto source = initial_weights(options, seed, std::make_shared<comm::SingleCommunicator>());
   const shard::ModelTree tree = shard::make_model_tree(*model);
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const at::Tensor& tensor = tree.tensors[i];

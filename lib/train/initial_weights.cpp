@@ -3,22 +3,20 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "checkpoint/hugging_face_names.h"
+#include "config/model_comparison.h"
 #include "nn/initialize.h"
 #include "util/error.h"
-#include "util/name_list.h"
-#include "util/text.h"
 
 namespace fsdp::train {
 namespace {
 
 using shard::LocalRange;
 using shard::NamedParameter;
-using util::concat;
 
 /// out [rows * (end - begin)] = columns [begin, end) of whole [numel] seen as [rows, numel / rows].
 void copy_columns(const at::Tensor& whole, const LocalRange& range, const at::Tensor& out) {
@@ -50,51 +48,22 @@ class RandomWeights final : public shard::ParameterSource {
 
 class StoredWeights final : public shard::ParameterSource {
  public:
-  StoredWeights(const torch::nn::Module& model, checkpoint::Weights weights) : weights_(std::move(weights)) {
-    refuse_misfits(model);
-  }
+  StoredWeights(const nn::ModelOptions& options, checkpoint::Weights weights)
+      : weights_(std::move(weights)), names_(checkpoint::match_initial_weights(weights_, options)) {}
 
   void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) override {
     if (out.numel() == 0) return;
-    const std::string* name = &parameter.name;
+    auto name = names_.find(parameter.name);
     for (const std::string& other : parameter.other_names) {
-      if (!weights_.contains(*name)) name = &other;
+      if (name == names_.end()) name = names_.find(other);
     }
-    weights_.read_columns_into(*name, range.begin, out.view({range.rows, -1}));
+    FSDP_CHECK(name != names_.end(), parameter.name);
+    weights_.read_columns_into(name->second, range.begin, out.view({range.rows, -1}));
   }
 
  private:
-  void refuse_misfits(const torch::nn::Module& model) const {
-    std::vector<std::string> problems;
-    std::vector<std::pair<const void*, std::string>> missing;  // in the order of the model
-    std::set<const void*> found;
-    for (const auto& parameter : model.named_parameters()) {
-      const void* id = parameter.value().unsafeGetTensorImpl();
-      const std::string& name = parameter.key();
-      if (found.count(id) > 0) continue;
-      if (!weights_.contains(name)) {
-        missing.emplace_back(id, name);
-        continue;
-      }
-      found.insert(id);
-      const checkpoint::TensorInfo& info = weights_.info(name);
-      if (parameter.value().sizes() != at::IntArrayRef(info.shape)) {
-        problems.push_back(concat(name, " has shape ", at::IntArrayRef(info.shape), " there, ",
-                                  parameter.value().sizes(), " in the model"));
-      } else if (!c10::isFloatingType(info.dtype)) {
-        problems.push_back(concat(name, " has no floating-point type there but ", c10::toString(info.dtype)));
-      }
-    }
-    for (const auto& [id, name] : missing) {
-      if (found.count(id) == 0) problems.push_back(name + " is missing");
-    }
-    if (problems.empty()) return;
-    util::fail(util::ErrorKind::kCheckpoint, "model.init_from ", weights_.path().string(),
-               " does not fit the model: ", util::name_list(problems, "; "),
-               "; check the sizes under [model]");
-  }
-
   checkpoint::Weights weights_;
+  std::map<std::string, std::string> names_;  ///< of the model's: what the file calls them
 };
 
 class BroadcastWeights final : public shard::ParameterSource {
@@ -138,9 +107,9 @@ std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& o
   return std::make_unique<RandomWeights>(options, seed);
 }
 
-std::unique_ptr<shard::ParameterSource> stored_weights(const torch::nn::Module& model,
+std::unique_ptr<shard::ParameterSource> stored_weights(const nn::ModelOptions& options,
                                                        checkpoint::Weights weights) {
-  return std::make_unique<StoredWeights>(model, std::move(weights));
+  return std::make_unique<StoredWeights>(options, std::move(weights));
 }
 
 std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard::ParameterSource> source,
@@ -148,14 +117,17 @@ std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard:
   return std::make_unique<BroadcastWeights>(std::move(source), std::move(communicator));
 }
 
-std::unique_ptr<shard::ParameterSource> initial_weights(const torch::nn::Module& model,
-                                                        const nn::ModelOptions& options, uint64_t seed,
+std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& options, uint64_t seed,
                                                         std::shared_ptr<comm::Communicator> communicator) {
   std::unique_ptr<shard::ParameterSource> source;
   comm::agree(*communicator, "initial weights", [&] {
     if (options.init_broadcast && communicator->rank() != 0) return;
-    source = options.init_from.empty() ? random_weights(options, seed)
-                                       : stored_weights(model, checkpoint::open_weights(options.init_from));
+    if (options.init_from.empty()) {
+      source = random_weights(options, seed);
+      return;
+    }
+    config::require_same_model(options, options.init_from);
+    source = stored_weights(options, checkpoint::open_weights(options.init_from));
   });
   if (options.init_broadcast) source = broadcast_weights(std::move(source), std::move(communicator));
   return source;

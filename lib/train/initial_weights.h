@@ -3,8 +3,6 @@
 // The values that a run's parameters start with, given out part by part to a model on the meta device: no
 // process holds more than its shards and one parameter, whatever the size of the model.
 
-#include <torch/nn/module.h>
-
 #include <cstdint>
 #include <memory>
 
@@ -19,10 +17,11 @@ namespace fsdp::train {
 /// of which a rank wants a part is made whole for a moment.
 std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& options, uint64_t seed);
 
-/// Stored weights, of which only what is asked for is read. A tied parameter is read under the first of its
-/// names, or under whichever of them is there. Throws Error(kCheckpoint) that lists every parameter of the
-/// model (on any device) that is missing or has another shape or kind of type, before anything is read.
-std::unique_ptr<shard::ParameterSource> stored_weights(const torch::nn::Module& model,
+/// Stored weights, of which only what is asked for is read, under the names that they are found with in the
+/// wild (checkpoint/hugging_face_names.h). Throws Error(kCheckpoint), before anything is read, that lists
+/// every parameter of the model that is missing or has another shape or kind of type, and every tensor that
+/// nothing uses and options.init_unused does not allow.
+std::unique_ptr<shard::ParameterSource> stored_weights(const nn::ModelOptions& options,
                                                        checkpoint::Weights weights);
 
 /// Rank 0 takes each parameter whole from `source`, which may be null on other ranks, and sends it to them:
@@ -33,9 +32,8 @@ std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard:
 
 /// What the options ask for: random weights or those of options.init_from, by broadcast or not. Collective,
 /// with the same options on all ranks; throws comm::AgreedError of kind kCheckpoint for weights that do not
-/// fit the model or cannot be opened.
-std::unique_ptr<shard::ParameterSource> initial_weights(const torch::nn::Module& model,
-                                                        const nn::ModelOptions& options, uint64_t seed,
+/// fit the model, that are of another model by what is written beside them, or that cannot be opened.
+std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& options, uint64_t seed,
                                                         std::shared_ptr<comm::Communicator> communicator);
 
 }  // namespace fsdp::train

@@ -71,8 +71,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   });
   std::unique_ptr<shard::ParameterSource> of_config;
   if (weights == nullptr) {
-    of_config =
-        initial_weights(*parts.model, config.model, static_cast<uint64_t>(config.run.seed), communicator);
+    of_config = initial_weights(config.model, static_cast<uint64_t>(config.run.seed), communicator);
     weights = of_config.get();
   }
   comm::agree(*communicator, "sharding the model", [&] {

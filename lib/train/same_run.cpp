@@ -47,6 +47,7 @@ std::string comparable_config(config::Config config) {
   config.data.train = {"files"};
   config.data.validation.clear();
   config.model.init_from.clear();
+  config.model.init_unused.clear();  // belongs to it, and changes no weight
   return config::to_toml(config);
 }
 

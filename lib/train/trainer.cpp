@@ -132,7 +132,8 @@ void Trainer::prepare_output() {
 
 void Trainer::report_changes_since(const fs::path& resolved) const {
   try {
-    for (const std::string& change : config::differing_keys(config::load_config(resolved), config_)) {
+    for (const std::string& change :
+         config::differing_keys(config::load_resolved_config(resolved), config_)) {
       util::log_info("config differs from the run so far: " + change);
     }
   } catch (const util::Error& error) {

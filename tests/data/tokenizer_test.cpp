@@ -37,5 +37,11 @@ TEST(Tokenizer, ListsTheKnownNamesForAnUnknownOne) {
   expect_error(util::ErrorKind::kUsage, {"\"bpe\"", "bytes"}, [] { make_tokenizer("bpe"); });
 }
 
+TEST(Tokenizer, TellsHowToFetchOneOfTheHub) {
+  expect_error(util::ErrorKind::kUsage,
+               {"huggingface-cli download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B"},
+               [] { make_tokenizer("meta-llama/Llama-3.2-1B"); });
+}
+
 }  // namespace
 }  // namespace fsdp::data

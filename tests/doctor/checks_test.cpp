@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <fstream>
 
+#include "checkpoint/hugging_face_config.h"
 #include "doctor/control_group.h"
 #include "doctor/doctor.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
+#include "support/safetensors_files.h"
 #include "support/temporary_folder.h"
+#include "support/tiny_models.h"
 
 namespace fsdp::doctor {
 namespace {
@@ -148,6 +151,32 @@ TEST(Files, ThatAreNotThereFailByName) {
   const Finding finding = of(check_files(config), "files");
   EXPECT_EQ(finding.verdict, Verdict::kFail);
   EXPECT_NE(finding.text.find("/nonexistent/none.bin"), std::string::npos);
+}
+
+TEST(Files, HaveTheWeightsOfTheModelAndNothingElse) {
+  testing::TemporaryFolder folder;
+  config::Config config;
+  config.model = testing::tiny_options();
+  write(folder / "train.bin", "");
+  config.data.train = {folder / "train.bin"};
+  testing::NamedTensors weights;
+  for (const auto& [name, shape] : checkpoint::hugging_face_shapes(config.model)) {
+    weights.emplace_back(name, at::zeros(shape));
+  }
+  config.model.init_from = folder / "model.safetensors";
+  testing::write_safetensors(folder / "model.safetensors", weights);
+  EXPECT_EQ(of(check_files(config), "first weights").verdict, Verdict::kOk);
+  weights.emplace_back("model.layers.0.self_attn.q_norm.weight", at::zeros({3}));
+  testing::write_safetensors(folder / "model.safetensors", weights);
+  const Finding unused = of(check_files(config), "first weights");
+  EXPECT_EQ(unused.verdict, Verdict::kFail);
+  EXPECT_NE(unused.text.find("q_norm"), std::string::npos) << unused.text;
+  config.model.init_unused = {"*q_norm*"};
+  EXPECT_EQ(of(check_files(config), "first weights").verdict, Verdict::kOk);
+  nlohmann::json described = checkpoint::hugging_face_config(config.model);
+  described["model_type"] = "granite";
+  write(folder / "config.json", described.dump());
+  EXPECT_NE(of(check_files(config), "first weights").text.find("granite"), std::string::npos);
 }
 
 /// The program, because a second process is started by it.

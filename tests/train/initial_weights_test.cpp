@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "checkpoint/hugging_face_config.h"
 #include "comm/single_communicator.h"
 #include "nn/decoder.h"
 #include "support/counting_allocator.h"
@@ -137,7 +138,7 @@ TEST_F(InitialWeights, AreReadOnceInAllAndByTheirOwnersOnly) {
     auto file = std::make_shared<WatchedSource>(path);
     checkpoint::Weights weights;
     weights.add(file);
-    auto source = stored_weights(*model, std::move(weights));
+    auto source = stored_weights(config_.model, std::move(weights));
     EXPECT_EQ(file->bytes, 0);
     auto engine =
         shard::fully_shard(*model, config_.fsdp, borrowed(communicator), nullptr, {source.get(), at::kCPU});
@@ -184,14 +185,79 @@ TEST_F(InitialWeights, ThatDoNotFitAreListedAtOnceOnEveryRank) {
       texts.push_back(text);
     });
     EXPECT_THAT(texts.front(),
-                AllOf(HasSubstr("weights.safetensors does not fit the model"),
-                      HasSubstr("model.norm.weight is missing"),
-                      HasSubstr("lm_head.weight has shape [3, 2] there, [17, 12] in the model"),
-                      HasSubstr("model.layers.0.input_layernorm.weight has no floating-point type there")));
+                AllOf(HasSubstr("weights.safetensors are not those that [model] describes"),
+                      HasSubstr("missing: model.norm.weight"),
+                      HasSubstr("lm_head.weight ([3, 2] where [17, 12] is expected)"),
+                      HasSubstr("model.layers.0.input_layernorm.weight (not of a floating-point type)")));
     EXPECT_EQ(texts[1], texts[0]);
     EXPECT_EQ(texts[2], texts[0]);
     EXPECT_EQ(texts.front().find("(on rank 0)") != std::string::npos, broadcast) << texts.front();
   }
+}
+
+TEST_F(InitialWeights, WithTensorsThatNothingUsesAreRefusedUnlessThoseAreNamed) {
+  const auto write = [&](const testing::NamedTensors& more) {
+    testing::NamedTensors tensors = more;
+    for (const auto& parameter : build_model(testing::tiny_options(), 5)->named_parameters()) {
+      tensors.emplace_back(parameter.key(), parameter.value().detach().clone());
+    }
+    testing::write_safetensors(folder_ / "more.safetensors", tensors);
+  };
+  config_.model.init_from = folder_ / "more.safetensors";
+  // What carries no information is always left out.
+  write({{"model.layers.0.self_attn.rotary_emb.inv_freq", at::ones({3})}});
+  const auto whole = beginning(2, config_);
+  write({{"model.layers.0.self_attn.q_norm.weight", at::ones({3})}, {"score.weight", at::ones({2, 12})}});
+  auto [kind, text] = error_of([&] { build_model(config_.model, 1); });
+  EXPECT_EQ(kind, ErrorKind::kCheckpoint);
+  EXPECT_THAT(text, AllOf(HasSubstr("unexpected: model.layers.0.self_attn.q_norm.weight, score.weight"),
+                          HasSubstr("model.init_unused")));
+  config_.model.init_unused = {"score.*"};
+  EXPECT_THAT(error_of([&] { build_model(config_.model, 1); }).second,
+              AllOf(HasSubstr("q_norm"), ::testing::Not(HasSubstr("score"))));
+  config_.model.init_unused.push_back("*.q_norm.weight");
+  expect_values_of(*build_model(config_.model, 1), whole, "with unused tensors");
+}
+
+TEST_F(InitialWeights, MayLackThePrefixOfTheLanguageModelAndHaveMasks) {
+  config_.model = testing::tiny_options("gpt2");
+  config_.model.tie_word_embeddings = true;
+  auto model = build_model(config_.model, 5);
+  testing::NamedTensors tensors = {{"h.0.attn.bias", at::ones({1, 1, 4, 4})}};
+  for (const auto& parameter : model->named_parameters()) {
+    const std::string prefix = "transformer.";
+    if (!parameter.key().starts_with(prefix)) continue;
+    tensors.emplace_back(parameter.key().substr(prefix.size()), parameter.value().detach().clone());
+  }
+  testing::write_safetensors(folder_ / "gpt2.safetensors", tensors);
+  config_.model.init_from = folder_ / "gpt2.safetensors";
+  expect_values_of(*model, beginning(2, config_), "names as the hub's gpt2 has them");
+}
+
+TEST_F(InitialWeights, OfAnotherModelByTheirConfigAreRefusedThoughAllNamesAndShapesAreTheSame) {
+  fs::create_directories(folder_ / "hf");
+  fs::rename(exported(config_.model), folder_ / "hf/model.safetensors");
+  config_.model.init_from = folder_ / "hf";
+  const auto with_config = [&](const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json json = checkpoint::hugging_face_config(config_.model);
+    change(json);
+    std::ofstream(folder_ / "hf/config.json") << json.dump();
+    return error_of([&] { beginning(2, config_); });
+  };
+  EXPECT_EQ(with_config([](auto& json) { json["model_type"] = "qwen3"; }).first, ErrorKind::kCheckpoint);
+  EXPECT_THAT(with_config([](auto& json) { json["model_type"] = "qwen3"; }).second, HasSubstr("qwen3"));
+  EXPECT_THAT(with_config([](auto& json) { json["rope_theta"] = 7500.5; }).second,
+              AllOf(HasSubstr("model.rope_theta: expected 7500.5"), HasSubstr("found 10000.0")));
+  EXPECT_THAT(with_config([](auto& json) {
+                json["rope_scaling"] = {{"rope_type", "llama3"},
+                                        {"factor", 8.0},
+                                        {"low_freq_factor", 1.0},
+                                        {"high_freq_factor", 4.0},
+                                        {"original_max_position_embeddings", 8}};
+              }).second,
+              HasSubstr("model.rope_type: expected \"llama3\""));
+  std::ofstream(folder_ / "hf/config.json") << checkpoint::hugging_face_config(config_.model).dump();
+  EXPECT_FALSE(beginning(2, config_).empty());
 }
 
 TEST_F(InitialWeights, ThatCannotBeReadHalfwayEndEveryRankAlike) {
@@ -207,7 +273,7 @@ TEST_F(InitialWeights, ThatCannotBeReadHalfwayEndEveryRankAlike) {
         file->bad_tensor = "model.layers.1.mlp.up_proj.weight";
         checkpoint::Weights weights;
         weights.add(file);
-        source = stored_weights(*model, std::move(weights));
+        source = stored_weights(config_.model, std::move(weights));
       }
       if (broadcast) source = broadcast_weights(std::move(source), borrowed(communicator));
       auto [kind, text] = error_of([&] {
@@ -240,7 +306,7 @@ TEST_F(InitialWeights, TakeNoMoreMemoryThanTheShardsAndOneParameter) {
       for (int rank = 0; rank < 8; ++rank) {
         auto model = nn::make_decoder(options, at::kMeta);
         auto source = from == std::string("random") ? random_weights(options, 1)
-                                                    : stored_weights(*model, checkpoint::open_weights(path));
+                                                    : stored_weights(options, checkpoint::open_weights(path));
         if (from == std::string("broadcast")) source = broadcast_weights(std::move(source), borrowed(single));
         auto pool = std::make_shared<shard::BufferPool>(borrowed(single));
         testing::CountingAllocator::Scope tensors;

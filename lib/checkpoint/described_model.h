@@ -1,0 +1,32 @@
+#pragma once
+
+// What is written beside weights about the model that they are of: config.json, or a checkpoint's manifest.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "nn/options.h"
+
+namespace fsdp::checkpoint {
+
+struct DescribedModel {
+  std::filesystem::path folder;  ///< that of the step or of Hugging Face's files
+  std::string where;             ///< the file that says it
+  nlohmann::json config;         ///< with Hugging Face's keys
+  nn::ModelOptions options;      ///< of these
+};
+
+/// Of a step's folder, a run's (its newest complete checkpoint), a safetensors file with config.json beside
+/// it, or a folder as Hugging Face lays it out. Nothing where it is not written down. Reads no weights.
+/// kCheckpoint when the path holds no weights, or for a model that options_from_hugging_face() refuses.
+std::optional<DescribedModel> described_model(const std::filesystem::path& weights);
+
+/// Where config.json of such weights lies: in the folder, or beside the file.
+std::filesystem::path config_beside(const std::filesystem::path& weights);
+
+/// kCheckpoint when the file is no JSON or too large for a config.
+nlohmann::json read_config_json(const std::filesystem::path& path);
+
+}  // namespace fsdp::checkpoint
