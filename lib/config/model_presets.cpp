@@ -20,7 +20,15 @@ struct LlamaSizes {
   int64_t vocabulary, width, inner, layers, heads, key_value_heads, positions;
   const char* rope_theta;
   bool tied;
+  const char* rms_norm_eps = "1e-5";
+  const char* more = "";  ///< further lines
 };
+
+/// Of Llama 3.2: positions slowed to reach sixteen times the length of the first training.
+constexpr const char* kLlama32Rotary =
+    "rope_type = \"llama3\"\nrope_factor = 32.0\nrope_low_freq_factor = 1.0\n"
+    "rope_high_freq_factor = 4.0\nrope_original_length = 8192\n";
+constexpr const char* kQwen2Biases = "qkv_bias = true\n";
 
 std::string llama(const LlamaSizes& sizes) {
   return util::concat("[model]\narchitecture = \"llama\"\nvocab_size = ", sizes.vocabulary,
@@ -28,18 +36,36 @@ std::string llama(const LlamaSizes& sizes) {
                       "\nnum_hidden_layers = ", sizes.layers, "\nnum_attention_heads = ", sizes.heads,
                       "\nnum_key_value_heads = ", sizes.key_value_heads,
                       "\nmax_position_embeddings = ", sizes.positions, "\nrope_theta = ", sizes.rope_theta,
-                      "\nrms_norm_eps = 1e-5\ntie_word_embeddings = ", sizes.tied ? "true" : "false", "\n");
+                      "\nrms_norm_eps = ", sizes.rms_norm_eps,
+                      "\ntie_word_embeddings = ", sizes.tied ? "true" : "false", "\n", sizes.more);
 }
 
 std::vector<ModelPreset> make_model_presets() {
-  return {{"gpt2-124m", gpt2(768, 12, 12)},
-          {"gpt2-350m", gpt2(1024, 24, 16)},
-          {"gpt2-774m", gpt2(1280, 36, 20)},
-          {"gpt2-1.5b", gpt2(1600, 48, 25)},
-          {"llama-15m", llama({32000, 288, 768, 6, 6, 6, 256, "10000.0", true})},
-          {"llama-110m", llama({32000, 768, 2048, 12, 12, 12, 1024, "10000.0", true})},
-          {"llama3-8b", llama({128256, 4096, 14336, 32, 32, 8, 8192, "500000.0", false})},
-          {"llama3-70b", llama({128256, 8192, 28672, 80, 64, 8, 8192, "500000.0", false})}};
+  return {
+      {"gpt2-124m", gpt2(768, 12, 12)},
+      {"gpt2-350m", gpt2(1024, 24, 16)},
+      {"gpt2-774m", gpt2(1280, 36, 20)},
+      {"gpt2-1.5b", gpt2(1600, 48, 25)},
+      {"llama-15m", llama({32000, 288, 768, 6, 6, 6, 256, "10000.0", true})},
+      {"llama-110m", llama({32000, 768, 2048, 12, 12, 12, 1024, "10000.0", true})},
+      {"llama3-8b", llama({128256, 4096, 14336, 32, 32, 8, 8192, "500000.0", false})},
+      {"llama3-70b", llama({128256, 8192, 28672, 80, 64, 8, 8192, "500000.0", false})},
+      {"llama3.2-1b",
+       llama({128256, 2048, 8192, 16, 32, 8, 131072, "500000.0", true, "1e-5", kLlama32Rotary})},
+      {"llama3.2-3b",
+       llama({128256, 3072, 8192, 28, 24, 8, 131072, "500000.0", true, "1e-5", kLlama32Rotary})},
+      {"qwen2.5-0.5b", llama({151936, 896, 4864, 24, 14, 2, 32768, "1000000.0", true, "1e-6", kQwen2Biases})},
+      {"qwen2.5-1.5b",
+       llama({151936, 1536, 8960, 28, 12, 2, 131072, "1000000.0", true, "1e-6", kQwen2Biases})},
+      {"qwen2.5-3b", llama({151936, 2048, 11008, 36, 16, 2, 32768, "1000000.0", true, "1e-6", kQwen2Biases})},
+      {"qwen2.5-7b",
+       llama({152064, 3584, 18944, 28, 28, 4, 131072, "1000000.0", false, "1e-6", kQwen2Biases})},
+      {"smollm2-135m", llama({49152, 576, 1536, 30, 9, 3, 8192, "100000.0", true})},
+      {"smollm2-360m", llama({49152, 960, 2560, 32, 15, 5, 8192, "100000.0", true})},
+      {"smollm2-1.7b", llama({49152, 2048, 8192, 24, 32, 32, 8192, "130000.0", true})},
+      {"mistral-7b-v0.1",
+       llama({32000, 4096, 14336, 32, 32, 8, 32768, "10000.0", false, "1e-5", "sliding_window = 4096\n"})},
+      {"mistral-7b-v0.3", llama({32768, 4096, 14336, 32, 32, 8, 32768, "1000000.0", false})}};
 }
 
 }  // namespace

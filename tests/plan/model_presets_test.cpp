@@ -29,10 +29,26 @@ int64_t count_parameters(const nn::ModelOptions& options) {
 
 // The published numbers: of transformers' GPT2LMHeadModel and LlamaForCausalLM, and of llama2.c.
 TEST(ModelPresets, HaveThePublishedNumbersOfParameters) {
-  const std::map<std::string, int64_t> published = {
-      {"gpt2-124m", 124'439'808},   {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
-      {"gpt2-1.5b", 1'557'611'200}, {"llama-15m", 15'191'712},     {"llama-110m", 109'529'856},
-      {"llama3-8b", 8'030'261'248}, {"llama3-70b", 70'553'706'496}};
+  const std::map<std::string, int64_t> published = {{"gpt2-124m", 124'439'808},
+                                                    {"gpt2-350m", 354'823'168},
+                                                    {"gpt2-774m", 774'030'080},
+                                                    {"gpt2-1.5b", 1'557'611'200},
+                                                    {"llama-15m", 15'191'712},
+                                                    {"llama-110m", 109'529'856},
+                                                    {"llama3-8b", 8'030'261'248},
+                                                    {"llama3-70b", 70'553'706'496},
+                                                    // Counted by the safetensors on the models' cards.
+                                                    {"llama3.2-1b", 1'235'814'400},
+                                                    {"llama3.2-3b", 3'212'749'824},
+                                                    {"qwen2.5-0.5b", 494'032'768},
+                                                    {"qwen2.5-1.5b", 1'543'714'304},
+                                                    {"qwen2.5-3b", 3'085'938'688},
+                                                    {"qwen2.5-7b", 7'615'616'512},
+                                                    {"smollm2-135m", 134'515'008},
+                                                    {"smollm2-360m", 361'821'120},
+                                                    {"smollm2-1.7b", 1'711'376'384},
+                                                    {"mistral-7b-v0.1", 7'241'732'096},
+                                                    {"mistral-7b-v0.3", 7'248'023'552}};
   EXPECT_EQ(model_presets().size(), published.size());
   for (const ModelPreset& preset : model_presets()) {
     EXPECT_EQ(count_parameters(with_preset(preset.name).model), published.at(preset.name)) << preset.name;
@@ -47,6 +63,20 @@ TEST(ModelPresets, GiveWayToWhatIsGiven) {
   EXPECT_EQ(config.model.num_key_value_heads, 6);
   EXPECT_EQ(config.model.hidden_size, 768);
   EXPECT_EQ(with_preset("llama3-8b").model.num_key_value_heads, 8);
+}
+
+TEST(ModelPresets, HaveWhatTheirFamiliesHaveBesideSizes) {
+  const nn::ModelOptions llama = with_preset("llama3.2-3b").model;
+  EXPECT_EQ(llama.rope_type, "llama3");
+  EXPECT_EQ(llama.rope_factor, 32);
+  EXPECT_EQ(llama.rope_original_length, 8192);
+  EXPECT_EQ(nn::head_width(llama), 128);
+  const nn::ModelOptions qwen = with_preset("qwen2.5-7b").model;
+  EXPECT_TRUE(qwen.qkv_bias);
+  EXPECT_FALSE(qwen.tie_word_embeddings);
+  EXPECT_EQ(qwen.rms_norm_eps, 1e-6);
+  EXPECT_EQ(with_preset("mistral-7b-v0.1").model.sliding_window, 4096);
+  EXPECT_EQ(with_preset("mistral-7b-v0.3").model.sliding_window, 0);
 }
 
 TEST(ModelPresets, AreWrittenOutInTheResolvedConfig) {
