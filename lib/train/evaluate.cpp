@@ -25,8 +25,8 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   });
   const ShardedModel sharded =
       build_sharded_model(config, comm::Mesh(config.mesh, communicator), /*trace=*/nullptr);
-  return validate(*sharded.model, *loader, *communicator,
-                  token_bytes(config, communicator->rank() == 0).get());
+  const auto bytes = token_bytes(config, communicator->rank() == 0);
+  return *validate(*sharded.model, *loader, *communicator, {.bytes = bytes.get()});
 }
 
 }  // namespace fsdp::train

@@ -21,13 +21,14 @@ std::optional<double> Validation::bits_per_byte() const {
   return loss * static_cast<double>(tokens) / std::numbers::ln2 / static_cast<double>(*bytes);
 }
 
-Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm::Communicator& communicator,
-                    const data::TokenBytes* bytes) {
+std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
+                                   comm::Communicator& communicator, const ValidationHooks& hooks) {
   at::NoGradGuard no_grad;
   enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kSums };
   at::Tensor totals = at::zeros({kSums}, at::kDouble);
   double* sums = totals.data_ptr<double>();
   for (int64_t index = 0; index < loader.num_batches(); ++index) {
+    if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
     data::Batch batch = loader.batch(index);
     // A batch in which nothing counts still runs: its forward is collective.
     at::Tensor loss =
@@ -37,8 +38,8 @@ Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm
     const auto tokens = static_cast<double>(batch.counted);
     sums[kLosses] += loss.item<double>() * tokens;
     sums[kTokens] += tokens;
-    if (bytes == nullptr) continue;
-    auto counted = bytes->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
+    if (hooks.bytes == nullptr) continue;
+    auto counted = hooks.bytes->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
     counted ? sums[kBytes] += static_cast<double>(*counted) : sums[kForeignBatches] += 1;
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
@@ -46,7 +47,7 @@ Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm
                         .samples = loader.num_samples(),
                         .tokens = static_cast<int64_t>(sums[kTokens]),
                         .bytes = std::nullopt};
-  if (bytes != nullptr && sums[kForeignBatches] == 0) {
+  if (hooks.bytes != nullptr && sums[kForeignBatches] == 0) {
     validation.bytes = static_cast<int64_t>(sums[kBytes]);
   }
   return validation;

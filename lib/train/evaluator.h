@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,10 +27,17 @@ struct Validation {
   std::optional<double> bits_per_byte() const;
 };
 
-/// The same numbers at any world size, up to rounding. `bytes`, if any, is alike on every rank. Collective;
-/// nothing is recorded for backward.
-Validation validate(nn::Stage& model, const data::ValidationLoader& loader, comm::Communicator& communicator,
-                    const data::TokenBytes* bytes = nullptr);
+/// What a validation may be given besides, alike on every rank.
+struct ValidationHooks {
+  const data::TokenBytes* bytes = nullptr;  ///< null: they are not counted
+  /// Collective, asked between batches; true ends the validation.
+  std::function<bool()> stop_requested = nullptr;
+};
+
+/// The same numbers at any world size, up to rounding; nothing when it was told to stop. Collective; nothing
+/// is recorded for backward.
+std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
+                                   comm::Communicator& communicator, const ValidationHooks& hooks = {});
 
 /// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte over 512 samples".
 std::string validation_text(const Validation& validation);

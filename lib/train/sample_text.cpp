@@ -1,6 +1,7 @@
 #include "train/sample_text.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "generate/generate.h"
 #include "generate/load.h"
@@ -32,7 +33,8 @@ SampleText::SampleText(const config::Config& config)
   }
 }
 
-std::string SampleText::of(nn::Stage& model, comm::Communicator& communicator) const {
+std::optional<std::string> SampleText::of(nn::Stage& model, comm::Communicator& communicator,
+                                          std::function<bool()> stop_requested) const {
   generate::GenerationOptions options{.max_new_tokens = tokens_, .seed = seed_};
   options.stop_ids = generate::stop_ids({}, *tokenizer_);
   options.allowed_ids = std::min(tokenizer_->vocab_size(), model_.vocab_size);
@@ -41,8 +43,10 @@ std::string SampleText::of(nn::Stage& model, comm::Communicator& communicator) c
   const auto agree = [&](at::Tensor& ids) {
     communicator.broadcast(ids, /*root=*/0, {.unit = "sampled token"})->wait();
   };
-  const auto samples = generate::generate(model, model_, ids_, options,
-                                          {.on_token = nullptr, .stop_requested = nullptr, .agree = agree});
+  const auto samples =
+      generate::generate(model, model_, ids_, options,
+                         {.on_token = nullptr, .stop_requested = std::move(stop_requested), .agree = agree});
+  if (samples.empty() || samples.front().ending == generate::Ending::kTold) return std::nullopt;
   data::TextDecoder decoder(*tokenizer_);
   for (int64_t id : ids_) decoder.push(id);
   std::string text = prompt_;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,10 @@ class SampleText {
   explicit SampleText(const config::Config& config);
 
   /// The prompt and what the model makes of it, with the parameters as they are sharded: one forward a token.
-  /// The same on all ranks. Leaves everything that training depends on as it is. Collective.
-  std::string of(nn::Stage& model, comm::Communicator& communicator) const;
+  /// The same on all ranks; nothing when `stop_requested`, which is collective and asked after each token,
+  /// said so. Leaves everything that training depends on as it is. Collective.
+  std::optional<std::string> of(nn::Stage& model, comm::Communicator& communicator,
+                                std::function<bool()> stop_requested = nullptr) const;
 
  private:
   nn::ModelOptions model_;

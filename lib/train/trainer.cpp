@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include "checkpoint/folders.h"
@@ -154,11 +155,9 @@ RunSummary Trainer::run() {
     throw;
   }
   progress_.finish_line();
-  bool best = false;
-  if (!summary_.stopped && validation_loader_ && validated_step_ != position_.step) best = validate();
   checkpointer_->finish();
   bool save = summary_.stopped ? saves_checkpoints() : config_.checkpoint.save_at_end;
-  save_if(save && checkpointer_->saved_step() != position_.step, best);
+  save_if(save && checkpointer_->saved_step() != position_.step, /*best=*/false);
   checkpointer_->finish();
   communicator_->barrier({.unit = "end of the run"});
   checkpointer_->require_last_save();
@@ -213,6 +212,8 @@ void Trainer::train() {
     util::log_info(util::concat("nothing to train: the checkpoint is at step ", position_.step,
                                 ", training.steps is ", steps));
   }
+  // A run that was stopped in a step with a validation has left that to this one.
+  if (validation_is_due()) save_if(/*due=*/false, validate());
   summary_.ended_early = position_.step < steps && validations_.patience_is_over();
   TrainStep train_step = make_train_step(config_, parts_, *batches_, hooks_.stop_requested);
   auto& [step, samples_seen, tokens_seen] = position_;
@@ -254,9 +255,13 @@ void Trainer::train() {
     if (due(config_.fsdp.replica_check_interval)) {
       shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
     }
-    bool best = validation_loader_ && due(config_.evaluation.interval_steps) && validate();
-    if (due(config_.logging.sample_every)) show_sample();
+    const bool validates = validation_is_due(), samples_text = due(config_.logging.sample_every);
+    const bool best = validates && validate();
+    if (samples_text && !summary_.stopped) show_sample();
     save_if(due(config_.checkpoint.interval_steps), best);
+    // Both may take longer than a launcher waits; the next step would ask only at its end.
+    if ((validates || samples_text) && !summary_.stopped && step < steps)
+      summary_.stopped = stop_is_requested();
     summary_.ended_early = step < steps && validations_.patience_is_over();
     meter_.go_on();
   }
@@ -306,11 +311,26 @@ void Trainer::report(const StepResult& result, double lr) {
   progress_.show(metrics);
 }
 
+bool Trainer::stop_is_requested() {
+  at::Tensor told = at::full({1}, hooks_.stop_requested && hooks_.stop_requested() ? 1 : 0, at::kLong);
+  communicator_->all_reduce(told, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
+  return told.item<int64_t>() != 0;
+}
+
+bool Trainer::validation_is_due() const {
+  const int64_t step = position_.step, interval = config_.evaluation.interval_steps;
+  if (!validation_loader_ || step == 0 || validations_.validated_at() == step) return false;
+  return step >= config_.training.steps || (interval > 0 && step % interval == 0);
+}
+
 bool Trainer::validate() {
-  const Validation validation =
-      train::validate(*parts_.model, *validation_loader_, *communicator_, token_bytes_.get());
+  const auto finished = train::validate(
+      *parts_.model, *validation_loader_, *communicator_,
+      {.bytes = token_bytes_.get(), .stop_requested = [this] { return stop_is_requested(); }});
+  summary_.stopped = !finished.has_value();
+  if (!finished) return false;
+  const Validation& validation = *finished;
   summary_.validation_loss = validation.loss;
-  validated_step_ = position_.step;
   const bool best = validations_.add(position_.step, validation.loss);
   if (!is_first_rank()) return best;
   progress_.finish_line();
@@ -326,10 +346,11 @@ bool Trainer::validate() {
 }
 
 void Trainer::show_sample() {
-  const std::string text = sample_text_->of(*parts_.model, *communicator_);
-  if (!is_first_rank()) return;
+  const auto text = sample_text_->of(*parts_.model, *communicator_, [this] { return stop_is_requested(); });
+  summary_.stopped = !text.has_value();
+  if (!is_first_rank() || !text) return;
   progress_.finish_line();
-  util::log_info(util::concat("sample at step ", position_.step, ":\n", text));
+  util::log_info(util::concat("sample at step ", position_.step, ":\n", *text));
 }
 
 }  // namespace fsdp::train

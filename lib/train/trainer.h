@@ -29,8 +29,8 @@ namespace fsdp::train {
 
 /// What a run hears from outside and tells while it runs; everything may be left out.
 struct RunHooks {
-  std::function<bool()> stop_requested =
-      nullptr;  ///< of this rank; asked once a step, from the training thread
+  std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked in each step, validation batch and
+                                                   ///< sampled token, by the training thread
   std::shared_ptr<comm::Activity> activity = nullptr;  ///< hears of each step
 };
 
@@ -72,7 +72,11 @@ class Trainer {
   bool saves_checkpoints() const;
   void save_if(bool due, bool best);
   void report(const StepResult& result, double lr);
-  /// Whether it is the best so far.
+  /// Whether any rank is told to stop. Collective.
+  bool stop_is_requested();
+  /// Of the state as it is, and not done yet: at the intervals and after the last step.
+  bool validation_is_due() const;
+  /// Whether it is the best so far. One that is told to stop leaves no trace and is due again on resume.
   bool validate();
   void show_sample();
   bool is_first_rank() const { return communicator_->rank() == 0; }
@@ -97,7 +101,6 @@ class Trainer {
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
   RunPosition position_;
-  int64_t validated_step_ = -1;
   RunSummary summary_;
 };
 

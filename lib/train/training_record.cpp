@@ -64,7 +64,10 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     restore_step_counts(state.optimizer, record);
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.validations && record.contains("validations")) {
-      state.validations->set_state(record.at("validations"));
+      nlohmann::json validations = record.at("validations");
+      // Checkpoints of version 0.1.0 do not say; most were saved after the validation of their step.
+      if (!validations.contains("validated_at")) validations["validated_at"] = step;
+      state.validations->set_state(validations);
     }
     if (state.scaler && record.contains("loss_scaler")) {
       state.scaler->set_state({.scale = record.at("loss_scaler").at("scale").get<double>(),

@@ -29,6 +29,8 @@ class ValidationHistory {
   bool add(int64_t step, double loss);
 
   const std::optional<Best>& best() const { return best_; }
+  /// The step of the newest validation; 0 before the first.
+  int64_t validated_at() const { return validated_at_; }
 
   /// Whether so many validations in a row were not better that the run is to end.
   bool patience_is_over() const { return patience_ > 0 && not_better_in_a_row_ >= patience_; }
@@ -42,6 +44,7 @@ class ValidationHistory {
   int64_t patience_;
   double min_delta_;
   std::optional<Best> best_;
+  int64_t validated_at_ = 0;
   int64_t not_better_in_a_row_ = 0;
 };
 

@@ -1,15 +1,16 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/thread_communicator.h"
+#include "support/blocked_folder.h"
 #include "support/sharded_run.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_config.h"
@@ -82,16 +83,15 @@ class CheckpointerTest : public ::testing::Test {
     return std::filesystem::path(config.run.output_dir) / "step-00000002";
   }
 
-  /// The output folder cannot be written from now on, or again: util::make_writable_folder() finds a folder
-  /// where it makes a file to try.
-  void block() { std::filesystem::create_directories(probe() / "in the way"); }
-  void unblock() { std::filesystem::remove_all(probe()); }
-  std::filesystem::path probe() const { return folder_ / "out" / (".probe-" + std::to_string(::getpid())); }
+  /// The output folder cannot be written from now on, or again.
+  void block() { blocked_.emplace(folder_ / "out"); }
+  void unblock() { blocked_.reset(); }
 
   testing::TemporaryFolder folder_;
   config::Config config_ = testing::tiny_config(folder_);
   std::mutex mutex_;
   std::vector<std::string> lines_, warnings_;
+  std::optional<testing::BlockedFolder> blocked_;
 };
 
 }  // namespace fsdp::train

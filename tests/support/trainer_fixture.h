@@ -22,9 +22,17 @@ class TrainerTest : public ::testing::Test {
   void TearDown() override { util::set_log_level(util::LogLevel::kInfo); }
 
   RunSummary train(int world_size, const config::Config& config) {
+    return train_until(world_size, config, /*asked=*/0);
+  }
+
+  /// The last rank is told to stop when it asks for the `asked`-th time; 0: never.
+  RunSummary train_until(int world_size, const config::Config& config, int asked) {
     RunSummary summary;
     comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
-      Trainer trainer(config, testing::borrowed(communicator), {});
+      const bool is_told = communicator.rank() == world_size - 1;
+      int count = 0;
+      Trainer trainer(config, testing::borrowed(communicator), {},
+                      {.stop_requested = [&] { return is_told && ++count == asked; }});
       RunSummary mine = trainer.run();
       if (communicator.rank() == 0) summary = mine;
     });

@@ -30,7 +30,7 @@ TEST(ValidationLoss, IsTheExactMeanWhateverTheSplit) {
       auto model = testing::make_initialized(config.model);
       auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
       data::ValidationLoader loader(config.data, config.model.vocab_size, 7, {communicator.rank(), world});
-      const Validation validation = validate(*model, loader, communicator);
+      const Validation validation = *validate(*model, loader, communicator);
       EXPECT_NEAR(validation.loss, expected, 1e-6) << world;
       EXPECT_NEAR(validation.perplexity(), std::exp(expected), 1e-5);
       EXPECT_EQ(validation.samples, 7);
@@ -77,14 +77,14 @@ TEST(Validation, CountsTheBytesOfTheTokensThatCount) {
       auto model = testing::make_initialized(config.model);
       auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
       data::ValidationLoader loader(config.data, vocabulary, 7, {communicator.rank(), world});
-      const Validation validation = validate(*model, loader, communicator, &lengths);
+      const Validation validation = *validate(*model, loader, communicator, {.bytes = &lengths});
       EXPECT_EQ(validation.bytes, bytes);
       EXPECT_NEAR(*validation.bits_per_byte(),
                   validation.loss * static_cast<double>(validation.tokens) / std::log(2.0) /
                       static_cast<double>(bytes),
                   1e-9);
       // Tokens that this tokenizer does not have: the text is not known.
-      EXPECT_EQ(validate(*model, loader, communicator, &fewer).bytes, std::nullopt);
+      EXPECT_EQ(validate(*model, loader, communicator, {.bytes = &fewer})->bytes, std::nullopt);
     });
   }
 }

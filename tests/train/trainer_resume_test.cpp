@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "checkpoint/folders.h"
+#include "support/blocked_folder.h"
 #include "support/checkpoint_contents.h"
 #include "support/trainer_fixture.h"
 #include "train/trainer.h"
@@ -100,10 +101,8 @@ TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
   config_.training.steps = 7;
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
     Trainer trainer(config_, borrowed(communicator), {});
-    if (communicator.rank() == 0) {
-      fs::rename(folder_ / "out", folder_ / "away");
-      std::ofstream(folder_ / "out") << "in the way";
-    }
+    std::optional<testing::BlockedFolder> blocked;
+    if (communicator.rank() == 0) blocked.emplace(folder_ / "out");
     communicator.barrier({.unit = "test"});
     try {
       trainer.run();
@@ -114,7 +113,7 @@ TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
           << error.what();
     }
   });
-  EXPECT_EQ(values_of(folder_ / "away/metrics.jsonl", "loss").size(), 7u);
+  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss").size(), 7u);
 }
 
 TEST_F(TrainerTest, ADivergedRunFinishesTheSaveUnderWay) {

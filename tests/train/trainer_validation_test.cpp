@@ -36,6 +36,86 @@ TEST_F(TrainerTest, EndsEarlyWhenValidationsGetNoBetter) {
   EXPECT_EQ(train(2, config_).step, 10);
 }
 
+/// A run of 8 steps that validates at the fourth and the last, is told to stop when asked for the `asked`-th
+/// time, and goes on.
+struct StoppedRun {
+  const char* name;
+  int asked;
+  bool validates_before_the_stop;
+};
+
+class StoppedAroundAValidation : public TrainerTest, public ::testing::WithParamInterface<StoppedRun> {};
+
+TEST_P(StoppedAroundAValidation, GoesOnAsIfNeverStopped) {
+  config_.training.steps = 8;
+  config_.evaluation.interval_steps = 4;
+  config_.evaluation.patience = 1;
+  config_.checkpoint.keep_best = true;
+  const auto validations_of = [](const fs::path& folder) {
+    std::vector<std::pair<int64_t, double>> validations;
+    for (const auto& line : testing::metrics_with(folder / "metrics.jsonl", "validation_loss")) {
+      validations.emplace_back(line["step"], line["validation_loss"]);
+    }
+    return validations;
+  };
+  const fs::path folder = config_.run.output_dir;
+  config_.run.output_dir = folder_ / "undisturbed";
+  const RunSummary undisturbed = train(2, config_);
+  config_.run.output_dir = folder;
+
+  const RunSummary stopped = train_until(2, config_, GetParam().asked);
+  EXPECT_TRUE(stopped.stopped);
+  EXPECT_EQ(stopped.step, 4) << "another step followed";
+  EXPECT_EQ(stopped.last_checkpoint.filename(), "step-00000004");
+  EXPECT_EQ(validations_of(folder).size(), GetParam().validates_before_the_stop ? 1u : 0u);
+  const RunSummary resumed = train(2, config_);
+  EXPECT_FALSE(resumed.stopped);
+  EXPECT_EQ(resumed.best->step, undisturbed.best->step);
+  EXPECT_EQ(fs::read_symlink(folder / "best"), fs::read_symlink(folder_ / "undisturbed/best"));
+  EXPECT_EQ(validations_of(folder), validations_of(folder_ / "undisturbed"));
+  EXPECT_EQ(values_of(folder / "metrics.jsonl", "loss"),
+            values_of(folder_ / "undisturbed/metrics.jsonl", "loss"));
+  // A run that is over validates nothing again.
+  train(2, config_);
+  EXPECT_EQ(validations_of(folder), validations_of(folder_ / "undisturbed"));
+}
+
+// Each step asks once, a validation before each of its batches, and the loop after it.
+INSTANTIATE_TEST_SUITE_P(All, StoppedAroundAValidation,
+                         ::testing::Values(StoppedRun{"InItsStep", 4, false},
+                                           StoppedRun{"BeforeItsFirstBatch", 5, false},
+                                           StoppedRun{"BetweenItsBatches", 6, false}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_F(TrainerTest, ASignalDuringTheLastBatchOfAValidationIsHeededBeforeAnotherStep) {
+  config_.training.steps = 8;
+  config_.evaluation.interval_steps = 4;
+  int batches = 0;
+  {
+    const auto options = config_.data;
+    batches = static_cast<int>(
+        data::ValidationLoader(options, config_.model.vocab_size, config_.evaluation.max_samples, {0, 2})
+            .num_batches());
+  }
+  const RunSummary stopped = train_until(2, config_, 4 + batches + 1);
+  EXPECT_TRUE(stopped.stopped);
+  EXPECT_EQ(stopped.step, 4);
+  EXPECT_TRUE(stopped.validation_loss.has_value());
+  EXPECT_EQ(stopped.last_checkpoint.filename(), "step-00000004");
+}
+
+TEST_F(TrainerTest, ASampleThatIsToldToStopEndsAndTheRunWithIt) {
+  config_.training.steps = 8;
+  config_.data.validation.clear();
+  config_.logging.sample_every = 4;
+  config_.logging.sample_prompt = "";
+  config_.logging.sample_tokens = 6;
+  const RunSummary stopped = train_until(2, config_, 4 + 2);
+  EXPECT_TRUE(stopped.stopped);
+  EXPECT_EQ(stopped.step, 4);
+  EXPECT_EQ(stopped.last_checkpoint.filename(), "step-00000004");
+}
+
 TEST_F(TrainerTest, KeepsTheBestCheckpoint) {
   config_.training.steps = 8;
   config_.evaluation.interval_steps = 2;
