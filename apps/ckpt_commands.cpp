@@ -64,7 +64,7 @@ class Command {
   void flag(const char* name, bool& value, const char* about) const { parser_->add_flag(name, value, about); }
   void dtype_option() const {
     option("--dtype", arguments_->dtype, "cast floating-point weights to this type")
-        ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}));
+        ->check(cli::one_of({"float32", "bfloat16", "float16", "float64"}));
   }
   void size_option() const {
     option("--max-shard-size", arguments_->max_shard_size,
@@ -150,7 +150,7 @@ CkptCommand add_consolidate(CLI::App& app) {
   command
       .option("--format", command->format,
               "safetensors, or full: a checkpoint whose tensors lie whole in one HDF5 file")
-      ->check(CLI::IsMember({"safetensors", "full"}));
+      ->check(cli::one_of({"safetensors", "full"}));
   command.dtype_option();
   command.size_option();
   command.flag("--optimizer", command->optimizer,
@@ -266,7 +266,7 @@ CkptCommand add_diff(CLI::App& app) {
   command
       .option("--tolerance", command->tolerance,
               "values that differ by at most so much are equal, whatever their types")
-      ->check(CLI::NonNegativeNumber);
+      ->check(cli::at_least(0));
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     checkpoint::Difference difference = checkpoint::diff(
         arguments.source, arguments.other, {.tolerance = arguments.tolerance, .progress = progress});

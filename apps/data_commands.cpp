@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "cli/validators.h"
 #include "data/convert.h"
 #include "data/decode.h"
 #include "data/inspect.h"
@@ -26,23 +27,20 @@ void print(std::string_view text) {
   }
 }
 
-/// A script whose variable is unset should hear of it.
-std::string not_empty(const std::string& value) { return value.empty() ? "must not be empty" : ""; }
-
 int default_threads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
 std::string format_names() { return "One of: " + util::join(data::token_format_names(), ", "); }
 
 void add_threads(CLI::App* command, int& threads, const char* help) {
   threads = default_threads();
-  command->add_option("--threads", threads, help)->default_str("all cores")->check(CLI::Range(1, 1024));
+  command->add_option("--threads", threads, help)->default_str("all cores")->check(cli::between(1, 1024));
 }
 
 void add_input_format(CLI::App* command, std::string& format) {
   command
       ->add_option("--input-format", format,
                    "Read the files in this format, in place of what their content and name tell")
-      ->check(not_empty);
+      ->check(cli::not_empty());
 }
 
 std::optional<data::TokenFormat> optional_format(const std::string& name) {
@@ -75,7 +73,7 @@ void add_tokenize(CLI::App& app, Command& run) {
   command
       ->add_option("--format", arguments->format,
                    format_names() + " (default: u32 for NAME.u32, u16 for other names)")
-      ->check(not_empty);
+      ->check(cli::not_empty());
   command->add_option("--json-field", options.json_field, "Field of a JSON line that is the document")
       ->capture_default_str();
   command->add_flag("--json-lines", options.json_lines, "The texts hold JSON lines, whatever their names");
@@ -85,7 +83,7 @@ void add_tokenize(CLI::App& app, Command& run) {
   CLI::Option* validation =
       command
           ->add_option("--validation-output", options.validation_output, "Token file for the validation part")
-          ->check(not_empty);
+          ->check(cli::not_empty());
   command
       ->add_option("--validation-fraction", options.validation_fraction,
                    "Share of the texts that goes to --validation-output")
@@ -96,7 +94,7 @@ void add_tokenize(CLI::App& app, Command& run) {
                    "What is shared out: the end of each text (end), or whole documents, by their content "
                    "(documents). Default: documents for JSON lines and standard input, end otherwise")
       ->needs(validation)
-      ->check(not_empty);
+      ->check(cli::not_empty());
   command->add_option("--seed", options.seed, "Another choice of documents for validation")
       ->capture_default_str()
       ->needs(validation);
@@ -130,7 +128,7 @@ void add_train_tokenizer(CLI::App& app, Command& run) {
   command->add_option("--type", options->model_type, "bpe or unigram")->capture_default_str();
   command->add_option("--max-lines", options->max_lines, "Learn from so many lines, drawn at random")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(cli::at_least(1));
   add_threads(command, options->threads, "Threads");
   command->callback([options, &run] {
     run = [options] {
@@ -153,11 +151,11 @@ void add_inspect(CLI::App& app, Command& run) {
   CLI::App* command = app.add_subcommand("inspect", "Show what token files hold");
   command->add_option("FILE", options.files, "Token files, read as if joined")->required();
   command->add_option("--vocab-size", options.vocab_size, "Refuse ids that are not below this (exit code 3)")
-      ->check(CLI::PositiveNumber);
+      ->check(cli::at_least(1));
   command
       ->add_option("--sequence-length", options.sequence_length, "Tokens a sample, for the number of samples")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(cli::at_least(1));
   command->add_option("--tokenizer", options.tokenizer, "Shows the beginning as text")->capture_default_str();
   add_input_format(command, arguments->input_format);
   command->add_flag("--json", arguments->json, "Print a JSON object");
@@ -212,8 +210,8 @@ void add_decode(CLI::App& app, Command& run) {
   command->add_option("--tokenizer", arguments->tokenizer, data::kTokenizerChoices)->capture_default_str();
   command->add_option("--begin", arguments->begin, "First token")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--count", arguments->count, "At most so many tokens")->check(CLI::PositiveNumber);
+      ->check(cli::at_least(0));
+  command->add_option("--count", arguments->count, "At most so many tokens")->check(cli::at_least(1));
   add_input_format(command, arguments->input_format);
   command->callback([arguments, &run] {
     run = [arguments] {

@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
       ->required()
       ->check(cli::not_empty());
   CLI::Option* dash = app.add_option("STDIN", arguments.dash, "-: read the prompt from standard input");
-  dash->check(CLI::IsMember({"-"}));
+  dash->check(cli::one_of({"-"}));
   CLI::Option* prompt =
       app.add_option("--prompt", arguments.prompt, "what the text goes on from; without one: a new text");
   CLI::Option* file =
@@ -149,10 +149,10 @@ int main(int argc, char** argv) {
   app.add_option("--max-new-tokens", arguments.max_new_tokens,
                  util::concat("tokens of a sample; default: ", kDefaultNewTokens,
                               ", or what the model's positions have room for"))
-      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
+      ->check(cli::between(1, 1'000'000'000));
   app.add_option("--num-samples", options.num_samples, "texts, of one prompt")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+      ->check(cli::between(1, 1'000'000));
   app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
       ->capture_default_str();
   app.add_option("--top-k", sampling.top_k, "only the so many likeliest tokens; 0: all")

@@ -1,6 +1,7 @@
 // fsdp-launch: starts the processes of a training run on this node and watches them, as torchrun does.
 
 #include "cli/program.h"
+#include "cli/usage_error.h"
 #include "launch/command_line.h"
 #include "launch/supervisor.h"
 #include "util/error.h"
@@ -22,7 +23,10 @@ int main(int argc, char** argv) {
       .runs_program = true};
   return util::run_guarded([&] {
     const auto options = launch::parse_command_line(
-        argc, argv, [&](CLI::App& app) { return cli::prepare(app, page, argc, argv); });
+        argc, argv,
+        {.prepare = [&](CLI::App& app) { return cli::prepare(app, page, argc, argv); },
+         .explain = [&](const CLI::App& app,
+                        const CLI::ParseError& error) { return cli::usage_error_text(app, page, error); }});
     if (options) return launch::launch(*options);
     cli::print("");  // it was asked for its help or version, which is printed by now
     return 0;

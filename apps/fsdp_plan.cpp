@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
   std::string config_path;
   std::vector<std::string> overrides;
   apps::PlanArguments arguments;
-  app.add_option("config", config_path, "TOML file")->required();
+  app.add_option("config", config_path, "TOML file")->required()->check(cli::not_empty());
   app.add_option("overrides", overrides, "section.key=value, in place of what the file says");
   apps::add_plan_options(app, arguments);
   app.footer("Keys of the config:\n\n" + config::key_reference());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "cli/usage_error.h"
 #include "comm/launch_environment.h"
 #include "comm/make_communicator.h"
 #include "config/load.h"
@@ -212,6 +213,21 @@ void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   }
 }
 
+int check_that_a_config_is_named(const CLI::App& app, const Arguments& arguments) {
+  const std::string& word = arguments.config_path;
+  const std::string commands = util::join(cli::command_names(app), ", ");
+  if (word.empty()) {
+    util::fail(
+        util::ErrorKind::kUsage, "command line: expected a config (a TOML file) or a command (", commands,
+        "); found neither; fsdp-train init quickstart --output config.toml writes a config to begin with");
+  }
+  const std::string command = cli::misspelt_command(app, word);
+  if (command.empty()) return 0;
+  util::fail(util::ErrorKind::kUsage, "command line: expected a config (a TOML file) or a command (",
+             commands, "); found ", util::shell_word(word), ", which is neither; did you mean ", command,
+             "?");
+}
+
 int run_command(const CLI::Option& config, const std::function<int()>& command) {
   if (config.count() == 0) return command();
   util::fail(util::ErrorKind::kUsage,
@@ -281,9 +297,9 @@ int main(int argc, char** argv) {
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
-  if (!command && arguments.report.empty() && config->count() == 0) {
-    app.exit(CLI::RequiredError("config"));
-    return static_cast<int>(util::ErrorKind::kUsage);
+  if (!command && arguments.report.empty()) {
+    const int code = util::run_guarded([&] { return check_that_a_config_is_named(app, arguments); });
+    if (code != 0) return code;
   }
   if (command) return util::run_guarded([&] { return run_command(*config, command); });
   util::MappedAllocator::install();

@@ -59,7 +59,7 @@ void add_init(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand("init", about);
   auto arguments = std::make_shared<InitArguments>();
   command->add_option("preset", arguments->preset, "for what it is to be; otherwise quickstart")
-      ->check(CLI::IsMember(config::preset_names()));
+      ->check(cli::one_of(config::preset_names()));
   command
       ->add_option("--from", arguments->from,
                    "finetune the model in this folder of Hugging Face (or checkpoint): [model], tokenizer "

@@ -7,7 +7,7 @@
 namespace fsdp::cli {
 namespace {
 
-/// What CLI::IsMember says of itself, "{a,b}", anywhere in the name of a type.
+/// What one_of() (validators.h) says of itself, "{a,b}", anywhere in the name of a type.
 std::vector<std::string> choices_in(const std::string& type) {
   const size_t begin = type.find('{'), end = type.find('}');
   if (begin == std::string::npos || end == std::string::npos || end < begin) return {};

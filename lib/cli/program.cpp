@@ -7,6 +7,7 @@
 
 #include "cli/completions.h"
 #include "cli/man_page.h"
+#include "cli/usage_error.h"
 #include "cli/version.h"
 #include "util/error.h"
 
@@ -46,15 +47,6 @@ void print(const std::string& text) {
   if (!std::cout) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
 }
 
-CLI::Validator not_empty() {
-  return CLI::Validator(
-      [](const std::string& text) {
-        return text.empty() ? std::string("expected a name; found an empty word; is a variable not set?")
-                            : std::string();
-      },
-      "");
-}
-
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv) {
   app.formatter(std::make_shared<HelpFormatter>(page));
   app.set_version_flag(
@@ -87,8 +79,9 @@ std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv)
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (app.exit(error) != 0) return static_cast<int>(util::ErrorKind::kUsage);
-    return util::run_guarded([] {
+    return util::run_guarded([&] {
+      if (error.get_exit_code() != 0) util::fail(util::ErrorKind::kUsage, usage_error_text(app, page, error));
+      app.exit(error);
       print("");  // what exit() printed
       return 0;
     });

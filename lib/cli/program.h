@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cli/page.h"
+#include "cli/validators.h"
 
 namespace fsdp::cli {
 
@@ -25,9 +26,5 @@ bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv)
 /// Prints what a command was asked for. Throws Error(kIo) where standard output does not take it (a full disk
 /// behind a redirection): what is lost must not look like success.
 void print(const std::string& text);
-
-/// Of an option that names a file or folder. An empty word is what a shell makes of a variable that is not
-/// set, and is not the same as an option that is not given.
-CLI::Validator not_empty();
 
 }  // namespace fsdp::cli

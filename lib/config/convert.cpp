@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "config/parameter_groups.h"
+#include "config/suggest.h"
 
 namespace fsdp::config {
 namespace {
@@ -53,17 +54,19 @@ Value read_value(const Key& key, const Literal& literal) {
     return items;
   } else {
     auto read = read_as<T>(literal);
-    if (!read) throw Misfit{misfit_text(key, described(literal)), literal.region};
+    if (!read) throw Misfit{misfit_text(key, described(literal), literal.text), literal.region};
     return *read;
   }
 }
 
 }  // namespace
 
-std::string misfit_text(const Key& key, const std::string& found) {
+std::string misfit_text(const Key& key, const std::string& found, const std::string& word) {
   Config defaults;
   std::string text = key.full_name() + ": expected " + expectation(key.constraint, value_of(key, defaults)) +
                      "; found " + found;
+  const std::string near = nearest_value_text(key, word);
+  if (!near.empty()) return text + near;
   if (!key.constraint.because.empty()) text += " (" + key.constraint.because + ")";
   return text;
 }
@@ -76,7 +79,7 @@ Value convert(const Key& key, const Literal& literal) {
       },
       key.field);
   if (!allows(key.constraint, value)) {
-    throw Misfit{misfit_text(key, clipped(toml_text(value))), literal.region};
+    throw Misfit{misfit_text(key, clipped(toml_text(value)), literal.text), literal.region};
   }
   return value;
 }

@@ -19,7 +19,7 @@ struct Misfit {
 /// nothing else.
 Value convert(const Key& key, const Literal& literal);
 
-/// The sentence of a Misfit.
-std::string misfit_text(const Key& key, const std::string& found);
+/// The sentence of a Misfit. With the value's `word` it names the choice that was probably meant.
+std::string misfit_text(const Key& key, const std::string& found, const std::string& word = "");
 
 }  // namespace fsdp::config

@@ -171,8 +171,9 @@ void Loader::read_override(const std::string& text) {
     }
   } catch (const SyntaxError&) {
     given_[key->full_name()] = {&source, value_region, true};
-    report_.add(source, value_region,
-                misfit_text(*key, value.empty() ? "nothing" : clipped(value) + ", which is no TOML value"));
+    report_.add(
+        source, value_region,
+        misfit_text(*key, value.empty() ? "nothing" : clipped(value) + ", which is no TOML value", value));
   }
 }
 

@@ -22,15 +22,6 @@ std::string shown(const std::string& name) {
   return bare ? clipped(name) : quoted_text(clipped(name));
 }
 
-/// Shorter names are near to everything; longer ones are no slips of the keyboard and slow to compare.
-constexpr size_t kMinComparedBytes = 3;
-constexpr size_t kMaxComparedBytes = 80;
-
-std::string nearest_of(const std::string& name, const std::vector<std::string>& candidates) {
-  bool comparable = name.size() >= kMinComparedBytes && name.size() <= kMaxComparedBytes;
-  return comparable ? util::nearest(name, candidates) : "";
-}
-
 /// Full names of the keys called `name`, in whatever section.
 std::vector<std::string> homonyms(const std::string& name) {
   std::vector<std::string> found;
@@ -45,7 +36,7 @@ std::string known_sections() { return "one of the sections " + util::join(sectio
 }  // namespace
 
 std::string unknown_section_text(const std::string& section) {
-  std::string nearest = nearest_of(section, section_names());
+  std::string nearest = util::nearest_choice(section, section_names());
   if (nearest.empty()) return concat("expected ", known_sections(), "; found [", shown(section), "]");
   return concat("expected a section that exists; found [", shown(section), "]; did you mean [", nearest,
                 "]?");
@@ -59,11 +50,11 @@ std::string unknown_key_text(const std::string& section, const std::string& name
   }
   std::string what =
       concat("expected a key that exists; found ", shown(section), ".", name.empty() ? "" : shown(name));
-  std::string near_own = nearest_of(name, own);
+  std::string near_own = util::nearest_choice(name, own);
   if (!near_own.empty()) return concat(what, "; did you mean ", section, ".", near_own, "?");
   std::vector<std::string> elsewhere = homonyms(name);
   if (!elsewhere.empty()) return concat(what, "; did you mean ", util::join(elsewhere, " or "), "?");
-  std::string near_full = nearest_of(section + "." + name, full);
+  std::string near_full = util::nearest_choice(section + "." + name, full);
   if (!near_full.empty()) return concat(what, "; did you mean ", near_full, "?");
   if (own.empty()) return concat(what, "; there are the sections ", util::join(section_names(), ", "));
   return concat(what, "; [", section, "] has ", util::join(own, ", "));
@@ -81,10 +72,20 @@ std::string top_level_text(const std::string& name) {
   if (meant.empty()) {
     std::vector<std::string> names;
     for (const Key& key : all_keys()) names.push_back(key.name);
-    meant = homonyms(nearest_of(name, names));
+    meant = homonyms(util::nearest_choice(name, names));
   }
   if (!meant.empty()) return concat(what, "; did you mean ", util::join(meant, " or "), "?");
   return concat(what, "; there are the sections ", util::join(sections, ", "));
+}
+
+std::string nearest_value_text(const Key& key, const std::string& found) {
+  Config defaults;
+  const Value example = value_of(key, defaults);
+  const bool is_text = std::holds_alternative<std::string>(example);
+  std::vector<std::string> choices = key.constraint.choices;
+  if (std::holds_alternative<bool>(example) && choices.empty()) choices = {"true", "false"};
+  const std::string near = util::nearest_choice(found, choices);
+  return near.empty() ? "" : concat("; did you mean ", is_text ? quoted_text(near) : near, "?");
 }
 
 std::string override_form_text(const std::string& name, bool has_value) {

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "config/keys.h"
+
 namespace fsdp::config {
 
 std::string unknown_section_text(const std::string& section);
@@ -12,5 +14,8 @@ std::string unknown_key_text(const std::string& section, const std::string& name
 std::string top_level_text(const std::string& name);
 /// An override without a section or without a value.
 std::string override_form_text(const std::string& name, bool has_value);
+
+/// "; did you mean \"adamw\"?" for a value that the key does not take; empty where none is near.
+std::string nearest_value_text(const Key& key, const std::string& found);
 
 }  // namespace fsdp::config

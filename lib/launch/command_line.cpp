@@ -29,16 +29,11 @@ std::string variable_of(const std::string& name) {
 }
 
 /// What the arguments left over by CLI11 say: [--] PROGRAM ARGUMENTS.
-std::vector<std::string> program_of(std::vector<std::string> rest, const CLI::App& app) {
+std::vector<std::string> program_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") {
     rest.erase(rest.begin());
   } else if (!rest.empty() && rest.front().starts_with("-")) {
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app.get_options()) known.push_back("--" + option->get_lnames().front());
-    const std::string name = rest.front().substr(0, rest.front().find('='));
-    const std::string near = util::nearest(name, known);
-    util::fail(ErrorKind::kUsage, "unknown option ", name, near.empty() ? "" : "; did you mean " + near,
-               near.empty() ? "; --help lists the options" : "?");
+    throw CLI::ExtrasError({rest.front()});
   }
   return rest;
 }
@@ -125,7 +120,7 @@ void read_texts(const OptionTexts& texts, LaunchOptions& options) {
 }  // namespace
 
 std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv,
-                                                const std::function<bool(CLI::App&)>& prepare) {
+                                                const CommandLineHooks& hooks) {
   LaunchOptions options;
   OptionTexts texts;
   CLI::App app(
@@ -142,17 +137,18 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
       "that they share (--rdzv-conf token_file=PATH), keeps out those who do not know it.");
   app.prefix_command();
   add_options(app, options, texts);
-  if (prepare && prepare(app)) return std::nullopt;
+  if (hooks.prepare && hooks.prepare(app)) return std::nullopt;
   try {
     app.parse(argc, argv);
+    options.program = program_of(app.remaining());
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
       app.exit(error);
       return std::nullopt;
     }
+    if (hooks.explain) util::fail(ErrorKind::kUsage, hooks.explain(app, error));
     util::fail(ErrorKind::kUsage, error.what(), "; --help lists the options");
   }
-  options.program = program_of(app.remaining(), app);
   read_texts(texts, options);
   return options;
 }

@@ -141,4 +141,20 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return best;
 }
 
+std::string nearest_choice(std::string_view word, const std::vector<std::string>& choices) {
+  constexpr size_t kMinBytes = 3;  // shorter words are near to everything
+  constexpr size_t kMaxBytes = 80;
+  if (word.size() < kMinBytes || word.size() > kMaxBytes) return "";
+  const auto lowered = [](std::string_view text) {
+    std::string result(text);
+    for (char& c : result) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    return result;
+  };
+  std::vector<std::string> low;
+  for (const std::string& choice : choices) low.push_back(lowered(choice));
+  const std::string best = nearest(lowered(word), low);
+  const auto found = std::find(low.begin(), low.end(), best);
+  return found == low.end() ? "" : choices[static_cast<size_t>(found - low.begin())];
+}
+
 }  // namespace fsdp::util

@@ -34,4 +34,8 @@ std::string printable(std::string_view text);
 /// a likely slip of the keyboard.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
+/// The same for words that may differ in upper and lower case, of lengths that can be slips: from 3 bytes to
+/// 80. "adamW" is nearest to "adamw".
+std::string nearest_choice(std::string_view word, const std::vector<std::string>& choices);
+
 }  // namespace fsdp::util

@@ -267,6 +267,15 @@ TEST(OverrideErrors, ShowTheOverride) {
   expect_in(error_of(kTrain, {"run.name=\xff"}), "found the byte 0xff");
 }
 
+TEST(OverrideErrors, NameTheNearestValue) {
+  expect_in(error_of(kTrain, {"optimizer.name=adamW"}), "; found \"adamW\"; did you mean \"adamw\"?");
+  expect_in(error_of(kTrain, {"model.preset=llama3-8B"}), "; did you mean \"llama3-8b\"?");
+  expect_in(error_of(kTrain, {"fsdp.cpu_offload=True"}), "; did you mean true?");
+  expect_in(error_of(kTrain, {"fsdp.cpu_offload=\"True\""}), "; did you mean true?");
+  expect_in(error_of(kTrain, {"training.Steps=3"}), "; did you mean training.steps?");
+  EXPECT_EQ(error_of(kTrain, {"optimizer.name=banana"}).find("did you mean"), std::string::npos);
+}
+
 TEST(OverrideErrors, AConflictPointsAtTheOverride) {
   EXPECT_EQ(
       error_of(kTrain, {"lr_scheduler.warmup_steps=300"}),

@@ -36,12 +36,24 @@ TEST(FsdpPlan, SaysWhatFsdpTrainSays) {
 
 TEST(FsdpPlan, RefusesWhatFsdpTrainRefuses) {
   const std::string config = config_path("quickstart");
-  for (const Words& arguments : {Words{}, Words{"none.toml"}, Words{config, "model.hidden_size=7"},
+  for (const Words& arguments : {Words{"none.toml"}, Words{config, "model.hidden_size=7"},
                                  Words{config, "--world-size", "-3"}, Words{config, "--flops-tflops", "0"},
                                  Words{config, "mesh.data=3", "--world-size", "8"},
-                                 Words{config, "fsdp.leaf_stages=[\"blok\"]"}, Words{config, "--jsno"}}) {
-    SCOPED_TRACE(arguments.empty() ? "nothing" : arguments.back());
+                                 Words{config, "fsdp.leaf_stages=[\"blok\"]"}}) {
+    SCOPED_TRACE(arguments.back());
     expect_alike(arguments);
+  }
+}
+
+TEST(FsdpPlan, RefusesAMistypedOptionAsFsdpTrainDoes) {
+  const std::string config = config_path("quickstart");
+  for (const Words& command : {Words{program("fsdp-plan")}, Words{program("fsdp-train"), "--plan"}}) {
+    Words words = command;
+    words.insert(words.end(), {config, "--jsno"});
+    const testing::ProgramResult result = testing::run(words);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_NE(result.err.find("found --jsno; did you mean --json?"), std::string::npos) << result.err;
+    EXPECT_EQ(testing::run(command).exit_code, 2);
   }
 }
 

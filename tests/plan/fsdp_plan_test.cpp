@@ -65,7 +65,8 @@ TEST(FsdpPlan, EndsWithTheExitCodeOfAUsageErrorAndSaysWhatWasExpected) {
     EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
     EXPECT_EQ(result.out, "");
   };
-  expect({}, "config is required");
+  expect({},
+         "command line: expected fsdp-plan [OPTIONS] config [overrides...]; found no config (TOML file); ");
   expect({"/nonexistent/none.toml"}, "none.toml");
   expect({config_path("13b"), "training.stps=3"}, "training.steps");
   expect({config_path("13b"), "--flops-tflops", "0"}, "--flops-tflops: expected a number above 0");

@@ -45,5 +45,11 @@ TEST(Text, FindsTheNearestWord) {
   EXPECT_EQ(nearest("banana", {"steps", "sequence_length"}), "");
 }
 
+TEST(Text, FindsTheNearestChoiceWhateverItsCase) {
+  EXPECT_EQ(nearest_choice("adamW", {"adam", "adamw", "sgd"}), "adamw");
+  EXPECT_EQ(nearest_choice("LLAMA3_8b", {"llama3-8b", "llama3-70b"}), "llama3-8b");
+  EXPECT_EQ(nearest_choice("ab", {"abc"}), "");
+}
+
 }  // namespace
 }  // namespace fsdp::util

@@ -1,0 +1,24 @@
+#pragma once
+
+// What is wrong with a command line, in the voice of the config's errors: what was expected, what was found,
+// and the remedy, in one sentence.
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/page.h"
+
+namespace fsdp::cli {
+
+/// `error` was thrown by app.parse(). Words that nothing takes are named before all else, because a slip in
+/// an option's name makes others seem to be missing.
+std::string usage_error_text(const CLI::App& app, const Page& page, const CLI::ParseError& error);
+
+/// The commands of a program, such as "init".
+std::vector<std::string> command_names(const CLI::App& app);
+
+/// The command that was probably meant by a word that is neither one nor an existing file; empty if none was.
+std::string misspelt_command(const CLI::App& app, const std::string& word);
+
+}  // namespace fsdp::cli
