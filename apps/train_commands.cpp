@@ -18,7 +18,7 @@ using util::ErrorKind;
 
 struct InitArguments {
   std::string preset, output, from;
-  bool force = false;
+  bool force = false, minimal = false;
 };
 
 config::Preset chosen_preset(const InitArguments& arguments) {
@@ -33,7 +33,8 @@ config::Preset chosen_preset(const InitArguments& arguments) {
 }
 
 int init(const InitArguments& arguments) {
-  const std::string text = config::preset_toml(chosen_preset(arguments));
+  const std::string text = config::preset_toml(
+      chosen_preset(arguments), arguments.minimal ? config::PresetKeys::kGiven : config::PresetKeys::kAll);
   if (arguments.output.empty()) {
     cli::print(text);
     return 0;
@@ -67,6 +68,8 @@ void add_init(CLI::App& app, std::function<int()>& run) {
       ->check(cli::not_empty());
   command->add_option("--output", arguments->output, "write to this file, which is not there yet")
       ->check(cli::not_empty());
+  command->add_flag("--minimal", arguments->minimal,
+                    "only the keys that the preset sets, without all others as comments");
   command->add_flag("--force", arguments->force, "with --output: replace the file if it is there");
   command->footer("Presets:" + presets);
   command->callback([arguments, &run] { run = [arguments] { return init(*arguments); }; });

@@ -122,17 +122,22 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
                    concat("data.micro_batch_size: expected at most ", with_commas(1'000'000'000),
                           " tokens in a micro-step; found ", data.micro_batch_size, " * ",
                           data.sequence_length, " (data.sequence_length); make one of the two smaller"));
-  double run = micro_step * static_cast<double>(config.training.steps) *
-               static_cast<double>(config.training.gradient_accumulation_steps);
-  conflicts.unless(
-      run <= kMaxRunTokens,
-      {"training.steps", "training.gradient_accumulation_steps", "data.micro_batch_size",
-       "data.sequence_length"},
-      concat("training.steps: expected at most ", with_commas(100'000'000'000'000),
-             " tokens of a rank in the whole run; found ", config.training.steps, " * ",
-             config.training.gradient_accumulation_steps, " (training.gradient_accumulation_steps) * ",
-             data.micro_batch_size, " (data.micro_batch_size) * ", data.sequence_length,
-             " (data.sequence_length); make one of them smaller"));
+  // Of a global batch a single rank would see all.
+  const double rows = std::max(static_cast<double>(data.micro_batch_size) *
+                                   static_cast<double>(config.training.gradient_accumulation_steps),
+                               static_cast<double>(config.training.global_batch_size));
+  double run = rows * static_cast<double>(data.sequence_length) * static_cast<double>(config.training.steps);
+  conflicts.unless(run <= kMaxRunTokens,
+                   {"training.steps", "training.gradient_accumulation_steps", "data.micro_batch_size",
+                    "data.sequence_length", "training.global_batch_size"},
+                   concat("training.steps: expected at most ", with_commas(100'000'000'000'000),
+                          " tokens of a rank in the whole run; found ", config.training.steps, " * ",
+                          config.training.global_batch_size > 0
+                              ? concat(config.training.global_batch_size, " (training.global_batch_size)")
+                              : concat(config.training.gradient_accumulation_steps,
+                                       " (training.gradient_accumulation_steps) * ", data.micro_batch_size,
+                                       " (data.micro_batch_size)"),
+                          " * ", data.sequence_length, " (data.sequence_length); make one of them smaller"));
 }
 
 void check_sets(const Config& config, Conflicts& conflicts) {
@@ -184,46 +189,31 @@ void check_optimizer(const Config& config, Conflicts& conflicts) {
 
 void check_schedule(const Config& config, Conflicts& conflicts) {
   const optim::ScheduleOptions& schedule = config.lr_scheduler;
-  int64_t steps = config.training.steps;
-  // With epochs the steps are known when the data are: the trainer asks again then.
-  const bool lengths_are_known = config.training.epochs == 0;
-  bool warmup_fits = !lengths_are_known || schedule.warmup_steps <= steps;
-  conflicts.unless(warmup_fits, {"lr_scheduler.warmup_steps", "training.steps"},
-                   concat("lr_scheduler.warmup_steps: expected at most training.steps = ", steps, "; found ",
-                          schedule.warmup_steps, "; change one of the two"));
-  if (schedule.name == "wsd" && warmup_fits && lengths_are_known) {
-    conflicts.unless(
-        schedule.decay_steps <= steps - schedule.warmup_steps,
-        {"lr_scheduler.decay_steps", "lr_scheduler.warmup_steps", "training.steps", "lr_scheduler.name"},
-        concat("lr_scheduler.decay_steps: expected at most training.steps - lr_scheduler.warmup_steps = ",
-               steps, " - ", schedule.warmup_steps, " = ", steps - schedule.warmup_steps, "; found ",
-               schedule.decay_steps, "; make it smaller or the run longer"));
-  }
+  // Lengths that do not fit into the run are cut, with a warning (optim/schedule.h): a trial of some steps is
+  // no reason to rewrite a config.
+  conflicts.unless(schedule.warmup_steps == 0 || schedule.warmup_ratio == 0,
+                   {"lr_scheduler.warmup_ratio", "lr_scheduler.warmup_steps"},
+                   concat("lr_scheduler.warmup_ratio: expected 0 beside lr_scheduler.warmup_steps; found ",
+                          schedule.warmup_ratio, " and ", schedule.warmup_steps,
+                          " steps; leave one of the two out, or set it to 0"));
   const bool tri_stage = schedule.name == "tri_stage";
   conflicts.unless(tri_stage || schedule.hold_steps == 0, {"lr_scheduler.hold_steps", "lr_scheduler.name"},
                    concat("lr_scheduler.hold_steps: expected 0 unless lr_scheduler.name is tri_stage; found ",
                           schedule.hold_steps, "; leave it out"));
-  if (tri_stage && warmup_fits) {
-    conflicts.unless(schedule.min_lr_ratio > 0, {"lr_scheduler.min_lr_ratio", "lr_scheduler.name"},
-                     "lr_scheduler.min_lr_ratio: expected a number above 0 with tri_stage, whose decay is "
-                     "exponential; found 0; 0.01 is usual");
-  }
-  if (tri_stage && warmup_fits && lengths_are_known) {
-    const int64_t left = steps - schedule.warmup_steps;
-    conflicts.unless(
-        schedule.hold_steps <= left && schedule.decay_steps <= left - schedule.hold_steps,
-        {"lr_scheduler.decay_steps", "lr_scheduler.hold_steps", "lr_scheduler.warmup_steps", "training.steps",
-         "lr_scheduler.name"},
-        concat("lr_scheduler.decay_steps: expected hold_steps + decay_steps of at most training.steps - "
-               "lr_scheduler.warmup_steps = ",
-               steps, " - ", schedule.warmup_steps, " = ", left, "; found ", schedule.hold_steps, " + ",
-               schedule.decay_steps, "; make them smaller or the run longer"));
-  }
+  conflicts.unless(!tri_stage || schedule.min_lr_ratio > 0,
+                   {"lr_scheduler.min_lr_ratio", "lr_scheduler.name"},
+                   "lr_scheduler.min_lr_ratio: expected a number above 0 with tri_stage, whose decay is "
+                   "exponential; found 0; 0.01 is usual");
 }
 
 void check_batch_warmup(const Config& config, Conflicts& conflicts) {
+  const TrainingOptions& training = config.training;
+  conflicts.unless(training.gradient_accumulation_steps > 0 || training.global_batch_size > 0,
+                   {"training.gradient_accumulation_steps"},
+                   "training.gradient_accumulation_steps: expected an integer >= 1 without "
+                   "training.global_batch_size; found 0; give one of the two");
   conflicts.unless(
-      config.training.batch_warmup_steps == 0 || config.training.gradient_accumulation_steps > 1,
+      training.batch_warmup_steps == 0 || training.gradient_accumulation_steps != 1,
       {"training.batch_warmup_steps", "training.gradient_accumulation_steps"},
       concat("training.batch_warmup_steps: expected 0 with one micro-step a step; found ",
              config.training.batch_warmup_steps,

@@ -25,6 +25,9 @@ struct RunOptions {
 struct TrainingOptions {
   int64_t steps = 200;
   double epochs = 0;  ///< above 0: as many steps as these passes over the training data take
+  /// Samples a step of all ranks together; 0: as gradient_accumulation_steps says.
+  int64_t global_batch_size = 0;
+  /// 0: as many as global_batch_size takes in this world (resolve_batch() in global_batch.h).
   int64_t gradient_accumulation_steps = 1;
   /// Over so many steps the micro-steps a step rise from 1 to that number.
   int64_t batch_warmup_steps = 0;

@@ -10,6 +10,13 @@
 #define KEY(section, name) \
 #section, #name, [](Config & c) -> auto& { return c.section.name; }
 
+/// The same for a field that may be left open, and then stands for `value`, an expression of Config& c.
+#define OPEN_KEY(section, name, value)             \
+#section, #name, [](Config & c) -> auto& {       \
+    if (!c.section.name) c.section.name = (value); \
+    return *c.section.name;                        \
+  }
+
 namespace fsdp::config {
 
 std::vector<Key> model_keys();

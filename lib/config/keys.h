@@ -27,6 +27,7 @@ struct Key {
   std::string description;  ///< one line
   Constraint constraint;
   std::string follows;  ///< the key of the same section whose value this one takes when it is not given
+  std::string default_of = {};  ///< the key of the same section that decides this one's default
 
   std::string full_name() const { return section + "." + name; }
 };

@@ -77,6 +77,7 @@ class Loader {
   /// Whether the key was given, with a value that counts.
   bool has(const Key& key) const;
   void check_defaults(const Source& file);
+  std::string default_origin(const Key& key) const;
   void check_conflicts(const Source& file);
 
   Completeness completeness_;
@@ -287,6 +288,9 @@ Config Loader::finish(const Source& file) {
     FSDP_CHECK(followed, key.full_name(), " follows an unknown key");
     set_value(key, config_, value_of(*followed, config_));
   }
+  if (config_.training.global_batch_size > 0 && !given_.contains("training.gradient_accumulation_steps")) {
+    config_.training.gradient_accumulation_steps = 0;
+  }
   config_.optimizer.fused = config_.model.fused_kernels = config_.training.fused_kernels;
   config_.model.matmul = config_.training.matmul;
   if (file_was_read_) {  // otherwise all that it gives would be missed
@@ -297,6 +301,18 @@ Config Loader::finish(const Source& file) {
   return config_;
 }
 
+std::string Loader::default_origin(const Key& key) const {
+  if (!key.follows.empty()) return "as " + key.follows;
+  if (!key.default_of.empty()) {
+    Config copy = config_;
+    return "default of " + std::get<std::string>(value_of(*find_key(key.section, key.default_of), copy));
+  }
+  const TrainingOptions& training = config_.training;
+  const bool is_open =
+      key.full_name() == "training.gradient_accumulation_steps" && training.gradient_accumulation_steps == 0;
+  return is_open ? "as global_batch_size" : "default";
+}
+
 std::map<std::string, std::string> Loader::origins(const Source& file) const {
   std::map<std::string, std::string> texts;
   for (const Key& key : all_keys()) {
@@ -305,7 +321,7 @@ std::map<std::string, std::string> Loader::origins(const Source& file) const {
     if (const auto stored = stored_.find(key.full_name()); stored != stored_.end()) {
       text = stored->second;
     } else if (found == given_.end()) {
-      text = key.follows.empty() ? "default" : "as " + key.follows;
+      text = default_origin(key);
     } else {
       text = found->second.source == &file ? file.where(found->second.region) : "command line";
     }

@@ -26,7 +26,8 @@ namespace fsdp::config {
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
 /// A configuration, and where each value comes from, by the key's full name: "default", "config.toml:7",
-/// "command line", or "as num_attention_heads" for a key that was not given and follows another.
+/// "command line"; of keys that were not given, "as num_attention_heads" for one that follows another,
+/// "default of sgd" for one whose default another decides.
 struct TracedConfig {
   Config config;
   std::map<std::string, std::string> origins;

@@ -59,29 +59,35 @@ std::string line_of(const Key& key, const PresetValue* value) {
 
 }  // namespace
 
-std::string preset_toml(const Preset& preset) {
+std::string preset_toml(const Preset& preset, PresetKeys keys) {
   std::string text;
   std::istringstream head(preset.text);
   for (std::string line; std::getline(head, line);)
     text += line.empty() ? "#\n" : util::concat("# ", line, "\n");
-  text +=
-      "#\n# A key behind \"#\" has the default that stands there. Every key can be given on the command line "
-      "too, as "
-      "in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that the program is "
-      "started "
-      "in.\n";
+  if (keys == PresetKeys::kGiven) {
+    text += "#\n# All other keys have their defaults; `fsdp-train --help` lists them.\n";
+  } else {
+    text +=
+        "#\n# A key behind \"#\" has the default that stands there. Every key can be given on the command "
+        "line "
+        "too, as "
+        "in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that the program is "
+        "started "
+        "in.\n";
+  }
   size_t used = 0;
   std::string section;
   for (const Key& key : all_keys()) {
-    if (key.section != section) {
-      section = key.section;
-      text += util::concat("\n[", section, "]\n");
-    }
     const PresetValue* given = nullptr;
     for (const PresetValue& value : preset.values) {
       if (value.key == key.full_name()) given = &value;  // of two the later one counts
     }
     used += given != nullptr;
+    if (!given && keys == PresetKeys::kGiven) continue;
+    if (key.section != section) {
+      section = key.section;
+      text += util::concat("\n[", section, "]\n");
+    }
     text += line_of(key, given);
   }
   FSDP_CHECK(used > 0, preset.name, " sets no key");

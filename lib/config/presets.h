@@ -35,8 +35,12 @@ const Preset& find_preset(std::string_view name);
 /// folder that model.init_from would refuse, or that does not say what its model is. Reads no weights.
 Preset finetune_preset(const std::filesystem::path& folder);
 
-/// The preset as a commented config: what it sets, and every other key with its default as a comment.
-/// load_config() reads it.
-std::string preset_toml(const Preset& preset);
+enum class PresetKeys {
+  kAll,    ///< what the preset sets, and every other key with its default as a comment
+  kGiven,  ///< what it sets alone
+};
+
+/// The preset as a commented config. load_config() reads it.
+std::string preset_toml(const Preset& preset, PresetKeys keys = PresetKeys::kAll);
 
 }  // namespace fsdp::config

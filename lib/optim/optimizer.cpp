@@ -76,7 +76,7 @@ void check_numbers(const OptimizerOptions& options) {
          " must be a number from 0 to below 1; correct the config");
   }
   check_number("optimizer.lr", options.lr);
-  check_number("optimizer.weight_decay", options.weight_decay);
+  check_number("optimizer.weight_decay", weight_decay_of(options));
   for (const ParameterGroupOptions& group : options.groups) {
     check_number("lr in optimizer.groups", group.lr.value_or(0));
     check_number("lr_scale in optimizer.groups", group.lr_scale.value_or(0));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fsdp::optim {
@@ -26,7 +27,8 @@ struct OptimizerOptions {
   double momentum = 0.0;                    ///< sgd, muon
   double dampening = 0.0;                   ///< sgd
   bool nesterov = false;                    ///< sgd, muon
-  double weight_decay = 0.1;
+  /// Not given: default_weight_decay(name).
+  std::optional<double> weight_decay = std::nullopt;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
   std::vector<std::string> no_decay;
   /// muon: patterns of matrices that adamw updates, as it does all that are no matrices.
@@ -42,9 +44,20 @@ struct OptimizerOptions {
   bool fused = true;  ///< kernels of one pass over memory; off: the same arithmetic from tensor operations
 };
 
+/// The optimizer's own: 0.1 for those that large models are trained with (adamw, muon), 0 for the others (sgd
+/// and adam, as torch.optim has it; lion, as its authors' code has it).
+inline double default_weight_decay(std::string_view name) {
+  return name == "sgd" || name == "adam" || name == "lion" ? 0.0 : 0.1;
+}
+
+inline double weight_decay_of(const OptimizerOptions& options) {
+  return options.weight_decay.value_or(default_weight_decay(options.name));
+}
+
 struct ScheduleOptions {
   std::string name = "constant";  ///< one of schedule_names()
   int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
+  double warmup_ratio = 0.0;      ///< in place of warmup_steps: as a share of all steps, rounded up
   int64_t hold_steps = 0;         ///< tri_stage: steps with the whole rate after the warm-up
   /// wsd: length of the final decay; 0: a tenth of the run. tri_stage: of the decay; 0: the rest of the run.
   int64_t decay_steps = 0;

@@ -25,8 +25,8 @@ double lr_of(const OptimizerOptions& options, const Treatment& treatment, double
 
 double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment) {
   if (!treatment.decay) return 0;
-  if (treatment.group == 0) return options.weight_decay;
-  return options.groups[treatment.group - 1].weight_decay.value_or(options.weight_decay);
+  const double of_all = weight_decay_of(options);
+  return treatment.group == 0 ? of_all : options.groups[treatment.group - 1].weight_decay.value_or(of_all);
 }
 
 namespace {

@@ -98,6 +98,10 @@ void check_schedule(const ScheduleOptions& schedule) {
          " and lr_scheduler.decay_steps = ", schedule.decay_steps,
          " must not be negative; correct the config");
   }
+  if (!(schedule.warmup_ratio >= 0 && schedule.warmup_ratio < 1)) {
+    fail(ErrorKind::kUsage, "lr_scheduler.warmup_ratio = ", schedule.warmup_ratio,
+         " must be a share from 0 to below 1; correct the config");
+  }
   if (!(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1)) {
     fail(ErrorKind::kUsage, "lr_scheduler.min_lr_ratio = ", schedule.min_lr_ratio,
          " must be a share from 0 to 1; correct the config");
@@ -113,15 +117,41 @@ void check_schedule(const ScheduleOptions& schedule) {
   }
 }
 
+int64_t warmup_steps_of(const ScheduleOptions& schedule, int64_t total_steps) {
+  if (schedule.warmup_ratio == 0) return std::min(schedule.warmup_steps, total_steps);
+  // 0.07 * 100 is a little more than 7, and no 8 steps.
+  constexpr double kRounding = 1e-9;
+  const double steps = schedule.warmup_ratio * static_cast<double>(total_steps);
+  return std::min(static_cast<int64_t>(std::ceil(steps - kRounding * steps)), total_steps);
+}
+
+std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps) {
+  const int64_t warmup = warmup_steps_of(schedule, total_steps), left = total_steps - warmup;
+  std::vector<std::string> cuts;
+  const auto cut = [&](const char* key, int64_t wanted, int64_t room) {
+    if (wanted > room)
+      cuts.push_back(util::concat("lr_scheduler.", key, " is ", room, " in place of ", wanted));
+  };
+  if (schedule.warmup_ratio == 0) cut("warmup_steps", schedule.warmup_steps, warmup);
+  if (schedule.name == "wsd") cut("decay_steps", schedule.decay_steps, left);
+  if (schedule.name == "tri_stage") {
+    const int64_t hold = std::min(schedule.hold_steps, left);
+    cut("hold_steps", schedule.hold_steps, hold);
+    cut("decay_steps", schedule.decay_steps, left - hold);
+  }
+  if (cuts.empty()) return "";
+  return util::concat("the run has ", total_steps, " steps, so ", util::join(cuts, " and "),
+                      "; a longer run has the whole schedule");
+}
+
 double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t step,
              int64_t total_steps) {
   FSDP_CHECK(step >= 1 && total_steps >= 1, "step ", step, " of ", total_steps);
   check_schedule(schedule);
   step = std::min(step, total_steps);
-  if (step < schedule.warmup_steps) {
-    return optimizer.lr * static_cast<double>(step) / static_cast<double>(schedule.warmup_steps);
-  }
-  int64_t peak = std::max<int64_t>(schedule.warmup_steps, 1);
+  const int64_t warmup = warmup_steps_of(schedule, total_steps);
+  if (step < warmup) return optimizer.lr * static_cast<double>(step) / static_cast<double>(warmup);
+  int64_t peak = std::max<int64_t>(warmup, 1);
   if (step <= peak) return optimizer.lr;
   return optimizer.lr * shape_of(schedule.name)(schedule, {peak, step, total_steps});
 }

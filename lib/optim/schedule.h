@@ -2,10 +2,10 @@
 
 // The learning rate of each step, as a function of the step alone: nothing to save, nothing to resume.
 //
-// Steps count from 1 to S (total_steps). With w = warmup_steps, step s <= w has the share s/w of the rate
-// (Goyal et al., Accurate, large minibatch SGD, 2017). The peak, the first step with the whole rate, is
-// f = max(w, 1). After it, with m = min_lr_ratio and p = (s - f) / (S - f), which is 0 at the peak and 1 at
-// the last step, the share is
+// Steps count from 1 to S (total_steps). With w = warmup_steps, or warmup_ratio of S rounded up, but at most
+// S, step s <= w has the share s/w of the rate (Goyal et al., Accurate, large minibatch SGD, 2017). The peak,
+// the first step with the whole rate, is f = max(w, 1). After it, with m = min_lr_ratio and p = (s - f) / (S
+// - f), which is 0 at the peak and 1 at the last step, the share is
 //
 //   constant      1
 //   linear        m + (1 - m) * (1 - p)
@@ -18,8 +18,8 @@
 //   to
 //                 step S; never longer); m > 0          Park et al.: SpecAugment, 2019; fairseq's tri_stage
 //
-// So the last step has exactly m times the rate where the rate falls to m, and a run that is shorter than its
-// warm-up never leaves it. Steps after S keep the share of step S.
+// So the last step has exactly m times the rate where the rate falls to m. What is too long for the run is
+// cut: first the warm-up, then hold and decay. Steps after S keep the share of step S.
 
 #include <cstdint>
 #include <string>
@@ -33,6 +33,13 @@ std::vector<std::string> schedule_names();
 
 /// Throws Error(kUsage) for an unknown name or a number outside its range.
 void check_schedule(const ScheduleOptions& schedule);
+
+/// w of a run of total_steps.
+int64_t warmup_steps_of(const ScheduleOptions& schedule, int64_t total_steps);
+
+/// What of the schedule a run of so many steps is too short for, as a sentence for a warning; empty if
+/// nothing.
+std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps);
 
 /// The rate of `step` (from 1) of a run of total_steps. Throws as check_schedule does.
 double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t step,

@@ -28,7 +28,7 @@ int64_t inputs(const ActivationShape& shape) {
 
 /// Tensors of a range's size that the composed arithmetic has at once at most (lib/optim).
 int64_t composed_temporaries(const optim::OptimizerOptions& options) {
-  bool decays_in_gradient = options.weight_decay != 0;
+  bool decays_in_gradient = optim::weight_decay_of(options) != 0;
   for (const optim::ParameterGroupOptions& group : options.groups) {
     decays_in_gradient = decays_in_gradient || group.weight_decay.value_or(0) != 0;
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "config/global_batch.h"
 #include "nn/decoder_outline.h"
 #include "util/error.h"
 
@@ -111,7 +112,18 @@ class Adviser {
     if (config_.data.micro_batch_size == 1) return false;
     int64_t fits = largest_micro_batch(config_, planned_units(config_, mesh_), limit_);
     config_.data.micro_batch_size = std::max<int64_t>(1, std::min(fits, config_.data.micro_batch_size));
+    while (!keeps_global_batch()) --config_.data.micro_batch_size;  // 1 keeps it
     return try_it(concat("data.micro_batch_size = ", config_.data.micro_batch_size));
+  }
+
+  /// Whether training.global_batch_size is made of whole micro-batches; of how many, is then in the config.
+  bool keeps_global_batch() {
+    const int64_t batch = config_.training.global_batch_size;
+    const int64_t at_once = mesh_.world_size() * config_.data.micro_batch_size;
+    if (batch == 0) return true;
+    if (batch % at_once != 0) return false;
+    config_.training.gradient_accumulation_steps = batch / at_once;
+    return true;
   }
 
   /// The fewest ranks that are enough, as a multiple by a power of two.
@@ -119,10 +131,12 @@ class Adviser {
     const comm::MeshShape before = mesh_;
     while (mesh_.world_size() <= kMostRanks / 2) {
       mesh_.data *= 2;
+      if (!keeps_global_batch()) break;
       if (device_peak(config_, planned_units(config_, mesh_)) > limit_) continue;
       return try_it(concat(mesh_.world_size(), " ranks"));
     }
     mesh_ = before;  // as many as there may be are not enough
+    keeps_global_batch();
     return false;
   }
 
@@ -164,11 +178,13 @@ std::vector<shard::UnitSizes> planned_units(const config::Config& config, const 
   return units;
 }
 
-Plan make_plan(const config::Config& config, const PlanOptions& options) {
+Plan make_plan(const config::Config& given, const PlanOptions& options) {
   Plan plan;
-  plan.config = config;
+  plan.config = given;
   plan.machines = options;
-  plan.machines.world_size = planned_world_size(config, options);
+  plan.machines.world_size = planned_world_size(given, options);
+  config::resolve_batch(plan.config, plan.machines.world_size);
+  const config::Config& config = plan.config;
   plan.mesh = comm::resolve_mesh(config.mesh, static_cast<int>(plan.machines.world_size));
   plan.units = planned_units(config, plan.mesh);
   for (const shard::UnitSizes& unit : plan.units) plan.parameters += unit.numel;

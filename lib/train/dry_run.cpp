@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "comm/idle_communicator.h"
+#include "config/global_batch.h"
 #include "plan/text.h"
 #include "shard/autograd_hooks.h"
 #include "train/run_parts.h"
@@ -181,6 +182,7 @@ std::string difference(const Row& row) {
 DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   config::Config config = given;
   config.training.cuda_graphs = false;  // two steps record none
+  config::resolve_batch(config, world_size);
   PeakMemory memory(device);
   DryRun result;
   {

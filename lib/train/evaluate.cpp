@@ -13,6 +13,8 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
                     const std::filesystem::path& weights) {
   config::Config config = given;
   config.model.init_from = weights.string();
+  config.training.global_batch_size = 0;  // nothing is trained, so any world will do
+  config.training.gradient_accumulation_steps = 1;
   std::optional<data::ValidationLoader> loader;
   comm::agree(*communicator, "set-up", [&] {
     config::check_world(config, communicator->world_size());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/checks.h"
+#include "config/global_batch.h"
 #include "optim/schedule.h"
 #include "shard/engine_sizes.h"
 #include "train/run_parts.h"
@@ -142,6 +143,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   std::optional<data::TrainLoader> loader;
   comm::agree(*communicator, "set-up", [&] {
     config::check_world(config, communicator->world_size());
+    config::resolve_batch(config, communicator->world_size());
     loader.emplace(open_training_data(config, *communicator));
   });
   const comm::Mesh mesh(config.mesh, communicator);

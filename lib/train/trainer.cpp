@@ -5,6 +5,7 @@
 
 #include "checkpoint/folders.h"
 #include "config/checks.h"
+#include "config/global_batch.h"
 #include "config/load.h"
 #include "config/print.h"
 #include "kernels/matmul.h"
@@ -33,6 +34,7 @@ namespace fs = std::filesystem;
 Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                  ProgressOutput progress, RunHooks hooks)
     : config_(config),
+      given_micro_steps_(config.training.gradient_accumulation_steps),
       communicator_(std::move(communicator)),
       validations_(config.evaluation),
       progress_(progress, config.training.steps),
@@ -45,6 +47,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   require_same_run(config_, *communicator_);
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
+    config::resolve_batch(config_, communicator_->world_size());
     if (config_.logging.memory_snapshot) record_memory_history();  // of the shards too
     open_data();
   });
@@ -58,6 +61,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
   position_ = checkpointer_->restore();
+  tell_batch();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
@@ -68,8 +72,31 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
     });
   }
+  if (const std::string cut = optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps);
+      !cut.empty() && is_first_rank()) {
+    util::log_warning(cut);
+  }
   peak_flops_per_second_ = peak_rate();
   if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_, peak_flops_per_second_));
+}
+
+/// What a change of the batch means for the loss is for the user to judge, who may not know of it: with
+/// another number of ranks it comes by itself.
+void Trainer::tell_batch() {
+  const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
+  position_.samples_per_step = now;
+  if (before == 0 || before == now || !is_first_rank()) return;
+  util::log_info(util::concat("the global batch is ", now, " samples a step from here on (",
+                              communicator_->world_size(), " ranks x ", config_.data.micro_batch_size, " x ",
+                              config_.training.gradient_accumulation_steps, " micro-steps); it was ", before,
+                              " up to step ", position_.step, "; training.global_batch_size = ", before,
+                              " keeps it"));
+}
+
+config::Config Trainer::config_as_given() const {
+  config::Config config = config_;
+  config.training.gradient_accumulation_steps = given_micro_steps_;
+  return config;
 }
 
 double Trainer::peak_rate() const {
@@ -124,7 +151,7 @@ void Trainer::prepare_output() {
     fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
-  util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_));
+  util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
   util::write_file_atomically(output_folder() / "environment.json",
                               run_environment(*communicator_).dump(2) + "\n");
   metrics_.emplace(output_folder(), position_.step,
@@ -134,7 +161,7 @@ void Trainer::prepare_output() {
 void Trainer::report_changes_since(const fs::path& resolved) const {
   try {
     for (const std::string& change :
-         config::differing_keys(config::load_resolved_config(resolved), config_)) {
+         config::differing_keys(config::load_resolved_config(resolved), config_as_given())) {
       util::log_info("config differs from the run so far: " + change);
     }
   } catch (const util::Error& error) {
@@ -216,7 +243,8 @@ void Trainer::train() {
   if (validation_is_due()) save_if(/*due=*/false, validate());
   summary_.ended_early = position_.step < steps && validations_.patience_is_over();
   TrainStep train_step = make_train_step(config_, parts_, *batches_, hooks_.stop_requested);
-  auto& [step, samples_seen, tokens_seen] = position_;
+  int64_t& step = position_.step;
+  int64_t &samples_seen = position_.samples_seen, &tokens_seen = position_.tokens_seen;
   auto due = [&](int64_t interval_steps) {
     return interval_steps > 0 && position_.step % interval_steps == 0;
   };

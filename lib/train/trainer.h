@@ -60,6 +60,10 @@ class Trainer {
  private:
   /// FLOP/s of matrix products that this rank could do at best.
   double peak_rate() const;
+  /// Says so when a run that resumes sees another number of samples a step.
+  void tell_batch();
+  /// With the micro-steps that were given, so that the run's config.toml serves other numbers of ranks too.
+  config::Config config_as_given() const;
   void open_data();
   void count_steps();
   void prepare_output();
@@ -82,7 +86,8 @@ class Trainer {
   bool is_first_rank() const { return communicator_->rank() == 0; }
   std::filesystem::path output_folder() const { return config_.run.output_dir; }
 
-  config::Config config_;
+  config::Config config_;  ///< its batch is resolved
+  int64_t given_micro_steps_;
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;

@@ -42,6 +42,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                            {"optimizer_steps", state.optimizer.step_count()},
                            {"seed", config.run.seed},
                            {"optimizer", config.optimizer.name}};
+  if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;
   if (auto uneven = uneven_step_counts(state.optimizer); !uneven.empty()) {
     record["optimizer_steps_of_units"] = std::move(uneven);
   }
@@ -61,6 +62,7 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
   try {
     position.samples_seen = record.at("samples_seen").get<int64_t>();
     position.tokens_seen = record.at("tokens_seen").get<int64_t>();
+    position.samples_per_step = record.value("samples_per_step", int64_t{0});
     restore_step_counts(state.optimizer, record);
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.validations && record.contains("validations")) {

@@ -29,6 +29,7 @@ struct RunPosition {
   int64_t step = 0;          ///< optimizer steps done
   int64_t samples_seen = 0;  ///< the run's global sample position
   int64_t tokens_seen = 0;
+  int64_t samples_per_step = 0;  ///< of all ranks, when it was saved; 0: not known
 };
 
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,

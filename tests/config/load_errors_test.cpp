@@ -278,11 +278,11 @@ TEST(OverrideErrors, NameTheNearestValue) {
 
 TEST(OverrideErrors, AConflictPointsAtTheOverride) {
   EXPECT_EQ(
-      error_of(kTrain, {"lr_scheduler.warmup_steps=300"}),
-      "command line: lr_scheduler.warmup_steps: expected at most training.steps = 200; found 300; change "
-      "one of the two\n"
-      "    lr_scheduler.warmup_steps=300\n"
-      "                              ~~~");
+      error_of(kTrain, {"data.sequence_length=2048"}),
+      "command line: data.sequence_length: expected at most model.max_position_embeddings = 1024; found "
+      "2048; change one of the two\n"
+      "    data.sequence_length=2048\n"
+      "                         ~~~~");
 }
 
 }  // namespace

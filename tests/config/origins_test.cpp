@@ -24,6 +24,18 @@ TEST(Origins, NameDefaultLineOrCommandLine) {
   EXPECT_EQ(traced.config.model.num_key_value_heads, 16);
 }
 
+TEST(Origins, TellDefaultsThatAnotherKeyDecides) {
+  testing::TemporaryFolder folder;
+  const auto path = folder.write("c.toml", kTrain + "[optimizer]\nname = \"sgd\"\n");
+  const TracedConfig sgd = trace_config(path, {"training.global_batch_size=8"});
+  EXPECT_EQ(sgd.origins.at("optimizer.weight_decay"), "default of sgd");
+  EXPECT_NE(to_toml(sgd).find("weight_decay = 0.0 "), std::string::npos) << to_toml(sgd);
+  EXPECT_EQ(sgd.origins.at("training.gradient_accumulation_steps"), "as global_batch_size");
+  const TracedConfig adamw = trace_config(path, {"optimizer.name=adamw"});
+  EXPECT_NE(to_toml(adamw).find("weight_decay = 0.1 "), std::string::npos);
+  EXPECT_EQ(optim::weight_decay_of(trace_config(path, {"optimizer.weight_decay=0.2"}).config.optimizer), 0.2);
+}
+
 TEST(Origins, StandBehindValuesAndLeaveTheTextToml) {
   testing::TemporaryFolder folder;
   const auto path = folder.write("odd\n[name.toml", kTrain + "[run]\nname = \"#1\"\n");

@@ -47,6 +47,22 @@ TEST(Presets, NameEveryKeyOfTheTable) {
   }
 }
 
+TEST(Presets, CanBeWrittenWithTheirOwnKeysAlone) {
+  for (const Preset& preset : all_presets()) {
+    SCOPED_TRACE(preset.name);
+    const std::string text = preset_toml(preset, PresetKeys::kGiven);
+    EXPECT_EQ(to_toml(parse_config(text, "minimal")), to_toml(parse_config(preset_toml(preset), "whole")));
+    for (const Key& key : all_keys()) {
+      EXPECT_EQ(text.find("\n# " + key.name + " = "), std::string::npos) << key.full_name();
+    }
+    EXPECT_LT(text.size(), preset_toml(preset).size() / 2);
+    // No section without a key.
+    for (size_t at = text.find("\n["); at != std::string::npos; at = text.find("\n[", at + 1)) {
+      EXPECT_NE(text[text.find('\n', at + 1) + 1], '\n') << text.substr(at, 40);
+    }
+  }
+}
+
 TEST(Presets, AreTheFilesOfConfigs) {
   std::set<std::string> files, names;
   for (const auto& entry : fs::directory_iterator(std::string(FSDP_SOURCE_DIR) + "/configs")) {

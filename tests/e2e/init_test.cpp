@@ -93,6 +93,11 @@ TEST(InitCommand, WritesToStdoutOrToANewFile) {
   EXPECT_EQ(init({"hsdp", "--output", "c.toml", "--force"}, options).exit_code, 0);
   EXPECT_NE(util::read_file(folder / "c.toml"), first);
 
+  const auto minimal = init({"quickstart", "--minimal"}, options);
+  EXPECT_EQ(minimal.exit_code, 0) << minimal.err;
+  EXPECT_EQ(minimal.out.find("\n# no_sync = "), std::string::npos);
+  EXPECT_NE(minimal.out.find("\nsteps = 600"), std::string::npos);
+
   const auto unknown = init({"pretran"}, options);
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_NE(unknown.err.find("finetune"), std::string::npos) << unknown.err;

@@ -36,10 +36,10 @@ TEST(FsdpPlan, SaysWhatFsdpTrainSays) {
 
 TEST(FsdpPlan, RefusesWhatFsdpTrainRefuses) {
   const std::string config = config_path("quickstart");
-  for (const Words& arguments : {Words{"none.toml"}, Words{config, "model.hidden_size=7"},
-                                 Words{config, "--world-size", "-3"}, Words{config, "--flops-tflops", "0"},
-                                 Words{config, "mesh.data=3", "--world-size", "8"},
-                                 Words{config, "fsdp.leaf_stages=[\"blok\"]"}}) {
+  for (const Words& arguments :
+       {Words{"none.toml"}, Words{config, "model.hidden_size=7"}, Words{config, "--world-size", "-3"},
+        Words{config, "--flops-tflops", "0"}, Words{config, "mesh.data=3", "--world-size", "8"},
+        Words{config, "fsdp.leaf_stages=[\"blok\"]"}}) {
     SCOPED_TRACE(arguments.back());
     expect_alike(arguments);
   }

@@ -21,6 +21,7 @@ OptimizerOptions adamw_options(bool fused) {
 OptimizerOptions adam_options(bool fused) {
   OptimizerOptions options = adamw_options(fused);
   options.name = "adam";
+  options.weight_decay = 0.1;
   return options;
 }
 

@@ -10,6 +10,7 @@ namespace {
 OptimizerOptions lion_options(bool fused) {
   OptimizerOptions options;
   options.name = "lion";
+  options.weight_decay = 0.1;
   options.betas = {0.9, 0.99};
   options.fused = fused;
   return options;

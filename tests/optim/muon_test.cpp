@@ -62,7 +62,7 @@ at::Tensor expected_after(const at::Tensor& value, const at::Tensor& gradients, 
       at::Tensor a = x.mm(x.t());
       x = 3.4445 * x + (-4.7750 * a + 2.0315 * a.mm(a)).mm(x);
     }
-    result = result * (1 - lr * options.weight_decay) - lr * ratio * x;
+    result = result * (1 - lr * weight_decay_of(options)) - lr * ratio * x;
   }
   return result;
 }

@@ -83,5 +83,30 @@ TEST(ParameterGroups, WithoutMeaningAreRefused) {
   refused({.pattern = {"*"}, .lr = 1.0}, 0);
 }
 
+OptimizerOptions named(const char* name) {
+  OptimizerOptions options;
+  options.name = name;
+  return options;
+}
+
+// As torch.optim has it where it has the optimizer, but for adamw, of which large models take more.
+TEST(WeightDecay, OfNoNumberIsThatOfTheOptimizer) {
+  EXPECT_EQ(weight_decay_of(named("adamw")), 0.1);
+  EXPECT_EQ(weight_decay_of(named("muon")), 0.1);
+  for (const char* name : {"sgd", "adam", "lion"}) {
+    OptimizerOptions options = named(name);
+    EXPECT_EQ(weight_decay_of(options), 0) << name;
+    EXPECT_EQ(weight_decay_of(options, treatment_of(options, "a.weight", {3, 4})), 0) << name;
+    options.weight_decay = 0.3;
+    EXPECT_EQ(weight_decay_of(options), 0.3);
+  }
+}
+
+TEST(WeightDecay, OfNoNumberLeavesWeightsWithoutGradientAloneUnderSgd) {
+  auto optimizer = make_optimizer(named("sgd"), {parameter_of(at::full({5}, 2.0))});
+  optimizer->step({at::zeros({5})}, 0.1);
+  EXPECT_TRUE(optimizer->parameters()[0].value.equal(at::full({5}, 2.0)));
+}
+
 }  // namespace
 }  // namespace fsdp::optim

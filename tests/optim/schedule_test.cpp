@@ -79,12 +79,13 @@ TEST(Schedule, RisesToTheWholeRateAndNeverAgain) {
             ScheduleOptions schedule = named(name, warmup, floor);
             schedule.decay_steps = decay;
             std::vector<double> rate = shares(schedule, total);
-            int64_t peak = std::max<int64_t>(warmup, 1);
+            const int64_t fits = std::min(warmup, total);
+            int64_t peak = std::max<int64_t>(fits, 1);
             for (int64_t step = 1; step <= total; ++step) {
               double now = rate[static_cast<size_t>(step - 1)];
               if (step <= peak) {
                 EXPECT_DOUBLE_EQ(now,
-                                 warmup == 0 ? 1.0 : static_cast<double>(step) / static_cast<double>(warmup));
+                                 fits == 0 ? 1.0 : static_cast<double>(step) / static_cast<double>(fits));
               } else {
                 EXPECT_LE(now, rate[static_cast<size_t>(step - 2)] + 1e-15) << name << " rises at " << step;
                 EXPECT_GE(now, floor - 1e-15) << name << " is under the floor at " << step;
@@ -113,7 +114,35 @@ TEST(Schedule, IsContinuousAtTheEndOfTheWarmUp) {
 
 TEST(Schedule, KeepsTheLastShareAfterTheEnd) {
   EXPECT_EQ(lr_at(with_rate(1), named("cosine", 0, 0.25), 1000, 10), 0.25);
-  EXPECT_EQ(lr_at(with_rate(1), named("linear", 20), 1000, 10), 0.5);
+  EXPECT_EQ(lr_at(with_rate(1), named("linear", 20), 1000, 10), 1);
+}
+
+// As in Hugging Face's TrainingArguments.
+TEST(Schedule, TakesTheWarmUpAsAShareOfAllSteps) {
+  ScheduleOptions schedule = named("linear");
+  schedule.warmup_ratio = 0.07;
+  EXPECT_EQ(warmup_steps_of(schedule, 100), 7) << "not 8 for 0.07 * 100 = 7.000000000000001";
+  EXPECT_EQ(warmup_steps_of(schedule, 101), 8);
+  EXPECT_EQ(warmup_steps_of(schedule, 1), 1);
+  ScheduleOptions steps = named("linear", 8);
+  for (int64_t step = 1; step <= 101; ++step) {
+    EXPECT_EQ(lr_at(with_rate(1), schedule, step, 101), lr_at(with_rate(1), steps, step, 101));
+  }
+  schedule.warmup_ratio = 1;
+  EXPECT_THROW(check_schedule(schedule), util::Error);
+}
+
+TEST(Schedule, IsCutToARunThatIsTooShortForIt) {
+  EXPECT_EQ(cut_of_schedule(named("cosine", 5), 5), "");
+  EXPECT_EQ(
+      cut_of_schedule(named("cosine", 700), 5),
+      "the run has 5 steps, so lr_scheduler.warmup_steps is 5 in place of 700; a longer run has the whole "
+      "schedule");
+  ScheduleOptions stages = named("tri_stage", 2, 0.1);
+  stages.hold_steps = 2;
+  stages.decay_steps = 9;
+  EXPECT_NE(cut_of_schedule(stages, 5).find("decay_steps is 1 in place of 9"), std::string::npos);
+  EXPECT_EQ(shares(named("cosine", 700), 4), (std::vector<double>{0.25, 0.5, 0.75, 1}));
 }
 
 void expect_refused(const ScheduleOptions& schedule, const std::string& part) {

@@ -12,6 +12,7 @@ namespace {
 OptimizerOptions sgd_options(double momentum, bool fused) {
   OptimizerOptions options;
   options.name = "sgd";
+  options.weight_decay = 0.1;
   options.momentum = momentum;
   options.fused = fused;
   return options;

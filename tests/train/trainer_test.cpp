@@ -10,6 +10,7 @@
 
 #include "checkpoint/folders.h"
 #include "support/checkpoint_contents.h"
+#include "support/log_lines.h"
 #include "support/trainer_fixture.h"
 #include "util/file.h"
 
@@ -71,15 +72,56 @@ TEST_F(TrainerTest, DropsTheSameAfterAResumeAtAnyWorldSize) {
 
 TEST_F(TrainerTest, TrainsForEpochs) {
   config_.training.epochs = 1.5;
-  config_.lr_scheduler.warmup_steps =
-      300;  // more than the default of training.steps, if epochs did not count
+  config_.lr_scheduler.warmup_steps = 300;
   // 2000 tokens in samples of 8 are 249 samples; 4 a step.
-  EXPECT_EQ(failure(2, config_, "training.epochs = 1.5 are 93 steps here; lr_scheduler.warmup_steps"),
-            util::ErrorKind::kUsage);
-  config_.lr_scheduler.warmup_steps = 0;
   EXPECT_EQ(train(2, config_).step, 93);
   config_.run.output_dir = folder_ / "alone";
   EXPECT_EQ(train(1, config_).step, 186);
+}
+
+TEST_F(TrainerTest, CutsTheWarmUpOfAShortTrialWithAWarning) {
+  util::set_log_level(util::LogLevel::kInfo);
+  config_.training.steps = 2;
+  config_.lr_scheduler.warmup_steps = 700;
+  const std::string lines = testing::log_lines([&] { EXPECT_EQ(train(2, config_).step, 2); });
+  EXPECT_NE(lines.find("the run has 2 steps, so lr_scheduler.warmup_steps is 2 in place of 700"),
+            std::string::npos)
+      << lines;
+  EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "lr").back(), config_.optimizer.lr);
+}
+
+TEST_F(TrainerTest, SeesTheSameGlobalBatchOnAnyNumberOfRanks) {
+  config_.training.global_batch_size = 8;
+  config_.training.gradient_accumulation_steps = 0;
+  config_.training.batch_warmup_steps = 2;
+  config_.checkpoint.interval_steps = 3;
+  config_.training.steps = 6;
+  train(2, config_);
+  const std::vector<double> whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+  const std::vector<double> tokens = values_of(folder_ / "out/metrics.jsonl", "tokens");
+  config_.run.output_dir = folder_ / "on";
+  config_.checkpoint.resume = folder_ / "out/step-00000003";
+  util::set_log_level(util::LogLevel::kInfo);
+  const std::string lines = testing::log_lines([&] { train(1, config_); });
+  EXPECT_EQ(lines.find("the global batch is"), std::string::npos) << lines;
+  EXPECT_EQ(lines.find("differs from the run so far: training."), std::string::npos) << lines;
+  expect_near(values_of(folder_ / "on/metrics.jsonl", "loss"), {whole.begin() + 3, whole.end()});
+  EXPECT_EQ(values_of(folder_ / "on/metrics.jsonl", "tokens").back(), tokens.back());
+  config_.training.global_batch_size = 9;
+  EXPECT_EQ(failure(2, config_, "found 9 = 2 * 4 + 1; give 8 or 12"), util::ErrorKind::kUsage);
+}
+
+TEST_F(TrainerTest, SaysWhenAResumeChangesTheGlobalBatch) {
+  config_.training.steps = 2;
+  train(2, config_);
+  config_.training.steps = 3;
+  util::set_log_level(util::LogLevel::kInfo);
+  const std::string lines = testing::log_lines([&] { train(1, config_); });
+  EXPECT_NE(
+      lines.find("the global batch is 2 samples a step from here on (1 ranks x 2 x 1 micro-steps); it was "
+                 "4 up to step 2; training.global_batch_size = 4 keeps it"),
+      std::string::npos)
+      << lines;
 }
 
 TEST_F(TrainerTest, EndsItsEpochsAfterTheSameSamplesWhateverTheRanks) {

@@ -1,0 +1,53 @@
+#include "config/global_batch.h"
+
+#include <cstdlib>
+
+#include "util/error.h"
+
+namespace fsdp::config {
+namespace {
+
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+/// ", or data.micro_batch_size = 2": the size nearest to `given` of which `world_size` ranks make the batch
+/// whole; empty where none does.
+std::string other_micro_batch(int64_t batch, int64_t world_size, int64_t given) {
+  if (batch % world_size != 0) return "";
+  const int64_t of_a_rank = batch / world_size;
+  int64_t best = 1;  // divides everything
+  for (int64_t rows = 1; rows <= of_a_rank && rows <= 2 * given; ++rows) {
+    if (of_a_rank % rows == 0 && std::abs(rows - given) < std::abs(best - given)) best = rows;
+  }
+  return concat(", or data.micro_batch_size = ", best);
+}
+
+}  // namespace
+
+void resolve_batch(Config& config, int64_t world_size) {
+  const int64_t batch = config.training.global_batch_size, rows = config.data.micro_batch_size;
+  int64_t& micro_steps = config.training.gradient_accumulation_steps;
+  if (batch == 0) return;
+  const int64_t at_once = world_size * rows;
+  if (batch % at_once != 0) {
+    const int64_t below = batch / at_once * at_once;
+    fail(ErrorKind::kUsage, "training.global_batch_size: expected a multiple of ", world_size, " ranks * ",
+         rows, " (data.micro_batch_size) = ", at_once, "; found ", batch, " = ", batch / at_once, " * ",
+         at_once, " + ", batch % at_once, "; give ", below > 0 ? concat(below, " or ") : "", below + at_once,
+         other_micro_batch(batch, world_size, rows));
+  }
+  if (micro_steps != 0 && micro_steps != batch / at_once) {
+    fail(ErrorKind::kUsage, "training.gradient_accumulation_steps: expected ", batch / at_once,
+         ", because training.global_batch_size = ", batch, " are so many micro-steps of ", world_size,
+         " ranks * ", rows, " (data.micro_batch_size); found ", micro_steps,
+         "; leave one of the two out, or set it to 0");
+  }
+  micro_steps = batch / at_once;
+}
+
+int64_t samples_per_step(const Config& config, int64_t world_size) {
+  return world_size * config.data.micro_batch_size * config.training.gradient_accumulation_steps;
+}
+
+}  // namespace fsdp::config

@@ -1,0 +1,71 @@
+#include "config/global_batch.h"
+
+#include <gtest/gtest.h>
+
+#include "config/config_text.h"
+#include "config/load.h"
+#include "config/print.h"
+
+namespace fsdp::config {
+namespace {
+
+Config batch_of(int64_t samples, int64_t rows) {
+  return parse_config(kTrain, "c.toml",
+                      {"training.global_batch_size=" + std::to_string(samples),
+                       "data.micro_batch_size=" + std::to_string(rows)});
+}
+
+std::string refusal(Config config, int64_t world_size) {
+  return usage_error_of([&] { resolve_batch(config, world_size); });
+}
+
+TEST(GlobalBatch, IsTheSameOnAnyNumberOfRanks) {
+  const std::pair<int64_t, int64_t> micro_steps_of_ranks[] = {{1, 16}, {2, 8}, {8, 2}, {16, 1}};
+  for (const auto& [ranks, micro_steps] : micro_steps_of_ranks) {
+    Config config = batch_of(64, 4);
+    EXPECT_EQ(config.training.gradient_accumulation_steps, 0);
+    resolve_batch(config, ranks);
+    EXPECT_EQ(config.training.gradient_accumulation_steps, micro_steps);
+    EXPECT_EQ(samples_per_step(config, ranks), 64);
+  }
+  Config without = parse_config(kTrain, "c.toml", {"training.gradient_accumulation_steps=3"});
+  resolve_batch(without, 7);
+  EXPECT_EQ(without.training.gradient_accumulation_steps, 3);
+}
+
+TEST(GlobalBatch, ThatMicroBatchesDoNotMakeIsRefusedWithTheNearestOnes) {
+  EXPECT_EQ(
+      refusal(batch_of(64, 4), 3),
+      "training.global_batch_size: expected a multiple of 3 ranks * 4 (data.micro_batch_size) = 12; found "
+      "64 = 5 * 12 + 4; give 60 or 72");
+  EXPECT_EQ(
+      refusal(batch_of(64, 5), 8),
+      "training.global_batch_size: expected a multiple of 8 ranks * 5 (data.micro_batch_size) = 40; found "
+      "64 = 1 * 40 + 24; give 40 or 80, or data.micro_batch_size = 4");
+  EXPECT_EQ(
+      refusal(batch_of(6, 4), 2),
+      "training.global_batch_size: expected a multiple of 2 ranks * 4 (data.micro_batch_size) = 8; found 6 "
+      "= 0 * 8 + 6; give 8, or data.micro_batch_size = 3");
+}
+
+TEST(GlobalBatch, AgreesWithMicroStepsThatAreGiven) {
+  Config config = batch_of(64, 4);
+  config.training.gradient_accumulation_steps = 8;
+  resolve_batch(config, 2);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 8);
+  EXPECT_EQ(
+      refusal(config, 4),
+      "training.gradient_accumulation_steps: expected 4, because training.global_batch_size = 64 are so many "
+      "micro-steps of 4 ranks * 4 (data.micro_batch_size); found 8; leave one of the two out, or set it to "
+      "0");
+}
+
+TEST(GlobalBatch, IsPrintedSoThatItServesAnyNumberOfRanks) {
+  const Config config = batch_of(64, 4);
+  const Config read = parse_config(to_toml(config), "printed.toml");
+  EXPECT_EQ(differing_keys(config, read), std::vector<std::string>());
+  EXPECT_EQ(read.training.gradient_accumulation_steps, 0);
+}
+
+}  // namespace
+}  // namespace fsdp::config
