@@ -215,8 +215,8 @@ CkptCommand add_inspect(CLI::App& app) {
   Command command(app, "inspect", "lists names, shapes, types and sizes");
   command.positional("PATH", command->source, kAboutAny);
   return command.runs([](const Arguments& arguments, const util::ByteProgress&) {
-    json description = checkpoint::describe(arguments.source);
-    std::cout << (arguments.as_json ? text_of(description) : checkpoint::describe_as_text(description));
+    const checkpoint::Description description = checkpoint::describe(arguments.source);
+    (arguments.as_json ? checkpoint::write_as_json : checkpoint::write_as_text)(description, std::cout);
     return 0;
   });
 }

@@ -17,11 +17,6 @@ using util::fail;
 
 namespace {
 
-int64_t bytes_of(const TensorInfo& info) {
-  auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
-  return checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
-}
-
 std::string part_name(size_t part, size_t parts) {
   char name[80];
   std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", part, parts);

@@ -1,5 +1,7 @@
 #include "checkpoint/inspect.h"
 
+#include <functional>
+#include <map>
 #include <string_view>
 
 #include "checkpoint/folders.h"
@@ -18,49 +20,55 @@ using util::concat;
 
 namespace {
 
-/// Appends a tensor and adds its bytes to the sum.
-void add_tensor(json& description, const std::string& name, const std::vector<int64_t>& shape,
-                c10::ScalarType dtype) {
-  auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  int64_t bytes = checked_numel(shape, itemsize_bytes) * itemsize_bytes;
-  description["tensors"].push_back(
-      {{"name", name}, {"shape", shape}, {"dtype", util::dtype_name(dtype)}, {"bytes", bytes}});
-  description["bytes"] = description["bytes"].get<int64_t>() + bytes;
-}
-
-json describe_checkpoint(const fs::path& folder) {
+Description describe_checkpoint(const fs::path& folder) {
   Manifest manifest = read_manifest(folder);
   json files = json::array();
   for (const FileEntry& file : manifest.files) {
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
   }
-  json description{{"path", folder.string()},       {"format", kFormatName},
-                   {"step", manifest.step},         {"world_size", manifest.world_size},
-                   {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
-                   {"training", manifest.training}, {"optimizer", json::object()},
-                   {"model", manifest.model},       {"files", std::move(files)},
-                   {"tensors", json::array()},      {"bytes", 0}};
+  struct Sums {
+    int64_t tensors = 0, bytes = 0;
+  };
+  std::map<std::string, Sums, std::less<>> states;
+  int64_t total_bytes = 0;
+  Description description;
   for (const auto& [name, entry] : manifest.tensors) {
-    add_tensor(description, name, entry.shape, entry.dtype);
+    description.tensors.push_back({name, entry.shape, entry.dtype});
+    const int64_t bytes = bytes_of(description.tensors.back());
+    total_bytes += bytes;
     if (!name.starts_with(kOptimizerPrefix)) continue;
-    std::string state = name.substr(std::string_view(kOptimizerPrefix).size());
-    json& sums = description["optimizer"][state.substr(0, state.find('/'))];
-    if (sums.is_null()) sums = {{"tensors", 0}, {"bytes", 0}};
-    sums["tensors"] = sums["tensors"].get<int64_t>() + 1;
-    sums["bytes"] = sums["bytes"].get<int64_t>() + description["tensors"].back()["bytes"].get<int64_t>();
+    const std::string_view state = std::string_view(name).substr(std::string_view(kOptimizerPrefix).size());
+    Sums& sums = states.try_emplace(std::string(state.substr(0, state.find('/')))).first->second;
+    ++sums.tensors;
+    sums.bytes += bytes;
   }
+  json optimizer = json::object();
+  for (const auto& [state, sums] : states) {
+    optimizer[state] = {{"tensors", sums.tensors}, {"bytes", sums.bytes}};
+  }
+  description.whole = {{"path", folder.string()},       {"format", kFormatName},
+                       {"step", manifest.step},         {"world_size", manifest.world_size},
+                       {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
+                       {"training", manifest.training}, {"optimizer", std::move(optimizer)},
+                       {"model", manifest.model},       {"files", std::move(files)},
+                       {"bytes", total_bytes}};
   return description;
 }
 
-json describe_weights(const fs::path& path) {
-  Weights weights = open_weights(path);
-  json description{
-      {"path", path.string()}, {"format", "safetensors"}, {"tensors", json::array()}, {"bytes", 0}};
+Description describe_weights(const fs::path& path) {
+  const Weights weights = open_weights(path);
+  Description description;
+  int64_t total_bytes = 0;
   for (const std::string& name : weights.names()) {
-    add_tensor(description, name, weights.shape(name), weights.dtype(name));
+    description.tensors.push_back({name, weights.shape(name), weights.dtype(name)});
+    total_bytes += bytes_of(description.tensors.back());
   }
+  description.whole = {{"path", path.string()}, {"format", "safetensors"}, {"bytes", total_bytes}};
   return description;
 }
+
+/// Paths and names from files may hold bytes that are no text.
+std::string indented(const json& value) { return value.dump(2, ' ', false, json::error_handler_t::replace); }
 
 std::string count_text(size_t count, const char* noun) {
   return concat(util::with_commas(static_cast<int64_t>(count)), " ", noun, count == 1 ? "" : "s");
@@ -68,37 +76,56 @@ std::string count_text(size_t count, const char* noun) {
 
 }  // namespace
 
-json describe(const fs::path& path) {
+Description describe(const fs::path& path) {
   return format_of(path) == WeightsFormat::kCheckpoint ? describe_checkpoint(checkpoint_folder(path))
                                                        : describe_weights(path);
 }
 
-std::string describe_as_text(const json& description) {
-  std::string text = concat(description["path"].get<std::string>(), ": ");
-  if (description.contains("step")) {
-    text += concat("checkpoint of step ", description["step"].get<int64_t>(), ", world size ",
-                   description["world_size"].get<int64_t>(), ", layout ",
-                   description["layout"].get<std::string>(), ", ",
-                   description["contents"] == contents_name(Contents::kWeights) ? "weights only, " : "",
-                   count_text(description["files"].size(), "file"), ", ");
+void write_as_json(const Description& description, std::ostream& out) {
+  // A line break within a text is written as an escape, so these are the lines of the outermost object.
+  static constexpr std::string_view kList = "\n  \"tensors\": [", kInner = "\n    ";
+  json whole = description.whole;
+  whole["tensors"] = json::array();
+  const std::string text = indented(whole);
+  const size_t end = text.find(kList) + kList.size();
+  out << text.substr(0, end);
+  bool first = true;
+  for (const TensorInfo& info : description.tensors) {
+    out << (first ? "" : ",") << kInner;
+    first = false;
+    for (const char c : indented({{"name", info.name},
+                                  {"shape", info.shape},
+                                  {"dtype", util::dtype_name(info.dtype)},
+                                  {"bytes", bytes_of(info)}})) {
+      c == '\n' ? out << kInner : out << c;
+    }
+  }
+  out << (first ? "" : "\n  ") << text.substr(end) << '\n';
+}
+
+void write_as_text(const Description& description, std::ostream& out) {
+  const json& whole = description.whole;
+  out << whole["path"].get<std::string>() << ": ";
+  if (whole.contains("step")) {
+    out << "checkpoint of step " << whole["step"].get<int64_t>() << ", world size "
+        << whole["world_size"].get<int64_t>() << ", layout " << whole["layout"].get<std::string>() << ", "
+        << (whole["contents"] == contents_name(Contents::kWeights) ? "weights only, " : "")
+        << count_text(whole["files"].size(), "file") << ", ";
   } else {
-    text += "safetensors, ";
+    out << "safetensors, ";
   }
-  const json& tensors = description["tensors"];
-  text += concat(count_text(tensors.size(), "tensor"), ", ",
-                 util::human_bytes(description["bytes"].get<int64_t>()), "\n");
+  out << count_text(description.tensors.size(), "tensor") << ", "
+      << util::human_bytes(whole["bytes"].get<int64_t>()) << "\n";
   for (const char* key : {"training", "model"}) {
-    if (description.contains(key) && !description[key].is_null()) {
-      text += concat(key, ": ", description[key].dump(), "\n");
+    if (whole.contains(key) && !whole[key].is_null()) out << key << ": " << whole[key].dump() << "\n";
+  }
+  if (whole.contains("optimizer")) {
+    for (const auto& [state, sums] : whole["optimizer"].items()) {
+      out << "optimizer state " << state << ": " << count_text(sums["tensors"].get<size_t>(), "tensor")
+          << ", " << util::human_bytes(sums["bytes"].get<int64_t>()) << "\n";
     }
   }
-  if (description.contains("optimizer")) {
-    for (const auto& [state, sums] : description["optimizer"].items()) {
-      text += concat("optimizer state ", state, ": ", count_text(sums["tensors"].get<size_t>(), "tensor"),
-                     ", ", util::human_bytes(sums["bytes"].get<int64_t>()), "\n");
-    }
-  }
-  return text + tensor_tree(tensors);
+  write_tensor_tree(description.tensors, out);
 }
 
 std::vector<std::string> find_damage(const fs::path& folder, const util::ByteProgress& progress) {

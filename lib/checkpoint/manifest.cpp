@@ -1,8 +1,10 @@
 #include "checkpoint/manifest.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
+#include "checkpoint/json.h"
 #include "checkpoint/raw_file.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -151,6 +153,16 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   if (covered != columns) refuse("lacks ", unit, covered, " to ", columns, " at its end");
 }
 
+/// What a reader looks at besides the tensors; empty when the text is no object.
+json without_tensors(const util::CanonicalJson& canonical) {
+  json object = json::object();
+  for (const char* key : {"format", "version", "seal", "step", "world_size", "layout", "contents", "training",
+                          "model", "files"}) {
+    if (const auto value = canonical.member(key)) object[key] = json::parse(*value);
+  }
+  return object;
+}
+
 json to_json(const Manifest& manifest) {
   json tensors = json::object();
   int64_t version = 1;
@@ -210,7 +222,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 bool is_tensor_name(std::string_view name) {
-  if (name.size() > 1000) return false;
+  if (name.size() > kLongestTensorName) return false;
   for (unsigned char c : name) {
     if (c < 0x20 || c == 0x7f) return false;
   }
@@ -242,8 +254,9 @@ std::string manifest_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
-  json object = parse_json(text, kDeepestLevel, where);
-  if (!object.is_object() || !object.contains("format") || object["format"] != kFormatName) {
+  const util::CanonicalJson canonical = canonical_json(text, kDeepestLevel, where);
+  const json object = without_tensors(canonical);
+  if (!object.contains("format") || object["format"] != kFormatName) {
     fail(ErrorKind::kCheckpoint, where, " is not a manifest of a checkpoint (\"format\" is not \"",
          kFormatName, "\")");
   }
@@ -253,7 +266,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
          kFormatVersion, "; use the release that wrote it or a newer one");
   }
   if (version < 1) fail(ErrorKind::kCheckpoint, where, " has the impossible format version ", version);
-  if (text_of(object, "seal", where) != seal_of(object)) {
+  if (text_of(object, "seal", where) != xxh3_64_of(canonical.without("seal"))) {
     fail(ErrorKind::kCheckpoint, where,
          " is damaged: its content does not match its seal; restore it from a copy or use an older "
          "checkpoint");
@@ -284,15 +297,18 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
     }
     manifest.files.push_back(std::move(file));
   }
-  const json& tensors = entry_of(object, "tensors", where);
-  if (!tensors.is_object()) fail(ErrorKind::kCheckpoint, where, ": \"tensors\" is not an object");
-  for (const auto& [name, value] : tensors.items()) {
+  const std::optional<std::string_view> tensors = canonical.member("tensors");
+  if (!tensors) fail(ErrorKind::kCheckpoint, where, " has no entry \"tensors\"");
+  if (!tensors->starts_with('{')) fail(ErrorKind::kCheckpoint, where, ": \"tensors\" is not an object");
+  // One after another: as one structure they would take many times the memory of the text.
+  read_json_members(*tensors, {.deepest_level = kDeepestLevel}, where, [&](std::string&& name, json&& value) {
     if (!is_tensor_name(name)) {
       fail(ErrorKind::kCheckpoint, where, " has an entry ", in_quotes(name),
            ", which cannot be one of a tensor");
     }
-    manifest.tensors.emplace(name, parse_tensor(value, index, where + ": tensor " + name));
-  }
+    TensorEntry entry = parse_tensor(value, index, where + ": tensor " + name);
+    manifest.tensors.emplace_hint(manifest.tensors.end(), std::move(name), std::move(entry));
+  });
   complete_manifest(manifest, where);
   return manifest;
 }

@@ -73,8 +73,11 @@ int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes)
 /// "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
 
+/// Bytes of the longest name that a tensor may have in a file.
+inline constexpr size_t kLongestTensorName = 1000;
+
 /// Whether a tensor name can be a path of groups in HDF5: parts between slashes that are not empty, "." or
-/// "..", without control characters.
+/// "..", without control characters, no longer than kLongestTensorName.
 bool is_tensor_name(std::string_view name);
 
 /// Sorts the ranges, fills in what follows from them and throws kCheckpoint that names tensor and file unless

@@ -2,6 +2,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_types.h"
@@ -18,7 +19,8 @@ namespace {
 
 constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kLargestHeaderBytes = 100'000'000;  // the limit of the reference implementation
-constexpr int kDeepestLevel = 4;                      // {tensor: {shape: [...]}}
+// {tensor: {shape: [...]}}, and the values of one entry as a bound of the memory that reading it takes.
+constexpr util::JsonLimits kHeaderLimits{.deepest_level = 3, .most_values = 1'000'000};
 
 std::string read_header(const RawFile& file) {
   const int64_t file_bytes = file.size_bytes();
@@ -54,8 +56,8 @@ bool read_sizes(const json& value, std::vector<int64_t>& sizes) {
 }
 
 struct Extent {
-  int64_t begin = 0, end = 0;  ///< bytes, from the start of the data
-  std::string name;
+  int64_t begin = 0, end = 0;         ///< bytes, from the start of the data
+  const std::string* name = nullptr;  ///< lives in the reader's table
 };
 
 SafetensorsReader::Entry parse_entry(const json& value, const std::string& where, Extent& extent) {
@@ -87,6 +89,16 @@ SafetensorsReader::Entry parse_entry(const json& value, const std::string& where
   return entry;
 }
 
+void check_name(const std::string& tensor, const std::string& path) {
+  if (tensor.size() > kLongestTensorName) {
+    fail(ErrorKind::kCheckpoint, path, " has a tensor whose name has ", tensor.size(),
+         " bytes, more than the ", kLongestTensorName, " that a name may have");
+  }
+  if (std::any_of(tensor.begin(), tensor.end(), [](unsigned char c) { return c < 0x20; })) {
+    fail(ErrorKind::kCheckpoint, path, " has a tensor with control characters in its name");
+  }
+}
+
 /// The tensors must lie one behind the other and end with the file.
 void check_extents(std::vector<Extent> extents, int64_t data_bytes, const std::string& path) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
@@ -95,7 +107,7 @@ void check_extents(std::vector<Extent> extents, int64_t data_bytes, const std::s
   int64_t at = 0;
   for (const Extent& extent : extents) {
     if (extent.begin != at) {
-      fail(ErrorKind::kCheckpoint, path, ": tensor ", extent.name, " starts at byte ", extent.begin,
+      fail(ErrorKind::kCheckpoint, path, ": tensor ", *extent.name, " starts at byte ", extent.begin,
            " of the data where byte ", at, " was expected, so tensors ",
            extent.begin < at ? "overlap" : "leave a hole");
     }
@@ -113,29 +125,27 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
   const std::string name = path.string();
   std::string text = read_header(file_);
   const int64_t data_begin = kLengthBytes + static_cast<int64_t>(text.size());
-  json header = parse_json(text, kDeepestLevel, concat("the header of ", name));
-  if (!header.is_object()) fail(ErrorKind::kCheckpoint, "the header of ", name, " is not a JSON object");
   std::vector<Extent> extents;
-  for (const auto& [key, value] : header.items()) {
-    if (key == "__metadata__") {
-      if (!value.is_object()) fail(ErrorKind::kCheckpoint, name, ": __metadata__ is not an object");
-      for (const auto& [item, content] : value.items()) {
-        if (!content.is_string()) {
-          fail(ErrorKind::kCheckpoint, name, ": \"", item, "\" in __metadata__ is not a text");
+  read_json_members(
+      text, kHeaderLimits, concat("the header of ", name), [&](std::string&& key, json&& value) {
+        if (key == "__metadata__") {
+          if (!value.is_object()) fail(ErrorKind::kCheckpoint, name, ": __metadata__ is not an object");
+          for (const auto& [item, content] : value.items()) {
+            if (!content.is_string()) {
+              fail(ErrorKind::kCheckpoint, name, ": \"", item, "\" in __metadata__ is not a text");
+            }
+            metadata_[item] = content.get<std::string>();
+          }
+          return;
         }
-        metadata_[item] = content.get<std::string>();
-      }
-      continue;
-    }
-    if (std::any_of(key.begin(), key.end(), [](unsigned char c) { return c < 0x20; })) {
-      fail(ErrorKind::kCheckpoint, name, " has a tensor with control characters in its name");
-    }
-    Extent extent{.name = key};
-    Entry entry = parse_entry(value, concat(name, ": tensor ", key), extent);
-    entry.begin_bytes = data_begin + extent.begin;
-    extents.push_back(std::move(extent));
-    tensors_.emplace(key, std::move(entry));
-  }
+        check_name(key, name);
+        Extent extent;
+        Entry entry = parse_entry(value, concat(name, ": tensor ", key), extent);
+        entry.begin_bytes = data_begin + extent.begin;
+        extent.name = &tensors_.emplace(std::move(key), std::move(entry)).first->first;
+        extents.push_back(extent);
+      });
+  std::string().swap(text);
   check_extents(std::move(extents), file_.size_bytes() - data_begin, name);
 }
 

@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <string_view>
 #include <tuple>
+#include <unordered_set>
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -39,18 +40,20 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInf
     return std::make_tuple(key(a), std::cref(a.name)) < std::make_tuple(key(b), std::cref(b.name));
   });
   try {
-    nlohmann::ordered_json header;
-    header["__metadata__"] = {{"format", "pt"}};
+    // Entry by entry: an ordered object of nlohmann looks through all its keys for each new one.
+    std::unordered_set<std::string_view> names;
+    std::string text = R"({"__metadata__":{"format":"pt"})";
     for (const TensorInfo& info : infos_) {
       auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
       int64_t numel = checked_numel(info.shape, itemsize_bytes);
-      FSDP_CHECK(numel >= 0 && !header.contains(info.name), info.name);
+      FSDP_CHECK(numel >= 0 && info.name != "__metadata__" && names.insert(info.name).second, info.name);
       int64_t begin = missing_bytes_;
       missing_bytes_ += numel * itemsize_bytes;
-      header[info.name] = {
+      const nlohmann::ordered_json entry = {
           {"dtype", type_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {begin, missing_bytes_}}};
+      text += util::concat(",", nlohmann::json(info.name).dump(), ":", entry.dump());
     }
-    std::string text = header.dump();
+    text += "}";
     while (text.size() % kHeaderAlignmentBytes != 0) text += ' ';
     uint64_t length = text.size();  // little-endian, as this machine is
     file_.write(&length, sizeof(length));

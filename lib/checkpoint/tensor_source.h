@@ -17,6 +17,9 @@ struct TensorInfo {
   c10::ScalarType dtype = c10::ScalarType::Float;
 };
 
+/// Of its elements; -1 times their size when checked_numel() finds the shape impossible.
+int64_t bytes_of(const TensorInfo& info);
+
 /// One file, or one checkpoint of several. Not thread-safe; memory is bounded by the description.
 class TensorSource {
  public:

@@ -1,12 +1,14 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
-#include <string>
+#include <ostream>
+#include <vector>
+
+#include "checkpoint/tensor_source.h"
 
 namespace fsdp::checkpoint {
 
-/// Tensors ({name, shape, dtype, bytes} each) as a tree by the parts of their names, a line a tensor and a
-/// line with sums a group; numbered groups in the order of their numbers.
-std::string tensor_tree(const nlohmann::json& tensors);
+/// Tensors as a tree by the parts of their names, a line a tensor and a line with sums a group; numbered
+/// groups in the order of their numbers.
+void write_tensor_tree(const std::vector<TensorInfo>& tensors, std::ostream& out);
 
 }  // namespace fsdp::checkpoint

@@ -12,12 +12,33 @@ AddedTokens::AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens) {
     longest_bytes_ = std::max(longest_bytes_, token.content.size());
   }
   for (Group* group : {&plain_, &normalized_}) {
+    // Of several with one content the first counts.
     std::stable_sort(group->tokens.begin(), group->tokens.end(),
-                     [](const auto& a, const auto& b) { return a.content.size() > b.content.size(); });
+                     [](const auto& a, const auto& b) { return a.content < b.content; });
+    const auto end = std::unique(group->tokens.begin(), group->tokens.end(),
+                                 [](const auto& a, const auto& b) { return a.content == b.content; });
+    group->tokens.erase(end, group->tokens.end());
     if (std::count(group->begins.begin(), group->begins.end(), true) == 1) {
       group->only_byte = group->tokens[0].content.substr(0, 1);
     }
   }
+}
+
+/// Narrows the tokens byte by byte to those that begin as the text does.
+const BpeVocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::string_view text) {
+  const BpeVocabulary::AddedToken* longest = nullptr;
+  auto first = group.tokens.begin(), last = group.tokens.end();
+  for (size_t length = 0; length < text.size() && first != last; ++length) {
+    const auto byte = static_cast<unsigned char>(text[length]);
+    const auto at = [length](const BpeVocabulary::AddedToken& token) {
+      // The one that ends here is the first of them.
+      return token.content.size() == length ? -1 : static_cast<unsigned char>(token.content[length]);
+    };
+    first = std::partition_point(first, last, [&](const auto& token) { return at(token) < byte; });
+    last = std::partition_point(first, last, [&](const auto& token) { return at(token) == byte; });
+    if (first != last && first->content.size() == length + 1) longest = &*first;
+  }
+  return longest;
 }
 
 AddedTokens::Match AddedTokens::find_in(const Group& group, std::string_view text, size_t from) {
@@ -29,17 +50,20 @@ AddedTokens::Match AddedTokens::find_in(const Group& group, std::string_view tex
     } else if (!group.begins[static_cast<unsigned char>(text[i])]) {
       continue;
     }
-    for (const auto& token : group.tokens) {
-      if (text.substr(i).starts_with(token.content)) return {i, i + token.content.size(), token.id};
+    if (const auto* token = longest_at(group, text.substr(i))) {
+      return {i, i + token->content.size(), token->id};
     }
   }
   return {};
 }
 
-AddedTokens::Match AddedTokens::find(std::string_view text, size_t from) const {
-  Match plain = find_in(plain_, text, from);
-  Match normalized = find_in(normalized_, text.substr(0, std::min(plain.begin, text.size())), from);
-  return normalized.id >= 0 ? normalized : plain;
+AddedTokens::Match AddedTokens::Search::next(size_t from) {
+  // Kept from call to call, so that many normalized ones before it cost no more looks at the text than one.
+  if (!is_known_ || plain_.begin < from) plain_ = find_in(tokens_.plain_, text_, from);
+  is_known_ = true;
+  Match normalized =
+      find_in(tokens_.normalized_, text_.substr(0, std::min(plain_.begin, text_.size())), from);
+  return normalized.id >= 0 ? normalized : plain_;
 }
 
 }  // namespace fsdp::data

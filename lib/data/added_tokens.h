@@ -22,19 +22,32 @@ class AddedTokens {
 
   explicit AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens);
 
-  /// The next one in text[from, text.size()): of those that are not normalized the leftmost, and of several
-  /// there the longest; before it the leftmost of the normalized ones.
-  Match find(std::string_view text, size_t from) const;
+  /// The tokens in one text, from its beginning to its end. Both must outlive it.
+  class Search {
+   public:
+    Search(const AddedTokens& tokens, std::string_view text) : tokens_(tokens), text_(text) {}
+
+    /// The next one in text[from, text.size()): of those that are not normalized the leftmost, and of several
+    /// there the longest; before it the leftmost of the normalized ones. `from` must not fall.
+    Match next(size_t from);
+
+   private:
+    const AddedTokens& tokens_;
+    std::string_view text_;
+    Match plain_;
+    bool is_known_ = false;  ///< plain_ is
+  };
 
   /// Bytes of the longest; 0 when there are none.
   size_t longest_bytes() const { return longest_bytes_; }
 
  private:
   struct Group {
-    std::vector<BpeVocabulary::AddedToken> tokens;  ///< the longest first
+    std::vector<BpeVocabulary::AddedToken> tokens;  ///< sorted by content, each once
     std::array<bool, 256> begins{};                 ///< whether one begins with the byte
     std::string only_byte;                          ///< that byte when all begin with the same
   };
+  static const BpeVocabulary::AddedToken* longest_at(const Group& group, std::string_view text);
   static Match find_in(const Group& group, std::string_view text, size_t from);
 
   Group plain_, normalized_;

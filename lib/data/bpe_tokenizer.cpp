@@ -149,8 +149,9 @@ size_t BpeTokenizer::encode_up_to(std::string_view text, size_t stop, bool goes_
   }
   size_t done = 0;
   bool cut = false;
+  AddedTokens::Search tokens(added_, text);
   while (!cut && done < text.size() && (done < stop || !goes_on)) {
-    AddedTokens::Match token = added_.find(text, done);
+    AddedTokens::Match token = tokens.next(done);
     // A longer one might begin there.
     bool found = token.id >= 0 && (!goes_on || token.begin < certain);
     size_t end = found ? token.begin : goes_on ? std::max(certain, done) : text.size();

@@ -6,6 +6,7 @@
 #include "data/utf8.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/json.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -43,16 +44,12 @@ class Reader {
   }
 
   json parse(std::string_view text) const {
-    auto depth_limit = [this](int depth, json::parse_event_t, json&) {
-      if (depth > kMaxDepth) damaged(concat("is nested more than ", kMaxDepth, " deep"));
-      return true;
-    };
     try {
-      json parsed = json::parse(text, depth_limit);
+      json parsed = util::parse_json(text, {.deepest_level = kMaxDepth});
       if (!parsed.is_object()) damaged("is no JSON object");
       return parsed;
-    } catch (const json::exception& error) {
-      damaged(concat("is no JSON (", error.what(), ")"));
+    } catch (const util::JsonError& error) {
+      damaged(error.what());
     }
   }
 

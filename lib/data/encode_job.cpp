@@ -4,6 +4,7 @@
 
 #include "data/utf8.h"
 #include "util/error.h"
+#include "util/json.h"
 
 namespace fsdp::data {
 namespace {
@@ -18,15 +19,11 @@ constexpr int kMaxDepth = 64;
 
 /// The document in a line.
 std::string document_of(std::string_view line, const EncodeJobOptions& options, const TextPart& part) {
-  auto depth_limit = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kMaxDepth) refuse(options, part, "is nested more than 64 deep");
-    return true;
-  };
   nlohmann::json object;
   try {
-    object = nlohmann::json::parse(line, depth_limit);
-  } catch (const nlohmann::json::exception& error) {
-    refuse(options, part, util::concat("is no JSON (byte ", line.size(), " or before)"));
+    object = util::parse_json(line, {.deepest_level = kMaxDepth, .unique_keys = false});
+  } catch (const util::JsonError& error) {
+    refuse(options, part, error.what());
   }
   if (!object.is_object()) refuse(options, part, "is JSON but no object");
   auto field = object.find(options.json_field);

@@ -100,6 +100,7 @@ TEST_F(FsdpCkpt, InspectsCheckpointsAndSafetensors) {
   EXPECT_EQ(description["tensors"].size(), 10u);
   EXPECT_EQ(description["tensors"][0]["name"], "model/embed_tokens.weight");
   EXPECT_EQ(description["tensors"][0]["bytes"], 13 * 7 * 4);
+  EXPECT_EQ(out_, description.dump(2) + "\n");
 
   fs::path file = root_.path() / "w.safetensors";
   ASSERT_EQ(run("consolidate " + quoted(step) + " " + quoted(file)), 0) << err_;

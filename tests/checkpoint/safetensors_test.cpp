@@ -67,6 +67,20 @@ TEST(Safetensors, TakeOverWhatAKilledWriterLeft) {
   EXPECT_FALSE(fs::exists(folder.path() / ".w.safetensors.tmp"));
 }
 
+// Quadratic in the tensors this is a matter of minutes.
+TEST(Safetensors, OfManyTensorsAreReadInLinearTime) {
+  TemporaryFolder folder;
+  const fs::path path = folder.path() / "many.safetensors";
+  const int64_t tensors = 150'000;
+  std::string header = "{";
+  for (int64_t i = 0; i < tensors; ++i) {
+    header += util::concat(i == 0 ? "" : ",", "\"w", i,
+                           "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[", i, ",", i + 1, "]}");
+  }
+  std::ofstream(path, std::ios::binary) << safetensors_bytes(header + "}", std::string(tensors, 'x'));
+  EXPECT_EQ(SafetensorsReader(path).tensors().size(), static_cast<size_t>(tensors));
+}
+
 struct Malformed {
   const char* name;
   std::string bytes;
@@ -109,6 +123,12 @@ const Malformed kMalformed[] = {
     {"control_name",
      safetensors_bytes(R"({"a\nb":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234"),
      "control characters"},
+    {"long_name",
+     safetensors_bytes(
+         "{\"" + std::string(1001, 'n') + R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234"),
+     "whose name has 1001 bytes, more than the 1000"},
+    {"key_twice_in_entry", one(R"({"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]})"),
+     "\"shape\" twice"},
     {"metadata_number", safetensors_bytes(R"({"__metadata__":{"a":1}})", ""), "not a text"},
     {"metadata_list", safetensors_bytes(R"({"__metadata__":[]})", ""), "not an object"},
     {"entry_number", one("5"), "tensor w is not described"},

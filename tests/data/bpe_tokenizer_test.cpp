@@ -250,7 +250,7 @@ TEST_F(BpeFile, RefusesDamagedFiles) {
   for (std::string text : {"", "{", "[]", "{\"model\": 1}"}) {
     expect_error(ErrorKind::kData, {"t.json"}, [&] { parse_tokenizer_json(text, "t.json"); });
   }
-  expect_error(ErrorKind::kData, {"nested"},
+  expect_error(ErrorKind::kData, {"nests deeper"},
                [&] { parse_tokenizer_json(std::string(100000, '['), "t.json"); });
 }
 

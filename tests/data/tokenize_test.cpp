@@ -304,12 +304,12 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
       expect_error(ErrorKind::kData, {"line 2 of " + path, part, "--json-field"}, [&] { tokenize(options); });
     }
   };
-  refuse("no json", "is no JSON");
+  refuse("no json", "is not valid JSON");
   refuse("[1]", "no object");
   refuse("{\"content\": \"x\"}", "no such field");
   refuse("{\"text\": 3}", "has a number");
-  refuse("{\"text\": \"\xff\"}", "is no JSON");
-  refuse(std::string(1000, '['), "nested");
+  refuse("{\"text\": \"\xff\"}", "is not valid JSON");
+  refuse(std::string(1000, '['), "nests deeper");
   EXPECT_EQ(folder.entries(), 2);  // a.jsonl and the empty out/
 }
 

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "fuzz/fuzz_target.h"
 

@@ -23,6 +23,7 @@ void replay(const std::string& name, int (*target)(const uint8_t*, size_t)) {
   EXPECT_GE(files, 3);
 }
 
+TEST(FuzzCorpus, Json) { replay("json", json); }
 TEST(FuzzCorpus, Safetensors) { replay("safetensors", safetensors); }
 TEST(FuzzCorpus, Manifest) { replay("manifest", manifest); }
 TEST(FuzzCorpus, ShardFile) { replay("shard_file", shard_file); }

@@ -1,0 +1,59 @@
+#include "data/added_tokens.h"
+
+#include <nlohmann/json.hpp>
+
+#include "data/bpe_tokenizer.h"
+#include "data/byte_level.h"
+#include "data/token_fixtures.h"
+
+namespace fsdp::data {
+namespace {
+
+using Found = std::vector<std::pair<size_t, int64_t>>;
+
+/// Begin and id of all tokens in a text.
+Found found_in(const AddedTokens& tokens, std::string_view text) {
+  AddedTokens::Search search(tokens, text);
+  Found found;
+  for (size_t from = 0;;) {
+    const AddedTokens::Match match = search.next(from);
+    if (match.id < 0) return found;
+    found.emplace_back(match.begin, match.id);
+    from = match.end;
+  }
+}
+
+TEST(AddedTokens, TheLongestOfThoseAtAPlaceIsFound) {
+  const AddedTokens tokens({{"<a>", 1}, {"<a><b>", 2}, {"<", 3}, {"<a>", 4}, {"\xff", 5}});
+  EXPECT_EQ(found_in(tokens, "x<a><b><a><c>\xff<"), (Found{{1, 2}, {7, 1}, {10, 3}, {13, 5}, {14, 3}}));
+  EXPECT_EQ(found_in(tokens, ""), Found{});
+  EXPECT_EQ(found_in(AddedTokens({}), "<a>"), Found{});
+}
+
+TEST(AddedTokens, ThoseThatAreNotNormalizedComeBeforeTheOthers) {
+  const AddedTokens tokens({{"ab", 1, true}, {"bc", 2, false}, {"a", 3, true}});
+  EXPECT_EQ(found_in(tokens, "abcab"), (Found{{0, 3}, {1, 2}, {3, 1}}));
+}
+
+// One look at each of the tokens for each place of the text would be 10^11 looks.
+TEST(AddedTokens, HundredsOfThousandsAreReadAndFoundInLinearTime) {
+  const int64_t count = 200'000;
+  nlohmann::json vocabulary, added = nlohmann::json::array();
+  for (int byte = 0; byte < 256; ++byte) vocabulary[byte_symbol(static_cast<unsigned char>(byte))] = byte;
+  for (int64_t i = 0; i < count; ++i) {
+    added.push_back({{"id", 256 + i}, {"content", util::concat("<", i, ">")}, {"special", true}});
+  }
+  const nlohmann::json file{
+      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}},
+      {"added_tokens", added},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}};
+  const BpeTokenizer tokenizer(parse_tokenizer_json(file.dump(), "tokenizer.json"));
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) text += util::concat("<", i, "> < ");
+  std::vector<int64_t> ids;
+  tokenizer.encode(text, ids);
+  EXPECT_EQ(std::count_if(ids.begin(), ids.end(), [](int64_t id) { return id >= 256; }), count);
+}
+
+}  // namespace
+}  // namespace fsdp::data
