@@ -64,7 +64,7 @@ struct LoggingOptions {
   int64_t interval_steps = 1;
   bool trace_communication = false;
   /// Products of matrices in param_dtype that a rank could do at best, in TFLOP/s: what MFU is a share of; 0:
-  /// measured.
+  /// of the GPU's data sheet, or measured.
   double peak_tflops = 0.0;
   bool csv = false;          ///< metrics.csv beside metrics.jsonl
   bool tensorboard = false;  ///< event files of TensorBoard

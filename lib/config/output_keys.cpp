@@ -55,7 +55,7 @@ std::vector<Key> output_keys() {
        {}},
       {KEY(logging, peak_tflops),
        "TFLOP/s of matrix products that a process could reach, in param_dtype even with training.float8; MFU "
-       "is the share of it. 0: measured at the start",
+       "is the share of it. 0: of the data sheet of a known GPU, else measured at the start",
        at_least(0),
        {}},
       {KEY(logging, csv), "write metrics.csv beside metrics.jsonl: the same numbers as a table", {}, {}},

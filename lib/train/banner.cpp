@@ -55,7 +55,7 @@ std::string for_optimizer(const config::Config& config, const shard::Engine& eng
 }  // namespace
 
 std::string banner(const config::Config& config, const shard::Engine& engine, const data::TrainLoader& loader,
-                   double peak_flops_per_second) {
+                   const PeakRate& peak) {
   int64_t parameters = 0, largest_unit_bytes = 0;
   for (const auto& unit : engine.units()) {
     parameters += unit->storage().layout().numel();
@@ -85,8 +85,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
       config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",
-      util::fixed(peak_flops_per_second / 1e12, 3), " TFLOP/s a rank",
-      config.logging.peak_tflops > 0 ? "" : " (measured)", of_what_mfu_is_a_share(config), "\n");
+      util::fixed(peak.flops_per_second / 1e12, 3), " TFLOP/s a rank",
+      peak.is_given() ? "" : concat(" (", peak.source, ")"), of_what_mfu_is_a_share(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");

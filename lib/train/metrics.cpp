@@ -56,6 +56,7 @@ void MetricsFile::write(const StepMetrics& metrics) {
     line["gpu_allocator_retries"] = metrics.gpu->retries;
   }
   if (metrics.mfu) line["mfu"] = *metrics.mfu;
+  if (metrics.peak_tflops) line["peak_tflops"] = *metrics.peak_tflops;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
   write_line(line);

@@ -29,9 +29,9 @@ struct StepMetrics {
   int64_t minor_faults = 0;                         ///< util::minor_faults()
   std::optional<double> loss_scale = std::nullopt;  ///< for the next step; only with a loss scaler
   /// Of the model's arithmetic, in the best rate of matrix products of all ranks: model FLOPs utilisation.
-  /// The rate is that of param_dtype with training.float8 too, so that runs with and without it compare; it
-  /// may then come to more than 1.
+  /// The rate is that of param_dtype with training.float8 too, so that runs with and without it compare.
   std::optional<double> mfu = std::nullopt;
+  std::optional<double> peak_tflops = std::nullopt;  ///< of a rank: what mfu is a share of, see PeakRate
   double data_wait_seconds = 0.0;  ///< mean of a step since the line before: the rank waited for its batches
   /// Steps of the run whose update was skipped: for their loss or norm, or for gradients that overflowed at
   /// their loss scale; only where that may be.

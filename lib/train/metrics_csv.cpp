@@ -29,7 +29,8 @@ constexpr const char* kColumns[] = {"step",
                                     "validation_bits_per_byte",
                                     "gpu_peak_allocated_bytes",
                                     "gpu_peak_reserved_bytes",
-                                    "gpu_allocator_retries"};
+                                    "gpu_allocator_retries",
+                                    "peak_tflops"};
 
 std::string heading() {
   std::string line;

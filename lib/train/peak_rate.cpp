@@ -5,45 +5,133 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sin.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <ctime>
+#include <thread>
 
+#include "comm/host_ranks.h"
+#include "train/device.h"
 #include "util/clock.h"
+#include "util/cuda.h"
 #include "util/dtype.h"
+#include "util/error.h"
+#include "util/gpu_data_sheets.h"
+#include "util/parallel.h"
 
 namespace fsdp::train {
+namespace {
 
-double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul, at::Device device) {
-  using Clock = std::chrono::steady_clock;
-  // One thread is as fast with the smaller matrices, of which it does six in the time of one of the others:
-  // some of them meet no other load. Several threads need more to share.
-  const int64_t size = !device.is_cpu() ? 8192 : at::get_num_threads() > 1 ? 1024 : 512;
-  const double least_seconds = device.is_cpu() ? 0.02 : 0.08;
-  const double flops = 2.0 * std::pow(static_cast<double>(size), 3);
-  at::NoGradGuard no_grad;
-  // Matrix units are a fifth faster with numbers that are all the same.
-  const at::Tensor x = (device.is_cpu() ? at::arange(size * size, at::kFloat).sin_().view({size, size})
-                                        : at::ones({size, size}, at::TensorOptions().device(device)))
-                           .to(util::dtype_from_name(dtype));
+constexpr const char *kMeasured = "measured", *kDataSheet = "data sheet", *kGiven = "logging.peak_tflops";
+
+/// Of the calling thread. Waiting for a processor takes none.
+double processor_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The best of several products by `clock`.
+double best_rate(const at::Tensor& x, kernels::Matmul matmul, double least_seconds, double (*clock)()) {
+  const at::NoGradGuard no_grad;
+  const double flops = 2.0 * std::pow(static_cast<double>(x.size(0)), 3);
   const at::Tensor weight = x.clone();
   const auto multiply = [&] {
     const at::Tensor y = kernels::linear(x, weight, matmul);
-    if (!device.is_cpu()) y.view({-1})[0].item<double>();  // waits for the device
+    if (!x.is_cpu()) y.view({-1})[0].item<double>();  // waits for the device
   };
   multiply();  // the first makes the library's kernels
   double best = 0, spent = 0;
   while (spent < least_seconds) {
-    const auto begin = Clock::now();
+    const double begin = clock();
     multiply();
-    const double seconds = util::seconds_since(begin);
+    const double seconds = clock() - begin;
     best = std::max(best, flops / seconds);
     spent += seconds;
   }
   return best;
+}
+
+/// Of the run's ranks those that share the processors of this host; each runs that part of its threads at
+/// once.
+double share_of_processors(comm::Communicator& communicator) {
+  const comm::HostIdentity host = comm::HostIdentity::read();
+  const std::string key = util::concat(host.boot_id, ' ', host.pid_namespace, ' ');
+  const int threads = at::get_num_threads();
+  int64_t of_host = 0;
+  for (const std::string& text :
+       comm::all_gather_text(communicator, util::concat(key, threads), {.unit = "threads"})) {
+    if (text.starts_with(key)) of_host += std::stoll(text.substr(key.size()));
+  }
+  return share_of_threads(of_host, std::thread::hardware_concurrency());
+}
+
+double largest_over_ranks(double value, comm::Communicator& communicator) {
+  const at::Tensor largest = at::full({1}, value, at::kDouble);
+  communicator.all_reduce(largest, comm::ReduceOp::kMax, {.unit = "peak rate"})->synchronize();
+  return largest.item<double>();
+}
+
+}  // namespace
+
+bool PeakRate::is_given() const { return std::strcmp(source, kGiven) == 0; }
+
+PeakRate find_peak_rate(const config::Config& config, comm::Communicator& communicator) {
+  if (config.logging.peak_tflops > 0) return {config.logging.peak_tflops * 1e12, kGiven};
+  const at::Device device = communicator.device();
+  const std::string& dtype = config.mixed_precision.param_dtype;
+  // Ranks on different GPUs come to the same answer: the best of them, and whether all have a data sheet.
+  double known = 0;
+  if (device.is_cuda()) known = data_sheet_rate(util::cuda_device(device.index()).name, dtype);
+  const double unknown = largest_over_ranks(known > 0 ? 0 : 1, communicator);
+  if (unknown == 0) return {largest_over_ranks(known, communicator), kDataSheet};
+  const double share = device.is_cpu() ? share_of_processors(communicator) : 1;
+  const double rate = measured_matmul_rate(dtype, kernels::matmul_by_name(config.training.matmul), device);
+  return {largest_over_ranks(std::max(rate * share, known), communicator), kMeasured, share};
+}
+
+double data_sheet_rate(const std::string& device_name, const std::string& dtype) {
+  const util::GpuDataSheet* sheet = util::gpu_data_sheet(device_name);
+  if (sheet == nullptr) return 0;
+  const bool tf32 = dtype == "float32" && float32_products_use_tf32() && sheet->tf32_tflops > 0;
+  return 1e12 * sheet->dense_tflops(tf32 ? "tf32" : dtype);
+}
+
+double utilisation(PeakRate& peak, double flops_per_second, const std::function<double()>& measure) {
+  if (flops_per_second > peak.flops_per_second && !peak.is_given()) {
+    peak.flops_per_second = std::max(flops_per_second, measure() * peak.share_of_threads);
+    peak.source = kMeasured;
+  }
+  return flops_per_second / peak.flops_per_second;
+}
+
+double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul, at::Device device) {
+  const at::ScalarType type = util::dtype_from_name(dtype);
+  if (!device.is_cpu()) {
+    const at::Tensor ones = at::ones({8192, 8192}, at::TensorOptions().device(device)).to(type);
+    return best_rate(ones, matmul, 0.08, wall_seconds);
+  }
+  double rate = 0;
+  util::on_one_thread([&] {
+    // Matrix units are a fifth faster with numbers that are all the same.
+    const at::Tensor x = at::arange(512 * 512, at::kFloat).sin_().view({512, 512}).to(type);
+    rate = best_rate(x, matmul, 0.02, processor_seconds);
+  });
+  return rate * at::get_num_threads();
+}
+
+double share_of_threads(int64_t threads, int64_t cores) {
+  return cores <= 0 || threads <= cores ? 1 : static_cast<double>(cores) / static_cast<double>(threads);
 }
 
 }  // namespace fsdp::train

@@ -29,7 +29,7 @@ std::string utc_now() {
 
 }  // namespace
 
-nlohmann::ordered_json run_environment(const comm::Communicator& communicator) {
+nlohmann::ordered_json run_environment(const comm::Communicator& communicator, const PeakRate& peak) {
   return {{"fsdp", util::version()},
           {"libtorch", TORCH_VERSION},
           {"started", utc_now()},
@@ -40,7 +40,9 @@ nlohmann::ordered_json run_environment(const comm::Communicator& communicator) {
           {"cpu_instructions", at::get_cpu_capability()},
           {"cores", std::thread::hardware_concurrency()},
           {"threads_a_rank", at::get_num_threads()},
-          {"memory", util::human_bytes(::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGE_SIZE))}};
+          {"memory", util::human_bytes(::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGE_SIZE))},
+          {"peak_tflops_a_rank", peak.flops_per_second / 1e12},
+          {"peak_tflops_source", peak.source}};
 }
 
 }  // namespace fsdp::train

@@ -63,6 +63,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   position_ = checkpointer_->restore();
   tell_batch();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
+  peak_ = find_peak_rate(config_, *communicator_);
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
     prepare_output();
@@ -76,8 +77,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       !cut.empty() && is_first_rank()) {
     util::log_warning(cut);
   }
-  peak_flops_per_second_ = peak_rate();
-  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_, peak_flops_per_second_));
+  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_, peak_));
 }
 
 /// What a change of the batch means for the loss is for the user to judge, who may not know of it: with
@@ -97,13 +97,6 @@ config::Config Trainer::config_as_given() const {
   config::Config config = config_;
   config.training.gradient_accumulation_steps = given_micro_steps_;
   return config;
-}
-
-double Trainer::peak_rate() const {
-  if (config_.logging.peak_tflops > 0) return config_.logging.peak_tflops * 1e12;
-  // By all ranks at once, since those of one host share its cores.
-  return measured_matmul_rate(config_.mixed_precision.param_dtype,
-                              kernels::matmul_by_name(config_.training.matmul), communicator_->device());
 }
 
 void Trainer::open_data() {
@@ -153,7 +146,7 @@ void Trainer::prepare_output() {
   }
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
   util::write_file_atomically(output_folder() / "environment.json",
-                              run_environment(*communicator_).dump(2) + "\n");
+                              run_environment(*communicator_, peak_).dump(2) + "\n");
   metrics_.emplace(output_folder(), position_.step,
                    MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
 }
@@ -326,9 +319,17 @@ void Trainer::report(const StepResult& result, double lr) {
                       .peak_memory_bytes = util::peak_resident_bytes(),
                       .minor_faults = util::minor_faults()};
   if (communicator_->device().is_cuda()) metrics.gpu = util::cuda_memory(communicator_->device().index());
+  // Not on a GPU: it has no room to spare in the middle of a run.
+  const auto measure_again = [&] {
+    return communicator_->device().is_cpu()
+               ? measured_matmul_rate(config_.mixed_precision.param_dtype,
+                                      kernels::matmul_by_name(config_.training.matmul))
+               : 0.0;
+  };
   const double flops_per_second =
       reading.tokens_per_second * plan::model_flops_a_token(config_.model, config_.data.sequence_length);
-  metrics.mfu = flops_per_second / (peak_flops_per_second_ * communicator_->world_size());
+  metrics.mfu = utilisation(peak_, flops_per_second / communicator_->world_size(), measure_again);
+  metrics.peak_tflops = peak_.flops_per_second / 1e12;
   metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
   if (parts_.scaler || parts_.guard) {

@@ -18,6 +18,7 @@
 #include "train/checkpointer.h"
 #include "train/fault_injection.h"
 #include "train/metrics.h"
+#include "train/peak_rate.h"
 #include "train/progress.h"
 #include "train/run_parts.h"
 #include "train/sample_text.h"
@@ -58,8 +59,6 @@ class Trainer {
   RunSummary run();
 
  private:
-  /// FLOP/s of matrix products that this rank could do at best.
-  double peak_rate() const;
   /// Says so when a run that resumes sees another number of samples a step.
   void tell_batch();
   /// With the micro-steps that were given, so that the run's config.toml serves other numbers of ranks too.
@@ -93,7 +92,7 @@ class Trainer {
   std::optional<data::TrainLoader> loader_;
   std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null: none
   std::optional<TimedBatches> batches_;                 ///< of the loader or what loads ahead of it
-  double peak_flops_per_second_ = 0;                    ///< of this rank
+  PeakRate peak_;                                       ///< raised by rank 0 where a step was faster
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
   std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every

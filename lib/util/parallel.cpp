@@ -3,15 +3,40 @@
 #include "util/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <omp.h>
+
+#include <exception>
+#include <thread>
 
 #ifndef _OPENMP
 #error "at::parallel_for() would run on one thread"
 #endif
 
+// MKL within libtorch, where it is; of the calling thread, and before what OpenMP has for it.
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
+
 namespace fsdp::util {
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body) {
   at::parallel_for(begin, end, grain, body);
+}
+
+void on_one_thread(c10::function_ref<void()> body) {
+  std::exception_ptr thrown;
+  std::thread([&] {
+    try {
+      // libtorch sets the number when a thread first asks, which libtorch and the code inlined here remember
+      // each for itself. Not by at::set_num_threads(), which is for all threads.
+      at::get_num_threads();
+      at::internal::lazy_init_num_threads();
+      omp_set_num_threads(1);
+      if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(1);
+      body();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  }).join();
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 }  // namespace fsdp::util

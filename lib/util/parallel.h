@@ -12,4 +12,8 @@ namespace fsdp::util {
 /// part there are no further threads.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body);
 
+/// Runs `body` in a thread of its own, in which neither libtorch nor the libraries below it use further
+/// threads; those of other threads stay as they are. Returns when it has ended and throws what it threw.
+void on_one_thread(c10::function_ref<void()> body);
+
 }  // namespace fsdp::util

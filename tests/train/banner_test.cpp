@@ -19,7 +19,7 @@ TEST(Banner, SaysWhatIsTrainedOnWhatAndWhere) {
     int64_t parameters = nn::count_parameters(*model);
     auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 2, 3});
-    std::string text = banner(config, *engine, loader, 0.25e12);
+    std::string text = banner(config, *engine, loader, {0.25e12, "measured"});
     for (const std::string& part :
          {util::with_commas(parameters) + " parameters", std::string("4 units"),
           std::string("compute    float32, fused kernels, products by "),
@@ -40,7 +40,7 @@ TEST(Banner, SaysThatLinearLayersMultiplyInFloat8) {
     auto model = testing::make_initialized(config.model);
     auto engine = shard::fully_shard(*model, config::shard_options(config), testing::borrowed(communicator));
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {0, 1, 1});
-    const std::string text = banner(config, *engine, loader, 0.25e12);
+    const std::string text = banner(config, *engine, loader, {0.25e12, "logging.peak_tflops"});
     EXPECT_NE(
         text.find("compute    bfloat16, fused kernels, linear layers in float8 (tensorwise); at best 0.250 "
                   "TFLOP/s a rank, in bfloat16, of which mfu is the share\n"),
@@ -59,7 +59,7 @@ TEST(Banner, SaysWhatTheMeshMeans) {
     comm::Mesh mesh(config.mesh, testing::borrowed(communicator));
     auto engine = shard::fully_shard(*model, config.fsdp, mesh);
     data::TrainLoader loader(config.data, config.model.vocab_size, 1, {communicator.rank(), 4, 1});
-    std::string text = banner(config, *engine, loader, 0.25e12);
+    std::string text = banner(config, *engine, loader, {0.25e12});
     EXPECT_NE(
         text.find(
             "mesh       dcn 2 x data 2 x model 1: units sharded over data (2), replicated over dcn (2)"),

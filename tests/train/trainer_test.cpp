@@ -35,6 +35,18 @@ TEST_F(TrainerTest, LearnsAndLeavesMetricsConfigAndACheckpoint) {
   EXPECT_EQ(checkpoint::incompleteness(summary.last_checkpoint), "");
 }
 
+TEST_F(TrainerTest, RecordsOfWhatMfuIsAShareAndNoMoreThanAllOfIt) {
+  config_.logging.peak_tflops = 0;
+  train(2, config_);
+  const auto mfu = values_of(folder_ / "out/metrics.jsonl", "mfu");
+  const auto peaks = values_of(folder_ / "out/metrics.jsonl", "peak_tflops");
+  ASSERT_EQ(peaks.size(), mfu.size());
+  for (const double share : mfu) EXPECT_LE(share, 1);
+  const auto environment = nlohmann::json::parse(util::read_file(folder_ / "out/environment.json"));
+  EXPECT_EQ(environment.at("peak_tflops_source"), "measured");
+  EXPECT_GE(peaks.front(), environment.at("peak_tflops_a_rank").get<double>());
+}
+
 TEST_F(TrainerTest, SeesEachSampleOnceWhileTheBatchGrows) {
   config_.training.gradient_accumulation_steps = 4;
   config_.training.batch_warmup_steps = 3;

@@ -1,8 +1,13 @@
 #include "util/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -60,6 +65,28 @@ TEST_F(ParallelFor, ThrowsWhatAPartThrew) {
                               if (begin > 0) throw std::runtime_error("of a part");
                             }),
                std::runtime_error);
+}
+
+int64_t threads_of_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+TEST_F(ParallelFor, AndProductsOfAThreadOfItsOwnHaveNoFurtherThreads) {
+  const at::Tensor x = at::ones({512, 512});
+  on_one_thread([&] {
+    const int64_t threads = threads_of_process();
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor factor = x.to(type);
+      at::mm(factor, factor);
+    }
+    int parts = 0;
+    parallel_for(0, 100, 1, [&](int64_t, int64_t) { ++parts; });
+    EXPECT_EQ(parts, 1);
+    EXPECT_EQ(threads_of_process(), threads);
+  });
+  EXPECT_EQ(at::get_num_threads(), 4);
+  EXPECT_THROW(on_one_thread([] { throw std::runtime_error("of the body"); }), std::runtime_error);
 }
 
 }  // namespace
