@@ -181,6 +181,7 @@ RunSummary Trainer::run() {
   checkpointer_->finish();
   communicator_->barrier({.unit = "end of the run"});
   checkpointer_->require_last_save();
+  progress_.finish_line();
   if (parts_.graphs && is_first_rank()) util::log_info(describe(*parts_.graphs));
   summary_.step = position_.step;
   summary_.best = validations_.best();
@@ -254,6 +255,7 @@ void Trainer::train() {
     const int64_t micro_steps = micro_steps_of(config_.training, step + 1);
     const int64_t samples = loader_->samples_per_micro_step() * micro_steps;
     profile.begin_step(step + 1);
+    progress_.begin(util::concat("step ", step + 1), step);
     StepResult result = train_step.run({.step = step + 1,
                                         .first_global_sample = samples_seen,
                                         .lr = lr,
@@ -299,6 +301,7 @@ void Trainer::save_if(bool due, bool best) {
   best = best && config_.checkpoint.keep_best;
   if (!due && !best) return checkpointer_->poll();
   faults_.at(FaultPlace::kSave, position_.step);
+  progress_.begin("saving", position_.step);
   best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
 }
 
@@ -353,6 +356,7 @@ bool Trainer::validation_is_due() const {
 }
 
 bool Trainer::validate() {
+  progress_.begin("validation", position_.step);
   const auto finished = train::validate(
       *parts_.model, *validation_loader_, *communicator_,
       {.bytes = token_bytes_.get(), .stop_requested = [this] { return stop_is_requested(); }});
@@ -375,6 +379,7 @@ bool Trainer::validate() {
 }
 
 void Trainer::show_sample() {
+  progress_.begin("sample", position_.step);
   const auto text = sample_text_->of(*parts_.model, *communicator_, [this] { return stop_is_requested(); });
   summary_.stopped = !text.has_value();
   if (!is_first_rank() || !text) return;

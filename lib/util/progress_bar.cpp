@@ -44,7 +44,8 @@ std::string bar_line(std::string_view head, double share, std::string_view tail,
 }
 
 void draw_over(std::ostream& stream, std::string_view line) {
-  stream << "\033[K" << line << '\r' << std::flush;
+  // At once: others write to the same terminal.
+  stream << concat("\033[K", line, '\r') << std::flush;
 }
 
 ByteProgressBar::~ByteProgressBar() { clear(); }

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <sstream>
+#include <string>
+#include <thread>
 
 namespace fsdp::train {
 namespace {
@@ -17,13 +21,21 @@ const StepMetrics kStep{.step = 50,
                         .step_seconds = 0.5,
                         .peak_memory_bytes = 512 << 20};
 
+/// The line of a terminal, without the characters that draw it over.
+std::string drawn(int columns, const StepMetrics& metrics) {
+  std::ostringstream out;
+  Progress({&out, columns}, 200).show(metrics);
+  const std::string text = out.str();
+  return text.substr(3, text.size() - 4);
+}
+
 TEST(Progress, WritesPlainLinesWhereThereIsNoTerminal) {
   std::ostringstream out;
   Progress progress({&out, 0}, 200);
   progress.show(kStep);
   progress.finish_line();
   EXPECT_EQ(out.str(),
-            "step 50/200  loss 2.0000  ppl 7.39  norm 0.75  lr 0.001000  12,346 tok/s  512.0 MiB  ETA 1m15s  "
+            "step 50/200  loss 2.0000  ppl 7.39  ETA 1m15s  12,346 tok/s  norm 0.75  lr 0.001000  512.0 MiB  "
             "data 0.0%\n");
 }
 
@@ -56,12 +68,94 @@ TEST(Progress, DrawsOneLineOverAndOverOnATerminal) {
 }
 
 TEST(Progress, NeverDrawsALineThatWraps) {
-  for (int columns : {1, 10, 40, 80, 120}) {
-    std::ostringstream out;
-    Progress({&out, columns}, 200).show(kStep);
-    std::string line = out.str().substr(3);  // after the escape that clears the line
-    EXPECT_LE(line.size(), static_cast<size_t>(std::max(columns, 2)));
+  for (int columns = 1; columns < 150; ++columns) {
+    EXPECT_LT(drawn(columns, kStep).size(), static_cast<size_t>(std::max(columns, 2)));
   }
+}
+
+TEST(Progress, LeavesOutWholeFieldsWhereALineIsTooNarrow) {
+  StepMetrics metrics = kStep;
+  metrics.mfu = 0.4321;
+  EXPECT_EQ(drawn(60, metrics), "50/200 [###..........] loss 2.0000  ETA 1m15s  12,346 tok/s");
+  EXPECT_EQ(drawn(80, metrics), "50/200 [##.......] loss 2.0000  ETA 1m15s  12,346 tok/s  norm 0.75  lr 0.001000");
+  EXPECT_EQ(drawn(30, metrics), "50/200 loss 2.0000  ETA 1m15s");
+  EXPECT_EQ(drawn(7, metrics), "50/200");
+  EXPECT_EQ(drawn(6, metrics), "");
+  // Whatever the width: what is shown are fields of the whole line.
+  const std::string whole = drawn(500, metrics) + "  ";
+  for (int columns = 7; columns < 150; ++columns) {
+    const std::string line = drawn(columns, metrics);
+    const size_t first = line.find("loss");
+    if (first == std::string::npos) continue;
+    std::string rest = line.substr(first) + "  ";
+    for (size_t end = rest.find("  "); end != std::string::npos; end = rest.find("  ")) {
+      EXPECT_NE(whole.find(rest.substr(0, end + 2)), std::string::npos) << line;
+      rest.erase(0, end + 2);
+    }
+  }
+}
+
+TEST(Progress, ShowsSmallRatesWithTheirDigits) {
+  StepMetrics metrics = kStep;
+  const auto line_at = [&](double lr) {
+    std::ostringstream out;
+    metrics.lr = lr;
+    Progress({&out, 0}, 200).show(metrics);
+    return out.str();
+  };
+  EXPECT_NE(line_at(2e-5).find("  lr 2.0e-05  "), std::string::npos);
+  EXPECT_NE(line_at(3e-4).find("  lr 0.000300  "), std::string::npos);
+  EXPECT_NE(line_at(0).find("  lr 0.000000  "), std::string::npos);
+}
+
+TEST(Progress, DrawsWhatIsUnderWayBetweenStepsThatAreLogged) {
+  using namespace std::chrono_literals;
+  std::ostringstream out;
+  Progress progress({&out, 100}, 200);
+  const auto begin = Progress::Clock::now();
+  progress.begin("step 1", 0, begin);
+  progress.tick(begin + 12s);
+  progress.finish_line();
+  EXPECT_NE(out.str().find("\033[K0/200 [" + std::string(30, '.') + "] step 1 for 12s\r"), std::string::npos)
+      << out.str();
+  EXPECT_TRUE(out.str().ends_with("\033[K")) << "a tick is no line to keep";
+
+  out.str("");
+  progress.show(kStep);
+  progress.begin("step 60", 59, begin);
+  progress.tick(begin + 200ms);  // half a second a step
+  progress.tick(begin + 10s);
+  progress.finish_line();
+  const std::string text = out.str();
+  EXPECT_NE(text.find("\033[K59/200 "), std::string::npos) << text;
+  EXPECT_NE(text.find("] loss 2.0000  ETA 1m10s  "), std::string::npos)
+      << "quick steps need no time: " << text;
+  EXPECT_NE(text.find("] step 60 for 10s  loss 2.0000  ETA 1m10s  "), std::string::npos) << text;
+  // What stays is the last step that was logged.
+  EXPECT_NE(text.substr(text.rfind('\r')).find("50/200 "), std::string::npos) << text;
+
+  out.str("");
+  progress.tick(begin + 20s);
+  EXPECT_EQ(out.str(), "") << "other output follows";
+}
+
+TEST(Progress, DrawsNothingBetweenLinesWhereThereIsNoTerminal) {
+  std::ostringstream out;
+  Progress progress({&out, 0}, 200);
+  const auto begin = Progress::Clock::now();
+  progress.begin("step 1", 0, begin);
+  progress.tick(begin + std::chrono::seconds(12));
+  EXPECT_EQ(out.str(), "");
+}
+
+TEST(Progress, TicksByItself) {
+  std::ostringstream out;
+  {
+    Progress progress({&out, 100}, 200);
+    progress.begin("step 1", 0, Progress::Clock::now() - std::chrono::seconds(30));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+  }
+  EXPECT_NE(out.str().find("step 1 for 3"), std::string::npos) << out.str();
 }
 
 TEST(Progress, RanksWithoutAStreamAreSilent) {
