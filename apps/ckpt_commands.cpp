@@ -62,8 +62,8 @@ class Command {
     return parser_->add_option(name, value, about);
   }
   void flag(const char* name, bool& value, const char* about) const { parser_->add_flag(name, value, about); }
-  void dtype_option() const {
-    option("--dtype", arguments_->dtype, "cast floating-point weights to this type")
+  void dtype_option(const char* about = "cast floating-point weights to this type") const {
+    option("--dtype", arguments_->dtype, about)
         ->check(cli::one_of({"float32", "bfloat16", "float16", "float64"}));
   }
   void size_option() const {
@@ -116,6 +116,7 @@ int print(const checkpoint::ConsolidateResult& result, bool as_json) {
   if (as_json) {
     std::cout << text_of({{"output", result.output.string()},
                           {"config", result.config ? json(result.config->string()) : json()},
+                          {"model_files", result.model_files},
                           {"files", result.files},
                           {"tensors", result.tensors},
                           {"bytes", result.bytes}});
@@ -126,6 +127,9 @@ int print(const checkpoint::ConsolidateResult& result, bool as_json) {
   if (result.files > 1) std::cout << " in " << result.files << " files";
   std::cout << "\n";
   if (result.config) std::cout << result.config->string() << ": the model's config\n";
+  if (!result.model_files.empty()) {
+    std::cout << "beside it, as the run began with them: " << util::join(result.model_files, ", ") << "\n";
+  }
   return 0;
 }
 
@@ -174,8 +178,10 @@ CkptCommand add_consolidate(CLI::App& app) {
 CkptCommand add_export(CLI::App& app) {
   Command command(app, "export", "writes a llama or gpt2 as a folder that Hugging Face's transformers loads");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
-  command.positional("FOLDER", command->output, "gets config.json and model.safetensors");
-  command.dtype_option();
+  command.positional("FOLDER", command->output,
+                     "gets config.json, model.safetensors, and the tokenizer that the run knows");
+  command.dtype_option(
+      "cast floating-point weights to this type; otherwise to that of the model that the run began with");
   command.size_option();
   command.flag("--ema", command->ema,
                "the averages of the weights that a run with optimizer.ema_decay keeps, in place of them");

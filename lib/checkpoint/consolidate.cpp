@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "checkpoint/hugging_face_folder.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/sharded_source.h"
 #include "checkpoint/sharded_writer.h"
@@ -81,6 +82,9 @@ void write_folder(Source& source, const fs::path& output, const ConsolidateOptio
     util::write_file_atomically(staged.path() / "config.json", config_text(model, source.infos));
     result.config = staged.target() / "config.json";
   }
+  const ModelFiles small = model_files_in(kept_model_files(source.shards->path()));
+  copy_model_files(small, staged.path());
+  for (const auto& [name, path] : small) result.model_files.push_back(name);
   if (folder.index) util::write_file_atomically(staged.path() / kIndexFileName, folder.index->dump(2) + "\n");
   staged.commit(is_weights_file);
   result.output = staged.target() / (folder.index ? kIndexFileName : folder.files.front().first);
@@ -103,15 +107,17 @@ void write_full(const Source& source, const fs::path& output, const ConsolidateO
   }
   const Manifest& manifest = source.shards->manifest();
   const bool whole_state = options.optimizer && manifest.contents == Contents::kState;
-  ShardedResult written = write_sharded({.folder = output,
-                                         .world_size = 1,
-                                         .full = true,
-                                         .step = manifest.step,
-                                         .contents = whole_state ? Contents::kState : Contents::kWeights,
-                                         .training = whole_state ? manifest.training : nlohmann::json(),
-                                         .model = manifest.model,
-                                         .progress = options.progress},
-                                        source.state, tensors);
+  ShardedResult written =
+      write_sharded({.folder = output,
+                     .world_size = 1,
+                     .full = true,
+                     .step = manifest.step,
+                     .contents = whole_state ? Contents::kState : Contents::kWeights,
+                     .training = whole_state ? manifest.training : nlohmann::json(),
+                     .model = manifest.model,
+                     .model_files = model_files_in(kept_model_files(source.shards->path())),
+                     .progress = options.progress},
+                    source.state, tensors);
   result.output = written.folder;
   result.tensors = written.tensors;
   result.bytes = written.bytes;

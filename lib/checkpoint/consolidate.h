@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/tensor_source.h"
@@ -30,6 +31,7 @@ struct ConsolidateOptions {
 struct ConsolidateResult {
   std::filesystem::path output;                 ///< a file, the index of several, or a checkpoint's folder
   std::optional<std::filesystem::path> config;  ///< Hugging Face's config.json
+  std::vector<std::string> model_files{};       ///< names of tokenizer files and the like beside it
   int64_t files = 1;                            ///< with tensors in them
   int64_t tensors = 0;
   int64_t bytes = 0;  ///< of the tensors
@@ -37,9 +39,10 @@ struct ConsolidateResult {
 
 /// Safetensors have the tensors under "model/" without that prefix. An output that ends in ".safetensors" is
 /// the file. Any other is a folder as Hugging Face lays it out: model.safetensors, or
-/// model-00001-of-0000N.safetensors and model.safetensors.index.json, and config.json when the checkpoint
-/// knows the model's config. With `full` the output is a folder too, of a checkpoint (FORMAT.md). All shards'
-/// hashes are compared first, and no more than a few slices of 16 MiB are in memory.
+/// model-00001-of-0000N.safetensors and model.safetensors.index.json, and, when the checkpoint knows
+/// them, config.json and the model's small files (checkpoint/model_files.h). With `full` the output is a
+/// folder too, of a checkpoint (FORMAT.md). All shards' hashes are compared first, and no more than a few
+/// slices of 16 MiB are in memory.
 ///
 /// kUsage when the options do not go together; kCheckpoint when the checkpoint is damaged, has no weights,
 /// has no averages of them that are asked for, or the output is there (a folder: with something in it) and

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <cstdio>
 
+#include "checkpoint/inherited_config.h"
 #include "checkpoint/manifest.h"
-#include "util/dtype.h"
 #include "util/error.h"
 #include "util/file.h"
 
@@ -70,7 +70,7 @@ std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& in
   bool one_type = !infos.empty() && std::all_of(infos.begin(), infos.end(), [&](const TensorInfo& info) {
     return info.dtype == infos.front().dtype;
   });
-  if (config.is_object() && one_type) config["torch_dtype"] = util::dtype_name(infos.front().dtype);
+  if (config.is_object() && one_type) set_dtype(config, infos.front().dtype);
   return config.dump(2) + "\n";
 }
 

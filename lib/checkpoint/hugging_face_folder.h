@@ -27,7 +27,7 @@ HuggingFaceFolder plan_hugging_face_folder(const std::vector<TensorInfo>& infos,
 /// Whether a file of this name is one of the safetensors files above or their index.
 bool is_weights_file(const std::string& name);
 
-/// The text of config.json: with "torch_dtype" when the weights share one type.
+/// The text of config.json: with their type ("torch_dtype") when the weights share one.
 std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos);
 
 /// "5GB" -> 5,000,000,000, with the units of transformers: KB, MB, GB (powers of 1000), KiB, MiB, GiB, or

@@ -9,7 +9,9 @@
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_folder.h"
 #include "checkpoint/hugging_face_names.h"
+#include "checkpoint/inherited_config.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/sharded_source.h"
 #include "checkpoint/weights.h"
 #include "util/error.h"
@@ -48,12 +50,12 @@ ShardedResult import_model(const ImportRequest& request) {
   json config = read_config_json(config_path);
   const nn::ModelOptions options = options_from_hugging_face(config, config_path.string());
   // A part of the model without its head (LlamaModel) becomes the whole one, where the head is tied.
-  const json own = hugging_face_config(options);
-  config["architectures"] = own["architectures"];
+  config["architectures"] = {causal_model_class(config["model_type"])};
 
   const Weights source = open_weights(request.source);
   const MatchedWeights matched = match_weights(source, options);
   matched.misfits.refuse_any(request.source.string(), config_path.string());
+  if (const auto dtype = request.dtype ? request.dtype : common_dtype(source)) set_dtype(config, *dtype);
   std::vector<ShardedTensor> tensors;
   for (const auto& [name, stored] : matched.names) {
     const TensorInfo& info = source.info(stored);
@@ -64,6 +66,7 @@ ShardedResult import_model(const ImportRequest& request) {
                         .contents = Contents::kWeights,
                         .training = nullptr,
                         .model = std::move(config),
+                        .model_files = model_files_in(config_beside(request.source).parent_path()),
                         .progress = request.progress},
                        source, tensors);
 }
@@ -97,7 +100,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
          "; fsdp-ckpt consolidate writes one file");
   }
   return consolidate(request.checkpoint_folder, request.output,
-                     {.dtype = request.dtype,
+                     {.dtype = request.dtype ? request.dtype : dtype_of_config(source.manifest().model),
                       .ema = request.ema,
                       .overwrite = request.overwrite,
                       .max_file_bytes = request.max_file_bytes,

@@ -27,7 +27,8 @@ struct ImportRequest {
 
 /// Writes a checkpoint of step 0 that holds weights only. Accepts what is found in the wild: names without
 /// the prefix of the language model ("h.0.ln_1.weight"), a stored copy of a tied head, and buffers that are
-/// no weights (causal masks, rotary frequencies), which are left out.
+/// no weights (causal masks, rotary frequencies), which are left out. Keeps the config whole, and copies of
+/// the small files beside it (checkpoint/model_files.h).
 ///
 /// kCheckpoint that lists all missing, unexpected and misshapen weights at once, or that names what is wrong
 /// with the config; kIo when writing fails.
@@ -35,16 +36,19 @@ ShardedResult import_model(const ImportRequest& request);
 
 struct ExportRequest {
   std::filesystem::path checkpoint_folder;
-  std::filesystem::path output;            ///< the folder
-  std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as they are
-  bool ema = false;                        ///< ConsolidateOptions::ema
+  std::filesystem::path output;  ///< the folder
+  /// Floating-point weights are cast to it; nothing: to the type of the model that the run began with, or as
+  /// they are.
+  std::optional<c10::ScalarType> dtype{};
+  bool ema = false;  ///< ConsolidateOptions::ema
   bool overwrite = false;
   int64_t max_file_bytes = 0;  ///< 0: one file
   util::ByteProgress progress{};
 };
 
-/// consolidate() to a folder, after the weights have been compared with the checkpoint's model. kCheckpoint
-/// also for a checkpoint that does not say what its model is.
+/// consolidate() to a folder, tokenizer and generation settings included, after the weights have been
+/// compared with the checkpoint's model. kCheckpoint also for a checkpoint that does not say what its model
+/// is.
 ConsolidateResult export_model(const ExportRequest& request);
 
 }  // namespace fsdp::checkpoint

@@ -105,6 +105,7 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
     manifest.files.push_back(write_shard(staged.path() / (request.full ? kFullFileName : shard_name(rank)),
                                          source, parts, counter));
   }
+  copy_model_files(request.model_files, staged.path() / kModelFilesName);
   complete_manifest(manifest, request.folder.string());
   util::write_file_atomically(staged.path() / kManifestName, manifest_text(manifest));
   staged.commit();
@@ -124,6 +125,7 @@ ShardedResult reshard(const fs::path& checkpoint_folder, const fs::path& output,
                        .contents = manifest.contents,
                        .training = manifest.training,
                        .model = manifest.model,
+                       .model_files = model_files_in(kept_model_files(checkpoint_folder)),
                        .progress = progress};
   Weights source;
   source.add(shards);

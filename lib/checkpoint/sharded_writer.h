@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/weights.h"
 #include "util/progress_bar.h"
 
@@ -22,6 +23,7 @@ struct ShardedWrite {
   Contents contents = Contents::kState;
   nlohmann::json training;
   nlohmann::json model;
+  ModelFiles model_files{};  ///< copied along
   util::ByteProgress progress;
 };
 

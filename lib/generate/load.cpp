@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/model_files.h"
 #include "config/load.h"
 #include "nn/decoder.h"
 #include "nn/parameter.h"
@@ -55,7 +56,9 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
 }
 
 std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored) {
-  if (holds_vocabulary(stored.folder)) return data::make_tokenizer(stored.folder.string());
+  for (const fs::path& folder : {stored.folder, checkpoint::kept_model_files(stored.folder)}) {
+    if (!folder.empty() && holds_vocabulary(folder)) return data::make_tokenizer(folder.string());
+  }
   std::error_code error;
   // A link such as RUN/best lies beside the config of the run, too.
   for (const fs::path& run : {stored.folder, fs::absolute(stored.folder).lexically_normal().parent_path()}) {

@@ -24,8 +24,9 @@ at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::st
 /// the model. Throws Error(kCheckpoint) for weights that cannot be read.
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype);
 
-/// The tokenizer of the model: the vocabulary in its folder, or data.tokenizer of the run that it is a
-/// checkpoint of, as config.toml beside it says. Throws Error(kUsage) when there is neither.
+/// The tokenizer of the model: the vocabulary in its folder, or that of the run that it is a checkpoint of:
+/// the copy that the run keeps (checkpoint/model_files.h), or data.tokenizer of config.toml. Throws
+/// Error(kUsage) when there is neither.
 std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored);
 
 /// The tokens that end a text: the tokenizer's and those that the model's config names.

@@ -11,6 +11,7 @@
 #include "checkpoint/save_full.h"
 #include "checkpoint/weights.h"
 #include "optim/parameter_groups.h"
+#include "train/model_record.h"
 #include "train/state_slices.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -53,7 +54,15 @@ std::vector<std::string> load(const fs::path& folder, const Manifest& manifest,
 
 Checkpointer::Checkpointer(const config::Config& config, const TrainingState& state,
                            comm::Communicator& communicator, Hooks hooks)
-    : config_(config), state_(state), communicator_(communicator), hooks_(std::move(hooks)) {}
+    : config_(config),
+      state_(state),
+      communicator_(communicator),
+      hooks_(std::move(hooks)),
+      model_(checkpoint::hugging_face_config(config.model)) {}
+
+void Checkpointer::remember_model() {
+  model_ = train::remember_model(config_, {.resume = resumed_from_, .init = started_from_});
+}
 
 RunPosition Checkpointer::restore() {
   Choice choice = choose();
@@ -143,6 +152,7 @@ void Checkpointer::load_weights(const fs::path& folder) {
     strictness.may_be_missing.push_back(concat(kModelPrefix, pattern));
   }
   std::vector<std::string> missing = load(folder, manifest, slices, strictness);
+  started_from_ = folder;
   say(concat("starting from the weights of ", folder.string(), " (step ", manifest.step,
              "): ", manifest.tensors.size(), " tensors",
              missing.empty() ? "" : concat("; it lacks ", util::join(missing, ", "), ", as it may")));
@@ -175,7 +185,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                     .step = position.step,
                                     .layout = config_.fsdp.layout,
                                     .training = training_record(config_, state_, position),
-                                    .model = checkpoint::hugging_face_config(config_.model),
+                                    .model = model_,
                                     .retention = retention(),
                                     .in_the_middle = [this, step = position.step] {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -42,6 +43,10 @@ class Checkpointer {
   /// Takes the output folder for this run, resumes as the config says, or starts from another run's weights,
   /// and removes what killed runs left there. kUsage when another run has the folder.
   RunPosition restore();
+
+  /// Keeps in the output folder, and for the manifests of checkpoints, what the model that the run begins
+  /// with has beside its weights (train/model_record.h). After restore(), on rank 0, not collective.
+  void remember_model();
 
   /// The checkpoint that was resumed from; empty when none was. Not collective.
   const std::filesystem::path& resumed_from() const { return resumed_from_; }
@@ -98,7 +103,8 @@ class Checkpointer {
   Hooks hooks_;
   std::optional<checkpoint::RunLock> lock_;  ///< rank 0's
   RunPosition restored_;
-  std::filesystem::path resumed_from_, last_saved_;
+  std::filesystem::path resumed_from_, started_from_, last_saved_;
+  nlohmann::json model_;  ///< of manifests; rank 0's counts
   std::optional<int64_t> saved_step_;
   int64_t step_being_saved_ = 0;
   bool best_is_being_saved_ = false;

@@ -144,6 +144,7 @@ void Trainer::prepare_output() {
     fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
+  checkpointer_->remember_model();
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
   util::write_file_atomically(output_folder() / "environment.json",
                               run_environment(*communicator_, peak_).dump(2) + "\n");

@@ -1,0 +1,187 @@
+#include "train/model_record.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "checkpoint/described_model.h"
+#include "checkpoint/inherited_config.h"
+#include "checkpoint/json.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/weights.h"
+#include "data/tokenizer.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
+
+namespace fsdp::train {
+namespace fs = std::filesystem;
+using checkpoint::ModelFiles;
+using nlohmann::json;
+using util::concat;
+
+namespace {
+
+/// What the origin says and has.
+struct Found {
+  json config;
+  fs::path files;  ///< the folder of its small files; may be empty or not there
+};
+
+Found found_at_checkpoint(const fs::path& folder) {
+  return {.config = checkpoint::read_manifest(folder).model, .files = checkpoint::kept_model_files(folder)};
+}
+
+Found found_at(const config::Config& config, const ModelOrigin& origin) {
+  for (const fs::path& folder : {origin.resume, origin.init}) {
+    if (!folder.empty()) return found_at_checkpoint(folder);
+  }
+  if (config.model.init_from.empty()) return {};
+  const auto stored = checkpoint::described_model(config.model.init_from);
+  if (!stored) return {};
+  Found found{.config = stored->config, .files = stored->folder};
+  const bool is_checkpoint =
+      checkpoint::format_of(config.model.init_from) == checkpoint::WeightsFormat::kCheckpoint;
+  if (is_checkpoint) {
+    found.files = checkpoint::kept_model_files(stored->folder);
+  } else if (const auto dtype = checkpoint::common_dtype(checkpoint::open_weights(config.model.init_from))) {
+    checkpoint::set_dtype(found.config, *dtype);  // which config.json may leave out
+  }
+  return found;
+}
+
+bool same_content(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  return fs::file_size(a, error) == fs::file_size(b, error) && !error &&
+         util::read_file(a) == util::read_file(b);
+}
+
+/// Of data.tokenizer, where it is a path.
+ModelFiles tokenizer_files(const std::string& tokenizer) {
+  std::error_code error;
+  const fs::path path = tokenizer;
+  if (tokenizer == "bytes" || !fs::exists(path, error)) return {};
+  ModelFiles files;
+  const fs::path folder = fs::is_directory(path, error) ? path
+                          : path.has_parent_path()      ? path.parent_path()
+                                                        : fs::path(".");
+  for (const auto& [name, file] : checkpoint::model_files_in(folder)) {
+    if (checkpoint::is_tokenizer_file(name)) files.emplace(name, file);
+  }
+  if (folder == path || files.contains(path.filename().string())) {
+    // GPT-2's first names for what transformers calls otherwise.
+    for (const auto& [before, now] : {std::pair("encoder.json", "vocab.json"), {"vocab.bpe", "merges.txt"}}) {
+      if (auto file = files.extract(before)) {
+        file.key() = now;
+        files.insert(std::move(file));
+      }
+    }
+    return files;
+  }
+  // A file with a name of its own: what lies beside it belongs to another.
+  return {{path.extension() == ".model" ? "tokenizer.model" : "tokenizer.json", path}};
+}
+
+/// The tokenizer of `own`, and all else of the origin, whose files of the tokenizer count if it is the same
+/// one: it may have more of them.
+ModelFiles chosen_files(ModelFiles own, const ModelFiles& origin) {
+  bool same = own.empty();
+  for (const auto& [name, path] : own) {
+    const auto there = origin.find(name);
+    if (name == "tokenizer_config.json" || there == origin.end()) continue;
+    same = same_content(path, there->second);
+    if (!same) break;
+  }
+  if (same) return origin;
+  for (const auto& [name, path] : origin) {
+    if (!checkpoint::is_tokenizer_file(name)) own.emplace(name, path);
+  }
+  return own;
+}
+
+/// The text of a token in tokenizer.json; empty where it is none of the added ones.
+std::string added_token(const fs::path& tokenizer_json, int64_t id) {
+  std::string text;
+  const auto look_at = [&](const std::string& key, const json& tokens) {
+    if (key != "added_tokens") return;
+    for (const json& token : tokens) {
+      if (token.is_object() && token.value("id", int64_t{-1}) == id) text = token.value("content", "");
+    }
+  };
+  try {
+    checkpoint::read_json_members(util::read_file(tokenizer_json), {}, tokenizer_json.string(), look_at);
+  } catch (const util::Error&) {
+    return "";  // whoever tokenizes with it says what is wrong
+  }
+  return text;
+}
+
+/// What transformers' AutoTokenizer wants to know beside a vocabulary.
+json tokenizer_config(const config::Config& config, const ModelFiles& files,
+                      std::optional<int64_t> end_of_text) {
+  json result = {{"model_max_length", config.model.max_position_embeddings},
+                 {"clean_up_tokenization_spaces", false}};
+  const auto vocabulary = files.find("tokenizer.json");
+  if (vocabulary == files.end()) {
+    result["tokenizer_class"] = files.contains("tokenizer.model") ? "LlamaTokenizer" : "GPT2Tokenizer";
+    if (files.contains("tokenizer.model")) result.update({{"add_bos_token", false}, {"legacy", false}});
+    return result;
+  }
+  result["tokenizer_class"] = "PreTrainedTokenizerFast";
+  const std::string text = end_of_text ? added_token(vocabulary->second, *end_of_text) : "";
+  // A text begins behind the end of the one before it.
+  if (!text.empty()) result.update({{"eos_token", text}, {"bos_token", text}});
+  return result;
+}
+
+std::optional<int64_t> end_of_text(const std::string& tokenizer) {
+  if (tokenizer == "bytes") return std::nullopt;
+  try {
+    return data::make_tokenizer(tokenizer)->end_of_text();
+  } catch (const util::Error& error) {
+    util::log_warning(concat("checkpoints of this run will not say which token ends a text: ", error.what()));
+    return std::nullopt;
+  }
+}
+
+void keep_files(const config::Config& config, const fs::path& origin, const json& model) {
+  const fs::path kept = fs::path(config.run.output_dir) / checkpoint::kModelFilesName;
+  std::error_code error;
+  // What the run began with; its source may have changed since.
+  if (!origin.empty() && fs::equivalent(origin, kept, error)) return;
+  const ModelFiles files =
+      chosen_files(tokenizer_files(config.data.tokenizer), checkpoint::model_files_in(origin));
+  const fs::path staged = util::temporary_name(kept);
+  checkpoint::copy_model_files(files, staged);
+  const bool has_tokenizer = std::any_of(
+      files.begin(), files.end(), [](const auto& file) { return checkpoint::is_tokenizer_file(file.first); });
+  if (has_tokenizer && !files.contains("tokenizer_config.json")) {
+    std::optional<int64_t> end;
+    if (const auto id = model.find("eos_token_id"); id != model.end() && id->is_number_integer()) {
+      end = id->get<int64_t>();
+    }
+    util::write_file_atomically(staged / "tokenizer_config.json",
+                                tokenizer_config(config, files, end).dump(2) + "\n");
+  }
+  fs::remove_all(kept, error);  // of another run in this folder
+  if (!files.empty()) util::rename_and_sync(staged, kept);
+}
+
+}  // namespace
+
+json remember_model(const config::Config& config, const ModelOrigin& origin) {
+  const Found found = found_at(config, origin);
+  json model = checkpoint::inherited_config(config.model, found.config);
+  if (!model.contains("eos_token_id")) {
+    if (const auto id = end_of_text(config.data.tokenizer)) {
+      model["eos_token_id"] = *id;
+      if (!model.contains("bos_token_id")) model["bos_token_id"] = *id;
+    }
+  }
+  keep_files(config, found.files, model);
+  return model;
+}
+
+}  // namespace fsdp::train
