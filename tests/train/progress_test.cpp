@@ -77,7 +77,8 @@ TEST(Progress, LeavesOutWholeFieldsWhereALineIsTooNarrow) {
   StepMetrics metrics = kStep;
   metrics.mfu = 0.4321;
   EXPECT_EQ(drawn(60, metrics), "50/200 [###..........] loss 2.0000  ETA 1m15s  12,346 tok/s");
-  EXPECT_EQ(drawn(80, metrics), "50/200 [##.......] loss 2.0000  ETA 1m15s  12,346 tok/s  norm 0.75  lr 0.001000");
+  EXPECT_EQ(drawn(80, metrics),
+            "50/200 [##.......] loss 2.0000  ETA 1m15s  12,346 tok/s  norm 0.75  lr 0.001000");
   EXPECT_EQ(drawn(30, metrics), "50/200 loss 2.0000  ETA 1m15s");
   EXPECT_EQ(drawn(7, metrics), "50/200");
   EXPECT_EQ(drawn(6, metrics), "");
