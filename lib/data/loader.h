@@ -104,6 +104,8 @@ class ValidationLoader {
   /// micro_batch_size or, when that is less, the number of samples.
   Batch batch(int64_t index) const;
 
+  const TokenFiles& files() const { return samples_.files(); }
+
   /// Samples that all ranks walk together.
   int64_t num_samples() const { return num_samples_; }
 

@@ -21,6 +21,7 @@ struct DataOptions {
   std::string documents = "join";
   /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
   int64_t document_separator = -1;
+  bool allow_changed = false;    ///< resume although the files are not those of the checkpoint
   int64_t prefetch_batches = 2;  ///< made ahead by a thread; 0: none
 };
 

@@ -11,6 +11,7 @@
 #include "checkpoint/save_full.h"
 #include "checkpoint/weights.h"
 #include "optim/parameter_groups.h"
+#include "train/data_record.h"
 #include "train/model_record.h"
 #include "train/state_slices.h"
 #include "util/error.h"
@@ -111,6 +112,9 @@ void Checkpointer::take_folder() {
 
 void Checkpointer::load_all(const fs::path& folder) {
   Manifest manifest = checkpoint::read_manifest(folder);
+  if (manifest.training.contains("data") && !state_.data.is_null()) {
+    require_same_data(manifest.training["data"], state_.data, config_.data.allow_changed, folder.string());
+  }
   const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
   const bool keeps_averages = config_.optimizer.ema_decay > 0;
@@ -275,6 +279,7 @@ void Checkpointer::failed(const comm::AgreedError& error) {
                  ? "; there is no checkpoint of this run yet"
                  : concat("; the newest checkpoint is ",
                           (last_saved_.empty() ? resumed_from_ : last_saved_).string())));
+  if (training_is_over_) return;
   say(concat(failure_->what(), "; training goes on, and the next save is the next try"), /*warning=*/true);
 }
 

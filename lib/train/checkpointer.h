@@ -65,6 +65,9 @@ class Checkpointer {
   /// Waits until no save is under way.
   void finish();
 
+  /// No step follows: a save that fails from now on is told by require_last_save() alone. Not collective.
+  void end_of_training() { training_is_over_ = true; }
+
   /// The step of the newest checkpoint of this run, the one it resumed from included. Not collective.
   std::optional<int64_t> saved_step() const { return saved_step_; }
 
@@ -108,6 +111,7 @@ class Checkpointer {
   std::optional<int64_t> saved_step_;
   int64_t step_being_saved_ = 0;
   bool best_is_being_saved_ = false;
+  bool training_is_over_ = false;
   std::optional<comm::AgreedError> failure_;
   checkpoint::HostCopies copies_;
   std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< from copies_

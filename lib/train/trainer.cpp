@@ -15,6 +15,7 @@
 #include "train/banner.h"
 #include "train/batch_warmup.h"
 #include "train/block_graphs.h"
+#include "train/data_record.h"
 #include "train/evaluator.h"
 #include "train/peak_rate.h"
 #include "train/run_environment.h"
@@ -53,10 +54,15 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   });
   parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
+  nlohmann::json data;
+  comm::agree(*communicator_, "identity of the data", [&] {
+    if (is_first_rank()) data = data_record(*loader_, validation_loader_ ? &*validation_loader_ : nullptr);
+  });
   checkpointer_ = std::make_unique<Checkpointer>(
       config_,
       TrainingState{*parts_.engine, *parts_.optimizer, parts_.scaler ? &*parts_.scaler : nullptr,
-                    parts_.guard ? &*parts_.guard : nullptr, validation_loader_ ? &validations_ : nullptr},
+                    parts_.guard ? &*parts_.guard : nullptr, validation_loader_ ? &validations_ : nullptr,
+                    std::move(data)},
       *communicator_,
       Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
@@ -177,6 +183,7 @@ RunSummary Trainer::run() {
   }
   progress_.finish_line();
   checkpointer_->finish();
+  checkpointer_->end_of_training();
   bool save = summary_.stopped ? saves_checkpoints() : config_.checkpoint.save_at_end;
   save_if(save && checkpointer_->saved_step() != position_.step, /*best=*/false);
   checkpointer_->finish();

@@ -52,6 +52,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                              {"skipped_steps", state.scaler->state().skipped_steps}};
   }
   if (state.guard) record["update_guard"] = state.guard->state();
+  if (!state.data.is_null()) record["data"] = state.data;
   if (state.validations) record["validations"] = state.validations->state();
   return record;
 }

@@ -22,6 +22,7 @@ struct TrainingState {
   optim::GradScaler* scaler = nullptr;       ///< none: the loss is not scaled
   UpdateGuard* guard = nullptr;              ///< none: no step is skipped for its loss or norm
   ValidationHistory* validations = nullptr;  ///< none: there are none
+  nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: not kept and not compared
 };
 
 /// How far a run has come.

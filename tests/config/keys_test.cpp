@@ -105,6 +105,7 @@ const std::map<std::string, Sample>& samples() {
       {"data.tokenizer", {"\"gpt2/tokenizer.json\"", "\"\""}},
       {"data.sequence_length", {"128", "1_000_001"}},
       {"data.micro_batch_size", {"8", "0"}},
+      {"data.allow_changed", {"true", "1"}},
       {"data.shuffle", {"false", "\"no\""}},
       {"training.steps", {"400", "0"}},
       {"training.epochs", {"1.5", "-1"}},

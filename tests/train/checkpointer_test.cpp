@@ -231,6 +231,20 @@ TEST_F(CheckpointerTest, AFailedSaveIsReportedAndTriedAgainAtTheNext) {
   }
 }
 
+TEST_F(CheckpointerTest, AFailureAfterTheLastStepDoesNotSayThatTrainingGoesOn) {
+  on_ranks(2, config_, [&](Rank& rank) {
+    rank.train(1);
+    rank.checkpointer.end_of_training();
+    if (rank.number == 0) block();
+    rank.checkpointer.save(rank.position);
+    rank.checkpointer.finish();
+    auto [kind, text] = error_of([&] { rank.checkpointer.require_last_save(); });
+    EXPECT_EQ(kind, ErrorKind::kIo);
+    EXPECT_THAT(text, AllOf(HasSubstr("step 1 could not be saved"), ::testing::Not(HasSubstr("goes on"))));
+  });
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
 TEST_F(CheckpointerTest, AFailureOfOneRankIsOneOnEveryRank) {
   std::atomic<int> failures = 0;
   config_.checkpoint.asynchronous = true;

@@ -95,6 +95,25 @@ INSTANTIATE_TEST_SUITE_P(
                    }}),
     [](const auto& info) { return info.param.name; });
 
+TEST_F(TrainerTest, RefusesToResumeWithOtherDataUnlessTold) {
+  for (const char* name : {"train.bin", "validation.bin"}) {
+    SCOPED_TRACE(name);
+    config_.data.allow_changed = false;
+    config_.training.steps = 6;
+    fs::remove_all(folder_ / "out");
+    train(2, config_);
+    const std::string original = util::read_file(folder_ / name);
+    std::string changed = original;
+    std::swap(changed[0], changed[2]);  // two tokens
+    util::write_file_atomically(folder_ / name, changed);
+    config_.training.steps = 8;
+    EXPECT_EQ(failure(2, config_, util::concat("\"", name, "\", has ")), util::ErrorKind::kData);
+    config_.data.allow_changed = true;
+    EXPECT_EQ(train(2, config_).step, 8);
+    util::write_file_atomically(folder_ / name, original);
+  }
+}
+
 TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
   config_.checkpoint.interval_steps = 2;
   config_.checkpoint.save_at_end = false;
