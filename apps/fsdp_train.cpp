@@ -77,27 +77,58 @@ std::shared_ptr<comm::Communicator> connect(const config::Config& config,
   return comm::make_communicator(environment, config.comm, std::move(activity), {}, device);
 }
 
+/// Before main(), because libtorch's initializers, which run before it, are most of the program's start.
+void remember_signals(int, char**, char**) { util::StopSignal::begin_early(); }
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_initializers)(int, char**,
+                                                                                char**) = remember_signals;
+
+/// Whatever the process is doing: most of what it waits for now cannot be interrupted otherwise.
+[[noreturn]] void stop_before_training(bool first, int signal) {
+  if (first) {
+    std::cout << "stopped as told by " << util::stop_signal_name(signal)
+              << " before the first step; nothing was trained, and nothing needs to be saved" << std::endl;
+  }
+  std::_Exit(util::kExitPreempted);
+}
+
+/// A peer that is told to stop before training ends at once. Whether that may be why it is gone: the same
+/// word has come to this rank, or is on its way, and the first step has not ended.
+bool was_stopped_at_the_start(const util::Error& error, const comm::Activity& activity) {
+  if (error.kind() != util::ErrorKind::kPeerLost || activity.snapshot().steps_begun > 1) return false;
+  constexpr std::chrono::milliseconds kLookAgain{10};
+  for (int looks = 0; looks < 30 && !util::StopSignal::received(); ++looks) {
+    std::this_thread::sleep_for(kLookAgain);
+  }
+  return util::StopSignal::received().has_value();
+}
+
 /// Trains while a watchdog looks on; returns the exit code.
 int train(const config::Config& config, const comm::LaunchEnvironment& environment,
           const std::string& resume_command) {
   util::limit_permissions(config.checkpoint.permissions);
   using Repeated = util::StopSignal::Repeated;
-  util::StopSignal stop_signal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
+  // Never destroyed: a signal that comes while the process ends must not change its exit code.
+  new util::StopSignal(environment.has_launcher ? Repeated::kIsIgnored : Repeated::kEndsTheProcess);
+  const bool first = environment.rank == 0;
   auto activity = std::make_shared<comm::Activity>();
   train::Watchdog watchdog(
       activity, {.rank = environment.rank,
                  .timeout_seconds = config.comm.timeout_seconds,
                  .report_file = train::activity_file_of_launcher(),
-                 .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); }});
+                 .on_stuck_collective = [] { std::_Exit(static_cast<int>(util::ErrorKind::kTimeout)); },
+                 .on_stop_before_training = [first](int signal) { stop_before_training(first, signal); }});
   try {
     auto communicator = connect(config, environment, activity);
-    bool first = environment.rank == 0;
     train::Trainer trainer(
         config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{},
         {.stop_requested = [] { return util::StopSignal::received().has_value(); }, .activity = activity});
     train::RunSummary summary = trainer.run();
     if (first) print(summary, resume_command);
     return summary.stopped ? util::kExitPreempted : 0;
+  } catch (const util::Error& error) {
+    if (was_stopped_at_the_start(error, *activity)) return util::kExitPreempted;
+    watchdog.report_failure(error.what());
+    throw;
   } catch (const std::exception& error) {
     watchdog.report_failure(error.what());
     throw;
@@ -185,6 +216,12 @@ int run(const Arguments& arguments) {
     return error.exit_code();
   }
   return 0;
+}
+
+/// Only what trains saves before it ends; all else ends by a signal as any program does.
+bool trains(const Arguments& arguments) {
+  return arguments.report.empty() && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
+         !arguments.explain_step && arguments.evaluate.empty();
 }
 
 void add_plan_options(CLI::App& app, Arguments& arguments) {
@@ -297,6 +334,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
+  if (command || !trains(arguments)) util::StopSignal::end_early();
   if (!command && arguments.report.empty()) {
     const int code = util::run_guarded([&] { return check_that_a_config_is_named(app, arguments); });
     if (code != 0) return code;

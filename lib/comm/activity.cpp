@@ -75,6 +75,7 @@ class NotingCommunicator final : public Communicator {
 void Activity::begin_step(int64_t step) {
   std::lock_guard lock(mutex_);
   state_.step = step;
+  ++state_.steps_begun;
   step_began_ = Clock::now();
 }
 

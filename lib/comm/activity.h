@@ -17,7 +17,8 @@ namespace fsdp::comm {
 class Activity {
  public:
   struct Snapshot {
-    int64_t step = 0;  ///< in progress; 0: before the first
+    int64_t step = 0;         ///< in progress; 0: before the first
+    int64_t steps_begun = 0;  ///< by this process
     /// In progress: "all_gather of model.layers.3 (backward)", joined by "and" where groups of ranks have
     /// one each, the oldest first; empty: none.
     std::string collective;

@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
+#include "comm/bounded_call.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
@@ -71,18 +72,8 @@ void tell_failure(c10d::Store& store, const std::string& cause) {
   }
 }
 
-}  // namespace
-
-GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store) {
-  return {.store = std::move(store),
-          .address = environment.single_node()
-                         ? std::string("127.0.0.1")
-                         : address_towards(environment.master_addr, environment.master_port),
-          .timeout = options.timeout()};
-}
-
-c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
-                                                        int rank, int size) {
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const GlooPlace& place, const std::string& prefix,
+                                                   int rank, int size) {
   auto options = c10d::ProcessGroupGloo::Options::create(place.timeout);
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   options->devices.push_back(interface != nullptr && *interface != '\0'
@@ -97,6 +88,25 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, 
     tell_failure(*store, first_line(error.what()));
     throw;
   }
+}
+
+}  // namespace
+
+GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store) {
+  return {.store = std::move(store),
+          .address = environment.single_node()
+                         ? std::string("127.0.0.1")
+                         : address_towards(environment.master_addr, environment.master_port),
+          .timeout = options.timeout()};
+}
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
+                                                        int rank, int size) {
+  // Each of what connecting waits for has the time-out; only the store's shorter answers have none.
+  constexpr std::chrono::seconds kGrace{5};
+  auto group = call_within(2 * place.timeout + kGrace, [=] { return connect(place, prefix, rank, size); });
+  if (!group) throw std::runtime_error("timeout: the run's store, at rank 0, does not answer");
+  return *group;
 }
 
 }  // namespace fsdp::comm

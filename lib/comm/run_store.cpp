@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/bounded_call.h"
 #include "comm/listener_wait.h"
 #include "comm/loopback_listener.h"
 #include "util/error.h"
@@ -29,6 +30,20 @@ void ignore_broken_pipes() {
              " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
              cause, ")");
 }
+
+/// c10d asks whoever accepts its connection for an answer, and waits for that without a bound.
+[[noreturn]] void no_answer(const LaunchEnvironment& environment, const std::string& where,
+                            std::chrono::milliseconds timeout) {
+  util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
+             " is connected there, ",
+             "and expected the run's store; what listens at that address has not answered in ",
+             timeout.count() / 1000,
+             " s: it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
+             "--master-port), the same for all processes, and check MASTER_ADDR");
+}
+
+/// What c10d waits for within its own time-out ends by that; this is for what it waits for without one.
+constexpr std::chrono::seconds kGrace{2};
 
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
 
@@ -58,8 +73,13 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
     options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
   }
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), store);
+    auto store = call_within(timeout + kGrace, [host = environment.master_addr, options] {
+      return c10::make_intrusive<c10d::TCPStore>(host, options);
+    });
+    if (!store) no_answer(environment, where, timeout);
+    return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), *store);
+  } catch (const util::Error&) {
+    throw;
   } catch (const std::exception& error) {
     std::string text = error.what();
     if (contains(text, "EADDRINUSE") || contains(text, "ddress already in use")) {
@@ -76,13 +96,18 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
 
 std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment& environment,
                                         const std::string& purpose, const std::string& text) {
-  try {
-    store->set(key_of(purpose, environment.rank), std::vector<uint8_t>(text.begin(), text.end()));
+  const auto exchange = [store, purpose, text, rank = environment.rank, size = environment.world_size] {
+    store->set(key_of(purpose, rank), std::vector<uint8_t>(text.begin(), text.end()));
     std::vector<std::string> keys;
-    for (int rank = 0; rank < environment.world_size; ++rank) keys.push_back(key_of(purpose, rank));
+    for (int other = 0; other < size; ++other) keys.push_back(key_of(purpose, other));
     std::vector<std::string> texts;
     for (const auto& bytes : store->multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
     return texts;
+  };
+  try {
+    auto texts = call_within(store->getTimeout() + kGrace, exchange);
+    if (!texts) throw std::runtime_error("timeout: the store does not answer");
+    return std::move(*texts);
   } catch (const std::exception& error) {
     std::string cause = first_line(error.what());
     util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,

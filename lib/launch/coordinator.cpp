@@ -175,6 +175,10 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
     end.round = heard == node.order_of_ends.end() ? ++events_ : heard->second;
     ends_.push_back(std::move(end));
   }
+  // Before training they end at once, and then the other nodes' workers would wait for them.
+  if (node.leaving != 0 && std::any_of(ends.begin(), ends.end(), was_preempted)) {
+    stop_round(id, concat(name_of_node(node), " was told to stop"));
+  }
   conclude_if_ended(now);
 }
 

@@ -9,6 +9,9 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 
 #include "util/error.h"
 
@@ -150,6 +153,20 @@ std::optional<ExitStatus> reap(pid_t pid) { return reap_with(pid, WNOHANG); }
 ExitStatus wait_and_reap(pid_t pid) { return *reap_with(pid, 0); }
 
 void signal_group(pid_t pid, int signal) { ::kill(-pid, signal); }
+
+bool would_end(pid_t pid, int signal) {
+  std::ifstream status(util::concat("/proc/", pid, "/status"));
+  uint64_t spared = 0;
+  bool found = false;
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("SigBlk:", 0) != 0 && line.rfind("SigIgn:", 0) != 0 && line.rfind("SigCgt:", 0) != 0) {
+      continue;
+    }
+    spared |= std::strtoull(line.c_str() + std::strlen("SigBlk:"), nullptr, 16);
+    found = true;
+  }
+  return found && (spared >> (signal - 1) & 1) == 0;
+}
 
 void open_standard_descriptors() {
   for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {

@@ -51,6 +51,9 @@ ExitStatus wait_and_reap(pid_t pid);
 /// Sends a signal to the process and its group.
 void signal_group(pid_t pid, int signal);
 
+/// Whether the process neither handles, ignores nor blocks the signal; false for one that is gone.
+bool would_end(pid_t pid, int signal);
+
 /// Makes sure that descriptors 0, 1 and 2 are open (on /dev/null if need be), so that no pipe takes their
 /// numbers.
 void open_standard_descriptors();

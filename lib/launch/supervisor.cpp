@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <utility>
 
 #include "launch/node_rendezvous.h"
 #include "launch/process.h"
@@ -17,6 +18,11 @@ namespace fsdp::launch {
 namespace {
 
 using util::concat;
+
+/// A process whose connections are closed may take this long to end, and only its end tells who it is.
+constexpr std::chrono::milliseconds kTimeOfCause{500};
+/// All that are told to stop together save together, and end about then.
+constexpr std::chrono::milliseconds kTimeToBePreempted{5000};
 
 /// While it lives, log lines take their turn on the console with the workers' lines.
 class LogThroughConsole {
@@ -107,6 +113,9 @@ void Supervisor::run_round(NodePlacement placement) {
   while (running() > 0 || !group_->pump().is_done()) step();
   console_.settle();
   kill_at_.reset();
+  stop_.reset();
+  passing_on_.reset();
+  tell_of_lost_peers();
   const std::vector<WorkerEnd> ends = group_->ends();
   group_.reset();
   // What a worker left behind may hold a port or a GPU that the next round needs.
@@ -129,6 +138,9 @@ void Supervisor::step() {
   rendezvous_->step();
   if (const auto reason = rendezvous_->stop_reason(); reason && running() > 0) stop_workers(*reason);
   if (group_) group_->pump().show_paused();
+  if (group_) group_->send_waiting();
+  if (stop_ && Clock::now() >= stop_->at) stop_workers(stop_->reason);
+  if (passing_on_ && Clock::now() >= passing_on_->at) pass_on_stop(passing_on_->reason);
   kill_if_overdue();
   console_.flush();
   warn_of_lost_console();
@@ -137,10 +149,14 @@ void Supervisor::step() {
 int Supervisor::milliseconds_to_wait() const {
   int wait =
       sooner(group_ ? group_->pump().milliseconds_to_pause() : -1, rendezvous_->milliseconds_to_wait());
-  if (kill_at_) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
+  if (group_) wait = sooner(wait, group_->milliseconds_to_wait());
+  const auto until = [&](Clock::time_point due) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
     wait = sooner(wait, static_cast<int>(std::clamp<int64_t>(left, 0, std::numeric_limits<int>::max())));
-  }
+  };
+  if (kill_at_) until(*kill_at_);
+  if (stop_) until(stop_->at);
+  if (passing_on_) until(passing_on_->at);
   return wait;
 }
 
@@ -159,7 +175,7 @@ void Supervisor::handle_signal(int signal) {
     util::log_warning(concat("received ", signal_name(signal), " again: killing the workers"));
     return kill_all();
   }
-  group_->send_to_all(signal);
+  group_->pass_on(signal);
   if (may_repeat) {
     told_to_stop_ = signal;
     util::log_info(concat("received ", signal_name(signal), ", passed it on to ", running(),
@@ -177,13 +193,38 @@ void Supervisor::handle_signal(int signal) {
 void Supervisor::reap_workers() {
   ++ends_seen_;
   if (!group_) return;
+  const auto reason = [](const WorkerEnd& end) { return concat(name_of(end), " ", ending(end.status)); };
   const std::vector<WorkerEnd> ended = group_->reap(ends_seen_);
-  for (const WorkerEnd& end : ended) rendezvous_->worker_ended(end);
-  const Verdict so_far = judge(ended);
-  if (so_far.culprit) stop_workers(concat(name_of(*so_far.culprit), " ", ending(so_far.culprit->status)));
+  for (const WorkerEnd& end : ended) {
+    if (kind_of(end) != EndKind::kPeerLost) {
+      rendezvous_->worker_ended(end);
+      if (was_preempted(end) && !passing_on_) passing_on_ = {Clock::now() + kTimeToBePreempted, reason(end)};
+    } else {
+      lost_peers_.push_back(end);
+      if (!stop_) stop_ = {Clock::now() + kTimeOfCause, reason(end)};
+    }
+  }
+  const std::optional<WorkerEnd> culprit = judge(ended).culprit;
+  if (culprit && kind_of(*culprit) != EndKind::kPeerLost) stop_workers(reason(*culprit));
+}
+
+/// Later than of their cause, if that is known by now: what the other nodes hear first they stop for.
+void Supervisor::tell_of_lost_peers() {
+  for (const WorkerEnd& end : std::exchange(lost_peers_, {})) rendezvous_->worker_ended(end);
+}
+
+void Supervisor::pass_on_stop(const std::string& reason) {
+  passing_on_.reset();
+  if (stopping_ || running() == 0) return;
+  util::log_info(concat(reason, ", and ", running(),
+                        running() == 1 ? " other worker runs" : " other workers run",
+                        " on: telling them to stop too (SIGTERM)"));
+  group_->send_to_all(SIGTERM);
 }
 
 void Supervisor::stop_workers(const std::string& reason) {
+  stop_.reset();
+  tell_of_lost_peers();
   if (stopping_ || running() == 0) return;
   util::log_warning(concat(reason, ": stopping ", running(), group_->size() == running() ? "" : " other",
                            running() == 1 ? " worker" : " workers", ", to be killed in ",

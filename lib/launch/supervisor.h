@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "launch/console.h"
 #include "launch/options.h"
@@ -32,14 +33,16 @@ struct ConsoleDescriptors {
 /// run (see judge()).
 ///
 /// The first worker that fails, on any node, ends the round: the others get SIGTERM and,
-/// shutdown_timeout_seconds later, SIGKILL. Then all start again, up to max_restarts times. The signals of
-/// options.signals are passed on to all workers; all but SIGUSR1 and SIGUSR2 start the same clock, rule out a
-/// restart, and a second SIGINT or SIGTERM kills at once.
-/// Rank 0 has its launcher's standard input in the first round, unless that is a terminal; the others have
-/// none. While it runs, util::log_* goes to the console's stderr, between whole lines of the workers. When it
-/// returns, throws or is killed, nothing that the workers started is left (see OrphanGuard). Throws Error:
-/// kUsage for bad options and for a program that cannot be executed, kIo for log files, kUnexpected when the
-/// system refuses processes or pipes. The calling process must be single-threaded.
+/// shutdown_timeout_seconds later, SIGKILL. A worker that has only lost a peer leaves that one half a second
+/// to end. After one that was pre-empted, as only a signal of its own could tell it, the others get SIGTERM
+/// too, five seconds later and without a clock: they may be saving. Then all start again, up to max_restarts
+/// times. The signals of options.signals are passed on to all workers; all but SIGUSR1 and SIGUSR2 start the
+/// same clock, rule out a restart, and a second SIGINT or SIGTERM kills at once. Rank 0 has its launcher's
+/// standard input in the first round, unless that is a terminal; the others have none. While it runs,
+/// util::log_* goes to the console's stderr, between whole lines of the workers. When it returns, throws or
+/// is killed, nothing that the workers started is left (see OrphanGuard). Throws Error: kUsage for bad
+/// options and for a program that cannot be executed, kIo for log files, kUnexpected when the system refuses
+/// processes or pipes. The calling process must be single-threaded.
 int launch(const LaunchOptions& options, ConsoleDescriptors console = {});
 
 /// The state of one launch().
@@ -61,7 +64,9 @@ class Supervisor {
   int milliseconds_to_wait() const;
   void handle_signal(int signal);
   void reap_workers();
+  void tell_of_lost_peers();
   void stop_workers(const std::string& reason);
+  void pass_on_stop(const std::string& reason);
   void kill_if_overdue();
   void start_clock();
   void kill_all();
@@ -81,6 +86,13 @@ class Supervisor {
   int told_to_stop_ = 0;                ///< by this signal; another SIGINT or SIGTERM kills
   bool warned_of_console_ = false;
   std::optional<Clock::time_point> kill_at_;
+  /// What is done unless something else stops the workers before.
+  struct Due {
+    Clock::time_point at;
+    std::string reason;
+  };
+  std::optional<Due> stop_, passing_on_;
+  std::vector<WorkerEnd> lost_peers_;  ///< ends that are consequences, until the other nodes are told
 };
 
 }  // namespace fsdp::launch

@@ -8,9 +8,11 @@
 
 namespace fsdp::launch {
 
+bool was_preempted(const WorkerEnd& end) { return end.status.code() == util::kExitPreempted; }
+
 EndKind kind_of(const WorkerEnd& end) {
   const int code = end.status.code();
-  if (code == 0 || code == util::kExitPreempted) return EndKind::kFinished;
+  if (code == 0 || was_preempted(end)) return EndKind::kFinished;
   // A shell that runs the real worker passes the signal on as an exit code.
   if (end.stop_signals_sent.contains(code - 128)) return EndKind::kStopped;
   if (code == static_cast<int>(util::ErrorKind::kPeerLost)) return EndKind::kPeerLost;
@@ -22,10 +24,11 @@ Verdict judge(const std::vector<WorkerEnd>& ends) {
   const auto first = std::min_element(ends.begin(), ends.end(),
                                       [&](const auto& a, const auto& b) { return order(a) < order(b); });
   if (first == ends.end()) return {};
-  if (kind_of(*first) != EndKind::kFinished) return {.exit_code = first->status.code(), .culprit = *first};
-  const bool preempted = std::any_of(ends.begin(), ends.end(), [](const WorkerEnd& end) {
-    return end.status.code() == util::kExitPreempted;
-  });
+  const bool preempted = std::any_of(ends.begin(), ends.end(), was_preempted);
+  const bool explained = preempted && kind_of(*first) == EndKind::kPeerLost;
+  if (kind_of(*first) != EndKind::kFinished && !explained) {
+    return {.exit_code = first->status.code(), .culprit = *first};
+  }
   return {.exit_code = preempted ? util::kExitPreempted : 0};
 }
 

@@ -32,10 +32,12 @@ enum class EndKind {
   kFailed,    ///< of its own accord: a cause
   kPeerLost,  ///< exit code 5, which a worker gives when another one is gone: a consequence
   kStopped,   ///< by a signal that the launcher sent: a consequence
-  kFinished,  ///< exit code 0, or 75: pre-empted after saving
+  kFinished,  ///< exit code 0, or 75: pre-empted after saving, or before there was anything to save
 };
 
 EndKind kind_of(const WorkerEnd& end);
+/// Exit code 75.
+bool was_preempted(const WorkerEnd& end);
 
 struct Verdict {
   int exit_code = 0;
@@ -46,7 +48,8 @@ struct Verdict {
 };
 
 /// The first that failed, of its own accord if there is such a one; the lowest rank among ends of one round.
-/// Its exit code, or 128 + its signal, is the run's. If all finished: 75 if any was pre-empted, else 0.
+/// Its exit code, or 128 + its signal, is the run's. If all finished: 75 if any was pre-empted, else 0; also
+/// 75 if nothing worse happened than that others lost the one that was.
 Verdict judge(const std::vector<WorkerEnd>& ends);
 
 /// "ended with exit code 3", "was ended by SIGKILL".

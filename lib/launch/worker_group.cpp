@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "launch/accelerators.h"
 #include "launch/cpu_binding.h"
@@ -14,6 +15,8 @@
 
 namespace fsdp::launch {
 namespace {
+
+constexpr std::chrono::seconds kLongestLoading{1};  ///< of a program, before a signal is sent regardless
 
 /// A worker's share of the cores: of all of them, or of those that it is bound to, among those who have the
 /// same.
@@ -78,7 +81,8 @@ void WorkerGroup::start() {
                              .inherit_stdin = placement_.first_rank + local_rank == 0 &&
                                               placement_.restarts == 0 && !::isatty(STDIN_FILENO),
                              .cpus = cpus_[index]});
-    workers_.push_back({.local_rank = local_rank, .pid = process.pid, .error_file = error_file});
+    workers_.push_back(
+        {.local_rank = local_rank, .pid = process.pid, .error_file = error_file, .started = Clock::now()});
     ++running_;
     pump_.attach(local_rank, std::move(process.out), std::move(process.err));
   }
@@ -141,6 +145,35 @@ void WorkerGroup::send(Worker& worker, int signal) {
 
 void WorkerGroup::send_to_all(int signal) {
   for (Worker& worker : workers_) send(worker, signal);
+}
+
+bool WorkerGroup::may_send(const Worker& worker, int signal) const {
+  return Clock::now() - worker.started > kLongestLoading || !would_end(worker.pid, signal);
+}
+
+void WorkerGroup::pass_on(int signal) {
+  for (Worker& worker : workers_) {
+    if (may_send(worker, signal)) {
+      send(worker, signal);
+    } else if (worker.is_running) {
+      worker.waiting.push_back(signal);
+    }
+  }
+}
+
+void WorkerGroup::send_waiting() {
+  for (Worker& worker : workers_) {
+    if (worker.waiting.empty() || !may_send(worker, worker.waiting.front())) continue;
+    for (int signal : std::exchange(worker.waiting, {})) send(worker, signal);
+  }
+}
+
+int WorkerGroup::milliseconds_to_wait() const {
+  constexpr int kLookAgain = 20;
+  const bool waits = std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
+    return worker.is_running && !worker.waiting.empty();
+  });
+  return waits ? kLookAgain : -1;
 }
 
 }  // namespace fsdp::launch

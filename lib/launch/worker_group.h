@@ -3,6 +3,7 @@
 // The workers of this node in one round: started together, told to stop together, and gone when the object
 // is.
 
+#include <chrono>
 #include <set>
 #include <string>
 #include <vector>
@@ -50,12 +51,23 @@ class WorkerGroup {
   std::vector<std::string> names_of_running() const;
 
   void send_to_all(int signal);
+  /// To all, a signal that the launcher was sent. It waits for a worker that was started less than a second
+  /// ago and would be ended by it, because a program handles signals only once it has been loaded, and then
+  /// it may save or say that there was nothing to save. send_waiting() sends what is due.
+  void pass_on(int signal);
+  void send_waiting();
+  /// Until send_waiting() is to be called; -1: nothing waits.
+  int milliseconds_to_wait() const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Worker {
     int local_rank;
     pid_t pid;
     std::string error_file;
+    Clock::time_point started{};
+    std::vector<int> waiting{};  ///< signals
     bool is_running = true;
     std::set<int> stop_signals_sent{};
     WorkerEnd end{};
@@ -63,6 +75,7 @@ class WorkerGroup {
 
   std::vector<OutputPlan> output_plans() const;
   void send(Worker& worker, int signal);
+  bool may_send(const Worker& worker, int signal) const;
 
   const GroupSurroundings surroundings_;
   const NodePlacement placement_;

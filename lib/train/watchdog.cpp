@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "util/error.h"
@@ -16,7 +17,8 @@
 namespace fsdp::train {
 namespace {
 
-constexpr double kPeriod = 1, kPatienceAfterStop = 5, kGraceOfCollective = 10;  // seconds
+constexpr double kPeriod = 1, kPeriodAtStart = 0.05;               // seconds
+constexpr double kPatienceAfterStop = 5, kGraceOfCollective = 10;  // seconds
 
 }  // namespace
 
@@ -46,14 +48,20 @@ void Watchdog::report_failure(const std::string& message) {
 
 void Watchdog::watch() {
   std::unique_lock lock(mutex_);
-  while (!ending_.wait_for(lock, std::chrono::duration<double>(kPeriod), [this] { return ended_; })) {
-    if (!failed_) look();
+  double period = kPeriodAtStart;
+  while (!ending_.wait_for(lock, std::chrono::duration<double>(period), [this] { return ended_; })) {
+    if (!failed_) look(period);
+    period = activity_->snapshot().steps_begun == 0 ? kPeriodAtStart : kPeriod;
   }
 }
 
-void Watchdog::look() {
+void Watchdog::look(double seconds_since_last) {
   comm::Activity::Snapshot now = activity_->snapshot();
-  if (util::StopSignal::received()) seconds_since_stop_ += kPeriod;
+  const std::optional<int> stop = util::StopSignal::received();
+  if (stop) seconds_since_stop_ += seconds_since_last;
+  if (stop && now.steps_begun == 0 && options_.on_stop_before_training) {
+    return std::exchange(options_.on_stop_before_training, nullptr)(*stop);
+  }
   if (seconds_since_stop_ > kPatienceAfterStop && !std::exchange(told_of_stop_, true)) {
     write_report(util::concat("rank ", options_.rank, " was told to stop and is still ", describe(now)));
   }

@@ -21,13 +21,18 @@ struct WatchdogOptions {
   std::filesystem::path report_file;
   /// Called when a collective did not end with its own time-out, as one that is stuck in the kernel does.
   std::function<void()> on_stuck_collective = nullptr;
+  /// Called, if there is one, when a stop was asked for before this process has begun a step, whatever it is
+  /// doing: nothing is lost if it ends there and then. Not called again.
+  std::function<void(int signal)> on_stop_before_training = nullptr;
 };
 
 /// Where fsdp-launch looks for the report: beside TORCHELASTIC_ERROR_FILE; empty without such a launcher.
 std::filesystem::path activity_file_of_launcher();
 
-/// A thread that looks at the rank's activity every second.
+/// A thread that looks at the rank's activity every second, and more often before the first step.
 ///
+/// - A stop was asked for and no step has begun: on_stop_before_training(). Whoever waits for other processes
+///   then, in a library that knows of no signals, cannot heed it.
 /// - This rank computes for longer than the time-out: a warning and a report, once a step. The others give up
 ///   waiting for it, and then nobody but this rank can tell what kept it.
 /// - A stop was asked for five seconds ago and the step has not ended: a report, in case what comes next is
@@ -45,7 +50,7 @@ class Watchdog {
 
  private:
   void watch();
-  void look();
+  void look(double seconds_since_last);
   void write_report(const std::string& message);
 
   std::shared_ptr<comm::Activity> activity_;

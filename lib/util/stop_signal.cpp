@@ -17,7 +17,7 @@ std::atomic<int> first_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
 std::atomic<bool> repeated_ends = true;
 static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
-std::atomic<bool> alive = false;
+std::atomic<bool> alive = false, early = false;
 std::array<struct sigaction, kSignals.size()> previous;
 
 void remember(int signal) {
@@ -29,21 +29,43 @@ void remember(int signal) {
   raise(signal);  // takes effect when the handler returns
 }
 
-}  // namespace
-
-StopSignal::StopSignal(Repeated repeated) {
-  FSDP_CHECK(!alive.exchange(true), "a StopSignal lives already");
-  first_signal = 0;
-  repeated_ends = repeated == Repeated::kEndsTheProcess;
+void handle_signals() {
   struct sigaction action {};
   action.sa_handler = remember;
   action.sa_flags = SA_RESTART;
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
 }
 
-StopSignal::~StopSignal() {
+void restore_handlers() {
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
+}
+
+}  // namespace
+
+StopSignal::StopSignal(Repeated repeated) {
+  FSDP_CHECK(!alive.exchange(true), "a StopSignal lives already");
+  repeated_ends = repeated == Repeated::kEndsTheProcess;
+  if (early.exchange(false)) return;
+  first_signal = 0;
+  handle_signals();
+}
+
+StopSignal::~StopSignal() {
+  restore_handlers();
   alive = false;
+}
+
+void StopSignal::begin_early() {
+  if (alive || early.exchange(true)) return;
+  first_signal = 0;
+  repeated_ends = false;
+  handle_signals();
+}
+
+void StopSignal::end_early() {
+  if (!early.exchange(false)) return;
+  restore_handlers();
+  if (const int signal = first_signal.exchange(0)) raise(signal);
 }
 
 std::optional<int> StopSignal::received() {

@@ -110,6 +110,16 @@ TEST_F(InjectedFault, TheExitCodeOfTheRankThatFailedFirstIsTheRuns) {
   EXPECT_THAT(result.err, HasSubstr("failed first: it ended with exit code 3"));
 }
 
+/// It closes what it shares with the other before it ends, and must not be stopped in between.
+TEST_F(InjectedFault, TheRankThatThrewIsNamedAndNotTheOneThatLostIt) {
+  for (int i = 0; i < 4; ++i) {
+    ProgramResult result = run("rank=1,step=2,at=collective,do=throw", util::concat("out", i));
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("error: rank 1 (pid "));
+    EXPECT_THAT(result.err, ::testing::Not(HasSubstr("failed first: it ended with exit code 5")));
+  }
+}
+
 TEST_F(InjectedFault, ARankWithAnotherConfigIsNamedBeforeTraining) {
   std::vector<std::string> words = command("out", {});
   auto separator = std::find(words.begin(), words.end(), "--");

@@ -304,6 +304,19 @@ TEST_F(CoordinatorTest, EndsForAllWhenANodeIsToldToStopWhileTheyGather) {
   }
 }
 
+TEST_F(CoordinatorTest, StopsTheOthersWhenANodeWasPreemptedAlone) {
+  make({2, 2}, true);
+  join(0, 0, 1);
+  join(1, 1, 1);
+  coordinator_->leave(1, SIGTERM, now_);
+  ends(1, 1, 75, {SIGTERM});
+  round_ended(1);
+  EXPECT_EQ(last(0), "stop");
+  ends(0, 0, 75, {SIGTERM});
+  round_ended(0);
+  EXPECT_EQ(verdict(0).exit_code, 75);
+}
+
 TEST_F(CoordinatorTest, EndsWhenAStaticNodeIsToldToStop) {
   make({2, 2}, true, 3);
   join(0, 0, 1);

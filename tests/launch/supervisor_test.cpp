@@ -153,6 +153,28 @@ TEST(Supervisor, NamesTheCauseAndNotTheRankThatLostItsPeer) {
   EXPECT_THAT(last_line(outcome.err), HasSubstr("rank 1"));
 }
 
+TEST(Supervisor, WaitsForTheEndOfARankWhosePeerHasLostIt) {
+  // Its connections are closed, and it is about to say why; it handles no signals any more.
+  const Outcome outcome = launch_captured(shells(2, "[ $RANK = 0 ] && exit 5; sleep 0.2; exit 8"));
+  EXPECT_EQ(outcome.exit_code, 8);
+  EXPECT_THAT(outcome.err, Not(HasSubstr("rank 0 (pid")));
+  EXPECT_THAT(last_line(outcome.err), HasSubstr("rank 1"));
+}
+
+TEST(Supervisor, EndsARunInWhichPeersWereLostForNoCauseThatIsSeen) {
+  const Outcome outcome = launch_captured(shells(2, "[ $RANK = 0 ] && exit 5; exec sleep 100"));
+  EXPECT_EQ(outcome.exit_code, 5);
+  EXPECT_LT(outcome.seconds, 10);
+  EXPECT_THAT(outcome.err, HasSubstr("ended with exit code 5: stopping 1 other worker"));
+}
+
+TEST(Supervisor, TellsTheOthersToStopAfterOneThatWasToldAlone) {
+  const Outcome outcome = launch_captured(
+      shells(2, "[ $RANK = 0 ] && exit 75; trap 'exit 75' TERM; while :; do sleep 0.05; done"));
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_LT(outcome.seconds, 10);
+}
+
 TEST(Supervisor, KillsAWorkerThatIgnoresBeingTold) {
   LaunchOptions options =
       shells(2, "trap '' TERM; [ $RANK = 0 ] && { sleep 0.2; exit 4; }; while :; do sleep 0.1; done");

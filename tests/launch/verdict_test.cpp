@@ -33,6 +33,12 @@ TEST(Verdict, IsPreemptedWhenWorkersSavedAndStopped) {
   EXPECT_EQ(judge({exited(0, 75, 1), exited(1, 0, 1)}).exit_code, 75);
 }
 
+TEST(Verdict, TakesALostPeerAsAConsequenceOfItsPreemption) {
+  EXPECT_EQ(judge({exited(0, 5, 1), exited(1, 75, 2)}).exit_code, 75);
+  EXPECT_FALSE(judge({exited(0, 5, 1), exited(1, 75, 2)}).is_failure());
+  EXPECT_EQ(judge({exited(0, 6, 1), exited(1, 75, 2)}).exit_code, 6);
+}
+
 TEST(Verdict, NamesTheFirstThatFailed) {
   const Verdict verdict = judge({exited(3, 7, 2), exited(2, 4, 1), exited(0, 1, 3)});
   EXPECT_EQ(verdict.exit_code, 4);

@@ -42,6 +42,25 @@ TEST(StopSignal, OutlivesASecondSignalWhereThatIsIgnored) {
   EXPECT_EQ(StopSignal::received(), SIGTERM);
 }
 
+TEST(StopSignal, TakesOverWhatCameBeforeItWasMade) {
+  StopSignal::begin_early();
+  raise(SIGTERM);
+  raise(SIGINT);
+  {
+    StopSignal stop;
+    EXPECT_EQ(StopSignal::received(), SIGTERM);
+  }
+  static int handled;
+  handled = 0;
+  auto* before = signal(SIGTERM, [](int) { ++handled; });
+  StopSignal::begin_early();
+  raise(SIGTERM);
+  EXPECT_EQ(handled, 0);
+  StopSignal::end_early();
+  EXPECT_EQ(handled, 1);
+  signal(SIGTERM, before);
+}
+
 using StopSignalDeathTest = ::testing::Test;
 
 TEST(StopSignalDeathTest, ASecondTermEndsTheProcess) {
