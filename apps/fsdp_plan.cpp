@@ -8,24 +8,64 @@
 
 #include "cli/program.h"
 #include "config/load.h"
+#include "config/model_presets.h"
 #include "config/print.h"
 #include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"
 #include "util/error.h"
+#include "util/text.h"
+
+namespace {
+
+using namespace fsdp;
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const config::ModelPreset& preset : config::model_presets()) names.push_back(preset.name);
+  return names;
+}
+
+/// What such a model would be trained with. `first` is the first word behind the options, which is an
+/// override here.
+config::Config preset_config(const std::string& name, const std::string& first,
+                             std::vector<std::string> overrides) {
+  if (!first.empty()) {
+    if (first.find('=') == std::string::npos) {
+      util::fail(util::ErrorKind::kUsage, "command line: expected a config or --preset; found ",
+                 util::shell_word(first), " and --preset ", name, "; leave one of the two out");
+    }
+    overrides.insert(overrides.begin(), first);
+  }
+  const std::string model = util::concat("[model]\npreset = \"", name, "\"\n");
+  const auto with = [&](int64_t length) {
+    return util::concat(model, "[data]\ntrain = [\"none\"]\nmicro_batch_size = 1\nsequence_length = ", length,
+                        "\n[mixed_precision]\nparam_dtype = \"bfloat16\"\n[activation_checkpointing]\nmode = "
+                        "\"full\"\n");
+  };
+  const std::string source = "--preset " + name;
+  const int64_t longest = config::parse_config(with(1), source).model.max_position_embeddings;
+  return config::parse_config(with(longest), source, overrides);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  using namespace fsdp;
   CLI::App app(
       "Prints what a rank of the run would need, computed from the config alone: memory, communication, "
       "time, the largest micro batch that fits, and what to change when none does. The same as fsdp-train "
       "--plan, in some MiB of memory.",
       "fsdp-plan");
-  std::string config_path;
+  std::string config_path, preset;
   std::vector<std::string> overrides;
   apps::PlanArguments arguments;
-  app.add_option("config", config_path, "TOML file")->required()->check(cli::not_empty());
+  CLI::Option* config = app.add_option("config", config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", overrides, "section.key=value, in place of what the file says");
+  app.add_option(
+         "--preset", preset,
+         "in place of a config: this model (of model.preset), with its longest sequence, in bfloat16 and "
+         "with recomputation; keys behind it change that")
+      ->check(cli::one_of(preset_names()));
   apps::add_plan_options(app, arguments);
   app.footer("Keys of the config:\n\n" + config::key_reference());
   const cli::Page page{
@@ -35,12 +75,21 @@ int main(int argc, char** argv) {
                     "fsdp-plan configs/plan/175b.toml --gpu-memory-gib 40"},
                    {"another number of ranks, and the speed of machines that are not there",
                     "fsdp-plan config.toml --world-size 256 --bandwidth-gbps 200 --flops-tflops 300"},
+                   {"a well-known model on GPUs by their data sheet, and how long 15 trillion tokens take",
+                    "fsdp-plan --preset llama3-8b --gpus 64 --gpu h100 --tokens 15T"},
                    {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
       .words = apps::config_words()};
   if (const auto code = cli::parse(app, page, argc, argv)) return *code;
   return util::run_guarded([&] {
-    const config::Config config = config::load_config(config_path, overrides);
-    const plan::Plan plan = plan::make_plan(config, arguments.machines);
+    if (preset.empty() && config->count() == 0) {
+      util::fail(
+          util::ErrorKind::kUsage,
+          "command line: expected a config (a TOML file) or --preset; found neither; for example: fsdp-plan "
+          "--preset llama3-8b --gpus 8 --gpu h100");
+    }
+    const config::Config planned = preset.empty() ? config::load_config(config_path, overrides)
+                                                  : preset_config(preset, config_path, overrides);
+    const plan::Plan plan = plan::make_plan(planned, plan::machines_of(planned, arguments.machines));
     cli::print(arguments.json ? plan_json(plan) : plan_text(plan));
     return 0;
   });

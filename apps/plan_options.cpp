@@ -1,29 +1,62 @@
 #include "plan_options.h"
 
+#include "cli/validators.h"
+
 namespace fsdp::apps {
 
 void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string& condition) {
-  plan::PlanOptions& machines = arguments.machines;
-  app.add_option("--world-size", machines.world_size,
+  plan::GivenMachines& machines = arguments.machines;
+  app.add_option("--world-size,--gpus", machines.world_size,
                  condition + "ranks; may be left out where [mesh] gives every axis a size");
-  app.add_option("--gpu-memory-gib", machines.memory_gib, condition + "memory of a rank's device")
+  app.add_option(
+         "--gpu", machines.gpu,
+         condition +
+             "take memory, speed and links from the data sheet of this GPU, such as h100; what is given "
+             "beside it goes before it")
+      ->check(cli::not_empty());
+  app.add_option(
+         "--efficiency", machines.efficiency,
+         condition + "with --gpu: the share of the data sheet's rate that products of matrices sustain")
       ->capture_default_str();
-  app.add_option("--bandwidth-gbps", machines.bandwidth_gbps, condition + "Gbit/s that a rank receives")
+  app.add_option("--gpu-memory-gib", machines.memory_gib,
+                 condition + "memory of a rank's device; default: 80, or that of --gpu");
+  app.add_option("--gpus-per-node", machines.gpus_per_node,
+                 condition +
+                     "ranks of a node, which are linked by --node-bandwidth-gbps; default: all alike, or 8 "
+                     "with --gpu")
+      ->check(cli::at_least(1));
+  app.add_option("--node-bandwidth-gbps", machines.node_bandwidth_gbps,
+                 condition +
+                     "Gbit/s that a rank receives from others of its node; default: as from other nodes, "
+                     "or the links of --gpu")
+      ->check(cli::above(0));
+  app.add_option("--bandwidth-gbps", machines.bandwidth_gbps,
+                 condition + "Gbit/s that a rank receives; with --gpus-per-node or --gpu from other nodes")
       ->capture_default_str();
   app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps, condition + "the same between replicas")
       ->capture_default_str();
   app.add_option(
-         "--flops-tflops", machines.flops_tflops,
-         condition +
-             "TFLOP/s that a rank sustains; products in 8 bits (training.float8) take half their time")
-      ->capture_default_str();
+      "--flops-tflops", machines.flops_tflops,
+      condition +
+          "TFLOP/s that a rank sustains; products in 8 bits (training.float8) take half their time; "
+          "default: 150, or --efficiency times those of --gpu");
+  app.add_option("--tokens", machines.tokens,
+                 condition + "say how long training on so many takes, such as 15T");
   app.add_flag("--json", arguments.json, condition + "one JSON object in place of text");
 }
 
 const std::vector<std::string>& plan_option_names() {
-  static const std::vector<std::string> names = {"--world-size",     "--gpu-memory-gib",
-                                                 "--bandwidth-gbps", "--dcn-bandwidth-gbps",
-                                                 "--flops-tflops",   "--json"};
+  static const std::vector<std::string> names = {"--world-size",
+                                                 "--gpu",
+                                                 "--efficiency",
+                                                 "--gpu-memory-gib",
+                                                 "--gpus-per-node",
+                                                 "--node-bandwidth-gbps",
+                                                 "--bandwidth-gbps",
+                                                 "--dcn-bandwidth-gbps",
+                                                 "--flops-tflops",
+                                                 "--tokens",
+                                                 "--json"};
   return names;
 }
 

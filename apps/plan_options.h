@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "plan/plan.h"
+#include "plan/machines.h"
 
 namespace fsdp::apps {
 
 /// What of a plan is asked for on the command line.
 struct PlanArguments {
-  plan::PlanOptions machines;
+  plan::GivenMachines machines;
   bool json = false;
 };
 

@@ -7,6 +7,8 @@
 
 #include "config/global_batch.h"
 #include "nn/decoder_outline.h"
+#include "plan/flops.h"
+#include "shard/root_unit.h"
 #include "util/error.h"
 
 namespace fsdp::plan {
@@ -23,6 +25,12 @@ void check_machines(const PlanOptions& options) {
                                                     {"--bandwidth-gbps", options.bandwidth_gbps},
                                                     {"--dcn-bandwidth-gbps", options.dcn_bandwidth_gbps},
                                                     {"--flops-tflops", options.flops_tflops}};
+  if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
+      !std::isfinite(options.node_bandwidth_gbps)) {
+    util::fail(
+        util::ErrorKind::kUsage, "--gpus-per-node, --node-bandwidth-gbps: expected numbers above 0; found ",
+        options.gpus_per_node, " and ", options.node_bandwidth_gbps, "; leave them out for the default");
+  }
   for (const auto& [name, value] : numbers) {
     if (value > 0 && std::isfinite(value)) continue;
     util::fail(util::ErrorKind::kUsage, name, ": expected a number above 0; found ", value,
@@ -66,6 +74,7 @@ class Adviser {
       : config_(config), mesh_(mesh), limit_(limit) {}
 
   std::vector<Advice> run() {
+    if (blocks_out_of_root()) return advice_;
     if (config_.activation_checkpointing.mode == "none") {
       config_.activation_checkpointing.mode = "full";
       if (try_it("activation_checkpointing.mode = full")) return advice_;
@@ -108,6 +117,14 @@ class Adviser {
     return peak <= limit_;
   }
 
+  /// It costs nothing.
+  bool blocks_out_of_root() {
+    const shard::BlocksInRoot blocks = shard::blocks_in_root(planned_units(config_, mesh_));
+    if (blocks.blocks == 0 || blocks.least_numel >= config_.fsdp.min_num_params) return false;
+    config_.fsdp.min_num_params = blocks.least_numel;
+    return try_it(concat("fsdp.min_num_params = ", blocks.least_numel));
+  }
+
   bool smaller_micro_batch() {
     if (config_.data.micro_batch_size == 1) return false;
     int64_t fits = largest_micro_batch(config_, planned_units(config_, mesh_), limit_);
@@ -147,6 +164,19 @@ class Adviser {
 };
 
 }  // namespace
+
+int64_t Plan::tokens_per_step() const {
+  return config::samples_per_step(config, machines.world_size) * config.data.sequence_length;
+}
+
+double Plan::tokens_per_second() const {
+  return time.step() > 0 ? static_cast<double>(tokens_per_step()) / time.step() : 0;
+}
+
+double Plan::model_tflops() const {
+  return tokens_per_second() * model_flops_a_token(config.model, config.data.sequence_length) / 1e12 /
+         static_cast<double>(machines.world_size);
+}
 
 int64_t Plan::memory_limit() const { return static_cast<int64_t>(machines.memory_gib * kBytesOfGib); }
 
@@ -196,8 +226,12 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.time = plan_time(config, plan.units,
                         {.flops_per_second = options.flops_tflops * 1e12,
                          .bytes_per_second = options.bandwidth_gbps * 1e9 / 8,
-                         .replica_bytes_per_second = options.dcn_bandwidth_gbps * 1e9 / 8});
+                         .replica_bytes_per_second = options.dcn_bandwidth_gbps * 1e9 / 8,
+                         .ranks_of_node = options.gpus_per_node,
+                         .node_bytes_per_second = options.node_bandwidth_gbps * 1e9 / 8});
   plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
+  const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
+  if (!blocks.empty()) plan.warnings.push_back(blocks);
   if (!plan.fits()) plan.advice = Adviser(config, plan.mesh, plan.memory_limit()).run();
   return plan;
 }

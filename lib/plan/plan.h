@@ -22,9 +22,14 @@ namespace fsdp::plan {
 struct PlanOptions {
   int64_t world_size = 0;           ///< 0: the product of [mesh] where every axis has a size, else 1
   double memory_gib = 80;           ///< of a rank's device
-  double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives
+  double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives; with gpus_per_node from other nodes
   double dcn_bandwidth_gbps = 100;  ///< the same between replicas
   double flops_tflops = 150;        ///< TFLOP/s that a rank sustains
+  int64_t gpus_per_node = 0;        ///< 0: all ranks are linked alike
+  double node_bandwidth_gbps = 0;   ///< from ranks of the same node; 0: as from others
+  std::string gpu = {};             ///< whose data sheet these are of; empty: none
+  double peak_tflops = 0;  ///< TFLOP/s that its data sheet gives, of which MFU is a share; 0: not known
+  double tokens = 0;       ///< that the model is to be trained on; 0: not known
 };
 
 /// A change of the config, and what is needed with it and with those before it.
@@ -48,7 +53,12 @@ struct Plan {
   int64_t largest_micro_batch = 0;
   std::vector<Advice>
       advice;  ///< where the config does not fit; each on top of those before, to the first that does
+  std::vector<std::string> warnings;  ///< what had better be otherwise whether it fits or not
 
+  int64_t tokens_per_step() const;
+  double tokens_per_second() const;
+  /// TFLOP/s of a rank that the model's definition asks for, without what recomputation adds.
+  double model_tflops() const;
   int64_t memory_limit() const;
   bool fits() const { return memory.device_peak <= memory_limit(); }
 };

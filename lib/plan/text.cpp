@@ -1,5 +1,6 @@
 #include "plan/text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
@@ -24,7 +25,8 @@ std::string printed(const char* format, Values... values) {
   return text;
 }
 
-/// Neighbouring units of one size, and what they communicate in a step.
+/// Units of one size that follow each other, or that alternate with others in one order, and what they
+/// communicate in a step.
 struct UnitGroup {
   std::string first, last;
   int64_t count = 0;
@@ -45,11 +47,18 @@ int64_t payload(const shard::Traffic& traffic) {
   return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes;
 }
 
-/// What the units [begin, end) communicate, as the difference that they make: which unit stays gathered at
-/// the end of forward depends on all.
-shard::Traffic traffic_of(const Plan& plan, size_t begin, size_t end) {
+/// `count` units, one in `stride`.
+struct Row {
+  size_t begin = 0, stride = 1, count = 1;
+  size_t last() const { return begin + (count - 1) * stride; }
+};
+
+/// What the units communicate, as the difference that they make: which unit stays gathered at the end of
+/// forward depends on all.
+shard::Traffic traffic_of(const Plan& plan, const Row& row) {
   std::vector<UnitSizes> without = plan.units;
-  for (size_t i = begin; i < end; ++i) without[i].groups = {};  // there, but communicates nothing
+  // There, but communicates nothing.
+  for (size_t i = 0; i < row.count; ++i) without[row.begin + i * row.stride].groups = {};
   const config::TrainingOptions& training = plan.config.training;
   const shard::Traffic all = plan.step.traffic;
   const shard::Traffic rest = shard::step_formula(without, config::shard_options(plan.config),
@@ -65,18 +74,38 @@ shard::Traffic traffic_of(const Plan& plan, size_t begin, size_t end) {
           .all_reduce_bytes = all.all_reduce_bytes - rest.all_reduce_bytes};
 }
 
+/// How often the `period` units from `begin` on are there one after another.
+size_t repetitions(const std::vector<UnitSizes>& units, size_t begin, size_t period) {
+  size_t end = begin + period;
+  while (end < units.size() && alike(units[end], units[end - period])) ++end;
+  return (end - begin) / period;
+}
+
+std::vector<Row> rows_of(const std::vector<UnitSizes>& units) {
+  constexpr size_t kMostAlternating = 4;
+  std::vector<Row> rows;
+  for (size_t begin = 0; begin < units.size();) {
+    size_t period = 1, times = repetitions(units, begin, 1);
+    for (size_t other = 2; other <= kMostAlternating && begin + other <= units.size() && times == 1;
+         ++other) {
+      const size_t count = repetitions(units, begin, other);
+      if (count > 1) period = other, times = count;
+    }
+    for (size_t place = 0; place < period; ++place) rows.push_back({begin + place, period, times});
+    begin += period * times;
+  }
+  return rows;
+}
+
 std::vector<UnitGroup> groups_of(const Plan& plan) {
   std::vector<UnitGroup> groups;
-  for (size_t begin = 0; begin < plan.units.size();) {
-    size_t end = begin + 1;
-    while (end < plan.units.size() && alike(plan.units[begin], plan.units[end])) ++end;
+  for (const Row& row : rows_of(plan.units)) {
     UnitGroup& group = groups.emplace_back();
-    group.first = plan.units[begin].name;
-    group.last = plan.units[end - 1].name;
-    group.count = static_cast<int64_t>(end - begin);
-    group.each = plan.units[begin];
-    group.step.traffic = traffic_of(plan, begin, end);
-    begin = end;
+    group.first = plan.units[row.begin].name;
+    group.last = plan.units[row.last()].name;
+    group.count = static_cast<int64_t>(row.count);
+    group.each = plan.units[row.begin];
+    group.step.traffic = traffic_of(plan, row);
   }
   return groups;
 }
@@ -91,11 +120,6 @@ std::string duration(double seconds) {
 }
 
 double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
-
-int64_t tokens_of_step(const Plan& plan) {
-  return plan.machines.world_size * plan.config.training.gradient_accumulation_steps *
-         plan.config.data.micro_batch_size * plan.config.data.sequence_length;
-}
 
 std::string communication_table(const Plan& plan) {
   std::string text = printed("%-44s %6s %16s %12s %12s\n", "communication of a rank in a step", "number",
@@ -157,10 +181,8 @@ std::string time_table(const Plan& plan) {
   text += row("exposed, without compute beside it", duration(time.exposed),
               printed("%.0f%% of the communication", share(time.exposed, time.communication)));
   text += row("step", duration(time.step()),
-              time.step() > 0
-                  ? concat(with_commas(std::llround(static_cast<double>(tokens_of_step(plan)) / time.step())),
-                           " tokens/s")
-                  : std::string());
+              time.step() > 0 ? concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s")
+                              : std::string());
   return text;
 }
 
@@ -174,6 +196,87 @@ std::string advice_text(const Plan& plan) {
   if (plan.advice.empty() || !plan.advice.back().fits) {
     text += "  not enough: make the model smaller, or take devices with more memory\n";
   }
+  return text;
+}
+
+/// "machines   8 x h100-sxm a node, ..."
+std::string machines_text(const Plan& plan) {
+  const PlanOptions& machines = plan.machines;
+  std::string text = concat("machines   ", machines.gpu, machines.gpu.empty() ? "" : ", ",
+                            printed("%g GiB, ", machines.memory_gib));
+  if (machines.gpus_per_node > 0) {
+    const double inside =
+        machines.node_bandwidth_gbps > 0 ? machines.node_bandwidth_gbps : machines.bandwidth_gbps;
+    text += printed("%ld a node, %g Gbit/s inside it, %g between nodes, ",
+                    static_cast<long>(machines.gpus_per_node), inside, machines.bandwidth_gbps);
+  } else {
+    text += printed("%g Gbit/s, ", machines.bandwidth_gbps);
+  }
+  text += printed("%g TFLOP/s a rank", machines.flops_tflops);
+  if (machines.peak_tflops > 0) {
+    text += printed(",\n           %.0f%% of the %g that its data sheet gives",
+                    share(machines.flops_tflops, machines.peak_tflops), machines.peak_tflops);
+  }
+  return text + "\n";
+}
+
+std::string days(double seconds) {
+  constexpr double kDay = 24 * 3600;
+  const double value = seconds / kDay;
+  if (value >= 100) return concat(with_commas(std::llround(value)), " days");
+  return value >= 1 ? printed("%.1f days", value) : printed("%.1f hours", 24 * value);
+}
+
+/// `text` in lines of at most 100 columns, under a title.
+std::string titled(const std::string& title, const std::string& text) {
+  constexpr size_t kWidth = 100, kIndent = 11;
+  std::string lines = title + std::string(kIndent - title.size(), ' ');
+  size_t column = kIndent;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    if (column > kIndent && column + 1 + end - at > kWidth) {
+      lines += '\n';
+      lines.append(kIndent, ' ');
+      column = kIndent;
+    } else if (column > kIndent) {
+      lines += ' ';
+      ++column;
+    }
+    lines += text.substr(at, end - at);
+    column += end - at;
+    at = end + 1;
+  }
+  return lines + "\n";
+}
+
+/// What most come for.
+std::string summary(const Plan& plan) {
+  const std::string limit = human_bytes(plan.memory_limit()), peak = human_bytes(plan.memory.device_peak);
+  std::string text;
+  if (plan.fits()) {
+    text +=
+        titled("memory", concat(peak, " of ", limit, " a rank: it fits, with data.micro_batch_size up to ",
+                                plan.largest_micro_batch));
+  } else {
+    text += titled("memory", concat(peak, " where a rank has ", limit,
+                                    ": IT DOES NOT FIT; what to change stands at the end"));
+  }
+  if (plan.time.step() > 0) {
+    std::string speed =
+        concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s, ", duration(plan.time.step()),
+               " a step; ", printed("%.4g", plan.model_tflops()), " TFLOP/s a GPU");
+    if (plan.machines.peak_tflops > 0) {
+      speed += printed(", MFU %.1f%%", share(plan.model_tflops(), plan.machines.peak_tflops));
+    }
+    speed += " (recomputation not counted)";
+    text += titled("speed", speed);
+    if (plan.machines.tokens > 0) {
+      const double seconds = plan.machines.tokens / plan.tokens_per_second();
+      text += titled("training",
+                     concat(with_commas(std::llround(plan.machines.tokens)), " tokens take ", days(seconds)));
+    }
+  }
+  for (const std::string& warning : plan.warnings) text += titled("warning", warning);
   return text;
 }
 
@@ -214,18 +317,16 @@ std::string plan_heading(const Plan& plan) {
                  precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
                  config.activation_checkpointing.mode == "none" ? "" : ", activations recomputed", "\n");
   text +=
-      concat("batch      ", with_commas(tokens_of_step(plan)), " tokens a step (", plan.machines.world_size,
+      concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (", plan.machines.world_size,
              " ranks x ", config.training.gradient_accumulation_steps, " micro-steps x ",
              config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
-  text += printed("machines   %g GiB, %g Gbit/s, %g TFLOP/s a rank\n", plan.machines.memory_gib,
-                  plan.machines.bandwidth_gbps, plan.machines.flops_tflops);
-  return text;
+  return text + machines_text(plan);
 }
 
 std::string plan_text(const Plan& plan) {
   std::string advice = advice_text(plan);
-  return concat(plan_heading(plan), "\n", memory_table(plan), "\n", communication_table(plan), "\n",
-                time_table(plan), advice.empty() ? "" : "\n", advice);
+  return concat(summary(plan), "\n", plan_heading(plan), "\n", memory_table(plan), "\n",
+                communication_table(plan), "\n", time_table(plan), advice.empty() ? "" : "\n", advice);
 }
 
 std::string plan_json(const Plan& plan) {
@@ -249,7 +350,7 @@ std::string plan_json(const Plan& plan) {
       {"parameters", plan.parameters},
       {"world_size", plan.machines.world_size},
       {"mesh", {{"dcn", plan.mesh.dcn}, {"data", plan.mesh.data}, {"model", plan.mesh.model}}},
-      {"tokens_per_step", tokens_of_step(plan)},
+      {"tokens_per_step", plan.tokens_per_step()},
       {"memory",
        {{"shard_bytes", memory.shards},
         {"optimizer_bytes", memory.optimizer},
@@ -269,7 +370,16 @@ std::string plan_json(const Plan& plan) {
         {"compute_seconds", plan.time.compute},
         {"communication_seconds", plan.time.communication},
         {"exposed_seconds", plan.time.exposed},
-        {"step_seconds", plan.time.step()}}},
+        {"step_seconds", plan.time.step()},
+        {"tokens_per_second", plan.tokens_per_second()},
+        {"model_tflops_per_rank", plan.model_tflops()},
+        {"mfu", plan.machines.peak_tflops > 0
+                    ? nlohmann::ordered_json(plan.model_tflops() / plan.machines.peak_tflops)
+                    : nlohmann::ordered_json()},
+        {"training_seconds", plan.machines.tokens > 0 && plan.time.step() > 0
+                                 ? nlohmann::ordered_json(plan.machines.tokens / plan.tokens_per_second())
+                                 : nlohmann::ordered_json()}}},
+      {"warnings", plan.warnings},
       {"units", std::move(groups)},
       {"advice", std::move(advice)}};
   return json.dump(2) + "\n";

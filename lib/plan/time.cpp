@@ -170,7 +170,13 @@ class Clocks {
   }
 
   double others_share(const UnitSizes& unit, int64_t payload) const {
-    return static_cast<double>(payload) * (unit.groups.shards - 1) / speed_.bytes_per_second;
+    const double each = static_cast<double>(payload), shards = unit.groups.shards;
+    if (speed_.ranks_of_node == 0) return each * (shards - 1) / speed_.bytes_per_second;
+    const double of_node = static_cast<double>(speed_.ranks_of_node);
+    const double inside =
+        speed_.node_bytes_per_second > 0 ? speed_.node_bytes_per_second : speed_.bytes_per_second;
+    const double between = each * std::max(shards - of_node, 0.0) / (of_node * speed_.bytes_per_second);
+    return std::max(each * (shards - 1) / inside, between);
   }
 
   void gather(size_t index) {

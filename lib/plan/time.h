@@ -10,7 +10,9 @@
 //     linear layers that multiply in 8 bits (training.float8).
 //   - A rank receives at `bytes_per_second`: the other W - 1 shards of a unit in an all-gather, and as much
 //   in
-//     a reduce-scatter. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
+//     a reduce-scatter. With g ranks a node (`ranks_of_node`) a rank receives all of them at the speed inside
+//     a node, and the g of a node together, at g times `bytes_per_second`, those of the other nodes once; the
+//     slower of the two counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
 //     `replica_bytes_per_second`. No latency.
 //   - Compute and communication each are one stream, in the order and with the waits of the engine: a gather
 //   is
@@ -35,6 +37,8 @@ struct MachineSpeed {
   double flops_per_second = 150e12;  ///< of products in the type of compute
   double bytes_per_second = 50e9;
   double replica_bytes_per_second = 50e9;
+  int64_t ranks_of_node = 0;         ///< 0: bytes_per_second is the speed between any two
+  double node_bytes_per_second = 0;  ///< from ranks of the same node; 0: bytes_per_second
 };
 
 /// Seconds of one optimizer step.

@@ -11,7 +11,9 @@
 #include "kernels/matmul.h"
 #include "optim/schedule.h"
 #include "plan/flops.h"
+#include "shard/engine_sizes.h"
 #include "shard/replica_check.h"
+#include "shard/root_unit.h"
 #include "train/banner.h"
 #include "train/batch_warmup.h"
 #include "train/block_graphs.h"
@@ -82,6 +84,11 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   if (const std::string cut = optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps);
       !cut.empty() && is_first_rank()) {
     util::log_warning(cut);
+  }
+  if (const std::string blocks =
+          shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params);
+      !blocks.empty() && is_first_rank()) {
+    util::log_warning(blocks);
   }
   if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_, peak_));
 }

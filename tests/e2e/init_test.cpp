@@ -42,7 +42,7 @@ TEST_P(Init, WritesWhatTrains) {
                          "training.steps=2",
                          "lr_scheduler.warmup_steps=1",
                          "logging.interval_steps=1",
-                         "fsdp.min_num_params=1000"};
+                         "fsdp.min_num_params=700"};
   const auto train = [&](const std::string& config, const std::string& output, Words more) {
     more.insert(more.end(), reduced.begin(), reduced.end());
     more.push_back("run.output_dir=" + (folder / output).string());

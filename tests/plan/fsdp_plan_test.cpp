@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "plan/text.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
+#include "util/error.h"
 
 namespace fsdp::plan {
 namespace {
@@ -28,7 +30,8 @@ TEST(FsdpPlan, OfATrillionParametersTakesUnderASecondAndUnder100MB) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_LT(result.peak_resident_bytes, 100'000'000);
   EXPECT_LT(result.seconds, 1);
-  EXPECT_EQ(result.out, plan_text(make_plan(config::load_config(config_path("1t")), {})));
+  const config::Config config = config::load_config(config_path("1t"));
+  EXPECT_EQ(result.out, plan_text(make_plan(config, {})));
 }
 
 // As fsdp-plan does, this test links the room alone.
@@ -58,6 +61,43 @@ TEST(FsdpPlan, TakesMachinesOverridesAndJson) {
   EXPECT_EQ(result.out, plan_json(make_plan(expected, machines)));
 }
 
+TEST(FsdpPlan, NeedsNoConfigForAWellKnownModel) {
+  const testing::ProgramResult result =
+      run_plan({"--preset", "llama3-8b", "--gpus", "64", "--gpu", "h100", "--tokens", "15T",
+                "data.sequence_length=4096", "data.micro_batch_size=2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(result.out.starts_with("memory     ")) << result.out;
+  for (const char* part :
+       {"it fits, with data.micro_batch_size up to ", " TFLOP/s a GPU, MFU 37.8% (recomputation",
+        "training   15,000,000,000,000 tokens take ", " days\n", "8,030,261,248 parameters",
+        "524,288 tokens a step (64 ranks x 1 micro-steps x 2 sequences x 4096 tokens)",
+        "machines   h100-sxm, 80 GiB, 8 a node, 3600 Gbit/s inside it, 400 between nodes",
+        "50% of the 989.5 that its data sheet gives"}) {
+    EXPECT_NE(result.out.find(part), std::string::npos) << part << "\n" << result.out;
+  }
+}
+
+TEST(FsdpPlan, FoldsUnitsThatAlternate) {
+  const testing::ProgramResult result = run_plan({config_path("llama3_8b")});
+  const auto lines = std::count(result.out.begin(), result.out.end(), '\n');
+  EXPECT_LT(lines, 40) << result.out;
+  for (const char* part :
+       {"  model.layers.0 ... model.layers.31 ", "  model.layers.0.mlp ... model.layers.31.mlp "}) {
+    EXPECT_NE(result.out.find(part), std::string::npos) << part << result.out;
+  }
+  EXPECT_EQ(result.out.find("model.layers.1.mlp"), std::string::npos);
+}
+
+TEST(FsdpPlan, WarnsOfBlocksInTheRootAndAdvisesAgainstThem) {
+  for (const char* name : {"13b", "175b", "1t", "llama3_8b", "llama3_70b", "llama3_405b", "llama2_2b"}) {
+    EXPECT_TRUE(make_plan(config::load_config(config_path(name)), {}).warnings.empty()) << name;
+  }
+  const testing::ProgramResult result =
+      run_plan({config_path("llama3_8b"), "fsdp.min_num_params=100_000_000", "--gpu-memory-gib", "24"});
+  EXPECT_NE(result.out.find("warning    the root unit holds "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("\n  fsdp.min_num_params = 41951232 "), std::string::npos) << result.out;
+}
+
 TEST(FsdpPlan, EndsWithTheExitCodeOfAUsageErrorAndSaysWhatWasExpected) {
   auto expect = [](const std::vector<std::string>& arguments, const std::string& part) {
     const testing::ProgramResult result = run_plan(arguments);
@@ -65,12 +105,28 @@ TEST(FsdpPlan, EndsWithTheExitCodeOfAUsageErrorAndSaysWhatWasExpected) {
     EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
     EXPECT_EQ(result.out, "");
   };
-  expect({},
-         "command line: expected fsdp-plan [OPTIONS] config [overrides...]; found no config (TOML file); ");
+  expect({}, "command line: expected a config (a TOML file) or --preset; found neither");
+  expect({"--preset", "llama3-8B"}, "found llama3-8B; did you mean llama3-8b?");
+  expect({"--preset", "llama3-8b", "c.toml"},
+         "expected a config or --preset; found c.toml and --preset llama3-8b");
+  expect({config_path("13b"), "--gpu", "h10"}, "--gpu: expected a GPU whose data sheet is known; found h10");
+  expect({config_path("13b"), "--tokens", "15X"}, "--tokens: expected a number of tokens");
   expect({"/nonexistent/none.toml"}, "none.toml");
   expect({config_path("13b"), "training.stps=3"}, "training.steps");
   expect({config_path("13b"), "--flops-tflops", "0"}, "--flops-tflops: expected a number above 0");
   expect({config_path("13b"), "fsdp.wrap_stages=[\"atention\"]"}, "did you mean \"attention\"?");
+}
+
+TEST(FsdpPlan, TakesMicroStepsFromTheGlobalBatch) {
+  const auto planned = [](int64_t ranks) {
+    return make_plan(
+        config::load_config(config_path("llama3_8b"), {"training.global_batch_size=64", "mesh.data=-1"}),
+        {.world_size = ranks});
+  };
+  EXPECT_EQ(planned(8).config.training.gradient_accumulation_steps, 8);
+  EXPECT_EQ(planned(32).config.training.gradient_accumulation_steps, 2);
+  EXPECT_EQ(planned(8).tokens_per_step(), planned(32).tokens_per_step());
+  EXPECT_THROW(planned(24), util::Error);
 }
 
 }  // namespace

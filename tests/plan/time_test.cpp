@@ -122,5 +122,21 @@ TEST(PlanTime, AddsUpMicroBatches) {
               1e-9);
 }
 
+TEST(PlanTime, OfNodesIsThatOfTheSlowerOfTheirLinks) {
+  MachineSpeed speed = kSlow;  // 4 ranks of 1000 bytes
+  speed.ranks_of_node = 4;
+  speed.node_bytes_per_second = 6000;
+  EXPECT_NEAR(plan_time(two_blocks(), units_of({.shards = 4}), speed).communication, 7 * 0.5, 1e-9);
+  // Two nodes: each takes 2000 bytes of the other, by the links of both its ranks together.
+  speed.ranks_of_node = 2;
+  speed.bytes_per_second = 1000;
+  EXPECT_NEAR(plan_time(two_blocks(), units_of({.shards = 4}), speed).communication, 7 * 1.0, 1e-9);
+  speed.bytes_per_second = 1e9;
+  EXPECT_NEAR(plan_time(two_blocks(), units_of({.shards = 4}), speed).communication, 7 * 0.5, 1e-9);
+  speed.node_bytes_per_second = 0;
+  speed.bytes_per_second = 3000;
+  EXPECT_NEAR(plan_time(two_blocks(), units_of({.shards = 4}), speed).communication, 7 * 1.0, 1e-9);
+}
+
 }  // namespace
 }  // namespace fsdp::plan

@@ -407,6 +407,7 @@ TEST(Plan, FindsTheLargestMicroBatchThatFits) {
 TEST(Plan, SaysWhatToChangeUntilItFits) {
   config::Config config = small_config();
   config.data.micro_batch_size = 16;
+  config.fsdp.min_num_params = 60'000;  // no attention in the root, of which advice would speak first
   const PlanOptions machines = {.world_size = 2, .memory_gib = 0.0085};
   const Plan plan = make_plan(config, machines);
   EXPECT_FALSE(plan.fits());

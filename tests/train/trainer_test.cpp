@@ -91,6 +91,17 @@ TEST_F(TrainerTest, TrainsForEpochs) {
   EXPECT_EQ(train(1, config_).step, 186);
 }
 
+TEST_F(TrainerTest, WarnsOfBlocksInTheRootUnit) {
+  util::set_log_level(util::LogLevel::kInfo);
+  config_.training.steps = 1;
+  config_.fsdp.min_num_params = 1'000'000;
+  const std::string lines = testing::log_lines([&] { train(2, config_); });
+  EXPECT_NE(lines.find("the root unit holds "), std::string::npos) << lines;
+  config_.run.output_dir = folder_ / "blocks";
+  config_.fsdp.min_num_params = 1;
+  EXPECT_EQ(testing::log_lines([&] { train(2, config_); }).find("the root unit holds "), std::string::npos);
+}
+
 TEST_F(TrainerTest, CutsTheWarmUpOfAShortTrialWithAWarning) {
   util::set_log_level(util::LogLevel::kInfo);
   config_.training.steps = 2;

@@ -1,0 +1,33 @@
+#pragma once
+
+// The machines of a plan as they are asked for on a command line: by numbers, or by the name of a GPU.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "plan/plan.h"
+
+namespace fsdp::plan {
+
+/// What is not given is the data sheet's of `gpu`, or the default of PlanOptions.
+struct GivenMachines {
+  int64_t world_size = 0;
+  std::string gpu;          ///< a name of util::gpu_data_sheet(); empty: none
+  double efficiency = 0.5;  ///< share of the data sheet's rate that products of matrices sustain
+  std::optional<double> memory_gib, flops_tflops, node_bandwidth_gbps;
+  std::optional<int64_t> gpus_per_node;  ///< with a gpu: 8
+  double bandwidth_gbps = PlanOptions{}.bandwidth_gbps;
+  double dcn_bandwidth_gbps = PlanOptions{}.dcn_bandwidth_gbps;
+  std::string tokens;  ///< "15T"; empty: none
+};
+
+/// Throws Error(kUsage) for a GPU that is not known or has no products in the config's type, and for numbers
+/// that cannot be.
+PlanOptions machines_of(const config::Config& config, const GivenMachines& given);
+
+/// 15e12 of "15T", with K, M, B or T for thousand, million, billion or trillion. Throws Error(kUsage).
+double parse_tokens(const std::string& text);
+
+}  // namespace fsdp::plan
