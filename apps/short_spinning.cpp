@@ -18,9 +18,9 @@
 
 namespace {
 
-// Far longer than the gap between two parallel loops of a step, a hundredth of libgomp's own 300,000
-// (tests/bench/RESULTS.md).
-char setting[] = "GOMP_SPINCOUNT=3000";
+// Some tens of microseconds, longer than most gaps between the parallel loops of a step: what libgomp itself takes
+// where it has more threads than cores, which is all that it can see of other load. Its default is 300,000.
+char setting[] = "GOMP_SPINCOUNT=1000";
 
 /// strncmp() may be resolved by an initialiser that has not run yet.
 bool begins_with(const char* text, const char* start) {

@@ -25,14 +25,14 @@ std::string libgomp_settings(const std::string& name, Environment environment) {
 
 TEST(Spinning, IsShort) {
   for (const char* name : {"fsdp-train", "fsdp-generate"}) {
-    EXPECT_THAT(libgomp_settings(name, {}), HasSubstr("GOMP_SPINCOUNT = '3000'")) << name;
+    EXPECT_THAT(libgomp_settings(name, {}), HasSubstr("GOMP_SPINCOUNT = '1000'")) << name;
   }
 }
 
 TEST(Spinning, IsAsTheUserHasSetIt) {
   EXPECT_THAT(libgomp_settings("fsdp-train", {{"GOMP_SPINCOUNT", "77"}}), HasSubstr("GOMP_SPINCOUNT = '77'"));
   EXPECT_THAT(libgomp_settings("fsdp-train", {{"OMP_WAIT_POLICY", "active"}}),
-              Not(HasSubstr("GOMP_SPINCOUNT = '3000'")));
+              Not(HasSubstr("GOMP_SPINCOUNT = '1000'")));
 }
 
 TEST(Spinning, LeavesNameArgumentsInputAndProcessNumber) {
