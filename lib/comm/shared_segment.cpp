@@ -40,7 +40,10 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   }
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
   segment->bytes_ = bytes;
-  segment->fd_ = ::memfd_create("fsdp-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  constexpr unsigned kNoExecution = 8;  // MFD_NOEXEC_SEAL, since Linux 6.3
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  segment->fd_ = ::memfd_create("fsdp-shared", kFlags | kNoExecution);
+  if (segment->fd_ < 0 && errno == EINVAL) segment->fd_ = ::memfd_create("fsdp-shared", kFlags);
   if (segment->fd_ < 0) refuse("memfd_create failed", errno);
   if (::ftruncate(segment->fd_, bytes) != 0) refuse("a memfd cannot be made large", errno);
   // Memory that somebody takes away by making the file smaller would be a deadly signal too.

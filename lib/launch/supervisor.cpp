@@ -276,11 +276,17 @@ void Supervisor::report(const Verdict& verdict) {
     util::log_warning(concat("told to stop: ", name_of(end), " ", ending(end.status)));
     return;
   }
+  // What a user got wrong stands a few lines above, and nothing that ran in between.
+  const bool is_shown = end.status == ExitStatus{.exit_code = static_cast<int>(util::ErrorKind::kUsage)} &&
+                        end.log_path.empty() && options_.local_ranks_filter.empty() &&
+                        !options_.is_multi_node();
   std::string last_lines;
-  for (const std::string& line : end.last_lines) last_lines += "\n    " + line;
+  if (!is_shown) {
+    for (const std::string& line : end.last_lines) last_lines += "\n    " + line;
+  }
   if (!last_lines.empty()) util::log_error(concat("rank ", end.rank, " wrote last:", last_lines));
   // Our programs log what they write there; others may only write it there.
-  if (!end.message.empty() && last_lines.find(end.message) == std::string::npos) {
+  if (!is_shown && !end.message.empty() && last_lines.find(end.message) == std::string::npos) {
     util::log_error(concat("rank ", end.rank, " says: ", end.message));
   }
   const bool alone = options_.nproc_per_node == 1 && !options_.is_multi_node();

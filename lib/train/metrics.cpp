@@ -9,22 +9,23 @@ namespace fsdp::train {
 namespace fs = std::filesystem;
 namespace {
 
-/// The lines up to and including `last_step`; a line torn by a crash ends the file.
-std::string lines_until(const std::string& content, int64_t last_step) {
+/// The lines of the steps that are kept; a line torn by a crash ends the file.
+std::string lines_until(const std::string& content, const KeptMetrics& kept_steps) {
   std::string kept, line;
   std::istringstream lines(content);
   while (std::getline(lines, line)) {
     auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) break;
-    if (parsed["step"].get<int64_t>() <= last_step) kept += line + "\n";
+    if (kept_steps.have(parsed["step"].get<int64_t>(), parsed.contains("validation_loss")))
+      kept += line + "\n";
   }
   return kept;
 }
 
-fs::path prepared(const fs::path& path, int64_t resumed_step) {
+fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
   if (!fs::exists(path)) return path;
-  if (resumed_step > 0) {
-    util::write_file_atomically(path, lines_until(util::read_file(path), resumed_step));
+  if (kept.resumed_step > 0) {
+    util::write_file_atomically(path, lines_until(util::read_file(path), kept));
   } else {
     put_aside(path);
   }
@@ -33,10 +34,10 @@ fs::path prepared(const fs::path& path, int64_t resumed_step) {
 
 }  // namespace
 
-MetricsFile::MetricsFile(const fs::path& folder, int64_t resumed_step, const MetricsFormats& formats)
-    : file_(prepared(folder / "metrics.jsonl", resumed_step)) {
-  if (formats.csv) csv_.emplace(folder, resumed_step);
-  if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", resumed_step);
+MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const MetricsFormats& formats)
+    : file_(prepared(folder / "metrics.jsonl", kept)) {
+  if (formats.csv) csv_.emplace(folder, kept);
+  if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
 void MetricsFile::write(const StepMetrics& metrics) {

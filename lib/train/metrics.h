@@ -46,9 +46,10 @@ struct MetricsFormats {
 
 class MetricsFile {
  public:
-  /// Opens folder/metrics.jsonl. Lines of steps after `resumed_step` are dropped: the run does those steps
-  /// again. A run that starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
-  MetricsFile(const std::filesystem::path& folder, int64_t resumed_step, const MetricsFormats& formats = {});
+  /// Opens folder/metrics.jsonl. Lines that are not `kept` are dropped: the run writes them again. A run that
+  /// starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
+  MetricsFile(const std::filesystem::path& folder, const KeptMetrics& kept,
+              const MetricsFormats& formats = {});
 
   /// A line that cannot be written, because the disk is full, is left out with a warning, the first one of a
   /// row: the run is worth more than its log.

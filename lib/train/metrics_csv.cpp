@@ -3,6 +3,7 @@
 #include <charconv>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "util/error.h"
 #include "util/file.h"
@@ -38,24 +39,26 @@ std::string heading() {
   return line + "\n";
 }
 
-/// Heading and rows up to and including `last_step`, without a row torn by a crash.
-std::string rows_until(const std::string& content, int64_t last_step) {
+/// Heading and the rows that are kept, without a row torn by a crash.
+std::string rows_until(const std::string& content, const KeptMetrics& kept_steps) {
   std::string kept = heading(), line;
   std::istringstream lines(content.substr(kept.size()));
   while (std::getline(lines, line) && !lines.eof()) {  // the end of the file before that of the line: torn
     int64_t step = 0;
     const char* end = line.data() + line.size();
     if (auto read = std::from_chars(line.data(), end, step); read.ec != std::errc() || read.ptr == end) break;
-    if (step <= last_step) kept += line + "\n";
+    const bool is_validation =
+        std::string_view(line).substr(line.find(',')).starts_with(",,");  // without a loss
+    if (kept_steps.have(step, is_validation)) kept += line + "\n";
   }
   return kept;
 }
 
-fs::path prepared(const fs::path& path, int64_t resumed_step) {
+fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
   if (fs::exists(path)) {
     const std::string content = util::read_file(path);
-    if (resumed_step > 0 && content.starts_with(heading())) {
-      util::write_file_atomically(path, rows_until(content, resumed_step));
+    if (kept.resumed_step > 0 && content.starts_with(heading())) {
+      util::write_file_atomically(path, rows_until(content, kept));
       return path;
     }
     put_aside(path);
@@ -66,8 +69,8 @@ fs::path prepared(const fs::path& path, int64_t resumed_step) {
 
 }  // namespace
 
-MetricsCsv::MetricsCsv(const fs::path& folder, int64_t resumed_step)
-    : file_(prepared(folder / "metrics.csv", resumed_step)) {}
+MetricsCsv::MetricsCsv(const fs::path& folder, const KeptMetrics& kept)
+    : file_(prepared(folder / "metrics.csv", kept)) {}
 
 void MetricsCsv::write(const nlohmann::ordered_json& line) {
   std::string row;

@@ -161,7 +161,8 @@ void Trainer::prepare_output() {
   util::write_file_atomically(output_folder() / "config.toml", config::to_toml(config_as_given()));
   util::write_file_atomically(output_folder() / "environment.json",
                               run_environment(*communicator_, peak_).dump(2) + "\n");
-  metrics_.emplace(output_folder(), position_.step,
+  metrics_.emplace(output_folder(),
+                   KeptMetrics{.resumed_step = position_.step, .validates_again = validation_is_due()},
                    MetricsFormats{.csv = config_.logging.csv, .tensorboard = config_.logging.tensorboard});
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -32,6 +34,15 @@ TEST(SharedSegment, IsTheSameMemoryForWhoOpensIt) {
   EXPECT_EQ(own->offset_of(block->data(), 5000), block->offset);
   EXPECT_EQ(own->offset_of(&kMib, 8), std::nullopt);
   EXPECT_EQ(own->offset_of(own->data() + own->size() - 4, 8), std::nullopt);
+}
+
+TEST(SharedSegment, CannotBeExecutedWhereTheKernelHasThat) {
+  const int probe = ::memfd_create("probe", 8);  // MFD_NOEXEC_SEAL
+  if (probe < 0) GTEST_SKIP() << "a kernel before 6.3";
+  ::close(probe);
+  struct stat status {};
+  ASSERT_EQ(::fstat(SharedSegment::create(kMib)->fd(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0111, 0u);
 }
 
 TEST(SharedSegment, HasAPartThatAllWrite) {

@@ -81,6 +81,13 @@ TEST_F(LaunchSsh, TakesAUserNameWithAHost) {
   EXPECT_THAT(result.out, HasSubstr("[somebody@localhost] [rank0] master localhost\n"));
 }
 
+TEST_F(LaunchSsh, TakesNoHostForAnOptionOfSsh) {
+  folder_.write("hosts", "127.0.0.1\n-oProxyCommand=touch here\n");
+  const ProgramResult result = testing::run(command("true"), options());
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("found -oProxyCommand=touch here, which ssh would take for an option"));
+}
+
 TEST_F(LaunchSsh, EndsWithTheCodeOfTheRun) {
   const ProgramResult result = testing::run(command("[ $RANK = 1 ] && exit 9; exec sleep 100"), options());
   EXPECT_EQ(result.exit_code, 9);

@@ -127,6 +127,15 @@ TEST(Supervisor, KeepsAFileForEachRank) {
   EXPECT_THAT(last_line(outcome.err), HasSubstr("logs/rank1.log"));
 }
 
+TEST(Supervisor, TellsAUsersMistakeOnce) {
+  const Outcome outcome =
+      launch_captured(shells(2, "[ $RANK = 1 ] && { echo 'no such key' >&2; exit 2; }; exec sleep 100"));
+  EXPECT_EQ(outcome.exit_code, 2);
+  const size_t first = outcome.err.find("no such key");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(outcome.err.find("no such key", first + 1), std::string::npos) << outcome.err;
+}
+
 TEST(Supervisor, EndsTheRunWithTheFirstFailure) {
   const Outcome outcome =
       launch_captured(shells(3, "[ $RANK = 1 ] && { echo 'no such file' >&2; exit 7; }; exec sleep 100"));

@@ -23,7 +23,7 @@ Validation with_loss(double loss) {
 
 TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
   TemporaryFolder folder;
-  MetricsFile file(folder.path(), 0);
+  MetricsFile file(folder.path(), {.resumed_step = 0});
   file.write({.step = 1,
               .loss = 2.5,
               .grad_norm = 0.5,
@@ -51,11 +51,11 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
 TEST(MetricsFile, DropsStepsThatAreDoneAgainAndTornLines) {
   TemporaryFolder folder;
   {
-    MetricsFile file(folder.path(), 0);
+    MetricsFile file(folder.path(), {.resumed_step = 0});
     for (int64_t step = 1; step <= 5; ++step) file.write({.step = step});
   }
   std::ofstream(folder / "metrics.jsonl", std::ios::app) << "{\"step\": 6, \"lo";
-  MetricsFile resumed(folder.path(), 3);
+  MetricsFile resumed(folder.path(), {.resumed_step = 3});
   resumed.write({.step = 4});
   auto steps = metrics_with(resumed.path(), "step");
   ASSERT_EQ(steps.size(), 4u);
@@ -72,12 +72,12 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
 TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   TemporaryFolder folder;
   {
-    MetricsFile file(folder.path(), 0, {.csv = true});
+    MetricsFile file(folder.path(), {.resumed_step = 0}, {.csv = true});
     for (int64_t step = 1; step <= 4; ++step) file.write({.step = step, .loss = 2.5, .mfu = 0.25});
     file.write_validation(4, with_loss(2.0));
   }
   std::ofstream(folder / "metrics.csv", std::ios::app) << "12";  // torn, where 12 was not all of it
-  MetricsFile resumed(folder.path(), 3, {.csv = true});
+  MetricsFile resumed(folder.path(), {.resumed_step = 3}, {.csv = true});
   resumed.write_validation(4, with_loss(0.0));
   auto lines = lines_of(folder / "metrics.csv");
   ASSERT_EQ(lines.size(), 5u);
@@ -86,9 +86,27 @@ TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,,,,,");
 }
 
+TEST(MetricsFile, DropsTheValidationThatTheRunBeginsWith) {
+  TemporaryFolder folder;
+  {
+    MetricsFile file(folder.path(), {}, {.csv = true});
+    for (int64_t step : {1, 2}) {
+      file.write({.step = step});
+      file.write_validation(step, {.loss = 1, .samples = 1, .tokens = 1, .bytes = std::nullopt});
+    }
+  }
+  MetricsFile(folder.path(), {.resumed_step = 2}, {.csv = true});
+  EXPECT_EQ(lines_of(folder / "metrics.jsonl").size(), 4u);
+  EXPECT_EQ(lines_of(folder / "metrics.csv").size(), 5u);
+  MetricsFile(folder.path(), {.resumed_step = 2, .validates_again = true}, {.csv = true});
+  EXPECT_EQ(metrics_with(folder / "metrics.jsonl", "validation_loss").size(), 1u);
+  EXPECT_EQ(lines_of(folder / "metrics.jsonl").size(), 3u);
+  EXPECT_EQ(lines_of(folder / "metrics.csv").size(), 4u);
+}
+
 TEST(MetricsFile, HasTheMemoryOfAGpuWhereThereIsOne) {
   TemporaryFolder folder;
-  MetricsFile file(folder.path(), 0, {.csv = true});
+  MetricsFile file(folder.path(), {.resumed_step = 0}, {.csv = true});
   file.write({.step = 1});
   util::CudaMemory memory;
   memory.peak_allocated_bytes = 5;
@@ -106,25 +124,25 @@ TEST(MetricsFile, HasTheMemoryOfAGpuWhereThereIsOne) {
 
 TEST(MetricsFile, PutsAnOlderTableAndOneWithOtherColumnsAside) {
   TemporaryFolder folder;
-  MetricsFile(folder.path(), 0, {.csv = true}).write({.step = 1});
-  MetricsFile(folder.path(), 0, {.csv = true}).write({.step = 1});
+  MetricsFile(folder.path(), {.resumed_step = 0}, {.csv = true}).write({.step = 1});
+  MetricsFile(folder.path(), {.resumed_step = 0}, {.csv = true}).write({.step = 1});
   EXPECT_EQ(lines_of(folder / "metrics.1.csv").size(), 2u);
   std::ofstream(folder / "metrics.csv") << "step,other\n1,2\n";
-  MetricsFile(folder.path(), 1, {.csv = true}).write({.step = 2});
+  MetricsFile(folder.path(), {.resumed_step = 1}, {.csv = true}).write({.step = 2});
   EXPECT_EQ(lines_of(folder / "metrics.2.csv")[1], "1,2");
   EXPECT_EQ(lines_of(folder / "metrics.csv").size(), 2u);
 }
 
 TEST(MetricsFile, PutsAnOlderRunAside) {
   TemporaryFolder folder;
-  for (int run = 0; run < 3; ++run) MetricsFile(folder.path(), 0).write({.step = 1});
+  for (int run = 0; run < 3; ++run) MetricsFile(folder.path(), {.resumed_step = 0}).write({.step = 1});
   EXPECT_EQ(metrics_with(folder / "metrics.jsonl", "step").size(), 1u);
   EXPECT_TRUE(std::filesystem::exists(folder / "metrics.1.jsonl"));
   EXPECT_TRUE(std::filesystem::exists(folder / "metrics.2.jsonl"));
 }
 
 TEST(MetricsFile, SaysWhenItCannotBeOpened) {
-  EXPECT_THROW(MetricsFile("/proc/no-such-folder", 0), util::Error);
+  EXPECT_THROW(MetricsFile("/proc/no-such-folder", {}), util::Error);
 }
 
 }  // namespace
