@@ -18,8 +18,9 @@
 
 namespace {
 
-// Some tens of microseconds, longer than most gaps between the parallel loops of a step: what libgomp itself takes
-// where it has more threads than cores, which is all that it can see of other load. Its default is 300,000.
+// Some tens of microseconds, longer than most gaps between the parallel loops of a step: what libgomp itself
+// takes where it has more threads than cores, which is all that it can see of other load. Its default is
+// 300,000.
 char setting[] = "GOMP_SPINCOUNT=1000";
 
 /// strncmp() may be resolved by an initialiser that has not run yet.
