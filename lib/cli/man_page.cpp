@@ -43,12 +43,16 @@ std::string options_of(const Outline& outline) {
     text += item(italic(positional.name + (positional.repeats ? " ..." : "")), meaning);
   }
   for (const Flag& flag : outline.flags) {
+    // A row of many values has no place where a line may end.
+    constexpr size_t kValuesInHead = 8;
+    const bool has_many = flag.values.size() > kValuesInHead;
     std::string head;
     for (const std::string& name : flag.names) head += (head.empty() ? "" : ", ") + bold(name);
     if (flag.takes_value) {
-      head += " " + italic(flag.values.empty() ? flag.type : util::join(flag.values, "|"));
+      head += " " + italic(flag.values.empty() || has_many ? flag.type : util::join(flag.values, "|"));
     }
     std::string meaning = flag.meaning;
+    if (has_many) meaning += ": " + util::join(flag.values, ", ");
     if (!flag.default_value.empty()) meaning += " [" + flag.default_value + "]";
     text += item(head, meaning);
   }

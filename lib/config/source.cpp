@@ -76,7 +76,12 @@ Source Source::from_file(const fs::path& path) {
   if (path.empty()) refuse("an empty path");
   std::error_code error;
   fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) refuse("no file of that name");
+  if (status.type() == fs::file_type::not_found) {
+    refuse(
+        "no file of that name; correct the name, or write a config to begin with: fsdp-train init quickstart "
+        "--output ",
+        path.string());
+  }
   if (error) refuse("that it cannot be examined: ", error.message());
   if (status.type() == fs::file_type::directory) refuse("a folder");
   // Reading a pipe or a device could wait for ever, and every process of a run reads the file.

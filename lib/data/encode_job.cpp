@@ -1,10 +1,13 @@
 #include "data/encode_job.h"
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "data/utf8.h"
 #include "util/error.h"
 #include "util/json.h"
+#include "util/text.h"
 
 namespace fsdp::data {
 namespace {
@@ -27,7 +30,11 @@ std::string document_of(std::string_view line, const EncodeJobOptions& options, 
   }
   if (!object.is_object()) refuse(options, part, "is JSON but no object");
   auto field = object.find(options.json_field);
-  if (field == object.end()) refuse(options, part, "has no such field");
+  if (field == object.end()) {
+    std::vector<std::string> names;
+    for (const auto& item : object.items()) names.push_back("\"" + item.key() + "\"");
+    refuse(options, part, names.empty() ? "has no fields" : "has the fields " + util::join(names, ", "));
+  }
   if (!field->is_string()) refuse(options, part, "has a " + std::string(field->type_name()));
   return std::move(field->get_ref<std::string&>());
 }

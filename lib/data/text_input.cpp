@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "data/foreign_content.h"
 #include "util/error.h"
 
 namespace fsdp::data {
@@ -68,6 +69,11 @@ void TextInput::examine() {
   if (!S_ISREG(status.st_mode)) refuse("is not a regular file; write the text to a file or give it as -");
   if (status.st_size == 0) refuse("is empty; leave it out");
   size_bytes_ = status.st_size;
+  std::string head(512, '\0');
+  const ssize_t got = ::pread(fd_, head.data(), head.size(), 0);
+  head.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  if (const auto foreign = foreign_to_text(head, path_))
+    refuse(util::concat(foreign->found, "; ", foreign->remedy));
 }
 
 int64_t TextInput::read(int64_t bytes, std::string& buffer) {

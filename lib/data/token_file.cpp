@@ -1,5 +1,6 @@
 #include "data/token_file.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "data/foreign_content.h"
 #include "util/error.h"
 
 namespace fsdp::data {
@@ -56,6 +58,7 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> told) :
   format_ = found.value_or(four_bytes ? TokenFormat::kU32 : TokenFormat::kU16);
   switch (format_) {
     case TokenFormat::kU16:
+      if (!told) require_tokens();
       open_flat(TokenType::kUint16);
       break;
     case TokenFormat::kU32:
@@ -103,6 +106,17 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
   }
   file_->refuse(concat("has ", index.string(), " beside it, which is no index of tokens (MMIDIDX)"),
                 "copy the index anew, or move it away if the tokens need none");
+}
+
+/// Every name that tells nothing else is taken for one of 16-bit tokens, so that is what others are taken
+/// for.
+void TokenFile::require_tokens() const {
+  constexpr int64_t kSample = 8192;
+  const std::string_view content(file_->data(), static_cast<size_t>(file_->size_bytes()));
+  const int64_t middle = std::max<int64_t>(file_->size_bytes() / 2 - kSample / 2, 0) / 4 * 4;
+  const auto foreign =
+      foreign_to_tokens(content.substr(0, 512), content.substr(static_cast<size_t>(middle), kSample), path_);
+  if (foreign) file_->refuse(foreign->found, foreign->remedy);
 }
 
 void TokenFile::open_flat(TokenType type) {

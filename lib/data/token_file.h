@@ -41,6 +41,7 @@ class TokenFile {
 
  private:
   std::optional<TokenFormat> format_of_content() const;
+  void require_tokens() const;
   void open_flat(TokenType type);
   void open_llmc(TokenType type, int32_t version);
   void open_pair();

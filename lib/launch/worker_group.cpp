@@ -148,7 +148,10 @@ void WorkerGroup::send_to_all(int signal) {
 }
 
 bool WorkerGroup::may_send(const Worker& worker, int signal) const {
-  return Clock::now() - worker.started > kLongestLoading || !would_end(worker.pid, signal);
+  // A program that never handles it is to end by it, and not by SIGKILL when the time is up.
+  const std::chrono::duration<double> half(surroundings_.options.shutdown_timeout_seconds / 2);
+  const auto age = Clock::now() - worker.started;
+  return age > kLongestLoading || age > half || !would_end(worker.pid, signal);
 }
 
 void WorkerGroup::pass_on(int signal) {

@@ -225,7 +225,11 @@ TEST(LoadFile, RefusesWhatIsNoReadableFile) {
   testing::TemporaryFolder folder;
   auto refusal = [](const std::filesystem::path& path) { return usage_error_of([&] { load_config(path); }); };
   auto missing = folder.path() / "missing.toml";
-  EXPECT_EQ(refusal(missing), missing.string() + ": expected a TOML file; found no file of that name");
+  EXPECT_EQ(refusal(missing),
+            missing.string() +
+                ": expected a TOML file; found no file of that name; correct the name, or write a "
+                "config to begin with: fsdp-train init quickstart --output " +
+                missing.string());
   EXPECT_EQ(refusal(folder.path()), folder.path().string() + ": expected a TOML file; found a folder");
   EXPECT_EQ(refusal(""), "the configuration's path: expected a TOML file; found an empty path");
   auto pipe = folder.path() / "pipe";

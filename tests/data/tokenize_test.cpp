@@ -306,7 +306,7 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
   };
   refuse("no json", "is not valid JSON");
   refuse("[1]", "no object");
-  refuse("{\"content\": \"x\"}", "no such field");
+  refuse("{\"content\": \"x\", \"id\": 1}", "has the fields \"content\", \"id\" where");
   refuse("{\"text\": 3}", "has a number");
   refuse("{\"text\": \"\xff\"}", "is not valid JSON");
   refuse(std::string(1000, '['), "nests deeper");
