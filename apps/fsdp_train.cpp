@@ -164,7 +164,14 @@ void plan(config::Config config, const Arguments& arguments) {
 
 /// What all processes would say alike is said by one. The others wait, because a launcher stops everybody as
 /// soon as the first ends, and that must not be before it has been said.
-void let_the_first_speak() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
+void let_the_first_speak() {
+  constexpr std::chrono::milliseconds kLookAgain{10};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < end) {
+    if (const auto signal = util::StopSignal::received()) std::_Exit(128 + *signal);
+    std::this_thread::sleep_for(kLookAgain);
+  }
+}
 
 /// Weights that are evaluated are the first weights of a run that takes no step.
 std::vector<std::string> overrides_of(const Arguments& arguments) {
