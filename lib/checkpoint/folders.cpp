@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/manifest.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -78,25 +79,44 @@ std::optional<int64_t> step_of_folder_name(const std::string& name) {
   return step;
 }
 
-std::string incompleteness(const fs::path& folder) {
+namespace {
+
+std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder) {
+  const auto torn = [&](Tear tear, std::string reason, ErrorKind kind = ErrorKind::kCheckpoint) {
+    return TornCheckpoint{step, folder, std::move(reason), tear, kind};
+  };
   std::error_code error;
   if (!fs::exists(folder / kManifestName, error) && !error) {
-    return concat("it has no ", kManifestName, ", so it was never finished");
+    return torn(Tear::kUnfinished, concat("it has no ", kManifestName, ", so it was never finished"));
   }
   Manifest manifest;
   try {
     manifest = read_manifest(folder);
+  } catch (const DamageError& failure) {
+    return torn(Tear::kDamaged, failure.what());
   } catch (const util::Error& failure) {
-    return failure.what();
+    return torn(Tear::kUnreadable, failure.what(), failure.kind());
   }
   for (const FileEntry& file : manifest.files) {
     auto bytes = fs::file_size(folder / file.name, error);
-    if (error) return concat("its file ", file.name, " cannot be read: ", error.message());
+    if (error) {
+      const bool missing = error == std::errc::no_such_file_or_directory;
+      return torn(missing ? Tear::kDamaged : Tear::kUnreadable,
+                  concat("its file ", file.name, " cannot be read: ", error.message()), ErrorKind::kIo);
+    }
     if (static_cast<int64_t>(bytes) != file.bytes) {
-      return concat("its file ", file.name, " has ", bytes, " bytes where the manifest gives ", file.bytes);
+      return torn(Tear::kDamaged, concat("its file ", file.name, " has ", bytes,
+                                         " bytes where the manifest gives ", file.bytes));
     }
   }
-  return "";
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string incompleteness(const fs::path& folder) {
+  const auto torn = tear_of(0, folder);
+  return torn ? torn->reason : "";
 }
 
 FoundCheckpoints find_checkpoints(const fs::path& root) {
@@ -104,11 +124,10 @@ FoundCheckpoints find_checkpoints(const fs::path& root) {
   for (const fs::path& folder : children(root)) {
     auto step = step_of_folder_name(folder.filename().string());
     if (!step) continue;
-    std::string reason = incompleteness(folder);
-    if (reason.empty()) {
-      found.complete.push_back({*step, folder});
+    if (auto torn = tear_of(*step, folder)) {
+      found.torn.push_back(std::move(*torn));
     } else {
-      found.torn.push_back({folder, reason});
+      found.complete.push_back({*step, folder});
     }
   }
   std::sort(found.complete.begin(), found.complete.end(),
@@ -147,6 +166,29 @@ std::vector<fs::path> remove_leftovers(const fs::path& root) {
   return removed;
 }
 
+namespace {
+
+/// What "auto" passes over, unless it has reason to stop instead.
+std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, const fs::path& root) {
+  std::vector<TornCheckpoint> damaged;
+  for (const TornCheckpoint& torn : found.torn) {
+    if (!found.complete.empty() && torn.step < found.complete.back().step) continue;
+    if (torn.tear == Tear::kUnreadable) {
+      fail(torn.kind, "the newest checkpoint ", torn.folder.string(), " cannot be read (", torn.reason,
+           ") and may be whole; make it readable, or name the checkpoint to resume from with "
+           "checkpoint.resume");
+    }
+    if (torn.tear == Tear::kDamaged) damaged.push_back(torn);
+  }
+  if (found.complete.empty() && !damaged.empty()) {
+    fail(ErrorKind::kCheckpoint, "no checkpoint in ", root.string(), " is whole", passed_over(found),
+         "; restore one from a copy, or start anew with checkpoint.resume=never or another run.output_dir");
+  }
+  return damaged;
+}
+
+}  // namespace
+
 ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
   if (resume == "never") return {std::nullopt, "starting anew because checkpoint.resume is \"never\""};
   if (resume != "auto" && resume != "latest") {
@@ -155,12 +197,15 @@ ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
     return {folder, concat("resuming from ", folder.string(), " as checkpoint.resume says")};
   }
   FoundCheckpoints found = find_checkpoints(root);
+  std::vector<TornCheckpoint> damaged;
+  if (resume == "auto") damaged = damaged_after_newest(found, root);
   if (!found.complete.empty()) {
     const CompleteCheckpoint& newest = found.complete.back();
     require_state(read_manifest(newest.folder), newest.folder);
     return {newest.folder,
             concat("resuming from ", newest.folder.string(), ", the newest of ", found.complete.size(),
-                   " complete checkpoint(s) in ", root.string(), passed_over(found))};
+                   " complete checkpoint(s) in ", root.string(), passed_over(found)),
+            std::move(damaged)};
   }
   if (resume == "latest") {
     fail(ErrorKind::kCheckpoint, "checkpoint.resume is \"latest\" and ", root.string(),

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "util/error.h"
+
 namespace fsdp::checkpoint {
 
 /// "step-00000100".
@@ -22,9 +24,18 @@ struct CompleteCheckpoint {
   std::filesystem::path folder;
 };
 
+enum class Tear {
+  kUnfinished,  ///< never was one
+  kDamaged,     ///< was finished and is not what was written
+  kUnreadable,  ///< may be one: the system refuses it, or its format is newer than this program
+};
+
 struct TornCheckpoint {
+  int64_t step = 0;
   std::filesystem::path folder;
   std::string reason;  ///< why it is not a checkpoint
+  Tear tear = Tear::kUnfinished;
+  util::ErrorKind kind = util::ErrorKind::kCheckpoint;  ///< of an error for that reason
 };
 
 struct FoundCheckpoints {
@@ -60,9 +71,12 @@ std::vector<std::filesystem::path> remove_leftovers(const std::filesystem::path&
 struct ResumeChoice {
   std::optional<std::filesystem::path> folder;  ///< nothing: start anew
   std::string message;                          ///< what was chosen and why; names the folders passed over
+  std::vector<TornCheckpoint> damaged{};        ///< newer than the folder: to be renamed by set_aside()
 };
 
-/// Which checkpoint to resume from. `resume` is "auto" (the newest complete one in `root`, else start anew),
+/// Which checkpoint to resume from. `resume` is "auto" (the newest complete one in `root`, else start anew;
+/// kCheckpoint when some were finished there and none is complete any more, and an error of its kind when a
+/// newer one cannot be read, since it may be whole),
 /// "never", "latest" (the newest; kCheckpoint when there is none) or a path of a step's folder or of another
 /// run's output folder (kCheckpoint when no complete checkpoint is there).
 ResumeChoice resolve_resume(const std::filesystem::path& root, const std::string& resume);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/json.h"
 #include "checkpoint/raw_file.h"
 #include "util/dtype.h"
@@ -21,6 +22,12 @@ namespace {
 
 constexpr int kDeepestLevel = 64;
 constexpr int64_t kLargestManifestBytes = int64_t{1} << 30;
+
+/// No damage: another program reads it.
+class NewerFormat : public util::Error {
+ public:
+  explicit NewerFormat(const std::string& message) : util::Error(ErrorKind::kCheckpoint, message) {}
+};
 
 /// A plain name, so that a manifest can point at nothing outside its own folder.
 bool is_file_name(std::string_view name) {
@@ -262,8 +269,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   }
   int64_t version = number_of(object, "version", where);
   if (version > kFormatVersion) {
-    fail(ErrorKind::kCheckpoint, where, " has format version ", version, " and this program reads up to ",
-         kFormatVersion, "; use the release that wrote it or a newer one");
+    throw NewerFormat(concat(where, " has format version ", version, " and this program reads up to ",
+                             kFormatVersion, "; use the release that wrote it or a newer one"));
   }
   if (version < 1) fail(ErrorKind::kCheckpoint, where, " has the impossible format version ", version);
   if (text_of(object, "seal", where) != xxh3_64_of(canonical.without("seal"))) {
@@ -330,7 +337,13 @@ Manifest read_manifest(const fs::path& folder) {
   }
   std::string text(static_cast<size_t>(bytes), '\0');
   file.read_at(0, text.data(), bytes);
-  return parse_manifest(text, path.string());
+  try {
+    return parse_manifest(text, path.string());
+  } catch (const NewerFormat&) {
+    throw;
+  } catch (const util::Error& error) {
+    throw DamageError(path, error.what());
+  }
 }
 
 }  // namespace fsdp::checkpoint

@@ -90,8 +90,8 @@ std::string manifest_text(const Manifest& manifest);
 /// Parses and checks everything that can be checked without the shard files; throws kCheckpoint.
 Manifest parse_manifest(std::string_view text, const std::string& where);
 
-/// The manifest of a step's folder. kCheckpoint when there is none, or one that is damaged or newer than this
-/// program.
+/// The manifest of a step's folder. kCheckpoint when there is none or one that is newer than this program;
+/// DamageError when it is damaged.
 Manifest read_manifest(const std::filesystem::path& folder);
 
 /// kCheckpoint that names the remedy when the checkpoint holds weights only.

@@ -18,12 +18,6 @@ namespace {
 
 constexpr const char* kPurpose = "checkpoint";
 
-std::string shard_file_name(int rank) {
-  char name[40];
-  std::snprintf(name, sizeof(name), "rank-%05d.h5", rank);
-  return name;
-}
-
 /// Writes this rank's file and returns what rank 0 needs to know of it.
 json write_rank(const SaveRequest& request, const fs::path& folder, int rank,
                 const std::vector<TensorSlice>& slices) {
@@ -62,6 +56,12 @@ SavedCheckpoint write_manifest(const SaveRequest& request, const fs::path& folde
 }
 
 }  // namespace
+
+std::string shard_file_name(int rank) {
+  char name[40];
+  std::snprintf(name, sizeof(name), "rank-%05d.h5", rank);
+  return name;
+}
 
 SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<TensorSlice> slices,
                            comm::Communicator& communicator)

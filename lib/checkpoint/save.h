@@ -15,6 +15,9 @@
 
 namespace fsdp::checkpoint {
 
+/// "rank-00003.h5".
+std::string shard_file_name(int rank);
+
 /// Writes what this rank holds; together the ranks' slices must hold every element of every tensor exactly
 /// once (a replica gives empty slices), in any number of slices of a tensor. The tensors lie contiguous in
 /// CPU memory and are written from there without a copy.

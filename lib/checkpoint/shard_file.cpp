@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/hdf5_handle.h"
 #include "checkpoint/shard_types.h"
 #include "util/dtype.h"
@@ -159,12 +160,13 @@ void refuse_links(hid_t file, const std::string& name, const fs::path& path) {
     H5L_info_t info{};
     if (H5Lget_info(file, step.c_str(), &info, H5P_DEFAULT) < 0) {
       H5Eclear2(H5E_DEFAULT);
-      fail(ErrorKind::kCheckpoint, path.string(), " has no data set for the tensor ", name,
-           ", which the manifest says it holds");
+      throw DamageError(path, concat(path.string(), " has no data set for the tensor ", name,
+                                     ", which the manifest says it holds"));
     }
     if (info.type != H5L_TYPE_HARD) {
-      fail(ErrorKind::kCheckpoint, path.string(), ": \"", step, "\" on the way to the tensor ", name,
-           " is a link to another place; checkpoints have none, so this file was altered");
+      throw DamageError(path, concat(path.string(), ": \"", step, "\" on the way to the tensor ", name,
+                                     " is a link to another place; checkpoints have none, so this file was "
+                                     "altered"));
     }
     if (end == std::string::npos) return;
   }
@@ -176,7 +178,7 @@ Hdf5Id open_dataset(hid_t file, int64_t file_bytes, const DatasetSpec& spec, con
   const std::string what = concat("read the tensor ", spec.name, " from");
   auto checked = [&](auto result) { return check_hdf5(result, ErrorKind::kCheckpoint, what, path); };
   auto refuse = [&](const auto&... parts) {
-    fail(ErrorKind::kCheckpoint, path.string(), ": the data set of the tensor ", spec.name, " ", parts...);
+    throw DamageError(path, concat(path.string(), ": the data set of the tensor ", spec.name, " ", parts...));
   };
 
   Hdf5Id set(checked(H5Dopen2(file, spec.name.c_str(), H5P_DEFAULT)), H5Dclose);

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/damage.h"
 #include "checkpoint/raw_file.h"
 #include "util/error.h"
 
 namespace fsdp::checkpoint {
-using util::ErrorKind;
-using util::fail;
+using util::concat;
 
 namespace {
 /// Far from the usual limit of 1024 open files, and each open file of HDF5 holds a few MiB of caches.
@@ -24,12 +24,14 @@ void ShardSet::verify(size_t file, const std::function<void(int64_t)>& on_bytes)
   const auto path = folder_ / entry.name;
   FileDigest found = digest_file(path, on_bytes);
   if (found.bytes != entry.bytes) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has ", found.bytes, " bytes where the manifest gives ",
-         entry.bytes, "; the file is cut off or altered, so use another checkpoint");
+    throw DamageError(
+        path, concat(path.string(), " has ", found.bytes, " bytes where the manifest gives ", entry.bytes,
+                     "; the file is cut off or altered, so use another checkpoint"));
   }
   if (found.xxh3_64 != entry.xxh3_64) {
-    fail(ErrorKind::kCheckpoint, path.string(), " is damaged: its hash is ", found.xxh3_64,
-         " where the manifest gives ", entry.xxh3_64, "; restore it from a copy or use another checkpoint");
+    throw DamageError(
+        path, concat(path.string(), " is damaged: its hash is ", found.xxh3_64, " where the manifest gives ",
+                     entry.xxh3_64, "; restore it from a copy or use another checkpoint"));
   }
   verified_[file] = true;
 }

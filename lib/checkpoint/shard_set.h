@@ -31,8 +31,8 @@ class ShardSet {
  public:
   ShardSet(std::filesystem::path folder, const Manifest& manifest);
 
-  /// Compares a file's size and hash with the manifest's; kCheckpoint that names it when they differ or it is
-  /// missing. Later calls for the same file cost nothing.
+  /// Compares a file's size and hash with the manifest's; DamageError that names it when they differ,
+  /// kCheckpoint when it is missing. Later calls for the same file cost nothing.
   /// `on_bytes` is told how many bytes were hashed since its last call.
   void verify(size_t file, const std::function<void(int64_t)>& on_bytes = {});
 

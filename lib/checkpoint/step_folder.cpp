@@ -1,5 +1,6 @@
 #include "checkpoint/step_folder.h"
 
+#include "checkpoint/damage.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/raw_file.h"
 #include "util/error.h"
@@ -24,10 +25,7 @@ void create_step_folder(const fs::path& root, const fs::path& folder) {
     }
     if (fs::exists(folder / kManifestName, error)) {
       // Finished once and damaged since, or of a newer format: a person may want to look at it.
-      fs::path aside;
-      for (int i = 1; i == 1 || fs::exists(aside, error); ++i)
-        aside = concat(folder.string(), ".damaged-", i);
-      util::rename_and_sync(folder, aside);
+      const fs::path aside = set_aside(folder);
       util::log_warning(concat("renamed the damaged checkpoint ", folder.string(), " to ", aside.string()));
     } else {
       fs::remove_all(folder, error);

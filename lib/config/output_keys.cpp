@@ -31,6 +31,11 @@ std::vector<Key> output_keys() {
        "owner both, the group read; folders can be entered by those who may read",
        one_of({"0600", "0640", "0644", "0660", "0664", "0666"}),
        {}},
+      {KEY(checkpoint, verify_saved),
+       "background: read each checkpoint back while training goes on and compare hashes; a damaged one is "
+       "renamed and the next step saved in its place, and older ones are deleted only then",
+       one_of({"none", "background"}),
+       {}},
       {KEY(checkpoint, resume),
        "auto (the newest, else start anew), never, latest, or a path",
        non_empty(),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/best.h"
+#include "checkpoint/damage.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/load.h"
@@ -66,11 +67,8 @@ void Checkpointer::remember_model() {
 }
 
 RunPosition Checkpointer::restore() {
-  Choice choice = choose();
-  comm::agree(communicator_, "loading the checkpoint", [&] {
-    if (!choice.resume.empty()) load_all(choice.resume);
-    if (!choice.init.empty()) load_weights(choice.init);
-  });
+  while (!load_chosen(choose())) {
+  }
   comm::agree(communicator_, "output folder", [&] {
     if (!is_first_rank()) return;
     take_folder();
@@ -80,6 +78,55 @@ RunPosition Checkpointer::restore() {
     copies_.prepare(state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave));
   }
   return restored_;
+}
+
+/// False when the checkpoint is damaged, was renamed, and an older one is to be tried.
+bool Checkpointer::load_chosen(const Choice& choice) {
+  constexpr const char* kPurpose = "loading the checkpoint";
+  std::string file, cause;
+  comm::agree(communicator_, kPurpose, [&] {
+    try {
+      if (!choice.resume.empty()) load_all(choice.resume);
+      if (!choice.init.empty()) load_weights(choice.init);
+    } catch (const checkpoint::DamageError& error) {
+      if (config_.checkpoint.resume != "auto" || choice.resume.empty()) throw;
+      file = error.file().filename().string();
+      cause = error.what();
+    }
+  });
+  const std::vector<std::string> files = comm::all_gather_text(communicator_, file, {.unit = kPurpose});
+  const std::vector<std::string> causes = comm::all_gather_text(communicator_, cause, {.unit = kPurpose});
+  const auto first =
+      std::find_if(causes.begin(), causes.end(), [](const auto& text) { return !text.empty(); });
+  if (first == causes.end()) return true;
+  leave_damaged(choice.resume, files, *first);
+  return false;
+}
+
+/// Only what rank 0 finds damaged too is renamed: a rank whose memory or link to the storage is at fault
+/// would take one good checkpoint after the other for damaged.
+void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::string>& files,
+                                 const std::string& cause) {
+  fs::path aside;
+  checkpoint::agree_in_background(communicator_, "damaged checkpoint", [&] {
+    if (!is_first_rank()) return;
+    const std::string seen = checkpoint::damage_in(
+        folder, [&](const auto& name) { return std::find(files.begin(), files.end(), name) != files.end(); });
+    if (seen.empty()) {
+      util::fail(util::ErrorKind::kIo, cause, "; but read again by rank 0, ", folder.string(),
+                 " is whole: check the memory and the storage of the machines of this run");
+    }
+    const auto found = checkpoint::find_checkpoints(output_folder()).complete;
+    const int64_t step = checkpoint::step_of_folder_name(folder.filename().string()).value_or(0);
+    if (std::none_of(found.begin(), found.end(), [&](const auto& other) { return other.step < step; })) {
+      util::fail(
+          util::ErrorKind::kCheckpoint, cause, "; no older checkpoint is left in ", output_folder().string(),
+          ": start anew with checkpoint.resume=never or another run.output_dir, unless there is a copy");
+    }
+    aside = checkpoint::set_aside(folder);
+  });
+  say(concat("renamed the damaged checkpoint ", folder.string(), " to ", aside.string(), ": ", cause),
+      /*warning=*/true);
 }
 
 /// Rank 0 chooses, so that a file system that shows ranks different things cannot split the run.
@@ -92,6 +139,11 @@ Checkpointer::Choice Checkpointer::choose() {
     // when nothing is left to refuse.
     if (util::is_there(output_folder())) take_folder();
     checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
+    for (const checkpoint::TornCheckpoint& damaged : choice.damaged) {
+      say(concat("renamed the damaged checkpoint ", damaged.folder.string(), " to ",
+                 checkpoint::set_aside(damaged.folder).string(), ": ", damaged.reason),
+          /*warning=*/true);
+    }
     say(choice.message);
     if (choice.folder) resume = choice.folder->string();
     if (config_.checkpoint.init_from.empty()) return;
@@ -183,6 +235,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
   require_same_folder();
   step_being_saved_ = position.step;
+  wants_save_ = false;
   best_is_being_saved_ = best;
   attempt([&] {
     checkpoint::SaveRequest request{.root = output_folder(),
@@ -190,7 +243,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                     .layout = config_.fsdp.layout,
                                     .training = training_record(config_, state_, position),
                                     .model = model_,
-                                    .retention = retention(),
+                                    .retention = verifies() ? checkpoint::Retention{} : retention(),
                                     .in_the_middle = [this, step = position.step] {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
@@ -215,6 +268,7 @@ void Checkpointer::require_same_folder() {
 }
 
 void Checkpointer::poll() {
+  if (verification_ && verification_->task->done_everywhere()) settle_verification();
   if (!under_way_) return;
   attempt([&] {
     if (under_way_->advance()) succeeded(under_way_->finish());
@@ -222,8 +276,64 @@ void Checkpointer::poll() {
 }
 
 void Checkpointer::finish() {
-  if (!under_way_) return;
-  attempt([&] { succeeded(under_way_->finish()); });
+  if (under_way_) attempt([&] { succeeded(under_way_->finish()); });
+  if (verification_) settle_verification();
+}
+
+/// Each rank reads back the file that it wrote.
+void Checkpointer::begin_verification(const fs::path& folder) {
+  verification_ = std::make_unique<Verification>();
+  verification_->folder = folder;
+  verification_->step = step_being_saved_;
+  verification_->best = best_is_being_saved_;
+  auto takes = [own = checkpoint::shard_file_name(communicator_.rank()),
+                first = is_first_rank()](const std::string& name) {
+    return name == own || (first && name == checkpoint::kFullFileName);
+  };
+  verification_->task = std::make_unique<checkpoint::BackgroundTask>(
+      communicator_, "verification of a checkpoint",
+      [to = verification_.get(), takes] { to->damage = checkpoint::damage_in(to->folder, takes); });
+}
+
+void Checkpointer::settle_verification() {
+  const std::unique_ptr<Verification> done = std::move(verification_);
+  try {
+    done->task->join();
+  } catch (const comm::AgreedError& error) {
+    return say(concat(done->folder.string(), " could not be read back to verify it: ", error.what()),
+               /*warning=*/true);
+  }
+  const auto found =
+      comm::all_gather_text(communicator_, done->damage, {.unit = "verification of a checkpoint"});
+  const auto first = std::find_if(found.begin(), found.end(), [](const auto& text) { return !text.empty(); });
+  if (first == found.end()) return done->best ? mark_best(done->step) : prune();
+  if (saved_step_ == done->step) saved_step_.reset();
+  if (last_saved_ == done->folder) last_saved_.clear();
+  wants_save_ = true;
+  std::string aside = "it could not be renamed";
+  try {
+    comm::agree(communicator_, "damaged checkpoint", [&] {
+      if (is_first_rank()) aside = concat("renamed to ", checkpoint::set_aside(done->folder).string());
+    });
+  } catch (const comm::AgreedError& error) {
+    aside = error.what();
+  }
+  failure_ = comm::AgreedError(
+      util::ErrorKind::kCheckpoint,
+      concat("the checkpoint of step ", done->step, " was damaged when it was read back: ", *first));
+  say(concat(failure_->what(), "; ", aside, "; the next step is saved in its place"), /*warning=*/true);
+}
+
+/// As checkpoint.verify_saved has it, what older checkpoints there are stays until the new one is verified.
+void Checkpointer::prune() {
+  if (!is_first_rank()) return;
+  try {
+    for (const fs::path& removed : checkpoint::prune(output_folder(), retention())) {
+      say("removed " + removed.string());
+    }
+  } catch (const util::Error& error) {
+    say(concat("old checkpoints are still there: ", error.what()), /*warning=*/true);
+  }
 }
 
 void Checkpointer::attempt(const std::function<void()>& part_of_save) {
@@ -245,6 +355,7 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   if (!saved.removal_failure.empty()) {
     say("old checkpoints are still there: " + saved.removal_failure, /*warning=*/true);
   }
+  if (verifies()) return begin_verification(saved.folder);
   if (best_is_being_saved_) mark_best(step_being_saved_);
 }
 
@@ -255,9 +366,7 @@ void Checkpointer::mark_best(int64_t step) {
     // Not when the step was resumed from another folder.
     if (!fs::exists(output_folder() / checkpoint::step_folder_name(step))) return;
     checkpoint::mark_best(output_folder(), step);
-    for (const fs::path& removed : checkpoint::prune(output_folder(), retention())) {
-      say("removed " + removed.string());
-    }
+    prune();
   } catch (const util::Error& error) {
     say(concat("step ", step, " is not marked as the best checkpoint: ", error.what()), /*warning=*/true);
   }

@@ -9,7 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "checkpoint/background_task.h"
 #include "checkpoint/host_copies.h"
 #include "checkpoint/run_lock.h"
 #include "checkpoint/save.h"
@@ -71,6 +73,10 @@ class Checkpointer {
   /// The step of the newest checkpoint of this run, the one it resumed from included. Not collective.
   std::optional<int64_t> saved_step() const { return saved_step_; }
 
+  /// Whether a checkpoint of this run was read back damaged and the next save should not wait until it is due
+  /// (checkpoint.verify_saved). Not collective, alike on every rank.
+  bool wants_save() const { return wants_save_; }
+
   /// The checkpoint that was saved last; empty when none was. Not collective.
   const std::filesystem::path& last_saved() const { return last_saved_; }
 
@@ -83,6 +89,9 @@ class Checkpointer {
     std::filesystem::path resume, init;  ///< at most one is not empty
   };
   Choice choose();
+  bool load_chosen(const Choice& choice);
+  void leave_damaged(const std::filesystem::path& folder, const std::vector<std::string>& files,
+                     const std::string& cause);
   void take_folder();
   void load_all(const std::filesystem::path& folder);
   /// For a checkpoint without averages: they are the weights that were loaded.
@@ -91,6 +100,10 @@ class Checkpointer {
   void remove_leftovers();
   void require_same_folder();
   void begin_save(const RunPosition& position, bool best);
+  void begin_verification(const std::filesystem::path& folder);
+  void settle_verification();
+  void prune();
+  bool verifies() const { return config_.checkpoint.verify_saved == "background"; }
   void mark_best(int64_t step);
   checkpoint::Retention retention() const;
   void attempt(const std::function<void()>& part_of_save);
@@ -115,6 +128,16 @@ class Checkpointer {
   std::optional<comm::AgreedError> failure_;
   checkpoint::HostCopies copies_;
   std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< from copies_
+  /// The newest checkpoint while it is read back.
+  struct Verification {
+    std::filesystem::path folder;
+    int64_t step = 0;
+    bool best = false;
+    std::string damage;                                ///< that this rank found; the thread's until it ended
+    std::unique_ptr<checkpoint::BackgroundTask> task;  ///< behind what it writes, so that it ends before
+  };
+  std::unique_ptr<Verification> verification_;
+  bool wants_save_ = false;
 };
 
 }  // namespace fsdp::train

@@ -195,6 +195,10 @@ RunSummary Trainer::run() {
   bool save = summary_.stopped ? saves_checkpoints() : config_.checkpoint.save_at_end;
   save_if(save && checkpointer_->saved_step() != position_.step, /*best=*/false);
   checkpointer_->finish();
+  if (checkpointer_->wants_save()) {
+    save_if(/*due=*/true, /*best=*/false);
+    checkpointer_->finish();
+  }
   communicator_->barrier({.unit = "end of the run"});
   checkpointer_->require_last_save();
   progress_.finish_line();
@@ -315,6 +319,7 @@ void Trainer::train() {
 
 void Trainer::save_if(bool due, bool best) {
   best = best && config_.checkpoint.keep_best;
+  due = due || checkpointer_->wants_save();
   if (!due && !best) return checkpointer_->poll();
   faults_.at(FaultPlace::kSave, position_.step);
   progress_.begin("saving", position_.step);

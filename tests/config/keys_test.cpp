@@ -208,6 +208,7 @@ const std::map<std::string, Sample>& samples() {
       {"checkpoint.kind", {"\"full\"", "\"whole\""}},
       {"checkpoint.asynchronous", {"true", "1"}},
       {"checkpoint.permissions", {"\"0660\"", "\"0777\""}},
+      {"checkpoint.verify_saved", {"\"background\"", "\"always\""}},
       {"checkpoint.resume", {"\"never\"", "\"\""}},
       {"checkpoint.init_from", {"\"out/run\"", "\"a\\nb\""}},
       {"checkpoint.init_only", {"[\"layers.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},
