@@ -13,7 +13,10 @@ using ::testing::HasSubstr;
 using util::ErrorKind;
 
 Manifest manifest_of(int64_t tensors) {
-  Manifest manifest{.step = 7, .world_size = 1, .layout = "flat"};
+  Manifest manifest;
+  manifest.step = 7;
+  manifest.world_size = 1;
+  manifest.layout = "flat";
   manifest.files.push_back({"rank-00000.h5", 4096, "0123456789abcdef"});
   for (int64_t i = 0; i < tensors; ++i) {
     manifest.tensors.emplace(util::concat("model/layers.", i / 100, ".w", i % 100),
