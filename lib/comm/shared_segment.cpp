@@ -31,6 +31,7 @@ uint64_t random_sign() {
 }  // namespace
 
 std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
+  FSDP_CHECK(bytes > kControlBytes, "a segment of ", bytes, " bytes has no room for data");
   // Growing a file beyond this limit would be a deadly signal, not an error.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&

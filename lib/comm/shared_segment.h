@@ -44,7 +44,8 @@ class SharedSegment {
     Block& operator=(const Block&) = delete;
   };
 
-  /// A new segment with that much address space. Throws std::runtime_error that says why there is none.
+  /// A new segment with that much address space, more than kControlBytes. Throws std::runtime_error that
+  /// says why there is none.
   static std::shared_ptr<SharedSegment> create(int64_t bytes);
 
   /// That of another process, as it told: its number there, size and sign. Throws std::runtime_error.

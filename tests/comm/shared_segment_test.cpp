@@ -41,7 +41,7 @@ TEST(SharedSegment, CannotBeExecutedWhereTheKernelHasThat) {
   if (probe < 0) GTEST_SKIP() << "a kernel before 6.3";
   ::close(probe);
   struct stat status {};
-  ASSERT_EQ(::fstat(SharedSegment::create(kMib)->fd(), &status), 0);
+  ASSERT_EQ(::fstat(SharedSegment::create(kGib)->fd(), &status), 0);
   EXPECT_EQ(status.st_mode & 0111, 0u);
 }
 
