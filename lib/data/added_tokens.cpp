@@ -4,7 +4,7 @@
 
 namespace fsdp::data {
 
-AddedTokens::AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens) {
+AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
   for (const auto& token : tokens) {
     Group& group = token.normalized ? normalized_ : plain_;
     group.tokens.push_back(token);

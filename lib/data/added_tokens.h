@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/bpe_vocabulary.h"
+#include "data/vocabulary.h"
 
 namespace fsdp::data {
 
@@ -20,7 +20,7 @@ class AddedTokens {
     int64_t id = -1;
   };
 
-  explicit AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens);
+  explicit AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens);
 
   /// The next one in text[from, text.size()): of those that are not normalized the leftmost, and of several
   /// there the longest; before it the leftmost of the normalized ones.
@@ -31,7 +31,7 @@ class AddedTokens {
 
  private:
   struct Group {
-    std::vector<BpeVocabulary::AddedToken> tokens;  ///< the longest first
+    std::vector<Vocabulary::AddedToken> tokens;  ///< the longest first
     std::array<bool, 256> begins{};                 ///< whether one begins with the byte
     std::string only_byte;                          ///< that byte when all begin with the same
   };
