@@ -4,7 +4,7 @@
 
 namespace fsdp::data {
 
-AddedTokens::AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens) {
+AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
   for (const auto& token : tokens) {
     Group& group = token.normalized ? normalized_ : plain_;
     group.tokens.push_back(token);
@@ -25,12 +25,12 @@ AddedTokens::AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens) {
 }
 
 /// Narrows the tokens byte by byte to those that begin as the text does.
-const BpeVocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::string_view text) {
-  const BpeVocabulary::AddedToken* longest = nullptr;
+const Vocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::string_view text) {
+  const Vocabulary::AddedToken* longest = nullptr;
   auto first = group.tokens.begin(), last = group.tokens.end();
   for (size_t length = 0; length < text.size() && first != last; ++length) {
     const auto byte = static_cast<unsigned char>(text[length]);
-    const auto at = [length](const BpeVocabulary::AddedToken& token) {
+    const auto at = [length](const Vocabulary::AddedToken& token) {
       // The one that ends here is the first of them.
       return token.content.size() == length ? -1 : static_cast<unsigned char>(token.content[length]);
     };

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/bpe_vocabulary.h"
+#include "data/vocabulary.h"
 
 namespace fsdp::data {
 
@@ -20,7 +20,7 @@ class AddedTokens {
     int64_t id = -1;
   };
 
-  explicit AddedTokens(const std::vector<BpeVocabulary::AddedToken>& tokens);
+  explicit AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens);
 
   /// The tokens in one text, from its beginning to its end. Both must outlive it.
   class Search {
@@ -43,11 +43,11 @@ class AddedTokens {
 
  private:
   struct Group {
-    std::vector<BpeVocabulary::AddedToken> tokens;  ///< sorted by content, each once
-    std::array<bool, 256> begins{};                 ///< whether one begins with the byte
-    std::string only_byte;                          ///< that byte when all begin with the same
+    std::vector<Vocabulary::AddedToken> tokens;  ///< sorted by content, each once
+    std::array<bool, 256> begins{};              ///< whether one begins with the byte
+    std::string only_byte;                       ///< that byte when all begin with the same
   };
-  static const BpeVocabulary::AddedToken* longest_at(const Group& group, std::string_view text);
+  static const Vocabulary::AddedToken* longest_at(const Group& group, std::string_view text);
   static Match find_in(const Group& group, std::string_view text, size_t from);
 
   Group plain_, normalized_;

@@ -11,14 +11,28 @@ namespace {
 
 /// How far from the end a good place for a cut is looked for.
 constexpr size_t kCutSearchBytes = 1 << 16;
+/// How much is split at once of a text whose normalization form is another one.
+constexpr size_t kFormedStepBytes = 1 << 12;
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// Those that are found in raw text, or those that are found in normalized text, as they are there.
+std::vector<Vocabulary::AddedToken> added_tokens(const Vocabulary& vocabulary, bool in_normalized_text) {
+  std::vector<Vocabulary::AddedToken> chosen;
+  for (Vocabulary::AddedToken& token : vocabulary.matched_tokens()) {
+    const bool normalizes = token.normalized && !vocabulary.normalizer.empty();
+    if (normalizes != in_normalized_text) continue;
+    if (normalizes) token.content = FormedText(token.content, vocabulary.normalizer[0].form).text();
+    chosen.push_back(std::move(token));
+  }
+  return chosen;
+}
 
 }  // namespace
 
 struct BpeTokenizer::Scratch {
   SplitPattern::Scratch pattern;
-  BytePairMerger::Cache cache;
+  PieceCache cache;
 };
 
 /// One call of encode() or encode_some().
@@ -36,7 +50,9 @@ class BpeTokenizer::Encoding {
       if (valid > 0) {
         bool run_goes_on = goes_on && done + valid == text.size();
         size_t run_stop = stop > done ? stop - done : 0;
-        size_t consumed = split(0, text.substr(done, valid), run_stop, run_goes_on);
+        std::string_view run = text.substr(done, valid);
+        size_t consumed =
+            tokenizer_.form_ ? formed_run(run, run_stop, run_goes_on) : split(0, run, run_stop, run_goes_on);
         done += consumed;
         if (done >= stop || consumed < valid) return done;
       } else {
@@ -48,6 +64,46 @@ class BpeTokenizer::Encoding {
   }
 
  private:
+  /// A text that is split in its normalization form.
+  size_t formed_run(std::string_view text, size_t stop, bool goes_on) {
+    // What follows could change the rest.
+    if (goes_on) text = text.substr(0, last_form_boundary(text));
+    FormedText formed(text, *tokenizer_.form_);
+    if (tokenizer_.normalized_added_.longest_bytes() > 0) {
+      between_normalized_tokens(formed.text());
+      return text.size();
+    }
+    if (!formed.changed()) return split(0, text, stop, goes_on);
+    // Where a piece ends amid what changed, the raw text cannot be cut.
+    size_t done = 0, cut = 0, ids_at_cut = ids_.size();
+    const size_t end = formed.place_of(stop);
+    while (done < formed.text().size() && cut < stop) {
+      const size_t step = std::min(std::max(end, done + 1) - done, kFormedStepBytes);
+      const size_t consumed = split(0, formed.text().substr(done), step, goes_on);
+      if (consumed == 0) break;
+      done += consumed;
+      if (auto place = formed.raw_place(done)) {
+        cut = *place;
+        ids_at_cut = ids_.size();
+      }
+    }
+    ids_.resize(ids_at_cut);
+    return cut;
+  }
+
+  void between_normalized_tokens(std::string_view text) {
+    AddedTokens::Search tokens(tokenizer_.normalized_added_, text);
+    for (size_t done = 0; done < text.size();) {
+      AddedTokens::Match token = tokens.next(done);
+      const bool found = token.id >= 0;
+      std::string_view segment = text.substr(done, (found ? token.begin : text.size()) - done);
+      split(0, segment, segment.size(), false);
+      if (!found) return;
+      ids_.push_back(token.id);
+      done = token.end;
+    }
+  }
+
   /// Pieces of the level's split, each of which the next level splits as a text of its own.
   size_t split(size_t level, std::string_view text, size_t stop, bool goes_on) {
     if (level == tokenizer_.splits_.size()) {
@@ -86,12 +142,14 @@ class BpeTokenizer::Encoding {
   std::vector<int64_t>& ids_;
 };
 
-BpeTokenizer::BpeTokenizer(const BpeVocabulary& vocabulary)
+BpeTokenizer::BpeTokenizer(const Vocabulary& vocabulary)
     : name_(vocabulary.source),
       merger_(vocabulary),
-      added_(vocabulary.added),
+      added_(added_tokens(vocabulary, false)),
+      normalized_added_(added_tokens(vocabulary, true)),
       add_prefix_space_(vocabulary.add_prefix_space),
       ids_(vocabulary.tokens) {
+  if (!vocabulary.normalizer.empty()) form_ = vocabulary.normalizer[0].form;
   for (const auto& split : vocabulary.splits) {
     splits_.push_back({SplitPattern(split.pattern, split.literal), split.matches_only});
   }
@@ -109,36 +167,18 @@ BpeTokenizer::BpeTokenizer(const BpeVocabulary& vocabulary)
 
 BpeTokenizer::~BpeTokenizer() = default;
 
-std::unique_ptr<BpeTokenizer::Scratch> BpeTokenizer::borrow() const {
-  {
-    std::lock_guard lock(mutex_);
-    if (!free_.empty()) {
-      std::unique_ptr<Scratch> scratch = std::move(free_.back());
-      free_.pop_back();
-      return scratch;
-    }
-  }
-  return std::make_unique<Scratch>();
-}
-
-void BpeTokenizer::give_back(std::unique_ptr<Scratch> scratch) const {
-  std::lock_guard lock(mutex_);
-  free_.push_back(std::move(scratch));
-}
-
 void BpeTokenizer::encode(std::string_view text, std::vector<int64_t>& ids) const {
   encode_up_to(text, text.size(), false, ids);
 }
 
 size_t BpeTokenizer::encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const {
-  // What is cut off would get a blank before it.
-  if (add_prefix_space_) return 0;
+  if (never_cut()) return 0;
   return encode_up_to(text, std::min(stop, text.size()), true, ids);
 }
 
 size_t BpeTokenizer::encode_up_to(std::string_view text, size_t stop, bool goes_on,
                                   std::vector<int64_t>& ids) const {
-  std::unique_ptr<Scratch> scratch = borrow();
+  std::unique_ptr<Scratch> scratch = scratch_.take();
   Encoding encoding(*this, *scratch, ids);
   // Where the text goes on, what could be the beginning of an added token or of a character is not certain.
   size_t certain = text.size();
@@ -171,12 +211,12 @@ size_t BpeTokenizer::encode_up_to(std::string_view text, size_t stop, bool goes_
     ids.push_back(token.id);
     done = token.end;
   }
-  give_back(std::move(scratch));
+  scratch_.give_back(std::move(scratch));
   return done;
 }
 
 size_t BpeTokenizer::likely_cut(std::string_view text) const {
-  if (add_prefix_space_) return 0;
+  if (never_cut()) return 0;
   size_t lowest = text.size() > kCutSearchBytes ? text.size() - kCutSearchBytes : 0;
   for (char behind : {'\n', ' '}) {
     for (size_t i = text.size(); i > lowest + 1; --i) {

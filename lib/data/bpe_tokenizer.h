@@ -1,25 +1,25 @@
 #pragma once
 
-// Byte-level BPE as Hugging Face's tokenizers does it, GPT-2's and Llama 3's among them: added tokens are cut
-// out, what lies between is split by patterns, and each piece is merged (byte_pair_merger.h).
+// Byte-level BPE as Hugging Face's tokenizers does it, GPT-2's, Llama 3's and Qwen2's among them: added
+// tokens are cut out, what lies between is put into a normalization form where the tokenizer has one and
+// split by patterns, and each piece is merged (byte_pair_merger.h).
 //
 // Bytes that are not UTF-8 are tokens of their own, one a byte, so that every text comes back from its ids.
 
-#include <memory>
-#include <mutex>
 #include <unordered_map>
 
 #include "data/added_tokens.h"
-#include "data/bpe_vocabulary.h"
 #include "data/byte_pair_merger.h"
+#include "data/pool.h"
 #include "data/split_pattern.h"
 #include "data/tokenizer.h"
+#include "data/vocabulary.h"
 
 namespace fsdp::data {
 
 class BpeTokenizer final : public Tokenizer {
  public:
-  explicit BpeTokenizer(const BpeVocabulary& vocabulary);
+  explicit BpeTokenizer(const Vocabulary& vocabulary);
   ~BpeTokenizer() override;
 
   std::string name() const override { return name_; }
@@ -39,21 +39,22 @@ class BpeTokenizer final : public Tokenizer {
     bool matches_only;
   };
 
-  /// A Scratch that no other thread uses until it is given back.
-  std::unique_ptr<Scratch> borrow() const;
-  void give_back(std::unique_ptr<Scratch> scratch) const;
+  /// With a blank put before each text, what is cut off would get one; and tokens of the normalized text are
+  /// looked for in whole texts.
+  bool never_cut() const { return add_prefix_space_ || normalized_added_.longest_bytes() > 0; }
   size_t encode_up_to(std::string_view text, size_t stop, bool goes_on, std::vector<int64_t>& ids) const;
 
   std::string name_;
   BytePairMerger merger_;
   AddedTokens added_;
+  std::optional<UnicodeForm> form_;
+  AddedTokens normalized_added_;  ///< with a form: those that are looked for in the text in that form
   std::vector<Split> splits_;
   bool add_prefix_space_;
   std::vector<std::optional<std::string>> bytes_;  ///< of each id; nothing where the vocabulary has a gap
   std::unordered_map<std::string, int64_t> ids_;   ///< of each token, as the vocabulary writes it
   std::optional<int64_t> end_of_text_;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Scratch>> free_;
+  mutable Pool<Scratch> scratch_;
 };
 
 }  // namespace fsdp::data

@@ -1,41 +1,19 @@
 #include "data/byte_pair_merger.h"
 
-#include <bit>
-#include <cstring>
-#include <queue>
-
 #include "data/byte_level.h"
-#include "data/utf8.h"
-#include "util/error.h"
-#include "util/hash.h"
 
 namespace fsdp::data {
 namespace {
 
+/// Words, which need no memory from the system.
 constexpr size_t kShortBytes = 48;
-
-[[noreturn]] void refuse(const BpeVocabulary& vocabulary, const std::string& found) {
-  util::fail(util::ErrorKind::kData, "the vocabulary ", vocabulary.source, " ", for_message(found),
-             "; it is damaged or not byte-level, so copy it anew or use another");
-}
 
 }  // namespace
 
-BytePairMerger::BytePairMerger(const BpeVocabulary& vocabulary) : ignore_merges_(vocabulary.ignore_merges) {
-  auto id_of = [&](const std::string& token) {
-    auto found = vocabulary.tokens.find(token);
-    if (found == vocabulary.tokens.end())
-      refuse(vocabulary, "has no token \"" + token + "\", which it needs");
-    return static_cast<uint32_t>(found->second);
-  };
+BytePairMerger::BytePairMerger(const Vocabulary& vocabulary)
+    : merges_(vocabulary), ignore_merges_(vocabulary.ignore_merges) {
   for (size_t byte = 0; byte < 256; ++byte) {
-    byte_ids_[byte] = id_of(byte_symbol(static_cast<unsigned char>(byte)));
-  }
-  merges_.resize(std::bit_ceil(2 * vocabulary.merges.size() + 2));
-  mask_ = merges_.size() - 1;
-  uint32_t rank = 0;
-  for (const auto& [left, right] : vocabulary.merges) {
-    insert({pair_of(id_of(left), id_of(right)), rank++, id_of(left + right)});
+    byte_ids_[byte] = needed_token(vocabulary, byte_symbol(static_cast<unsigned char>(byte)));
   }
   if (!ignore_merges_) return;
   for (const auto& [token, id] : vocabulary.tokens) {
@@ -43,39 +21,13 @@ BytePairMerger::BytePairMerger(const BpeVocabulary& vocabulary) : ignore_merges_
   }
 }
 
-void BytePairMerger::insert(const Merge& merge) {
-  size_t i = util::mix64(merge.pair) & mask_;
-  // A pair that is listed twice has its last rank, as in tokenizers.
-  while (merges_[i].pair != kNoPair && merges_[i].pair != merge.pair) i = (i + 1) & mask_;
-  merges_[i] = merge;
-}
-
-const BytePairMerger::Merge* BytePairMerger::find(uint32_t left, uint32_t right) const {
-  uint64_t pair = pair_of(left, right);
-  for (size_t i = util::mix64(pair) & mask_;; i = (i + 1) & mask_) {
-    if (merges_[i].pair == pair) return &merges_[i];
-    if (merges_[i].pair == kNoPair) return nullptr;
-  }
-}
-
-void BytePairMerger::encode(std::string_view piece, Cache& cache, std::vector<int64_t>& ids) const {
+void BytePairMerger::encode(std::string_view piece, PieceCache& cache, std::vector<int64_t>& ids) const {
   if (piece.size() == 1) {
     ids.push_back(byte_ids_[static_cast<unsigned char>(piece[0])]);
     return;
   }
-  if (piece.size() > std::tuple_size_v<decltype(Cache::Entry::piece)>) return merge_piece(piece, ids);
-  Cache::Entry& entry = cache.entries_[util::xxh3_64(piece.data(), piece.size()) % Cache::kEntries];
-  if (entry.bytes == piece.size() && std::memcmp(entry.piece.data(), piece.data(), piece.size()) == 0) {
-    for (uint8_t i = 0; i < entry.count; ++i) ids.push_back(entry.ids[i]);
-    return;
-  }
-  size_t before = ids.size();
-  merge_piece(piece, ids);
-  if (ids.size() - before > entry.ids.size()) return;
-  std::memcpy(entry.piece.data(), piece.data(), piece.size());
-  entry.bytes = static_cast<uint8_t>(piece.size());
-  entry.count = static_cast<uint8_t>(ids.size() - before);
-  for (size_t i = 0; i < entry.count; ++i) entry.ids[i] = static_cast<uint32_t>(ids[before + i]);
+  cache.encode(piece, ids,
+               [this](std::string_view one, std::vector<int64_t>& out) { merge_piece(one, out); });
 }
 
 void BytePairMerger::merge_piece(std::string_view piece, std::vector<int64_t>& ids) const {
@@ -86,89 +38,17 @@ void BytePairMerger::merge_piece(std::string_view piece, std::vector<int64_t>& i
       return;
     }
   }
+  auto merge = [&](uint32_t* bytes) {
+    for (size_t i = 0; i < piece.size(); ++i) bytes[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
+    merges_.merge(bytes, piece.size(), ids);
+  };
   if (piece.size() <= kShortBytes) {
-    merge_short(piece, ids);
+    std::array<uint32_t, kShortBytes> bytes;
+    merge(bytes.data());
   } else {
-    merge_long(piece, ids);
+    std::vector<uint32_t> bytes(piece.size());
+    merge(bytes.data());
   }
-}
-
-void BytePairMerger::merge_short(std::string_view piece, std::vector<int64_t>& ids) const {
-  constexpr uint32_t kNoRank = UINT32_MAX;
-  struct Symbol {
-    uint32_t id;
-    uint32_t rank;       // of the merge with the next symbol
-    uint32_t merged_id;  // what that merge makes
-  };
-  std::array<Symbol, kShortBytes> symbols;
-  size_t count = piece.size();
-  auto look_up = [&](size_t i) {
-    const Merge* merge = i + 1 < count ? find(symbols[i].id, symbols[i + 1].id) : nullptr;
-    symbols[i].rank = merge ? merge->rank : kNoRank;
-    symbols[i].merged_id = merge ? merge->id : 0;
-  };
-  for (size_t i = 0; i < count; ++i) symbols[i].id = byte_ids_[static_cast<unsigned char>(piece[i])];
-  for (size_t i = 0; i < count; ++i) look_up(i);
-  while (true) {
-    size_t best = 0;
-    for (size_t i = 1; i < count; ++i) {
-      if (symbols[i].rank < symbols[best].rank) best = i;
-    }
-    if (symbols[best].rank == kNoRank) break;
-    symbols[best].id = symbols[best].merged_id;
-    std::memmove(&symbols[best + 1], &symbols[best + 2], (count - best - 2) * sizeof(Symbol));
-    --count;
-    look_up(best);
-    if (best > 0) look_up(best - 1);
-  }
-  for (size_t i = 0; i < count; ++i) ids.push_back(symbols[i].id);
-}
-
-void BytePairMerger::merge_long(std::string_view piece, std::vector<int64_t>& ids) const {
-  constexpr size_t kNone = SIZE_MAX;
-  struct Symbol {
-    uint32_t id;
-    size_t before, after;
-    bool there = true;
-  };
-  struct Candidate {
-    uint32_t rank;
-    size_t place;
-    uint32_t left, right, merged;
-    bool operator>(const Candidate& other) const {
-      return rank != other.rank ? rank > other.rank : place > other.place;
-    }
-  };
-  std::vector<Symbol> symbols(piece.size());
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
-  auto look_up = [&](size_t i) {
-    if (i == kNone || symbols[i].after == kNone) return;
-    uint32_t left = symbols[i].id, right = symbols[symbols[i].after].id;
-    if (const Merge* merge = find(left, right)) queue.push({merge->rank, i, left, right, merge->id});
-  };
-  for (size_t i = 0; i < piece.size(); ++i) {
-    symbols[i] = {byte_ids_[static_cast<unsigned char>(piece[i])], i == 0 ? kNone : i - 1,
-                  i + 1 == piece.size() ? kNone : i + 1};
-  }
-  for (size_t i = 0; i < piece.size(); ++i) look_up(i);
-  while (!queue.empty()) {
-    Candidate best = queue.top();
-    queue.pop();
-    Symbol& symbol = symbols[best.place];
-    // Overtaken by another merge of one of the two.
-    if (!symbol.there || symbol.id != best.left || symbol.after == kNone ||
-        symbols[symbol.after].id != best.right) {
-      continue;
-    }
-    Symbol& gone = symbols[symbol.after];
-    gone.there = false;
-    symbol.id = best.merged;
-    symbol.after = gone.after;
-    if (symbol.after != kNone) symbols[symbol.after].before = best.place;
-    look_up(symbol.before);
-    look_up(best.place);
-  }
-  for (size_t i = 0; i != kNone; i = symbols[i].after) ids.push_back(symbols[i].id);
 }
 
 }  // namespace fsdp::data

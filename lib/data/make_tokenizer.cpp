@@ -2,9 +2,10 @@
 #include <filesystem>
 
 #include "data/bpe_tokenizer.h"
-#include "data/bpe_vocabulary.h"
+#include "data/metaspace_tokenizer.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/tokenizer.h"
+#include "data/vocabulary.h"
 #include "util/error.h"
 #include "util/hub.h"
 
@@ -53,15 +54,20 @@ class ByteTokenizer : public Tokenizer {
   }
 };
 
+std::unique_ptr<Tokenizer> make_from(const Vocabulary& vocabulary) {
+  if (vocabulary.model == Vocabulary::Model::kByteLevelBpe) return std::make_unique<BpeTokenizer>(vocabulary);
+  return std::make_unique<MetaspaceTokenizer>(vocabulary);
+}
+
 /// The vocabulary in a folder.
 std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / "tokenizer.json", error)) {
-    return std::make_unique<BpeTokenizer>(read_tokenizer_json(folder / "tokenizer.json"));
+    return make_from(read_tokenizer_json(folder / "tokenizer.json"));
   }
   for (auto [vocabulary, merges] : {std::pair("encoder.json", "vocab.bpe"), {"vocab.json", "merges.txt"}}) {
     if (fs::exists(folder / vocabulary, error) && fs::exists(folder / merges, error)) {
-      return std::make_unique<BpeTokenizer>(read_gpt2_vocabulary(folder / vocabulary, folder / merges));
+      return make_from(read_two_files(folder / vocabulary, folder / merges));
     }
   }
   if (fs::exists(folder / "tokenizer.model", error)) {
@@ -84,7 +90,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
     if (file == "encoder.json" || file == "vocab.json") {
       return make_from_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
     }
-    if (path.extension() == ".json") return std::make_unique<BpeTokenizer>(read_tokenizer_json(path));
+    if (path.extension() == ".json") return make_from(read_tokenizer_json(path));
     if (path.extension() == ".model") return make_sentencepiece_tokenizer(path);
   }
   const bool there = fs::exists(path, error);

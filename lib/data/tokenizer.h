@@ -65,8 +65,8 @@ class TextDecoder {
 
 /// What make_tokenizer() takes, for messages and --help.
 inline constexpr const char* kTokenizerChoices =
-    "bytes; a tokenizer.json of Hugging Face (byte-level BPE); a folder that holds one, or encoder.json and "
-    "vocab.bpe, or vocab.json and merges.txt; a .model of SentencePiece";
+    "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that holds one, or vocab.json and "
+    "merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a .model of SentencePiece";
 
 /// "bytes": an id is the value of a byte, vocabulary 256. Otherwise the path of a vocabulary
 /// (kTokenizerChoices). Throws Error(kUsage) when it is neither, and Error(kData) for a vocabulary that

@@ -98,6 +98,12 @@ CodePoint first_code_point(std::string_view text) {
   return {value, bytes};
 }
 
+bool is_white_space(uint32_t value) {
+  return (value >= 0x9 && value <= 0xd) || value == 0x20 || value == 0x85 || value == 0xa0 ||
+         value == 0x1680 || (value >= 0x2000 && value <= 0x200a) || value == 0x2028 || value == 0x2029 ||
+         value == 0x202f || value == 0x205f || value == 0x3000;
+}
+
 std::string for_message(std::string_view text) {
   constexpr size_t kMostBytes = 300;
   std::string shown(text.substr(0, kMostBytes));

@@ -24,6 +24,9 @@ struct CodePoint {
 };
 CodePoint first_code_point(std::string_view text);
 
+/// Unicode's White_Space.
+bool is_white_space(uint32_t code_point);
+
 /// What a file says, for a message: in one line, nothing that confuses a terminal, and no more than 300
 /// bytes.
 std::string for_message(std::string_view text);

@@ -208,14 +208,13 @@ TEST_F(BpeFile, RefusesWhatWouldGiveOtherIdsAndNamesIt) {
     SCOPED_TRACE(pointer);
     expect_refused({"t.json", part});
   };
-  with("/normalizer", {{"type", "NFC"}}, "the normalizer NFC");
+  with("/normalizer", {{"type", "Lowercase"}}, "the normalizer Lowercase");
   with("/model/type", "WordPiece", "model of type WordPiece");
   with("/model/dropout", 0.1, "dropout");
-  with("/model/byte_fallback", true, "byte_fallback");
   with("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
   with("/model/continuing_subword_prefix", "##", "continuing_subword_prefix");
   with("/pre_tokenizer", nullptr, "no pre-tokenizer ByteLevel");
-  with("/pre_tokenizer", {{"type", "Metaspace"}}, "the pre-tokenizer Metaspace");
+  with("/pre_tokenizer", {{"type", "BertPreTokenizer"}}, "the pre-tokenizer BertPreTokenizer");
   with("/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"Regex", "a"}}}, {"behavior", "MergedWithNext"}, {"invert", false}},
        "MergedWithNext");

@@ -1,6 +1,6 @@
 #include "data/split_pattern.h"
 
-#include "data/bpe_vocabulary.h"
+#include "data/vocabulary.h"
 #include "data/token_fixtures.h"
 
 namespace fsdp::data {

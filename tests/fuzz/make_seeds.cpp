@@ -9,7 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_file.h"
-#include "data/bpe_vocabulary.h"
+#include "data/vocabulary.h"
 #include "data/byte_level.h"
 #include "data/token_format.h"
 #include "util/file.h"

@@ -1,10 +1,12 @@
 // The reader of tokenizer.json, and what is made of it: a text goes there and back through the tokenizer.
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "data/bpe_tokenizer.h"
-#include "data/bpe_vocabulary.h"
+#include "data/metaspace_tokenizer.h"
+#include "data/vocabulary.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {
@@ -12,7 +14,14 @@ namespace fsdp::fuzz {
 int tokenizer_json(const uint8_t* data, size_t size) {
   std::string_view text(reinterpret_cast<const char*>(data), size);
   refuse_or_read([&] {
-    data::BpeTokenizer tokenizer(data::parse_tokenizer_json(text, "tokenizer.json"));
+    const data::Vocabulary vocabulary = data::parse_tokenizer_json(text, "tokenizer.json");
+    std::unique_ptr<data::Tokenizer> made;
+    if (vocabulary.model == data::Vocabulary::Model::kByteLevelBpe) {
+      made = std::make_unique<data::BpeTokenizer>(vocabulary);
+    } else {
+      made = std::make_unique<data::MetaspaceTokenizer>(vocabulary);
+    }
+    const data::Tokenizer& tokenizer = *made;
     std::string_view sample = text.substr(0, 512);
     std::vector<int64_t> ids, pieces;
     tokenizer.encode(sample, ids);

@@ -1,0 +1,327 @@
+#include "data/vocabulary.h"
+
+#include <algorithm>
+
+#include "data/character_map.h"
+#include "data/vocabulary_reader.h"
+#include "util/error.h"
+
+namespace fsdp::data {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+using util::concat;
+using Kind = NormalizerStep::Kind;
+
+/// Reads a tokenizer.json part by part.
+class TokenizerJson : public VocabularyReader {
+ public:
+  using VocabularyReader::VocabularyReader;
+
+  Vocabulary read(const json& root) {
+    out_.source = source();
+    added_tokens(at(root, "added_tokens"));
+    normalizer(at(root, "normalizer"));
+    pre_tokenizer(at(root, "pre_tokenizer"));
+    model(at(root, "model"));
+    decoder(at(root, "decoder"));
+    post_processor(at(root, "post_processor"));
+    check();
+    out_.end_of_text = usual_end_of_text(out_);
+    return std::move(out_);
+  }
+
+ private:
+  void added_tokens(const json& list) {
+    if (list.is_null()) return;
+    if (!list.is_array()) damaged("has \"added_tokens\" that is no list");
+    for (const json& entry : list) {
+      object(entry, "in each of \"added_tokens\"");
+      Vocabulary::AddedToken token = added_token(entry);
+      token.id = id(at(entry, "id"), token.content);
+      out_.added.push_back(std::move(token));
+    }
+  }
+
+  void normalizer(const json& value) {
+    if (value.is_null()) return;
+    std::string type = text(object(value, "\"normalizer\""), "type");
+    if (type == "Sequence") {
+      for (const json& part : list(value, "normalizers")) normalizer(part);
+      return;
+    }
+    NormalizerStep step;
+    constexpr std::pair<const char*, UnicodeForm> kForms[] = {{"NFC", UnicodeForm::kNfc},
+                                                              {"NFD", UnicodeForm::kNfd},
+                                                              {"NFKC", UnicodeForm::kNfkc},
+                                                              {"NFKD", UnicodeForm::kNfkd}};
+    auto form = std::find_if(std::begin(kForms), std::end(kForms),
+                             [&](const auto& known) { return type == known.first; });
+    if (form != std::end(kForms)) {
+      step.form = form->second;
+    } else if (type == "Prepend") {
+      step.kind = Kind::kPrepend;
+      step.content = text(value, "prepend");
+    } else if (type == "Replace") {
+      step.kind = Kind::kReplace;
+      pattern(at(value, "pattern"), step.pattern, step.literal);
+      step.content = text(value, "content");
+    } else if (type == "Strip") {
+      step.kind = Kind::kStrip;
+      step.left = flag(value, "strip_left", true);
+      step.right = flag(value, "strip_right", true);
+    } else if (type == "Precompiled") {
+      if (at(value, "precompiled_charsmap").is_null()) return;
+      step.kind = Kind::kPrecompiled;
+      auto map = from_base64(text(value, "precompiled_charsmap"));
+      if (!map) damaged("has a \"precompiled_charsmap\" that is no base64");
+      if (map->empty()) return;
+      step.content = std::move(*map);
+    } else {
+      unsupported("the normalizer " + type);
+    }
+    out_.normalizer.push_back(std::move(step));
+  }
+
+  void pattern(const json& value, std::string& pattern, bool& literal) const {
+    object(value, "\"pattern\"");
+    literal = value.contains("String");
+    pattern = text(value, literal ? "String" : "Regex");
+    if (pattern.empty()) damaged("has an empty pattern");
+  }
+
+  void pre_tokenizer(const json& value) {
+    if (value.is_null()) return;
+    std::string type = text(object(value, "\"pre_tokenizer\""), "type");
+    if (type == "Sequence") {
+      for (const json& part : list(value, "pretokenizers")) {
+        if (bytes_) unsupported("a pre-tokenizer behind ByteLevel");
+        pre_tokenizer(part);
+      }
+      return;
+    }
+    if (out_.metaspace) unsupported("a pre-tokenizer behind Metaspace");
+    if (type == "ByteLevel") {
+      bytes_ = true;
+      out_.add_prefix_space = flag(value, "add_prefix_space", true);
+      if (out_.add_prefix_space && !out_.splits.empty()) {
+        unsupported("\"add_prefix_space\" behind another pre-tokenizer");
+      }
+      if (flag(value, "use_regex", true)) out_.splits.push_back({.pattern = kGpt2SplitPattern});
+    } else if (type == "Split") {
+      split(value);
+    } else if (type == "Digits") {
+      bool each = flag(value, "individual_digits", false);
+      out_.splits.push_back({.pattern = each ? "\\p{N}" : "\\p{N}+"});
+    } else if (type == "WhitespaceSplit") {
+      out_.split_at_whitespace = true;
+    } else if (type == "Metaspace") {
+      metaspace(value);
+    } else {
+      unsupported("the pre-tokenizer " + type);
+    }
+  }
+
+  void split(const json& value) {
+    Vocabulary::Split rule;
+    pattern(at(value, "pattern"), rule.pattern, rule.literal);
+    std::string behavior = text(value, "behavior");
+    bool invert = flag(value, "invert", false);
+    if (behavior == "Removed" && invert) {
+      rule.matches_only = true;
+    } else if (behavior != "Isolated") {
+      // Isolated gives the same pieces whether inverted or not.
+      unsupported(concat("a split with the behavior ", behavior, invert ? " (inverted)" : ""));
+    }
+    out_.splits.push_back(std::move(rule));
+  }
+
+  /// "prepend_scheme", or "add_prefix_space" of older files.
+  Vocabulary::Metaspace::Prepend prepend_scheme(const json& value) const {
+    using Prepend = Vocabulary::Metaspace::Prepend;
+    if (!flag(value, "add_prefix_space", true)) return Prepend::kNever;
+    if (at(value, "prepend_scheme").is_null()) return Prepend::kAlways;
+    std::string scheme = text(value, "prepend_scheme");
+    if (scheme == "never") return Prepend::kNever;
+    if (scheme == "first") return Prepend::kFirst;
+    if (scheme != "always") unsupported("the prepend_scheme " + scheme);
+    return Prepend::kAlways;
+  }
+
+  void metaspace(const json& value) {
+    out_.metaspace.emplace();
+    out_.metaspace->blank = text(value, "replacement");
+    if (out_.metaspace->blank.empty()) damaged("has an empty \"replacement\"");
+    out_.metaspace->prepend = prepend_scheme(value);
+    out_.metaspace->split = flag(value, "split", true);
+  }
+
+  void model(const json& value) {
+    object(value, "\"model\"");
+    // Files of older versions of tokenizers have no type.
+    std::string type = at(value, "type").is_null() ? "BPE" : text(value, "type");
+    if (type == "Unigram") return unigram(value);
+    if (type != "BPE") unsupported(concat("a model of type ", type));
+    out_.model = bytes_ ? Vocabulary::Model::kByteLevelBpe : Vocabulary::Model::kCharacterBpe;
+    if (const json& dropout = at(value, "dropout"); !dropout.is_null() && dropout != 0) {
+      unsupported("dropout of merges");
+    }
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      const json& affix = at(value, key);
+      if (!affix.is_null() && affix != "") unsupported(concat("the option \"", key, "\""));
+    }
+    out_.byte_fallback = flag(value, "byte_fallback", false);
+    out_.fuse_unknown = flag(value, "fuse_unk", false);
+    out_.ignore_merges = flag(value, "ignore_merges", false);
+    tokens(at(value, "vocab"), out_);
+    if (const json& unknown = at(value, "unk_token"); unknown.is_string() && !bytes_) {
+      auto found = out_.tokens.find(unknown.get<std::string>());
+      if (found == out_.tokens.end()) damaged("has no token for its \"unk_token\"");
+      out_.unknown_id = found->second;
+    }
+    const json& merges = at(value, "merges");
+    if (!merges.is_array()) damaged("has no list \"merges\"");
+    out_.merges.reserve(merges.size());
+    for (const json& entry : merges) {
+      if (entry.is_string()) {
+        merge(entry.get_ref<const std::string&>(), out_);
+      } else if (entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string()) {
+        out_.merges.emplace_back(entry[0].get<std::string>(), entry[1].get<std::string>());
+      } else {
+        damaged("has a merge that is not of two tokens");
+      }
+    }
+  }
+
+  void unigram(const json& value) {
+    out_.model = Vocabulary::Model::kUnigram;
+    out_.byte_fallback = flag(value, "byte_fallback", false);
+    const json& pieces = at(value, "vocab");
+    if (!pieces.is_array() || pieces.empty()) damaged("has no list \"vocab\" of pieces and scores");
+    for (const json& piece : pieces) {
+      if (!piece.is_array() || piece.size() != 2 || !piece[0].is_string() || !piece[1].is_number()) {
+        damaged("has a piece that is not a text and its score");
+      }
+      out_.pieces.emplace_back(piece[0].get<std::string>(), piece[1].get<double>());
+      out_.tokens[out_.pieces.back().first] = static_cast<int64_t>(out_.pieces.size()) - 1;
+    }
+    id(static_cast<int64_t>(out_.pieces.size()) - 1, out_.pieces.back().first);
+    if (at(value, "unk_id").is_null()) return;
+    out_.unknown_id = id(at(value, "unk_id"), "unk_id");
+    if (*out_.unknown_id >= static_cast<int64_t>(out_.pieces.size())) {
+      damaged("has an \"unk_id\" that is none of its pieces");
+    }
+  }
+
+  void decoder(const json& value) {
+    if (value.is_null()) {
+      if (!bytes_) unsupported("no decoder");
+      return;
+    }
+    std::string type = text(object(value, "\"decoder\""), "type");
+    if (bytes_) {
+      if (type != "ByteLevel") unsupported("the decoder " + type);
+    } else if (type == "ByteLevel") {
+      unsupported("no pre-tokenizer ByteLevel");
+    } else if (type == "Sequence") {
+      for (const json& part : list(value, "decoders")) decode_step(part);
+    } else {
+      decode_step(value);
+    }
+  }
+
+  void decode_step(const json& value) {
+    Vocabulary::Decoding& decoding = out_.decoding;
+    std::string type = text(object(value, "in each of \"decoders\""), "type");
+    if (type == "Replace") {
+      bool literal = false;
+      std::string blank;
+      pattern(at(value, "pattern"), blank, literal);
+      if (!literal || text(value, "content") != " " || !decoding.blank.empty()) {
+        unsupported("a decoder that replaces something else than one text by a blank");
+      }
+      decoding.blank = blank;
+    } else if (type == "ByteFallback") {
+      decoding.byte_fallback = true;
+    } else if (type == "Strip") {
+      const bool one = at(value, "start") == 1 && at(value, "stop") == 0 && text(value, "content") == " ";
+      if (!one) unsupported("a decoder Strip of something else than one blank at the beginning");
+      decoding.strip_one_blank = true;
+    } else if (type == "Metaspace") {
+      decoding.blank = text(value, "replacement");
+      decoding.strip_first_token = prepend_scheme(value) != Vocabulary::Metaspace::Prepend::kNever;
+    } else if (type != "Fuse") {
+      unsupported("the decoder " + type);
+    }
+  }
+
+  void post_processor(const json& value) const {
+    if (value.is_null()) return;
+    std::string type = text(object(value, "\"post_processor\""), "type");
+    if (type == "Sequence") {
+      for (const json& part : list(value, "processors")) post_processor(part);
+      return;
+    }
+    for (const char* known : {"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing"}) {
+      if (type == known) return;
+    }
+    unsupported("the post-processor " + type);
+  }
+
+  /// What the parts say together.
+  void check() const {
+    const auto& steps = out_.normalizer;
+    const bool forms_only = std::all_of(steps.begin(), steps.end(),
+                                        [](const NormalizerStep& step) { return step.kind == Kind::kForm; });
+    if (bytes_) {
+      if (out_.model == Vocabulary::Model::kUnigram) unsupported("a model of type Unigram over bytes");
+      if (out_.byte_fallback) unsupported("the option \"byte_fallback\" of a model over bytes");
+      if (out_.split_at_whitespace) unsupported("the pre-tokenizer WhitespaceSplit before ByteLevel");
+      if (!forms_only || steps.size() > 1) {
+        unsupported("a normalizer other than one of NFC, NFD, NFKC and NFKD before ByteLevel");
+      }
+      if (!steps.empty() && out_.add_prefix_space) unsupported("\"add_prefix_space\" behind a normalizer");
+      return;
+    }
+    if (!out_.splits.empty()) unsupported("a split by patterns and no pre-tokenizer ByteLevel");
+    if (out_.model == Vocabulary::Model::kCharacterBpe && !out_.byte_fallback && !out_.unknown_id) {
+      unsupported("neither a token for unknown characters nor byte_fallback");
+    }
+  }
+
+  Vocabulary out_;
+  bool bytes_ = false;  ///< a pre-tokenizer ByteLevel
+};
+
+}  // namespace
+
+std::vector<Vocabulary::AddedToken> Vocabulary::matched_tokens() const {
+  std::vector<AddedToken> matched;
+  for (const AddedToken& token : added) {
+    if (!token.special || !special_as_text) matched.push_back(token);
+  }
+  return matched;
+}
+
+Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source) {
+  TokenizerJson reader(source);
+  return reader.read(reader.parse(text));
+}
+
+Vocabulary read_tokenizer_json(const fs::path& path) {
+  Vocabulary vocabulary = parse_tokenizer_json(read_vocabulary_file(path), path.string());
+  fs::path config_path = path.parent_path() / "tokenizer_config.json";
+  std::error_code error;
+  if (!fs::exists(config_path, error)) return vocabulary;
+  VocabularyReader reader(config_path.string());
+  std::string end_of_text = reader.end_of_text(reader.parse(read_vocabulary_file(config_path)));
+  if (end_of_text.empty()) return vocabulary;
+  if (!has_token(vocabulary, end_of_text)) {
+    reader.damaged("names the eos_token \"" + end_of_text + "\", which " + path.string() + " does not have");
+  }
+  vocabulary.end_of_text = end_of_text;
+  return vocabulary;
+}
+
+}  // namespace fsdp::data

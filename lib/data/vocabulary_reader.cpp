@@ -1,0 +1,147 @@
+#include "data/vocabulary_reader.h"
+
+#include <algorithm>
+
+#include "data/utf8.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/json.h"
+
+namespace fsdp::data {
+namespace fs = std::filesystem;
+namespace {
+
+using util::concat;
+using util::ErrorKind;
+using util::fail;
+
+constexpr int kMaxDepth = 32;
+/// Above all vocabularies there are; ids index tables.
+constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;
+
+}  // namespace
+
+void VocabularyReader::refuse(const std::string& found, const std::string& remedy) const {
+  fail(ErrorKind::kData, "the vocabulary ", source_, " ", for_message(found), "; ", remedy);
+}
+
+void VocabularyReader::unsupported(const std::string& what) const {
+  refuse("has " + what + ", which is not supported and would give other ids", "use a tokenizer without it");
+}
+
+void VocabularyReader::damaged(const std::string& what) const {
+  refuse(what, "it is damaged or of another kind, so copy it anew");
+}
+
+VocabularyReader::json VocabularyReader::parse(std::string_view text) const {
+  try {
+    json parsed = util::parse_json(text, {.deepest_level = kMaxDepth});
+    if (!parsed.is_object()) damaged("is no JSON object");
+    return parsed;
+  } catch (const util::JsonError& error) {
+    damaged(error.what());
+  }
+}
+
+const VocabularyReader::json& VocabularyReader::at(const json& object, const char* key) {
+  static const json null;
+  auto found = object.find(key);
+  return found == object.end() ? null : *found;
+}
+
+bool VocabularyReader::flag(const json& object, const char* key, bool otherwise) const {
+  const json& value = at(object, key);
+  if (value.is_null()) return otherwise;
+  if (!value.is_boolean()) damaged(concat("has \"", key, "\" that is neither true nor false"));
+  return value.get<bool>();
+}
+
+std::string VocabularyReader::text(const json& object, const char* key) const {
+  const json& value = at(object, key);
+  if (!value.is_string()) damaged(concat("has no text \"", key, "\" where one was expected"));
+  return value.get<std::string>();
+}
+
+int64_t VocabularyReader::id(const json& value, const std::string& token) const {
+  if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() > kMaxId) {
+    damaged(concat("has the id ", value.dump(-1, ' ', true, json::error_handler_t::replace),
+                   " for the token \"", token, "\" where 0 to ", kMaxId, " was expected"));
+  }
+  return value.get<int64_t>();
+}
+
+const VocabularyReader::json& VocabularyReader::object(const json& value, const std::string& what) const {
+  if (!value.is_object()) damaged(concat("has no object ", what));
+  return value;
+}
+
+const VocabularyReader::json& VocabularyReader::list(const json& value, const char* key) const {
+  const json& parts = at(value, key);
+  if (!parts.is_array()) damaged(concat("has a sequence of ", key, " that is no list"));
+  for (const json& part : parts) {
+    if (part.is_object() && at(part, "type") == "Sequence") unsupported("a sequence within a sequence");
+  }
+  return parts;
+}
+
+void VocabularyReader::tokens(const json& vocabulary, Vocabulary& out) const {
+  object(vocabulary, "of tokens and ids");
+  out.tokens.reserve(vocabulary.size());
+  for (const auto& [token, value] : vocabulary.items()) out.tokens.emplace(token, id(value, token));
+  if (out.tokens.empty()) damaged("has no tokens");
+}
+
+void VocabularyReader::merge(const std::string& line, Vocabulary& out) const {
+  size_t space = line.find(' ');
+  if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
+      line.find(' ', space + 1) != std::string::npos) {
+    damaged(concat("has the merge \"", line, "\" where two tokens with a blank between them were expected"));
+  }
+  out.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+}
+
+Vocabulary::AddedToken VocabularyReader::added_token(const json& options) const {
+  Vocabulary::AddedToken token{.content = text(options, "content")};
+  if (token.content.empty()) damaged("has an added token without content");
+  token.special = flag(options, "special", false);
+  token.normalized = flag(options, "normalized", !token.special);
+  for (const char* option : {"lstrip", "rstrip", "single_word"}) {
+    if (flag(options, option, false)) {
+      unsupported(concat("the option \"", option, "\" of the token \"", token.content, "\""));
+    }
+  }
+  return token;
+}
+
+std::string VocabularyReader::end_of_text(const json& config) const {
+  const json* token = &at(config, "eos_token");
+  if (token->is_object()) token = &at(*token, "content");
+  return token->is_string() ? token->get<std::string>() : "";
+}
+
+bool has_token(const Vocabulary& vocabulary, const std::string& content) {
+  return vocabulary.tokens.contains(content) ||
+         std::any_of(vocabulary.added.begin(), vocabulary.added.end(),
+                     [&](const auto& token) { return token.content == content; });
+}
+
+std::string usual_end_of_text(const Vocabulary& vocabulary) {
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
+    if (has_token(vocabulary, name)) return name;
+  }
+  return "";
+}
+
+std::string read_vocabulary_file(const fs::path& path) {
+  try {
+    if (!fs::is_regular_file(path)) {
+      throw util::Error(ErrorKind::kIo, path.string() + " is not a regular file");
+    }
+    return util::read_file(path);
+  } catch (const std::exception& error) {
+    fail(ErrorKind::kData, "the vocabulary ", path.string(), " cannot be read (", error.what(),
+         "); give the path of a readable file");
+  }
+}
+
+}  // namespace fsdp::data
