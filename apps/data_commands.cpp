@@ -77,9 +77,15 @@ void add_tokenize(CLI::App& app, Command& run) {
   command->add_option("--json-field", options.json_field, "Field of a JSON line that is the document")
       ->capture_default_str();
   command->add_flag("--json-lines", options.json_lines, "The texts hold JSON lines, whatever their names");
-  command->add_option("--document-separator", options.document_separator,
-                      "Token to put behind every document: its text, or eos (the tokenizer's own), or none "
-                      "(default: eos where the tokenizer has one; bytes has none)");
+  command->add_option(
+      "--document-separator", options.document_separator,
+      "What to put behind every document: a token's text, eos (the tokenizer's own), id:N (any id), "
+      "text:TEXT (tokenized; \\n is a line end), or none (default: eos where the tokenizer has "
+      "one; bytes has none)");
+  command->add_flag(
+      "--split-special-tokens", options.split_special_tokens,
+      "Take the name of a special token in a document, such as <|endoftext|>, as text (by default "
+      "it becomes that token, as in Hugging Face's tokenizers)");
   CLI::Option* validation =
       command
           ->add_option("--validation-output", options.validation_output, "Token file for the validation part")

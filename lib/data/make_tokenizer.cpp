@@ -17,6 +17,9 @@ class ByteTokenizer : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
   int64_t vocab_size() const override { return 256; }
+  std::optional<int64_t> id_of(const std::string& token) const override {
+    return token.size() == 1 ? std::optional<int64_t>(static_cast<unsigned char>(token[0])) : std::nullopt;
+  }
 
   void encode(std::string_view text, std::vector<int64_t>& ids) const override {
     ids.reserve(ids.size() + text.size());
@@ -54,20 +57,21 @@ class ByteTokenizer : public Tokenizer {
   }
 };
 
-std::unique_ptr<Tokenizer> make_from(const Vocabulary& vocabulary) {
+std::unique_ptr<Tokenizer> make_from(Vocabulary vocabulary, const TokenizerOptions& options) {
+  vocabulary.split_special_tokens = options.split_special_tokens;
   if (vocabulary.model == Vocabulary::Model::kByteLevelBpe) return std::make_unique<BpeTokenizer>(vocabulary);
   return std::make_unique<MetaspaceTokenizer>(vocabulary);
 }
 
 /// The vocabulary in a folder.
-std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder) {
+std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder, const TokenizerOptions& options) {
   std::error_code error;
   if (fs::exists(folder / "tokenizer.json", error)) {
-    return make_from(read_tokenizer_json(folder / "tokenizer.json"));
+    return make_from(read_tokenizer_json(folder / "tokenizer.json"), options);
   }
   for (auto [vocabulary, merges] : {std::pair("encoder.json", "vocab.bpe"), {"vocab.json", "merges.txt"}}) {
     if (fs::exists(folder / vocabulary, error) && fs::exists(folder / merges, error)) {
-      return make_from(read_two_files(folder / vocabulary, folder / merges));
+      return make_from(read_two_files(folder / vocabulary, folder / merges), options);
     }
   }
   if (fs::exists(folder / "tokenizer.model", error)) {
@@ -80,17 +84,17 @@ std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder) {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   fs::path path = name;
   std::error_code error;
-  if (fs::is_directory(path, error)) return make_from_folder(path);
+  if (fs::is_directory(path, error)) return make_from_folder(path, options);
   if (fs::exists(path, error)) {
     std::string file = path.filename().string();
     if (file == "encoder.json" || file == "vocab.json") {
-      return make_from_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
+      return make_from_folder(path.has_parent_path() ? path.parent_path() : fs::path("."), options);
     }
-    if (path.extension() == ".json") return make_from(read_tokenizer_json(path));
+    if (path.extension() == ".json") return make_from(read_tokenizer_json(path), options);
     if (path.extension() == ".model") return make_sentencepiece_tokenizer(path);
   }
   const bool there = fs::exists(path, error);

@@ -62,30 +62,66 @@ TokenFiles::Position TokenFiles::locate(int64_t position) const {
   return {paths_[i], position - (ends_[i] - files_[i]->size())};
 }
 
+namespace {
+
+/// Above the vocabularies there are by a factor of four.
+constexpr int64_t kLargestPlausibleId = int64_t{1} << 20;
+
+std::string remedy_for_id(int64_t id) {
+  if (id <= kLargestPlausibleId) {
+    return util::concat(
+        "tokenize the text with the tokenizer of the model, or set model.vocab_size to the "
+        "number of tokens of the tokenizer that made the file (at least ",
+        id + 1, ")");
+  }
+  return "no vocabulary is so large, so the file holds something else than tokens of the width that its name "
+         "says; make it anew with fsdp-data tokenize, or with fsdp-data convert --input-format";
+}
+
+}  // namespace
+
 void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int64_t* ids,
                int64_t vocab_size) {
   for (int64_t i = 0; i < count; ++i) {
     if (ids[i] < vocab_size) continue;
     TokenFiles::Position where = files.locate(begin + i);
     util::fail(util::ErrorKind::kData, "token ", where.token, " of ", where.path, " has the id ", ids[i],
-               " where ids below model.vocab_size = ", vocab_size,
-               " were expected; set model.vocab_size to at least ", ids[i] + 1,
-               " or tokenize the text with the tokenizer of the model");
+               " where ids below model.vocab_size = ", vocab_size, " were expected; ", remedy_for_id(ids[i]));
   }
 }
 
-void check_all_ids(const TokenFiles& files, int64_t vocab_size) {
+namespace {
+
+/// Calls visit(begin, count, ids, largest id) for the tokens before `end`, some at a time.
+template <typename Visit>
+void for_each_chunk(const TokenFiles& files, int64_t end, const Visit& visit) {
   constexpr int64_t kChunkTokens = 1 << 18;
-  std::vector<int64_t> chunk(static_cast<size_t>(std::min(files.size(), kChunkTokens)));
-  for (int64_t begin = 0; begin < files.size(); begin += kChunkTokens) {
-    int64_t count = std::min(kChunkTokens, files.size() - begin);
+  std::vector<int64_t> chunk(static_cast<size_t>(std::min(end, kChunkTokens)));
+  for (int64_t begin = 0; begin < end; begin += kChunkTokens) {
+    int64_t count = std::min(kChunkTokens, end - begin);
     files.read(begin, count, chunk.data());
     files.release(begin, count);
-    // The largest id first: a loop that the compiler turns into vector instructions.
+    // A loop that the compiler turns into vector instructions.
     int64_t largest = 0;
     for (int64_t i = 0; i < count; ++i) largest = std::max(largest, chunk[static_cast<size_t>(i)]);
-    if (largest >= vocab_size) check_ids(files, begin, count, chunk.data(), vocab_size);
+    visit(begin, count, chunk.data(), largest);
   }
+}
+
+}  // namespace
+
+void check_all_ids(const TokenFiles& files, int64_t vocab_size) {
+  for_each_chunk(files, files.size(), [&](int64_t begin, int64_t count, const int64_t* ids, int64_t largest) {
+    if (largest >= vocab_size) check_ids(files, begin, count, ids, vocab_size);
+  });
+}
+
+int64_t largest_id(const TokenFiles& files, int64_t tokens) {
+  int64_t result = 0;
+  for_each_chunk(
+      files, std::min(tokens, files.size()),
+      [&](int64_t, int64_t, const int64_t*, int64_t largest) { result = std::max(result, largest); });
+  return result;
 }
 
 }  // namespace fsdp::data

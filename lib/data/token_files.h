@@ -69,4 +69,7 @@ void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int6
 /// check_ids for every token of the files.
 void check_all_ids(const TokenFiles& files, int64_t vocab_size);
 
+/// Of the first so many tokens.
+int64_t largest_id(const TokenFiles& files, int64_t tokens);
+
 }  // namespace fsdp::data

@@ -1,6 +1,8 @@
 #include "data/tokenize.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "data/tokenizer.h"
 #include "data/utf8.h"
 #include "util/error.h"
+#include "util/log.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -110,29 +113,55 @@ int64_t check_texts(const TokenizeOptions& options, const std::vector<std::strin
   return known ? bytes : 0;
 }
 
-TokenFormat output_format(const TokenizeOptions& options, const std::string& output,
-                          const Tokenizer& tokenizer) {
+TokenFormat output_format(const TokenizeOptions& options, const std::string& output, int64_t vocab_size) {
   bool four = fs::path(output).extension() == kUint32Extension;
   TokenFormat format = options.format.value_or(four ? TokenFormat::kU32 : TokenFormat::kU16);
   bool two_bytes = format == TokenFormat::kU16 || format == TokenFormat::kLlmcU16;
-  if (two_bytes && tokenizer.vocab_size() > largest_id_of(TokenType::kUint16) + 1) {
-    fail(ErrorKind::kUsage, "the tokenizer ", tokenizer.name(), " has ", tokenizer.vocab_size(),
-         " tokens and two bytes a token (", to_string(format), ") hold 65536; name the output NAME",
-         kUint32Extension, " or choose --format llm.c-u32, megatron or fairseq");
+  if (two_bytes && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
+    fail(ErrorKind::kUsage, "the tokenizer ", options.tokenizer, " has ", vocab_size,
+         " tokens (with the separator of documents) and two bytes a token (", to_string(format),
+         ") hold 65536; name the output NAME", kUint32Extension,
+         " or choose --format llm.c-u32, megatron or fairseq");
   }
   check_output_name(output, format);
   return format;
 }
 
-std::optional<int64_t> separator_id(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+std::string without_escapes(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = text[i] == '\\' && i + 1 < text.size() ? text[i + 1] : '\0';
+    const char meant = next == 'n' ? '\n' : next == 't' ? '\t' : next == '\\' ? '\\' : '\0';
+    out += meant != '\0' ? meant : text[i];
+    if (meant != '\0') ++i;
+  }
+  return out;
+}
+
+std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokenizer& tokenizer) {
   const std::string& name = options.document_separator;
-  if (name == "none") return std::nullopt;
+  if (name == "none") return {};
+  if (name.starts_with("text:")) {
+    std::vector<int64_t> ids;
+    tokenizer.encode(without_escapes(name.substr(std::strlen("text:"))), ids);
+    return ids;
+  }
+  if (name.starts_with("id:")) {
+    int64_t id = -1;
+    const char* const begin = name.data() + std::strlen("id:");
+    const auto [end, error] = std::from_chars(begin, name.data() + name.size(), id);
+    if (error != std::errc() || end != name.data() + name.size() || id < 0 || id >= kMaxVocabSize) {
+      fail(ErrorKind::kUsage, "--document-separator ", name, " where id:0 to id:", kMaxVocabSize - 1,
+           " was expected");
+    }
+    return {id};
+  }
   std::optional<int64_t> id = name.empty() || name == "eos" ? tokenizer.end_of_text() : tokenizer.id_of(name);
   if (!id && !name.empty()) {
     fail(ErrorKind::kUsage, "--document-separator ", name, " is no token of the tokenizer ", tokenizer.name(),
-         "; give one that it has, or none");
+         "; give one that it has, id:N for another id, text:TEXT for a text that is tokenized, or none");
   }
-  return id;
+  return id ? std::vector{*id} : std::vector<int64_t>{};
 }
 
 /// Takes encoded jobs in order and writes their ids. Where a document was cut between two jobs, this is where
@@ -140,9 +169,9 @@ std::optional<int64_t> separator_id(const TokenizeOptions& options, const Tokeni
 /// again.
 class Collector {
  public:
-  Collector(const Tokenizer& tokenizer, std::optional<int64_t> separator, TokenWriter& train,
+  Collector(const Tokenizer& tokenizer, std::vector<int64_t> separator, TokenWriter& train,
             TokenWriter* validation)
-      : tokenizer_(tokenizer), separator_(separator), train_(train), validation_(validation) {}
+      : tokenizer_(tokenizer), separator_(std::move(separator)), train_(train), validation_(validation) {}
 
   void add(const EncodedJob& encoded) {
     size_t ids_begin = 0;
@@ -159,7 +188,7 @@ class Collector {
         if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
       }
       ids_begin = result.ids_end;
-      if (part.ends_document) end_document();
+      if (part.ends_document) ids_.insert(ids_.end(), separator_.begin(), separator_.end());
       writer_->append(ids_);
       if (part.ends_document) writer_->end_document();
     }
@@ -198,12 +227,8 @@ class Collector {
     }
   }
 
-  void end_document() {
-    if (separator_) ids_.push_back(*separator_);
-  }
-
   const Tokenizer& tokenizer_;
-  std::optional<int64_t> separator_;
+  const std::vector<int64_t> separator_;  ///< behind every document
   TokenWriter& train_;
   TokenWriter* validation_;
   TokenWriter* writer_ = nullptr;
@@ -241,17 +266,20 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   std::vector<std::string> files = expand_patterns(options.texts);
   check(options, files);
   ValidationShare share = validation_share(options, files);
-  std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
-  TokenFormat format = output_format(options, options.output, *tokenizer);
-  std::optional<int64_t> separator = separator_id(options, *tokenizer);
+  std::unique_ptr<Tokenizer> tokenizer =
+      make_tokenizer(options.tokenizer, {.split_special_tokens = options.split_special_tokens});
+  const std::vector<int64_t> separator = separator_ids(options, *tokenizer);
+  int64_t vocab_size = tokenizer->vocab_size();
+  for (int64_t id : separator) vocab_size = std::max(vocab_size, id + 1);
+  const TokenFormat format = output_format(options, options.output, vocab_size);
   int64_t text_bytes = check_texts(options, files, share);
 
-  TokenWriter train(options.output, {format, tokenizer->vocab_size()});
+  TokenWriter train(options.output, {format, vocab_size});
   std::optional<TokenWriter> validation;
   if (!options.validation_output.empty()) {
-    validation.emplace(options.validation_output,
-                       TokenWriterOptions{output_format(options, options.validation_output, *tokenizer),
-                                          tokenizer->vocab_size()});
+    validation.emplace(
+        options.validation_output,
+        TokenWriterOptions{output_format(options, options.validation_output, vocab_size), vocab_size});
   }
   TextJobs jobs(files, options.json_lines, share, *tokenizer);
   EncodeJobOptions job_options{tokenizer.get(), options.json_field, share, files};
@@ -265,6 +293,14 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   // Both are on the disk before either gets its name.
   train.finish();
   if (validation) validation->finish();
+  const int64_t documents = train.documents() + (validation ? validation->documents() : 0);
+  if (documents > 1 && separator.empty() && options.document_separator.empty()) {
+    util::log_warning(util::concat("nothing separates the ", documents, " documents, because the tokenizer ",
+                                   options.tokenizer,
+                                   " has no token that ends a text; --document-separator id:", vocab_size,
+                                   " (with model.vocab_size = ", vocab_size + 1,
+                                   ") or text:'\\n\\n' separates them, and none says that this is meant"));
+  }
   train.commit();
   if (validation) validation->commit();
   return {.text_bytes = jobs.read_bytes(),

@@ -23,9 +23,12 @@ struct TokenizeOptions {
   std::optional<TokenFormat> format;
   std::string json_field = "text";  ///< the field of a JSON line that is the document
   bool json_lines = false;          ///< the texts hold JSON lines whatever their names
-  /// A token put behind every document: its text, or "eos", the one that the tokenizer names, or "none".
-  /// Empty: eos where the tokenizer has one.
+  /// What is put behind every document: the text of a token, "eos", the token that the tokenizer names,
+  /// "id:N", which may be an id beyond its vocabulary, "text:TEXT", which is tokenized (\n, \t and \\ stand
+  /// for a line end, a tab and a backslash), or "none". Empty: eos where the tokenizer has one.
   std::string document_separator;
+  /// Names of special tokens in documents are text (TokenizerOptions).
+  bool split_special_tokens = false;
   std::string validation_output;  ///< empty: all goes to `output`
   double validation_fraction = 0.1;
   /// "end": the end of each text, a share of its bytes (rounded, up to a whole character), is for validation;

@@ -68,9 +68,15 @@ inline constexpr const char* kTokenizerChoices =
     "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that holds one, or vocab.json and "
     "merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a .model of SentencePiece";
 
+struct TokenizerOptions {
+  /// The name of a special token in a text is text like any other, and not that token (Hugging Face's option
+  /// of this name). Tokenizers of bytes and of SentencePiece do so always.
+  bool split_special_tokens = false;
+};
+
 /// "bytes": an id is the value of a byte, vocabulary 256. Otherwise the path of a vocabulary
 /// (kTokenizerChoices). Throws Error(kUsage) when it is neither, and Error(kData) for a vocabulary that
 /// cannot be read or asks for something that is not supported, which would give other ids than its author's.
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name);
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options = {});
 
 }  // namespace fsdp::data

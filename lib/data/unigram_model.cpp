@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <unordered_set>
 
 #include "data/character_merger.h"
 #include "data/utf8.h"
@@ -26,12 +27,17 @@ UnigramModel::UnigramModel(const Vocabulary& vocabulary)
       bytes_(byte_tokens(vocabulary)) {
   if (vocabulary.unknown_id) unknown_ = static_cast<uint32_t>(*vocabulary.unknown_id);
   std::unordered_map<uint64_t, uint32_t> children;
+  std::unordered_set<std::string> special;
+  for (const auto& token : vocabulary.added) {
+    if (token.special) special.insert(token.content);
+  }
   double least = 0;
   for (const auto& [piece, score] : vocabulary.pieces) {
     const auto id = static_cast<uint32_t>(scores_.size());
     scores_.push_back(score);
     least = id == 0 ? score : std::min(least, score);
     ids_[piece] = id;
+    if (vocabulary.split_special_tokens && special.contains(piece)) continue;
     uint32_t node = 0;
     for (char c : piece) {
       auto [next, added] =

@@ -299,7 +299,7 @@ class TokenizerJson : public VocabularyReader {
 std::vector<Vocabulary::AddedToken> Vocabulary::matched_tokens() const {
   std::vector<AddedToken> matched;
   for (const AddedToken& token : added) {
-    if (!token.special || !special_as_text) matched.push_back(token);
+    if (!token.special || !split_special_tokens) matched.push_back(token);
   }
   return matched;
 }

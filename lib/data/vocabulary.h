@@ -56,7 +56,7 @@ struct Vocabulary {
   std::vector<std::pair<std::string, std::string>> merges;  ///< the first is done first
   std::vector<std::pair<std::string, double>> pieces;  ///< kUnigram: by id, with logarithms of their shares
   std::vector<AddedToken> added;
-  bool special_as_text = false;  ///< special tokens are not looked for in texts
+  bool split_special_tokens = false;  ///< special tokens are not looked for in texts
   std::vector<NormalizerStep> normalizer;
   std::vector<Split> splits;  ///< byte-level models: each splits what the one before left
   bool add_prefix_space = false;

@@ -37,7 +37,8 @@ Findings check_float8(const config::Config& config, const std::vector<util::Cuda
 /// The disk under run.output_dir: whether files can be made there, what is free, how fast a file is safe.
 Findings check_disk(const config::Config& config);
 
-/// Whether the files that the config names are there, and whether its first weights are those of its model.
+/// Whether the files that the config names are there, whether the model has an embedding for each id of the
+/// data, and whether its first weights are those of the model.
 Findings check_files(const config::Config& config);
 
 }  // namespace fsdp::doctor

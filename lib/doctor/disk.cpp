@@ -8,10 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hugging_face_names.h"
-#include "checkpoint/weights.h"
 #include "comm/mesh_shape.h"
-#include "config/model_comparison.h"
 #include "doctor/checks.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
@@ -137,19 +134,6 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
   return finding;
 }
 
-/// Names and shapes alone; the values are not read.
-Finding check_first_weights(const nn::ModelOptions& model) {
-  constexpr const char* kSubject = "first weights";
-  try {
-    config::require_same_model(model, model.init_from);
-    const checkpoint::Weights weights = checkpoint::open_weights(model.init_from);
-    const size_t used = checkpoint::match_initial_weights(weights, model).size();
-    return {Verdict::kOk, kSubject, concat(model.init_from, ": the ", used, " weights of the model"), ""};
-  } catch (const util::Error& error) {
-    return {Verdict::kFail, kSubject, error.what(), "correct model.init_from or [model]"};
-  }
-}
-
 }  // namespace
 
 Findings check_disk(const config::Config& config) {
@@ -162,27 +146,6 @@ Findings check_disk(const config::Config& config) {
   const Finding speed = check_speed(folder);
   if (speed.verdict == Verdict::kFail) return {speed};
   return {check_space(folder, config), speed};
-}
-
-Findings check_files(const config::Config& config) {
-  std::vector<std::string> files = config.data.train, missing;
-  files.insert(files.end(), config.data.validation.begin(), config.data.validation.end());
-  for (const std::string& weights : {config.model.init_from, config.checkpoint.init_from}) {
-    if (!weights.empty()) files.push_back(weights);
-  }
-  for (const std::string& file : files) {
-    if (::access(file.c_str(), R_OK) != 0)
-      missing.push_back(concat(file, " (", util::errno_text(errno), ")"));
-  }
-  if (missing.empty()) {
-    Findings findings = {{Verdict::kOk, "files", concat(files.size(), " named by the config are there"), ""}};
-    if (!config.model.init_from.empty()) findings.push_back(check_first_weights(config.model));
-    return findings;
-  }
-  return {{Verdict::kFail, "files", util::join(missing, ", "),
-           "make them (fsdp-data tokenize) or correct the config; relative paths begin at the folder that "
-           "the program "
-           "is started in"}};
 }
 
 }  // namespace fsdp::doctor

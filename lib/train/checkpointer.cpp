@@ -388,7 +388,7 @@ void Checkpointer::failed(const comm::AgreedError& error) {
                  ? "; there is no checkpoint of this run yet"
                  : concat("; the newest checkpoint is ",
                           (last_saved_.empty() ? resumed_from_ : last_saved_).string())));
-  if (training_is_over_) return;
+  if (training_is_over_ || step_being_saved_ >= config_.training.steps) return;
   say(concat(failure_->what(), "; training goes on, and the next save is the next try"), /*warning=*/true);
 }
 

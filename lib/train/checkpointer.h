@@ -67,7 +67,8 @@ class Checkpointer {
   /// Waits until no save is under way.
   void finish();
 
-  /// No step follows: a save that fails from now on is told by require_last_save() alone. Not collective.
+  /// No step follows: a save that fails from now on, as one of the config's last step, is told by
+  /// require_last_save() alone. Not collective.
   void end_of_training() { training_is_over_ = true; }
 
   /// The step of the newest checkpoint of this run, the one it resumed from included. Not collective.

@@ -1,7 +1,7 @@
 #include "data/split_pattern.h"
 
-#include "data/vocabulary.h"
 #include "data/token_fixtures.h"
+#include "data/vocabulary.h"
 
 namespace fsdp::data {
 namespace {

@@ -10,6 +10,7 @@
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
 #include "util/file.h"
+#include "util/log.h"
 #include "util/process_memory.h"
 
 namespace fsdp::data {
@@ -227,6 +228,62 @@ TEST(Tokenize, PutsTheSeparatorThatIsAskedFor) {
   options.tokenizer = "bytes";
   options.document_separator = "eos";
   expect_error(ErrorKind::kUsage, {"eos", "bytes"}, [&] { tokenize(options); });
+}
+
+TEST(Tokenize, SeparatesDocumentsByAnyIdOrText) {
+  TemporaryFolder folder;
+  auto options = options_for(folder, {folder.write("a", "the"), folder.write("b", "x")});
+  options.tokenizer = "bytes";
+  auto ids = [&](const std::string& separator) {
+    options.document_separator = separator;
+    tokenize(options);
+    return ids_of(options.output);
+  };
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(ids("id:256"), (Ids{'t', 'h', 'e', 256, 'x', 256}));
+  EXPECT_EQ(ids(R"(text:\n\t\\-\q)"),
+            (Ids{'t', 'h', 'e', '\n', '\t', '\\', '-', '\\', 'q', 'x', '\n', '\t', '\\', '-', '\\', 'q'}));
+  EXPECT_EQ(ids("\n"), (Ids{'t', 'h', 'e', '\n', 'x', '\n'}));
+  EXPECT_EQ(ids("none"), (Ids{'t', 'h', 'e', 'x'}));
+  for (const char* bad : {"id:", "id:x", "id:-1", "id:4294967296", "id:1 "}) {
+    expect_error(ErrorKind::kUsage, {bad, "id:0 to id:4294967295"}, [&] { ids(bad); });
+  }
+  expect_error(ErrorKind::kUsage, {"65537", "two bytes"}, [&] { ids("id:65536"); });
+}
+
+TEST(Tokenize, SaysThatNothingSeparatesDocumentsUnlessItIsMeant) {
+  TemporaryFolder folder;
+  auto options = options_for(folder, {folder.write("a", "the"), folder.write("b", "x")});
+  options.tokenizer = "bytes";
+  std::string warnings;
+  util::set_log_sink([&](util::LogLevel, std::string_view line) { warnings.append(line); });
+  tokenize(options);
+  EXPECT_NE(warnings.find("nothing separates the 2 documents"), std::string::npos) << warnings;
+  EXPECT_NE(warnings.find("id:256 (with model.vocab_size = 257)"), std::string::npos) << warnings;
+  warnings.clear();
+  options.document_separator = "none";
+  tokenize(options);
+  options.document_separator.clear();
+  options.texts.pop_back();
+  tokenize(options);
+  util::set_log_sink({});
+  EXPECT_EQ(warnings, "");
+}
+
+TEST(Tokenize, TakesNamesOfSpecialTokensAsTextWhereThatIsAskedFor) {
+  TemporaryFolder folder;
+  auto options = options_for(folder, {folder.write("a", "the<|endoftext|>the")});
+  options.tokenizer = kGpt2Kind;
+  const auto tokenizer = make_tokenizer(kGpt2Kind);
+  const int64_t end = *tokenizer->end_of_text();
+  tokenize(options);
+  const auto as_token = ids_of(options.output);
+  EXPECT_EQ(std::count(as_token.begin(), as_token.end(), end), 2);
+  options.split_special_tokens = true;
+  tokenize(options);
+  const auto as_text = ids_of(options.output);
+  EXPECT_EQ(std::count(as_text.begin(), as_text.end(), end), 1) << "the separator";
+  EXPECT_EQ(tokenizer->decode(as_text), "the<|endoftext|>the<|endoftext|>");
 }
 
 TEST(Tokenize, ChoosesDocumentsForValidationByTheirContentAndTheSeed) {

@@ -86,6 +86,17 @@ TEST_P(TokenizerFamilies, GiveTheSameIdsForATextInPieces) {
   }
 }
 
+TEST_P(TokenizerFamilies, SplitTheNamesOfSpecialTokensWhereThatIsAskedFor) {
+  const auto splitting = make_tokenizer(kFamilies + GetParam() + ".json", {.split_special_tokens = true});
+  const nlohmann::json file = nlohmann::json::parse(util::read_file(kFamilies + GetParam() + ".json"));
+  for (const auto& token : file["added_tokens"]) {
+    const Ids ids = encode(*splitting, "the" + token["content"].get<std::string>() + "the");
+    const bool found = std::count(ids.begin(), ids.end(), token["id"].get<int64_t>()) > 0;
+    if (token["content"] == "<unk>") continue;  // it may stand for characters of its own name
+    EXPECT_EQ(found, !token["special"].get<bool>()) << token["content"];
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, TokenizerFamilies, ::testing::ValuesIn(families()),
                          [](const auto& test) { return test.param; });
 

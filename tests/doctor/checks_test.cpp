@@ -153,6 +153,31 @@ TEST(Files, ThatAreNotThereFailByName) {
   EXPECT_NE(finding.text.find("/nonexistent/none.bin"), std::string::npos);
 }
 
+TEST(Files, HaveNoIdsBeyondTheVocabulary) {
+  testing::TemporaryFolder folder;
+  config::Config config;
+  config.model.vocab_size = 300;
+  write(folder / "train-0.bin", std::string("\x01\x00\x02\x00", 4));
+  write(folder / "train-1.bin", std::string("\x03\x00\x2b\x01", 4));  // 299
+  config.data.train = {folder / "train-*.bin"};
+  const Finding fits = of(check_files(config), "training data");
+  EXPECT_EQ(fits.verdict, Verdict::kOk) << fits.text;
+  EXPECT_NE(fits.text.find("4 tokens, the largest id 299"), std::string::npos) << fits.text;
+  config.data.validation = config.data.train;
+  config.model.vocab_size = 299;
+  for (const char* subject : {"training data", "validation data"}) {
+    const Finding beyond = of(check_files(config), subject);
+    EXPECT_EQ(beyond.verdict, Verdict::kFail);
+    EXPECT_NE(beyond.remedy.find("at least 300"), std::string::npos) << beyond.remedy;
+  }
+}
+
+TEST(Files, ThatNoPatternFitsFail) {
+  config::Config config;
+  config.data.train = {"/nonexistent/*.bin"};
+  EXPECT_EQ(of(check_files(config), "files").verdict, Verdict::kFail);
+}
+
 TEST(Files, HaveTheWeightsOfTheModelAndNothingElse) {
   testing::TemporaryFolder folder;
   config::Config config;

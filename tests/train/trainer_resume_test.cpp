@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <functional>
+#include <mutex>
 
 #include "checkpoint/folders.h"
 #include "support/blocked_folder.h"
@@ -133,6 +134,33 @@ TEST_F(TrainerTest, AFailedLastSaveFailsTheRunAtItsEndOnly) {
     }
   });
   EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "loss").size(), 7u);
+}
+
+TEST_F(TrainerTest, ASaveOfTheLastStepThatFailsDoesNotSayThatTrainingGoesOn) {
+  config_.checkpoint.interval_steps = 2;
+  config_.training.steps = 4;
+  util::set_log_level(util::LogLevel::kWarning);
+  for (const bool asynchronous : {false, true}) {
+    SCOPED_TRACE(asynchronous);
+    config_.checkpoint.asynchronous = asynchronous;
+    std::mutex mutex;
+    std::string warnings;
+    util::set_log_sink([&](util::LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex);
+      warnings.append(line).append("\n");
+    });
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      Trainer trainer(config_, borrowed(communicator), {});
+      std::optional<testing::BlockedFolder> blocked;
+      if (communicator.rank() == 0) blocked.emplace(folder_ / "out");
+      communicator.barrier({.unit = "test"});
+      EXPECT_THROW(trainer.run(), util::Error);
+    });
+    util::set_log_sink({});
+    EXPECT_NE(warnings.find("the checkpoint of step 2 could not be saved"), std::string::npos) << warnings;
+    EXPECT_EQ(warnings.find("training goes on"), warnings.rfind("training goes on")) << warnings;
+    EXPECT_EQ(warnings.find("the checkpoint of step 4"), std::string::npos) << warnings;
+  }
 }
 
 TEST_F(TrainerTest, ADivergedRunFinishesTheSaveUnderWay) {
