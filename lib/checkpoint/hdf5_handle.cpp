@@ -1,5 +1,10 @@
 #include "checkpoint/hdf5_handle.h"
 
+#include <cerrno>
+#include <cstring>
+
+#include "util/limits.h"
+
 namespace fsdp::checkpoint {
 namespace {
 
@@ -38,6 +43,7 @@ std::string hdf5_cause() {
   for (char& c : cause) {
     if (c == '\n') c = ' ';
   }
+  if (cause.find(std::strerror(EFBIG)) != std::string::npos) cause += util::file_size_limit_text();
   return cause.empty() ? "HDF5 gives no cause" : cause;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/usage_error.h"
 #include "cli/version.h"
 #include "util/error.h"
+#include "util/limits.h"
 
 namespace fsdp::cli {
 namespace {
@@ -48,6 +49,7 @@ void print(const std::string& text) {
 }
 
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv) {
+  util::prepare_for_limits();
   app.formatter(std::make_shared<HelpFormatter>(page));
   app.set_version_flag(
       "--version", [name = page.name] { return version_text(name); }, "Print versions and exit");

@@ -20,7 +20,7 @@ namespace fsdp::cli {
 std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv);
 
 /// The part of it before the command line is read. Whether `completions` or `man-page` was asked for, and was
-/// printed. Throws Error(kUsage).
+/// printed. Prepares the process for its limits (util/limits.h) too. Throws Error(kUsage).
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv);
 
 /// Prints what a command was asked for. Throws Error(kIo) where standard output does not take it (a full disk

@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "util/limits.h"
+
 namespace fsdp::comm {
 
 /// What `body` returns or throws if it ends within `limit`; else nothing. For calls into a library that may
@@ -17,7 +19,7 @@ template <typename Body>
 auto call_within(std::chrono::milliseconds limit, Body body) -> std::optional<std::invoke_result_t<Body>> {
   auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Body>()>>(std::move(body));
   auto result = task->get_future();
-  std::thread([task] { (*task)(); }).detach();
+  util::start_thread([task] { (*task)(); }).detach();
   if (result.wait_for(limit) != std::future_status::ready) return std::nullopt;
   return result.get();
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "util/error.h"
+#include "util/limits.h"
 
 namespace fsdp::comm {
 namespace {
@@ -130,7 +131,7 @@ bool CollectiveGuard::others_failed() {
   if (question_ || Clock::now() - asked_at_ < kAskOthers) return false;
   asked_at_ = Clock::now();
   question_ = std::make_shared<Question>();
-  std::thread([question = question_, store = options_.store, key = failure_key(options_.prefix)] {
+  util::start_thread([question = question_, store = options_.store, key = failure_key(options_.prefix)] {
     try {
       question->failed = store->check({key});
     } catch (const std::exception&) {

@@ -8,6 +8,7 @@
 
 #include "comm/single_communicator.h"
 #include "util/error.h"
+#include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
@@ -80,12 +81,9 @@ void agree(Communicator& communicator, const std::string& purpose, const std::fu
   std::string outcome;
   try {
     body();
-  } catch (const util::Error& error) {
-    outcome = static_cast<char>('0' + error.exit_code()) + std::string(error.what());
   } catch (const std::exception& error) {
-    std::string text = error.what();
-    outcome = static_cast<char>('0' + static_cast<int>(util::ErrorKind::kUnexpected)) +
-              text.substr(0, text.find('\n'));
+    const util::Error told = util::without_backtrace(error);
+    outcome = static_cast<char>('0' + told.exit_code()) + std::string(told.what());
   }
   std::vector<std::string> outcomes = all_gather_text(communicator, outcome, {.unit = purpose});
   std::vector<std::string> failed;

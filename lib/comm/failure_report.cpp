@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "util/error.h"
+#include "util/limits.h"
 
 namespace fsdp::comm {
 namespace {
@@ -130,7 +131,7 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
   learnt->first = {group.global_rank(), sight};
   learnt->sights.emplace(group.global_rank(), sight);
   // In a thread of its own, because a store whose host is stopped may never answer.
-  std::thread([=] {
+  util::start_thread([=] {
     bool no_store = false;
     try {
       talk(store, prefix, group, sight, *learnt);

@@ -108,6 +108,8 @@ std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment
     auto texts = call_within(store->getTimeout() + kGrace, exchange);
     if (!texts) throw std::runtime_error("timeout: the store does not answer");
     return std::move(*texts);
+  } catch (const util::Error&) {
+    throw;
   } catch (const std::exception& error) {
     std::string cause = first_line(error.what());
     util::fail(says_timeout(cause) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,

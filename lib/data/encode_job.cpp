@@ -7,6 +7,7 @@
 #include "data/utf8.h"
 #include "util/error.h"
 #include "util/json.h"
+#include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::data {
@@ -63,7 +64,7 @@ EncodedJob encode_job(TextJob job, const EncodeJobOptions& options) {
 }
 
 WorkQueue::WorkQueue(int threads) {
-  for (int i = 0; threads > 1 && i < threads; ++i) threads_.emplace_back([this] { run(); });
+  for (int i = 0; threads > 1 && i < threads; ++i) threads_.push_back(util::start_thread([this] { run(); }));
 }
 
 WorkQueue::~WorkQueue() {

@@ -3,13 +3,14 @@
 #include <utility>
 
 #include "util/error.h"
+#include "util/limits.h"
 
 namespace fsdp::data {
 
 PrefetchingBatches::PrefetchingBatches(const TrainLoader& source, int64_t depth)
     : source_(source), depth_(depth) {
   FSDP_CHECK(depth >= 1);
-  thread_ = std::thread([this] { work(); });
+  thread_ = util::start_thread([this] { work(); });
 }
 
 PrefetchingBatches::~PrefetchingBatches() {

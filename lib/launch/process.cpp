@@ -27,7 +27,7 @@ struct Pipe {
 
 /// For a failed call that makes descriptors.
 [[noreturn]] void fail_to_open(const char* what) {
-  fail(ErrorKind::kUnexpected, "cannot open ", what, " for another worker: ", util::errno_text(errno),
+  fail(ErrorKind::kUsage, "cannot open ", what, " for another worker: ", util::errno_text(errno),
        "; start fewer workers or raise the limit with ulimit -n");
 }
 
@@ -66,7 +66,8 @@ struct ChildPlan {
   if (::getppid() != plan.launcher) ::_exit(127);
 
   // SIGHUP keeps its disposition: under nohup it is ignored, in workers too.
-  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2}) ::signal(signal, SIG_DFL);
+  for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGXFSZ})
+    ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -134,7 +135,7 @@ Process spawn(const ProcessSpec& spec) {
                        .report = report.write_end.get()};
   const pid_t pid = ::fork();
   if (pid < 0) {
-    fail(ErrorKind::kUnexpected, "cannot start another worker process: ", util::errno_text(errno),
+    fail(ErrorKind::kUsage, "cannot start another worker process: ", util::errno_text(errno),
          "; start fewer workers or raise the limit with ulimit -u");
   }
   if (pid == 0) become_program(plan);

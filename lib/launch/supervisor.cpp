@@ -213,7 +213,7 @@ void Supervisor::tell_of_lost_peers() {
   for (const WorkerEnd& end : std::exchange(lost_peers_, {})) rendezvous_->worker_ended(end);
 }
 
-void Supervisor::pass_on_stop(const std::string& reason) {
+void Supervisor::pass_on_stop(const std::string reason) {
   passing_on_.reset();
   if (stopping_ || running() == 0) return;
   util::log_info(concat(reason, ", and ", running(),
@@ -222,7 +222,7 @@ void Supervisor::pass_on_stop(const std::string& reason) {
   group_->send_to_all(SIGTERM);
 }
 
-void Supervisor::stop_workers(const std::string& reason) {
+void Supervisor::stop_workers(const std::string reason) {
   stop_.reset();
   tell_of_lost_peers();
   if (stopping_ || running() == 0) return;

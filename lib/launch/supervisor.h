@@ -65,8 +65,9 @@ class Supervisor {
   void handle_signal(int signal);
   void reap_workers();
   void tell_of_lost_peers();
-  void stop_workers(const std::string& reason);
-  void pass_on_stop(const std::string& reason);
+  // By value: the reason may lie in stop_ or passing_on_, which these reset.
+  void stop_workers(std::string reason);
+  void pass_on_stop(std::string reason);
   void kill_if_overdue();
   void start_clock();
   void kill_all();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "util/error.h"
+#include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -32,7 +33,7 @@ std::string rate_text(double lr) {
 
 Progress::Progress(ProgressOutput output, int64_t total_steps) : output_(output), total_steps_(total_steps) {
   if (output_.stream != nullptr && output_.columns > 0)
-    ticker_ = std::thread([this] { tick_until_the_end(); });
+    ticker_ = util::start_thread([this] { tick_until_the_end(); });
 }
 
 Progress::~Progress() {

@@ -1,11 +1,13 @@
 #include "util/error.h"
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
-#include <new>
+#include <string_view>
 
+#include "util/limits.h"
 #include "util/log.h"
 
 namespace fsdp::util {
@@ -13,7 +15,8 @@ namespace fsdp::util {
 std::string errno_text(int error_number) {
   char buffer[256];
   // The GNU form returns the text, which need not lie in the buffer.
-  return strerror_r(error_number, buffer, sizeof(buffer));
+  const std::string text = strerror_r(error_number, buffer, sizeof(buffer));
+  return error_number == EFBIG ? text + file_size_limit_text() : text;
 }
 
 namespace detail {
@@ -59,14 +62,12 @@ int report_current_exception() {
     throw;
   } catch (const Error& error) {
     return report(error.what(), error.kind());
-  } catch (const std::bad_alloc&) {
-    return report("out of memory: this process was refused an allocation by the system",
-                  ErrorKind::kUnexpected);
   } catch (const std::exception& error) {
-    // libtorch appends a C++ backtrace to its messages; the first line says what happened.
-    const std::string text = error.what();
-    log_debug(text);
-    return report("unexpected failure: " + text.substr(0, text.find('\n')), ErrorKind::kUnexpected);
+    log_debug(error.what());
+    const Error told = without_backtrace(error);
+    const bool explained =
+        told.kind() != ErrorKind::kUnexpected || std::string_view(told.what()).starts_with("out of memory");
+    return report(explained ? told.what() : concat("unexpected failure: ", told.what()), told.kind());
   } catch (...) {
     return report("unexpected failure of unknown type", ErrorKind::kUnexpected);
   }

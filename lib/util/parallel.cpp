@@ -8,6 +8,8 @@
 #include <exception>
 #include <thread>
 
+#include "util/limits.h"
+
 #ifndef _OPENMP
 #error "at::parallel_for() would run on one thread"
 #endif
@@ -23,7 +25,7 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, c10::function_ref<v
 
 void on_one_thread(c10::function_ref<void()> body) {
   std::exception_ptr thrown;
-  std::thread([&] {
+  start_thread([&] {
     try {
       // libtorch sets the number when a thread first asks, which libtorch and the code inlined here remember
       // each for itself. Not by at::set_num_threads(), which is for all threads.

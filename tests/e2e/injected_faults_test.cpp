@@ -7,6 +7,7 @@
 
 #include "checkpoint/folders.h"
 #include "e2e/programs.h"
+#include "support/checkpoint_fixtures.h"
 #include "support/tiny_config.h"
 #include "util/error.h"
 
@@ -140,6 +141,17 @@ TEST_F(InjectedFault, RestartsGoOnFromTheCheckpointToTheSameLosses) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(losses(), losses("undisturbed"));
   }
+}
+
+TEST_F(InjectedFault, ADamagedCheckpointCostsNoRestart) {
+  ASSERT_EQ(run("", "undisturbed").exit_code, 0);
+  ASSERT_EQ(run("rank=1,step=10,at=forward,do=kill").exit_code, 128 + SIGKILL);
+  testing::flip_byte(folder_ / "out/step-00000008/rank-00001.h5", 4000);
+  const ProgramResult result = run("", "out", {"--max-restarts", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("step-00000008.damaged-1"));
+  EXPECT_THAT(result.err, ::testing::Not(HasSubstr("(pid "))) << "no process ended before its time";
+  EXPECT_EQ(losses(), losses("undisturbed"));
 }
 
 TEST_F(InjectedFault, ARunThatIsToldToStopSavesAndGoesOnLater) {

@@ -174,7 +174,9 @@ TEST(Supervisor, EndsARunInWhichPeersWereLostForNoCauseThatIsSeen) {
   const Outcome outcome = launch_captured(shells(2, "[ $RANK = 0 ] && exit 5; exec sleep 100"));
   EXPECT_EQ(outcome.exit_code, 5);
   EXPECT_LT(outcome.seconds, 10);
-  EXPECT_THAT(outcome.err, HasSubstr("ended with exit code 5: stopping 1 other worker"));
+  EXPECT_THAT(outcome.err,
+              ::testing::ContainsRegex(
+                  "rank 0 \\(pid [0-9]+ on [^ ]+\\) ended with exit code 5: stopping 1 other worker"));
 }
 
 TEST(Supervisor, TellsTheOthersToStopAfterOneThatWasToldAlone) {
