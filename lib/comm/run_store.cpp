@@ -1,6 +1,7 @@
 #include "comm/run_store.h"
 
 #include <csignal>
+#include <regex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -53,7 +54,10 @@ bool says_timeout(const std::string& text) {
   return contains(text, "imed out") || contains(text, "imeout") || contains(text, "TIMEDOUT");
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string first_line(const std::string& text) {
+  static const std::regex never_set(R"( ?\[?\b[1-9]\d*\.\d+\.0\.0\b\]?(:\d+)?)");
+  return std::regex_replace(text.substr(0, text.find('\n')), never_set, "");
+}
 
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
   ignore_broken_pipes();

@@ -29,7 +29,9 @@ std::vector<GroupFailure> share(const std::vector<Late>& sights) {
   std::vector<std::thread> ranks;
   for (size_t i = 0; i < sights.size(); ++i) {
     ranks.emplace_back([&, i] {
-      GroupIdentity group{.rank = static_cast<int>(i), .run_size = static_cast<int>(sights.size())};
+      GroupIdentity group;
+      group.rank = static_cast<int>(i);
+      group.run_size = static_cast<int>(sights.size());
       for (int rank = 0; rank < group.run_size; ++rank) group.ranks.push_back(rank);
       std::this_thread::sleep_for(sights[i].after);
       failures[i] = share_failure(store, "group", group, sights[i].sight, [] {});

@@ -44,6 +44,13 @@ TEST(RunStore, ComesAgainAtThePortOfTheLast) {
   for (int i = 0; i < 3; ++i) EXPECT_NO_THROW(join(environment));
 }
 
+TEST(FirstLine, IsWithoutAddressesThatWereNeverSet) {
+  EXPECT_EQ(first_line("Connection closed by peer [249.85.0.0]:0\nframe #0"), "Connection closed by peer");
+  EXPECT_EQ(first_line("no way to 249.85.0.0, and no other"), "no way to, and no other");
+  for (const char* kept : {"peer [10.0.0.1]:4711", "listens at 0.0.0.0:80"})
+    EXPECT_EQ(first_line(kept), kept);
+}
+
 TEST(RunStore, NamesAPortThatIsInUse) {
   const LaunchEnvironment environment = alone_at("127.0.0.1");
   const RunStore first = join(environment);
