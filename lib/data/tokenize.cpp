@@ -223,7 +223,9 @@ class Collector {
       fail(ErrorKind::kData, "a text has ", carried_.size(),
            " bytes without a place where the tokenizer may cut it, beginning with \"",
            for_message(std::string_view(carried_).substr(0, 40)),
-           "\"; leave the text out, or break it into lines");
+           "\"; leave the text out, break it into lines, or, where the tokenizer takes each text as a whole "
+           "(SentencePiece's, Llama 2's, Mistral's and T5's do), give it as several documents: files, or "
+           "lines of a .jsonl");
     }
   }
 

@@ -387,11 +387,12 @@ TEST(FsdpLaunch, SaysThatTooManyWorkersCannotBeStarted) {
   GTEST_SKIP() << "the sanitizers' own checks need descriptors, and this test leaves none";
 #endif
   // Each limit runs out at another of the descriptors that a worker needs.
-  for (int limit = 40; limit < 48; ++limit) {
+  for (int limit = 72; limit < 80; ++limit) {
     const ProgramResult result = run({"/bin/sh", "-c",
                                       "ulimit -n " + std::to_string(limit) + "; exec " + kLauncher +
                                           " --nproc-per-node 100 sh -c 'echo pid $$; exec sleep 100'"});
-    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("for another worker: Too many open files"));
     EXPECT_THAT(result.err, HasSubstr("ulimit -n"));
     for (pid_t pid : printed_pids(result.out)) EXPECT_FALSE(process_runs(pid));
   }
