@@ -67,6 +67,8 @@ namespace {
 /// Above the vocabularies there are by a factor of four.
 constexpr int64_t kLargestPlausibleId = int64_t{1} << 20;
 
+}  // namespace
+
 std::string remedy_for_id(int64_t id) {
   if (id <= kLargestPlausibleId) {
     return util::concat(
@@ -77,8 +79,6 @@ std::string remedy_for_id(int64_t id) {
   return "no vocabulary is so large, so the file holds something else than tokens of the width that its name "
          "says; make it anew with fsdp-data tokenize, or with fsdp-data convert --input-format";
 }
-
-}  // namespace
 
 void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int64_t* ids,
                int64_t vocab_size) {

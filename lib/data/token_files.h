@@ -66,6 +66,9 @@ class TokenFiles {
 /// first lies at `begin`, is not below vocab_size.
 void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int64_t* ids, int64_t vocab_size);
 
+/// What to do about an id that the model's vocabulary lacks: the likelier cause first.
+std::string remedy_for_id(int64_t id);
+
 /// check_ids for every token of the files.
 void check_all_ids(const TokenFiles& files, int64_t vocab_size);
 

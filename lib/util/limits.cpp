@@ -55,22 +55,20 @@ Error without_backtrace(const std::exception& error) {
   }
   const auto* system = dynamic_cast<const std::system_error*>(&error);
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
-    try {
-      refuse_thread(*system);
-    } catch (const Error& refusal) {
-      return refusal;
-    }
+    return thread_refusal(*system);
   }
   return {ErrorKind::kUnexpected, line};
 }
 
-void refuse_thread(const std::system_error& cause) {
+Error thread_refusal(const std::system_error& cause) {
   const auto limit = limit_of(RLIMIT_NPROC);
-  fail(ErrorKind::kUsage, "the system refused this process another thread (", cause.what(), "); ",
-       limit ? concat("this user may have ", *limit, " processes and threads (ulimit -u)")
-             : std::string("no limit is set by ulimit -u"),
-       ", and a control group may set a limit too (pids.max); raise the one that was met, or run fewer "
-       "processes or threads (OMP_NUM_THREADS)");
+  return {
+      ErrorKind::kUsage,
+      concat("the system refused this process another thread (", cause.what(), "); ",
+             limit ? concat("this user may have ", *limit, " processes and threads (ulimit -u)")
+                   : std::string("no limit is set by ulimit -u"),
+             ", and a control group may set a limit too (pids.max); raise the one that was reached, or run "
+             "fewer processes or threads (OMP_NUM_THREADS)")};
 }
 
 }  // namespace fsdp::util

@@ -27,15 +27,15 @@ std::string address_space_limit_text();
 /// the first line, because libtorch appends a backtrace of C++.
 Error without_backtrace(const std::exception& error);
 
-/// What is thrown where the system refuses a thread: Error(kUsage) that names the limits.
-[[noreturn]] void refuse_thread(const std::system_error& cause);
+/// For a thread that the system refused: kUsage, with the limits.
+Error thread_refusal(const std::system_error& cause);
 
 template <typename Body>
 std::thread start_thread(Body&& body) {
   try {
     return std::thread(std::forward<Body>(body));
   } catch (const std::system_error& error) {
-    refuse_thread(error);
+    throw thread_refusal(error);
   }
 }
 
