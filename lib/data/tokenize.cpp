@@ -297,11 +297,10 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   if (validation) validation->finish();
   const int64_t documents = train.documents() + (validation ? validation->documents() : 0);
   if (documents > 1 && separator.empty() && options.document_separator.empty()) {
-    util::log_warning(util::concat("nothing separates the ", documents, " documents, because the tokenizer ",
-                                   options.tokenizer,
-                                   " has no token that ends a text; --document-separator id:", vocab_size,
-                                   " (with model.vocab_size = ", vocab_size + 1,
-                                   ") or text:'\\n\\n' separates them, and none says that this is meant"));
+    util::log_warning(util::concat(
+        "nothing separates the ", documents, " documents, because the tokenizer ", options.tokenizer,
+        " has no token that ends a text; --document-separator id:", vocab_size, " (with model.vocab_size = ",
+        vocab_size + 1, ") or text:'\\n\\n' separates them, and none joins them without this warning"));
   }
   train.commit();
   if (validation) validation->commit();

@@ -45,18 +45,13 @@ Finding check_tokens(const char* subject, const std::vector<std::string>& paths,
     const data::TokenFiles files(paths);
     const int64_t largest = data::largest_id(files, kReadTokens);
     const bool fits = largest < vocab_size;
-    return {
-        fits ? Verdict::kOk : Verdict::kFail, subject,
-        concat(util::with_commas(files.size()), " tokens, the largest id ",
-               files.size() > kReadTokens
-                   ? concat("of the first ", util::with_commas(kReadTokens), " of them ")
-                   : "",
-               largest, ", model.vocab_size ", vocab_size),
-        fits ? ""
-             : concat(
-                   "tokenize the text with the tokenizer of the model, or set model.vocab_size to the number "
-                   "of tokens of the tokenizer that made the files (at least ",
-                   largest + 1, ")")};
+    return {fits ? Verdict::kOk : Verdict::kFail, subject,
+            concat(util::with_commas(files.size()), " tokens, the largest id ",
+                   files.size() > kReadTokens
+                       ? concat("of the first ", util::with_commas(kReadTokens), " of them ")
+                       : "",
+                   largest, ", model.vocab_size ", vocab_size),
+            fits ? "" : data::remedy_for_id(largest)};
   } catch (const util::Error& error) {
     return {Verdict::kFail, subject, error.what(), "make the files with fsdp-data tokenize"};
   }
