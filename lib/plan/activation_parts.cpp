@@ -4,6 +4,17 @@
 
 namespace fsdp::plan {
 
+void ActivationParts::compute(const LinearLayers& layers, double times, double attention_flops) {
+  Products of_token{.flops = attention_flops};
+  for (const LinearLayer& layer : layers) {
+    const double flops = 2 * static_cast<double>(layer.in) * static_cast<double>(layer.out);
+    of_token.flops += flops;
+    if (layer.float8) of_token.flops_in_float8 += flops;
+  }
+  times *= static_cast<double>(count());
+  events_.computes({times * of_token.flops, times * of_token.flops_in_float8});
+}
+
 void ActivationParts::accumulate(int64_t elements) {
   if (shape_.converts_gradients) tape_.touch(kFloat * elements);
   tape_.give(shape_.element * elements);

@@ -62,6 +62,9 @@ class ActivationParts {
 
   // ---- parts of stages
 
+  /// The products of layers, `times` as often as in forward, and those of attention, of that many FLOP a token.
+  void compute(const LinearLayers& layers, double times, double attention_flops = 0);
+
   /// The gradient of a weight goes to where gradients are accumulated.
   void accumulate(int64_t elements);
 

@@ -76,6 +76,12 @@ struct ActivationShape {
 
 ActivationShape activation_shape(const config::Config& config);
 
+/// Products of matrices that are computed.
+struct Products {
+  double flops = 0;
+  double flops_in_float8 = 0;  ///< of these
+};
+
 /// Tells where in the pass a stage, named by its path, stands. A forward that is run again for backward is
 /// part of the backward.
 struct StageEvents {
@@ -83,6 +89,7 @@ struct StageEvents {
   std::function<void(const std::string& path)> forward_ends = [](const std::string&) {};
   std::function<void(const std::string& path)> backward_begins = [](const std::string&) {};
   std::function<void(const std::string& path)> backward_ends = [](const std::string&) {};
+  std::function<void(const Products& products)> computes = [](const Products&) {};
 };
 
 /// One forward and backward of the model and its loss. The tape is where it was before when it ends. The

@@ -94,6 +94,7 @@ void BlockActivations::float8_forward(const LinearLayers& layers, size_t begin, 
 
 void BlockActivations::attention_forward() {
   const int64_t keys = key_width(), queries = query_width();
+  compute_attention(1);
   float8_forward(of_attention_, 0, of_attention_.size() - 1);
   tape_.take(wide(queries) + 2 * wide(keys));
   if (biased()) {
@@ -122,6 +123,7 @@ void BlockActivations::attention_forward() {
 
 void BlockActivations::attention_backward() {
   const int64_t keys = key_width(), queries = query_width();
+  compute_attention(2);
   product_backward(of_attention_.back(), /*keep_gradient=*/true, /*saved=*/0);
   if (drops_hidden()) tape_.touch(x());
   tape_.take(wide(queries) + 2 * wide(keys));
@@ -141,6 +143,7 @@ void BlockActivations::attention_backward() {
 }
 
 void BlockActivations::feed_forward_forward() {
+  compute_feed_forward(1);
   const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
   float8_forward(of_feed_forward_, 0, of_feed_forward_.size() - 1);
   tape_.take(saved * wide(model().intermediate_size));
@@ -152,6 +155,7 @@ void BlockActivations::feed_forward_forward() {
 
 void BlockActivations::feed_forward_backward() {
   int64_t inner = model().intermediate_size, one = wide(inner);
+  compute_feed_forward(2);
   if (drops_hidden()) tape_.touch(x());
   product_backward(of_feed_forward_.back(), /*keep_gradient=*/true, one);
   if (llama()) {
@@ -170,9 +174,11 @@ void BlockActivations::feed_forward_backward() {
   }
 }
 
-void BlockActivations::inner_forward(const char* type, const std::string& path, Pass forward) {
+void BlockActivations::inner_forward(const char* type, const std::string& path, Pass forward,
+                                     Compute compute) {
   events_.forward_begins(path);
   if (recomputes(type)) {
+    (this->*compute)(1);
     tape_.take(x());
   } else {
     (this->*forward)();
@@ -198,21 +204,26 @@ void BlockActivations::choose_layers(const std::string& path) {
 void BlockActivations::forward(const std::string& path) {
   choose_layers(path);
   norm_forward();
-  inner_forward("attention", attention_path(path), &BlockActivations::attention_forward);
+  inner_forward("attention", attention_path(path), &BlockActivations::attention_forward,
+                &BlockActivations::compute_attention);
   tape_.take(x());
   tape_.give(x());
   norm_forward();
-  inner_forward("feed_forward", feed_forward_path(path), &BlockActivations::feed_forward_forward);
+  inner_forward("feed_forward", feed_forward_path(path), &BlockActivations::feed_forward_forward,
+                &BlockActivations::compute_feed_forward);
   tape_.take(x());
   tape_.give(x());
   if (norms_copy()) tape_.give(x());  // what was between the two halves; the norm saved it in fp32
 }
 
 void BlockActivations::forward_unrecorded(const std::string& path) {
-  for (const std::string& inner : {attention_path(path), feed_forward_path(path)}) {
-    events_.forward_begins(inner);
-    events_.forward_ends(inner);
-  }
+  choose_layers(path);
+  events_.forward_begins(attention_path(path));
+  compute_attention(1);
+  events_.forward_ends(attention_path(path));
+  events_.forward_begins(feed_forward_path(path));
+  compute_feed_forward(1);
+  events_.forward_ends(feed_forward_path(path));
   tape_.take(x());
 }
 

@@ -48,6 +48,13 @@ class BlockActivations : protected ActivationParts {
   /// In passing, of those of the layers that multiply in 8 bits; all have one input.
   void float8_forward(const LinearLayers& layers, size_t begin, size_t end);
 
+  // Products, `times` as often as in forward.
+  void compute_attention(double times) {
+    compute(of_attention_, times,
+            4 * static_cast<double>(shape_.tokens) * static_cast<double>(query_width()));
+  }
+  void compute_feed_forward(double times) { compute(of_feed_forward_, times); }
+
   // Of the stages inside, backward finds the gradient of the output, which stays for the residual connection.
   void attention_forward();
   void attention_backward();
@@ -56,7 +63,8 @@ class BlockActivations : protected ActivationParts {
 
   /// A stage inside a block that may be recomputed by itself.
   using Pass = void (BlockActivations::*)();
-  void inner_forward(const char* type, const std::string& path, Pass forward);
+  using Compute = void (BlockActivations::*)(double times);
+  void inner_forward(const char* type, const std::string& path, Pass forward, Compute compute);
   void inner_backward(const char* type, const std::string& path, Pass forward, Pass backward);
 
   std::string attention_path(const std::string& block) const {

@@ -11,6 +11,7 @@ int64_t LossActivations::logits_chunk() const {
 void LossActivations::forward() {
   events_.forward_begins("lm_head");
   if (recomputes("head")) {
+    compute(head(), 1);
     tape_.touch(shape_.fused ? logits_chunk() : wide(model().vocab_size) + 2 * wide32(model().vocab_size));
   } else {
     loss_forward();
@@ -20,6 +21,7 @@ void LossActivations::forward() {
 
 void LossActivations::loss_forward() {
   int64_t logits = wide(model().vocab_size), log_probabilities = wide32(model().vocab_size);
+  compute(head(), shape_.fused ? 3 : 1);  // fused, with the gradients
   if (shape_.fused) {
     const int64_t rows = cross_entropy_chunk_rows(count(), model().vocab_size);
     const int64_t table = model().vocab_size * hidden(), chunk = logits_chunk();
@@ -71,7 +73,8 @@ void LossActivations::backward_of_head() {
   if (shape_.fused) {
     accumulate(table);
   } else {
-    product_backward({"lm_head", hidden(), model().vocab_size}, false, x());
+    compute(head(), 2);
+    product_backward(head().front(), false, x());
   }
   // The gradient of a tied table waits for the embedding's.
   if (model().tie_word_embeddings && table_gradient_waits()) tape_.take(shape_.element * table);

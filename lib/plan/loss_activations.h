@@ -20,6 +20,7 @@ class LossActivations : protected ActivationParts {
   bool table_gradient_waits() const { return shape_.fused || !shape_.products_accumulate; }
 
  private:
+  LinearLayers head() const { return {{"lm_head", hidden(), model().vocab_size}}; }
   /// Of one chunk of kernels::linear_cross_entropy.
   int64_t logits_chunk() const;
   void loss_forward();

@@ -63,8 +63,7 @@ shard::Traffic traffic_of(const Plan& plan, const Row& row) {
   const shard::Traffic all = plan.step.traffic;
   const shard::Traffic rest = shard::step_formula(without, config::shard_options(plan.config),
                                                   {.micro_batches = training.gradient_accumulation_steps,
-                                                   .no_sync = training.no_sync,
-                                                   .with_peak = false})
+                                                   .no_sync = training.no_sync})
                                   .traffic;
   return {.all_gathers = all.all_gathers - rest.all_gathers,
           .all_gather_bytes = all.all_gather_bytes - rest.all_gather_bytes,

@@ -1,23 +1,22 @@
 #pragma once
 
 // UnitMemory: what the units of a model take and give back of tensor memory in a step, as numbers: gathered
-// parameters, gradients before and after their reduction. It does what shard::Engine, shard::Unit and
-// shard::BufferPool do, in their order, on sizes; the model's walk (plan/activations.h) tells it where
-// in the pass it is. Whoever changes when those take or free memory changes it here too;
-// tests/train/plan_test.cpp holds the one against the other.
+// parameters, gradients before and after their reduction. It reads the commands of the schedule that the engine
+// executes (shard/schedule.h) and does on sizes what shard::Unit and shard::BufferPool do on buffers; the walk
+// through the model (plan/activations.h) says which stage begins and ends. tests/train/plan_test.cpp compares
+// the sums with what the engine takes.
 
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "config/config.h"
 #include "plan/activations.h"
 #include "plan/memory_tape.h"
-#include "shard/execution_order.h"
+#include "plan/unit_events.h"
+#include "shard/schedule.h"
 #include "shard/unit_sizes.h"
 #include "util/free_ranges.h"
 
@@ -45,7 +44,7 @@ class PoolMemory {
 /// computed, while all that it uses is there.
 enum class CollectiveTiming { kAtOnce, kBesideCompute, kWhenWaitedFor };
 
-class UnitMemory {
+class UnitMemory final : private shard::CommandReader {
  public:
   struct Options {
     CollectiveTiming timing = CollectiveTiming::kAtOnce;
@@ -57,7 +56,7 @@ class UnitMemory {
              const Options& options);
 
   /// To be given to the walk of each micro-batch. `sync`: whether this one reduces gradients.
-  StageEvents events(bool sync);
+  StageEvents events(bool sync) { return events_.of_micro_batch(sync); }
   /// The gradients of shards go.
   void zero_gradients();
   /// What the pool holds from the second step on.
@@ -69,30 +68,18 @@ class UnitMemory {
   /// A unit as shard::Unit has it.
   struct Unit {
     const shard::UnitSizes* sizes = nullptr;
-    bool in_use = false;  ///< gathered, or being gathered
-    bool has_gradients = false;
     bool has_shard_gradient = false;
     std::optional<PoolMemory::Place> parameters = {}, gradients = {};
     size_t gathered = 0, sent = 0, reduced = 0;  ///< places in the queue to wait for
   };
 
-  void forward_begins(size_t index);
-  void forward_ends(size_t index);
-  void backward_begins(size_t index);
-  void backward_ends(size_t index);
-  void whole_backward_ends();
+  void read(const shard::Command& command) override;
 
-  void start_gather(Unit& unit);
-  void finish_gather(Unit& unit);
-  void gather_ahead();
-  void release_gathered_ahead();
-  void release_kept_unit(const Unit* except);
-  void reshard(Unit& unit);
+  void gather(Unit& unit);
+  void free(Unit& unit);
   PoolMemory& gather_memory(const Unit& unit);
   void attach_gradients(Unit& unit);
-  void prefetch_backward(size_t index);
   void reduce(Unit& unit);
-  void finish_sending(Unit& unit);
   void add_to_shard_gradient(Unit& unit);
   int64_t counted_gradient_bytes(const Unit& unit) const;
 
@@ -101,22 +88,12 @@ class UnitMemory {
   void wait(size_t place);
   void progress();
 
-  template <typename Body>
-  void at(const std::string& path, const Body& body);
-
   const config::Config& config_;
-  const shard::ShardOptions shard_options_;
   MemoryTape& tape_;
   const Options options_;
   PoolMemory pool_, common_;
   std::vector<Unit> units_;
-  size_t root_units_ = 0;
-  std::map<std::string, size_t> by_path_;
-  shard::ExecutionOrder order_;
-  std::vector<size_t> ahead_;
-  Unit* kept_ = nullptr;
-  Unit* reducing_ = nullptr;
-  bool in_backward_ = false, sync_ = true;
+  UnitEvents events_;
   std::deque<std::function<void()>> queue_;
   size_t issued_ = 0, done_ = 0;
 };

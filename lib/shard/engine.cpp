@@ -1,7 +1,6 @@
 #include "shard/engine.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "shard/autograd_hooks.h"
 #include "shard/order_check.h"
@@ -10,197 +9,129 @@
 
 namespace fsdp::shard {
 
-Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh)
+Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
+               const std::shared_ptr<comm::Trace>& trace, const Materialize& materialize)
     : options_(options),
       mesh_(mesh.shape()),
       groups_(process_groups(mesh, options.strategy)),
       replicated_groups_(replicated_groups(mesh)),
-      pool_(std::make_shared<BufferPool>(groups_.shard)) {
-  if (options_.cpu_offload) link_ = std::make_shared<HostLink>(groups_.world->device());
-}
-
-bool Engine::is_root(const Unit& unit) const {
-  for (size_t i = 0; i < root_units_; ++i) {
-    if (units_[i].get() == &unit) return true;
-  }
-  return false;
-}
-
-bool Engine::input_is_differentiable(const Unit& unit) const {
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i].get() == &unit) return differentiable_input_[i];
-  }
-  return true;
-}
-
-// ---- forward
-
-void Engine::before_forward(size_t index) {
-  require_no_full_parameters("forward");
-  Unit& unit = *units_[index];
-  if (index == 0) {
-    FSDP_CHECK(!in_backward_, "a backward pass has failed; call Engine::reset() before the next forward");
-    begin_pass();
-  } else if (in_backward_) {  // activations are being recomputed
-    unit.finish_gather("backward");
-    return;
-  }
-  check_order(index);
-  order_.begin(index);
-  if (pass_records_) ++passes_[index].forwards;
-  std::erase(ahead_, &unit);
-  if (!order_.follows_last_pass()) release_gathered_ahead();
-  release_kept_unit(&unit);
-  unit.finish_gather("forward");
-  if (index == 0) {
-    for (size_t i = 1; i < root_units_; ++i) units_[i]->finish_gather("forward");
-  }
-  gather_ahead();
-}
-
-void Engine::after_forward(size_t index, bool backward_will_follow) {
-  if (in_backward_) return;  // recomputed for its backward, which comes next
-  Unit& unit = *units_[index];
-  order_.end(index);
-  if (index == 0) return end_pass(backward_will_follow);
-  last_unit_ = &unit;
-  if (backward_will_follow && !unit.options().reshard_after_forward) return;
-  release_kept_unit(&unit);
-  if (options_.reshard_last_after_forward) {
-    unit.reshard();
-  } else {
-    kept_ = &unit;
+      pool_(std::make_shared<BufferPool>(groups_.shard)),
+      link_(options.cpu_offload ? std::make_shared<HostLink>(groups_.world->device()) : nullptr),
+      units_(make_units(plans, {pool_, trace, materialize, link_})),
+      differentiable_input_(units_.size(), true),
+      schedule_(options, scheduled(plans, units_), *this) {
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const bool shares_hook = i != 0 && plans[i].stage == plans.front().stage;
+    stages_.push_back(shares_hook ? nullptr : plans[i].stage);
   }
 }
 
-void Engine::begin_pass() {
-  backward_is_due_ = false;
-  // A forward whose loss was never differentiated left units gathered, and the optimizer may have run since.
-  for (auto& unit : units_) unit->reshard();
-  kept_ = nullptr;
-  ahead_.clear();
-  order_.begin_pass();
-}
-
-void Engine::end_pass(bool backward_will_follow) {
-  pass_records_ = false;
-  check_order(units_.size());
-  release_gathered_ahead();
-  order_.end_pass();
-  backward_is_due_ = backward_will_follow;
-  if (!backward_will_follow) {
-    for (auto& unit : units_) unit->reshard();
-    kept_ = nullptr;
-    return;
-  }
-  for (size_t i = 0; i < root_units_; ++i) {
-    if (units_[i]->options().reshard_after_forward) units_[i]->reshard();
-  }
-}
-
-void Engine::check_order(size_t index) {
-  if (options_.forward_prefetch != "explicit") return;
-  auto name = [this](size_t unit) {
-    return unit < units_.size() ? "unit " + units_[unit]->name() : std::string("the end of forward");
-  };
-  if (!order_is_checked_) {
-    if (groups_.world->world_size() == 1) return;
-    if (auto difference = check_across_ranks(*groups_.world, index)) {
-      throw comm::AgreedError(
-          util::ErrorKind::kUsage,
-          util::concat(
-              "fsdp.forward_prefetch = \"explicit\": expected the same order of units on all ranks; ",
-              "found ", name(difference->first_ranks), " on rank 0 and ", name(difference->theirs),
-              " on rank ", difference->rank, " at place ", order_.position() + 1,
-              " of the first forward; run the same stages on all ranks"));
+std::vector<std::unique_ptr<Unit>> Engine::make_units(const std::vector<UnitPlan>& plans,
+                                                      const UnitParts& parts) {
+  std::vector<std::unique_ptr<Unit>> units;
+  for (const UnitPlan& plan : plans) {
+    const ProcessGroups& groups = plan.replicated ? replicated_groups_ : groups_;
+    const UnitOptions options = unit_options(options_, plan.keep_float32, groups_.world->world_size());
+    const Unit& unit = *units.emplace_back(std::make_unique<Unit>(plan, groups, options, parts));
+    const UnitLayout& layout = unit.storage().layout();
+    for (size_t i = 0; i < layout.parameters().size(); ++i) {
+      const ParameterPlace& place = layout.parameters()[i];
+      const LocalRange range = layout.local_range(i, groups.shard->rank());
+      segments_.push_back({.name = place.name,
+                           .shape = place.shape,
+                           .requires_grad = plan.parameters[i].tensor.requires_grad(),
+                           .unit = units.size() - 1,
+                           .rows = range.rows,
+                           .begin = range.begin,
+                           .end = range.end,
+                           .shard_offset = range.shard_offset});
     }
-    order_is_checked_ = index == units_.size();
-    return;
   }
-  auto expected = order_.expected();
-  bool as_before = order_.follows_last_pass() && expected.value_or(units_.size()) == index;
-  if (index == 0 || as_before || told_of_changed_order_) return;
-  told_of_changed_order_ = true;
+  return units;
+}
+
+std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
+                                             const std::vector<std::unique_ptr<Unit>>& units) {
+  std::vector<ScheduledUnit> all;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const UnitStorage& storage = units[i]->storage();
+    all.push_back({.name = plans[i].name,
+                   .is_root = plans[i].stage == plans.front().stage,
+                   .is_cut = units[i]->is_cut(),
+                   .has_replicas = units[i]->groups().replicas() > 1,
+                   .has_trainable_parameters = storage.has_trainable_parameters(),
+                   .gradient_moves = storage.gradient_is_away()});
+  }
+  return all;
+}
+
+// ---- a pass
+
+void Engine::forward_begins(size_t unit, bool records) {
+  require_no_full_parameters("forward");
+  schedule_.forward_begins(unit, records);
+}
+
+void Engine::backward_begins(size_t unit) {
+  require_no_full_parameters("backward");
+  if (!schedule_.in_backward()) {
+    when_whole_backward_ends([keep = shared_from_this()] { keep->schedule_.whole_backward_ends(); });
+  }
+  schedule_.backward_begins(unit);
+}
+
+void Engine::read(const Command& command) {
+  using Kind = Command::Kind;
+  Unit& unit = *units_[command.unit];
+  switch (command.kind) {
+    case Kind::kGather:
+      return unit.start_gather(command.pass == Pass::kForward ? "forward" : "backward");
+    case Kind::kWaitForGather:
+      return unit.finish_gather(command.pass == Pass::kForward ? "forward" : "backward");
+    case Kind::kFree:
+      return unit.reshard();
+    case Kind::kAttachGradients:
+      return unit.attach_gradients();
+    case Kind::kReduce:
+      return unit.start_reduction();
+    case Kind::kWaitForSending:
+      return unit.finish_sending();
+    case Kind::kWaitForMove:
+      return unit.finish_moving();
+    case Kind::kWaitForReduction:
+      return unit.finish_reduction();
+    case Kind::kHandOver:
+      return hand_over_gradient(command.unit);
+  }
+}
+
+std::string Engine::place_name(size_t unit) const {
+  return unit < units_.size() ? "unit " + units_[unit]->name() : "the end of forward";
+}
+
+void Engine::compare_order(size_t unit) {
+  if (groups_.world->world_size() == 1) return;
+  const auto difference = check_across_ranks(*groups_.world, unit);
+  if (!difference) return;
+  throw comm::AgreedError(
+      util::ErrorKind::kUsage,
+      util::concat(
+          "fsdp.forward_prefetch = \"explicit\": expected the same order of units on all ranks; found ",
+          place_name(difference->first_ranks), " on rank 0 and ", place_name(difference->theirs), " on rank ",
+          difference->rank, " at place ", schedule_.position() + 1,
+          " of the first forward; run the same stages on all ranks"));
+}
+
+void Engine::report_changed_order(size_t unit) {
   if (groups_.world->rank() != 0) return;
   util::log_warning(util::concat(
-      "fsdp.forward_prefetch = \"explicit\": the order of units has changed: ", name(index), " comes where ",
-      name(expected.value_or(units_.size())),
+      "fsdp.forward_prefetch = \"explicit\": the order of units has changed: ", place_name(unit),
+      " comes where ", place_name(schedule_.expected_unit().value_or(units_.size())),
       " came in the forward before; where forwards differ, units are gathered when they are used"));
 }
 
-/// The CPU computes while the collectives of its communication stream go on, so what implicit prefetch gets
-/// from running ahead of a GPU, it gets by issuing the next gathers before the compute.
-void Engine::gather_ahead() {
-  if (options_.forward_prefetch == "none") return;
-  size_t most = options_.limit_all_gathers ? 1 : std::numeric_limits<size_t>::max();
-  for (size_t next : order_.next(most)) {
-    Unit& unit = *units_[next];
-    if (unit.state() != Unit::State::kSharded) continue;
-    unit.start_gather("forward");
-    ahead_.push_back(&unit);
-  }
-}
-
-/// For passes that do not go where the last one went.
-void Engine::release_gathered_ahead() {
-  for (Unit* unit : ahead_) unit->reshard();
-  ahead_.clear();
-}
-
-void Engine::release_kept_unit(const Unit* except) {
-  if (kept_ == nullptr || kept_ == except) return;
-  kept_->reshard();
-  kept_ = nullptr;
-}
-
-// ---- backward
-
-void Engine::before_backward(size_t index) {
-  require_no_full_parameters("backward");
-  if (!in_backward_) {
-    in_backward_ = true;
-    order_.begin_backward_pass();
-    kept_ = nullptr;  // from here on each unit is freed when its own backward has ended
-    when_whole_backward_ends([keep = shared_from_this()] { keep->after_whole_backward(); });
-  }
-  order_.begin_in_backward(index);
-  size_t units = index == 0 ? root_units_ : 1;
-  for (size_t i = index; i < index + units; ++i) units_[i]->finish_gather("backward");
-  if (options_.backward_prefetch == "pre") prefetch_backward(index);
-  for (size_t i = index; i < index + units; ++i) units_[i]->attach_gradients();
-}
-
-void Engine::prefetch_backward(size_t index) {
-  if (auto next = order_.next_in_backward(index)) units_[*next]->start_gather("backward");
-}
-
-void Engine::after_backward(size_t index) {
-  Unit& unit = *units_[index];
-  if (index != 0) {
-    unit.reshard();
-    ++passes_[index].backwards;
-    if (sync_ && unit.gradients_are_attached()) reduce(index);
-  }
-  if (options_.backward_prefetch == "post") prefetch_backward(index);
-}
-
-/// At most one gradient buffer is on its way, so at most two exist; and of shards of gradients on their way
-/// to the host there are at most two.
-void Engine::reduce(size_t index) {
-  Unit& unit = *units_[index];
-  Unit* before = std::exchange(reducing_, &unit);
-  if (before != nullptr) before->finish_sending();
-  if (Unit* moving = std::exchange(moving_, before)) moving->finish_moving();
-  unit.finish_reduction();  // of an earlier use in the same pass
-  unit.start_reduction();
-  PassOfUnit& pass = passes_[index];
-  pass.reduced = true;
-  // A forward without a backward that tells of its end, or of which there is none, leaves it to the end.
-  if (pass.backwards == pass.forwards) hand_over_gradient(index);
-}
-
 void Engine::hand_over_gradient(size_t index) {
-  if (!std::exchange(passes_[index].reduced, false) || !gradient_use_) return;
+  if (!gradient_use_) return;
   Unit& unit = *units_[index];
   unit.use_gradient([use = gradient_use_, index, name = unit.name()] {
     try {
@@ -213,32 +144,7 @@ void Engine::hand_over_gradient(size_t index) {
   });
 }
 
-void Engine::finish_reductions() {
-  reducing_ = moving_ = nullptr;
-  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) (*unit)->finish_reduction();
-}
-
-/// Units whose stage has no differentiable input (the root, embeddings) are reduced here.
-void Engine::after_whole_backward() {
-  if (sync_) {
-    for (size_t index = units_.size(); index-- > 0;) {
-      if (units_[index]->gradients_are_attached()) reduce(index);
-      hand_over_gradient(index);
-    }
-    finish_reductions();
-  }
-  passes_.assign(units_.size(), {});
-  for (auto& unit : units_) unit->reshard();
-  in_backward_ = false;
-  backward_is_due_ = false;
-}
-
 // ---- between steps
-
-bool Engine::has_unreduced_gradients() const {
-  return std::any_of(units_.begin(), units_.end(),
-                     [](const auto& unit) { return unit->gradients_are_attached(); });
-}
 
 void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
   if (use && !options_.move_grads_to_cpu) {
@@ -252,6 +158,7 @@ void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
 }
 
 void Engine::zero_gradients() {
+  schedule_.forget_gradients();
   for (auto& unit : units_) {
     unit->drop_gradients();
     unit->storage().clear_shard_gradient();
@@ -266,35 +173,60 @@ void Engine::require_no_full_parameters(const char* what) const {
 
 void Engine::require_rest(const char* what) const {
   require_no_full_parameters(what);
-  if (!in_backward_ && backward_is_due_) {
+  if (schedule_.backward_is_due()) {
     util::fail(
         util::ErrorKind::kUsage, what,
         ": expected an engine between steps; found a forward whose backward has not run; call backward() "
         "first, run a forward that needs none under at::NoGradGuard, or drop the pass and the gradients "
         "with Engine::reset()");
   }
-  bool in_forward = std::any_of(units_.begin(), units_.end(),
-                                [](const auto& unit) { return unit->state() != Unit::State::kSharded; });
-  if (!in_backward_ && !in_forward) return;
+  if (!schedule_.in_backward() && !schedule_.any_is_gathered()) return;
   util::fail(
       util::ErrorKind::kUsage, what, ": expected an engine between steps; found a ",
-      in_backward_ ? "backward" : "forward",
+      schedule_.in_backward() ? "backward" : "forward",
       " pass that has not ended; call it after the pass, or Engine::reset() first if the pass has failed");
 }
 
 void Engine::reset() {
+  schedule_.reset();
   for (auto& unit : units_) unit->reset();
   if (link_) link_->reset();
   zero_gradients();
-  kept_ = nullptr;
-  reducing_ = moving_ = nullptr;
-  passes_.assign(units_.size(), {});
-  in_backward_ = false;
-  backward_is_due_ = false;
-  pass_records_ = false;
-  ahead_.clear();
-  order_.abandon_pass();
 }
+
+void Engine::unshard() {
+  require_rest("Engine::unshard()");
+  at::NoGradGuard no_grad;
+  for (const auto& unit : units_) {
+    at::Tensor whole = unit->gather_master_weights();
+    const UnitStorage& storage = unit->storage();
+    for (size_t i = 0; i < storage.parameters().size(); ++i) {
+      const ParameterPlace& place = storage.layout().parameters()[i];
+      at::Tensor parameter = storage.parameters()[i].tensor;
+      parameter.set_data(whole.narrow(0, place.offset, place.numel).view(place.shape).clone());
+    }
+  }
+  auto keep = shared_from_this();  // the hooks hold the engine
+  for (nn::Stage* stage : stages_) {
+    if (stage != nullptr) stage->detach_surrounds();
+  }
+  stages_.clear();
+  segments_.clear();
+  units_.clear();
+}
+
+// ---- units
+
+size_t Engine::index_of(const Unit& unit) const {
+  const auto found =
+      std::find_if(units_.begin(), units_.end(), [&](const auto& each) { return each.get() == &unit; });
+  FSDP_CHECK(found != units_.end(), "unit ", unit.name(), " is of another engine");
+  return static_cast<size_t>(found - units_.begin());
+}
+
+bool Engine::is_root(const Unit& unit) const { return index_of(unit) < schedule_.root_units(); }
+
+bool Engine::input_is_differentiable(const Unit& unit) const { return differentiable_input_[index_of(unit)]; }
 
 Traffic Engine::traffic() const {
   Traffic total;

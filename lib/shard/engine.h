@@ -1,23 +1,11 @@
 #pragma once
 
-// Engine: shards a model over the ranks of a communicator and schedules its units through forward and
-// backward.
+// Engine: the units of a model that is sharded over the ranks of a communicator. In which order they are
+// gathered, freed and reduced is decided by a Schedule (shard/schedule.h); the engine executes its commands.
 //
-//   auto engine = fully_shard(*model, options, communicator);
+//   auto engine = fully_shard(*model, options, communicator);   // shard/fully_shard.h
 //   loss = f(model->forward(x)); loss.backward();      // gathers, frees and reduces as it goes
 //   clip_grad_norm(*engine, 1.0); optimizer over engine->units(); engine->zero_gradients();
-//
-// A unit is gathered when its stage is entered, or ahead of that beside the compute of the unit before it,
-// and freed when the next unit's forward begins, so that the last unit of forward is still there when
-// backward, which starts with it, begins. The root unit stays from its forward to the end of backward.
-// Backward gathers again in reverse order; when a unit's backward has ended, its parameters are freed and its
-// gradients reduce-scattered, one such collective under way beside the next unit's backward. With hybrid
-// sharding an all-reduce of the shard over the replicas follows in a queue of its own, so that it may go on
-// beside the gathers and reduce-scatters of later units, to the end of backward. ShardOptions changes each of
-// these rules.
-//
-// A stage whose activations are recomputed runs its inner units' forward once more within backward: they are
-// gathered then and stay until their own backward has ended. The stage's own unit is there already.
 //
 // One thread a rank. forward, backward and everything marked collective must be called by all ranks in the
 // same order.
@@ -32,9 +20,10 @@
 #include "comm/communicator.h"
 #include "nn/stage.h"
 #include "shard/buffer_pool.h"
-#include "shard/execution_order.h"
 #include "shard/options.h"
+#include "shard/schedule.h"
 #include "shard/unit.h"
+#include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 
@@ -54,30 +43,11 @@ struct Segment {
   int64_t numel() const { return rows * (end - begin); }
 };
 
-class Engine;
-
-/// Shards `root` in place over the mesh, attaching to its stages; parameters keep their names. The weights
-/// must be equal on all ranks. The root stage's forward must be what runs the model. The returned engine also
-/// lives as long as the stages do. Throws Error(kUsage) for options that contradict each other or name what
-/// the model has not.
-///
-/// Parameters may lie on the meta device if `materialize` has a source: then each unit's parameters get their
-/// values, shard by shard, when the unit is made, and a rank never holds more of the model than its shards.
-/// Buffers must be real. What the source throws leaves the model unusable.
-std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options, const comm::Mesh& mesh,
-                                    std::shared_ptr<comm::Trace> trace = nullptr,
-                                    const Materialize& materialize = {});
-
-/// The same over the ranks of a communicator in a row: a mesh of dcn 1 x data all x model 1.
-std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
-                                    std::shared_ptr<comm::Communicator> communicator,
-                                    std::shared_ptr<comm::Trace> trace = nullptr,
-                                    const Materialize& materialize = {});
-
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
-  /// Use fully_shard().
-  Engine(const ShardOptions& options, const comm::Mesh& mesh);
+  /// Use fully_shard(). Collective if the source of `materialize` is; attaches nothing to the stages.
+  Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
+         const std::shared_ptr<comm::Trace>& trace = nullptr, const Materialize& materialize = {});
 
   const ShardOptions& options() const { return options_; }
   /// All ranks of the run.
@@ -96,10 +66,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Off: following backward passes leave gradients unsharded and unreduced; the first one after it is on
   /// again reduces the sum. Costs the memory of the whole gradient and saves the reductions. See NoSync.
-  void set_requires_gradient_sync(bool sync) { sync_ = sync; }
-  bool requires_gradient_sync() const { return sync_; }
+  void set_requires_gradient_sync(bool sync) { schedule_.set_requires_gradient_sync(sync); }
+  bool requires_gradient_sync() const { return schedule_.requires_gradient_sync(); }
   /// Whether gradients of a backward pass without sync wait to be reduced.
-  bool has_unreduced_gradients() const;
+  bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
   /// With move_grads_to_cpu: `use(i)` is called for each unit i when its gradient of the coming backward pass
   /// is complete and in host memory, one after another in the order of arrival, on a thread of the engine's
@@ -137,73 +107,54 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Master weights of this rank, padding included.
   int64_t shard_bytes() const;
 
-  /// Which unit's forward ended last in the last pass; null before the first, and for a root without units.
-  const Unit* last_unit_of_forward() const { return last_unit_; }
   /// Units that live as the root does: the root's own, and what was taken out of the others.
   bool is_root(const Unit& unit) const;
   /// Whether the input of the unit's stage required a gradient when it was last used in training; true before
-  /// that. Where it does not (embeddings), nothing tells when the unit's backward ends, and it waits for the
+  /// that. Where it does not (embeddings), nothing shows when the unit's backward ends, and it waits for the
   /// end of the whole pass.
   bool input_is_differentiable(const Unit& unit) const;
 
+  // ---- what the hook on a unit's stage reports (shard/unit_hook.h); see Schedule for the arguments
+
+  void forward_begins(size_t unit, bool records);
+  void input_is(size_t unit, bool differentiable) { differentiable_input_[unit] = differentiable; }
+  /// Whether recomputation will run the forward under way again in backward, where autograd records it.
+  bool will_be_recomputed() const { return schedule_.records(); }
+  void forward_ends(size_t unit, bool backward_follows) { schedule_.forward_ends(unit, backward_follows); }
+  void backward_begins(size_t unit);
+  void backward_ends(size_t unit) { schedule_.backward_ends(unit); }
+
+  /// The stages of the units, to which hooks are attached; index: Unit. null: a further unit of the root.
+  const std::vector<nn::Stage*>& stages() const { return stages_; }
+
  private:
-  class UnitSurround;
   friend class FullParameters;
-  friend std::shared_ptr<Engine> fully_shard(nn::Stage&, const ShardOptions&, const comm::Mesh&,
-                                             std::shared_ptr<comm::Trace>, const Materialize&);
 
-  void attach(const std::vector<UnitPlan>& plans, const std::shared_ptr<comm::Trace>& trace,
-              const Materialize& materialize);
-  void before_forward(size_t index);
-  void after_forward(size_t index, bool backward_will_follow);
-  void before_backward(size_t index);
-  void after_backward(size_t index);
-  void after_whole_backward();
-
-  void require_no_full_parameters(const char* what) const;
-  void begin_pass();
-  void end_pass(bool backward_will_follow);
+  /// Adds to segments_.
+  std::vector<std::unique_ptr<Unit>> make_units(const std::vector<UnitPlan>& plans, const UnitParts& parts);
+  static std::vector<ScheduledUnit> scheduled(const std::vector<UnitPlan>& plans,
+                                              const std::vector<std::unique_ptr<Unit>>& units);
+  void read(const Command& command) override;
   /// With explicit prefetch: the first pass must be the same on all ranks, later ones should be as the first.
-  void check_order(size_t index);
-  void gather_ahead();
-  void release_gathered_ahead();
-  void release_kept_unit(const Unit* except);
-  void prefetch_backward(size_t index);
-  void reduce(size_t index);
-  void finish_reductions();
-  void hand_over_gradient(size_t index);
+  void compare_order(size_t unit) override;
+  void report_changed_order(size_t unit) override;
+  std::string place_name(size_t unit) const;
+  void hand_over_gradient(size_t unit);
+  void require_no_full_parameters(const char* what) const;
+  size_t index_of(const Unit& unit) const;
 
   ShardOptions options_;
   comm::MeshShape mesh_;
   ProcessGroups groups_, replicated_groups_;
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<HostLink> link_;  ///< of what is kept in host memory, if anything is
-  std::vector<std::unique_ptr<Unit>> units_;
-  size_t root_units_ = 1;  ///< how many of the first units belong to the root stage
   std::vector<Segment> segments_;
+  std::vector<std::unique_ptr<Unit>> units_;
   std::vector<bool> differentiable_input_;  ///< of each unit
-  std::vector<nn::Stage*> stages_;          ///< that a surround was attached to
-
-  ExecutionOrder order_;
-  std::vector<Unit*> ahead_;  ///< gathered ahead of their forward in this pass
-  bool order_is_checked_ = false, told_of_changed_order_ = false;
-  Unit* kept_ = nullptr;      ///< the unit whose forward ended last and that is not freed yet
-  Unit* reducing_ = nullptr;  ///< the unit whose gradients were sent last
-  Unit* moving_ = nullptr;    ///< the one before it
-  /// What a pass does with a unit, which tells when its gradient is complete.
-  struct PassOfUnit {
-    int64_t forwards = 0;   ///< that a backward may follow
-    int64_t backwards = 0;  ///< that have ended
-    bool reduced = false;   ///< and not handed over
-  };
-  std::vector<PassOfUnit> passes_;  ///< [unit] since the last backward pass
+  std::vector<nn::Stage*> stages_;
+  Schedule schedule_;
   std::function<void(size_t)> gradient_use_;
-  Unit* last_unit_ = nullptr;
-  bool in_backward_ = false;
-  bool backward_is_due_ = false;        ///< a forward has ended that recorded for a backward
-  bool pass_records_ = false;           ///< the root's forward runs with grad mode on
   bool shows_full_parameters_ = false;  ///< set by FullParameters
-  bool sync_ = true;
 };
 
 /// While it lives, backward passes accumulate unsharded gradients without communication (PyTorch's no_sync).

@@ -4,6 +4,12 @@
 
 namespace fsdp::shard {
 
+ExecutionOrder::ExecutionOrder(size_t units) {
+  begun_.reserve(units);
+  ended_.reserve(units);
+  last_pass_.reserve(units);
+}
+
 void ExecutionOrder::begin_pass() {
   begun_.clear();
   ended_.clear();
@@ -18,7 +24,6 @@ void ExecutionOrder::begin(size_t unit) {
 void ExecutionOrder::abandon_pass() {
   begun_.clear();
   ended_.clear();
-  begun_in_backward_.clear();
   follows_ = false;
 }
 
@@ -27,29 +32,28 @@ std::optional<size_t> ExecutionOrder::expected() const {
   return last_pass_[begun_.size()];
 }
 
-std::vector<size_t> ExecutionOrder::next(size_t most) const {
+std::span<const size_t> ExecutionOrder::next(size_t most) const {
   if (!follows_) return {};
-  size_t begin = begun_.size();
-  size_t end = begin + std::min(most, last_pass_.size() - begin);
-  return {last_pass_.begin() + static_cast<std::ptrdiff_t>(begin),
-          last_pass_.begin() + static_cast<std::ptrdiff_t>(end)};
+  const auto rest = std::span(last_pass_).subspan(begun_.size());
+  return rest.first(std::min(most, rest.size()));
+}
+
+void ExecutionOrder::begin_backward_pass() {
+  for (Use& use : ended_) use.begun_in_backward = false;
 }
 
 void ExecutionOrder::begin_in_backward(size_t unit) {
-  if (unit >= begun_in_backward_.size()) begun_in_backward_.resize(unit + 1);
-  ++begun_in_backward_[unit];
+  const auto use = std::find_if(ended_.rbegin(), ended_.rend(), [unit](const Use& each) {
+    return each.unit == unit && !each.begun_in_backward;
+  });
+  if (use != ended_.rend()) use->begun_in_backward = true;
 }
 
 std::optional<size_t> ExecutionOrder::next_in_backward(size_t unit) const {
-  std::vector<size_t> begun = begun_in_backward_;
   bool passed = false;
-  for (auto here = ended_.rbegin(); here != ended_.rend(); ++here) {
-    if (*here < begun.size() && begun[*here] > 0) {
-      --begun[*here];  // each use of a unit counts once
-    } else if (passed && *here != unit) {
-      return *here;
-    }
-    passed = passed || *here == unit;
+  for (auto use = ended_.rbegin(); use != ended_.rend(); ++use) {
+    if (passed && !use->begun_in_backward && use->unit != unit) return use->unit;
+    passed = passed || use->unit == unit;
   }
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "shard/fully_shard.h"
 #include "shard/strategy.h"
 #include "util/error.h"
 #include "util/text.h"

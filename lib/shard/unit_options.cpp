@@ -2,9 +2,7 @@
 
 #include <cmath>
 
-#include "shard/strategy.h"
 #include "util/dtype.h"
-#include "util/name_patterns.h"
 
 namespace fsdp::shard {
 namespace {
@@ -18,10 +16,10 @@ double predivide_factor(const ShardOptions& options, c10::ScalarType reduce_dtyp
 
 }  // namespace
 
-UnitOptions unit_options(const ShardOptions& options, const UnitTraits& unit, int ranks) {
+UnitOptions unit_options(const ShardOptions& options, bool keep_float32, int ranks) {
   const MixedPrecisionOptions& precision = options.mixed_precision;
   UnitOptions result;
-  if (!unit.keep_float32) {
+  if (!keep_float32) {
     result.storage.param_dtype = util::dtype_from_name(precision.param_dtype);
     result.storage.reduce_dtype = util::dtype_from_name(precision.reduce_dtype);
   }
@@ -30,9 +28,6 @@ UnitOptions unit_options(const ShardOptions& options, const UnitTraits& unit, in
   result.storage.cpu_offload = options.cpu_offload;
   result.storage.move_grads_to_cpu = options.move_grads_to_cpu;
   result.gradient_predivide_factor = predivide_factor(options, result.storage.reduce_dtype, ranks);
-  result.reshard_after_forward = reshards(options.strategy) && options.reshard_after_forward &&
-                                 !util::matches_any(unit.name, options.keep_after_forward) &&
-                                 (!unit.is_root || options.reshard_root_after_forward);
   return result;
 }
 

@@ -23,18 +23,10 @@ struct StorageOptions {
 /// How a unit behaves.
 struct UnitOptions {
   StorageOptions storage;
-  bool reshard_after_forward = true;
   double gradient_predivide_factor = 1;  ///< the rest of the number of ranks divides after the sum
 };
 
-/// What they depend on, of a unit.
-struct UnitTraits {
-  std::string name;
-  bool is_root = false;       ///< it lives as the root does
-  bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
-};
-
-/// In a world of so many ranks.
-UnitOptions unit_options(const ShardOptions& options, const UnitTraits& unit, int ranks);
+/// `keep_float32`: see MixedPrecisionOptions; `ranks`: of the run.
+UnitOptions unit_options(const ShardOptions& options, bool keep_float32, int ranks);
 
 }  // namespace fsdp::shard

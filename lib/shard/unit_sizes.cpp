@@ -10,7 +10,6 @@ namespace fsdp::shard {
 void take_options(const UnitOptions& options, UnitSizes& sizes) {
   sizes.param_dtype = options.storage.param_dtype;
   sizes.reduce_dtype = options.storage.reduce_dtype;
-  sizes.reshard_after_forward = options.reshard_after_forward;
 }
 
 void take_layout(const UnitLayout& layout, UnitSizes& sizes) {
@@ -35,9 +34,7 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
     sizes.name = choice.name;
     sizes.is_root = choice.is_root();
     sizes.groups = group_sizes(mesh, choice.replicated ? kNoShard : options.strategy);
-    const UnitOptions unit = unit_options(
-        options, {.name = choice.name, .is_root = choice.is_root(), .keep_float32 = choice.keep_float32},
-        mesh.world_size());
+    const UnitOptions unit = unit_options(options, choice.keep_float32, mesh.world_size());
     take_options(unit, sizes);
     std::vector<UnitLayout::Parameter> parameters;
     sizes.has_trainable_parameters = false;

@@ -43,9 +43,8 @@ struct UnitSizes {
   GroupSizes groups;
   std::vector<ParameterSizes> parameters;
 
-  bool gathers_in_place = true;       ///< what is gathered is the unsharded buffer, see UnitLayout
-  bool is_root = false;               ///< lives as the root does, see Engine::is_root()
-  bool reshard_after_forward = true;  ///< see UnitOptions
+  bool gathers_in_place = true;  ///< what is gathered is the unsharded buffer, see UnitLayout
+  bool is_root = false;          ///< lives as the root does, see Engine::is_root()
   bool has_trainable_parameters = true;
   bool shard_is_unsharded = false;      ///< see UnitStorage
   bool input_is_differentiable = true;  ///< see Engine

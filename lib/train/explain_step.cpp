@@ -9,6 +9,7 @@
 #include "config/global_batch.h"
 #include "optim/schedule.h"
 #include "shard/engine_sizes.h"
+#include "shard/schedule_text.h"
 #include "train/run_parts.h"
 #include "train/step_timeline.h"
 #include "util/error.h"
@@ -21,6 +22,7 @@ using util::concat;
 using util::with_commas;
 
 constexpr int64_t kExplainedStep = 2;
+constexpr size_t kScheduledUnits = 4;  ///< that are shown of many
 
 /// How to read the timeline.
 constexpr const char* kLegend =
@@ -108,6 +110,12 @@ std::string table(const shard::StepFormula& formula, const Counted& counted) {
   return text;
 }
 
+std::string schedule(const shard::Engine& engine, const ExplainOptions& options) {
+  return concat(
+      "what a micro-batch does when the forward and backward of a unit begin and end\n",
+      schedule_text(shard::unit_sizes(engine), engine.options(), options.all_units ? 0 : kScheduledUnits));
+}
+
 std::string times(const StepRecord& step, int world_size) {
   std::string text = concat("step ", milliseconds(step.end_us - step.begin_us));
   if (world_size == 1) return concat(text, "\n");
@@ -173,8 +181,8 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
-  return concat(heading(config, *parts.engine, result), "\n", kLegend, "\n",
-                timeline_text(record, limits_for(*parts.engine, options)), "\n",
+  return concat(heading(config, *parts.engine, result), "\n", schedule(*parts.engine, options), "\n", kLegend,
+                "\n", timeline_text(record, limits_for(*parts.engine, options)), "\n",
                 table(formula, count(*parts.engine, record)), "\n",
                 times(record, communicator->world_size()));
 }

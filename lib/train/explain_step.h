@@ -18,6 +18,7 @@ struct ExplainOptions {
 /// prefetching knows the order of units only from then on:
 ///
 ///   - who runs what: model, ranks, strategy, units
+///   - what the schedule does at each event of a unit, see shard/schedule_text.h
 ///   - a timeline of rank 0, see step_timeline.h
 ///   - a table of shard::step_formula() against what was counted
 ///

@@ -9,6 +9,7 @@
 #include "nn/recompute.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
+#include "shard/fully_shard.h"
 #include "train/block_graphs.h"
 #include "train/float8_layers.h"
 #include "train/initial_weights.h"

@@ -21,7 +21,7 @@
 #include "config/load.h"
 #include "nn/decoder.h"
 #include "nn/loss.h"
-#include "shard/engine.h"
+#include "shard/fully_shard.h"
 #include "train/device.h"
 #include "util/clock.h"
 #include "util/dtype.h"

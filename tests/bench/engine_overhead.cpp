@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "comm/idle_communicator.h"
-#include "shard/engine.h"
+#include "shard/fully_shard.h"
 #include "support/tiny_models.h"
 #include "util/cuda.h"
 #include "util/error.h"

@@ -10,7 +10,7 @@
 #include <comm/make_communicator.h>
 #include <comm/thread_communicator.h>
 #include <optim/optimizer.h>
-#include <shard/engine.h>
+#include <shard/fully_shard.h>
 #include <shard/grad_norm.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>

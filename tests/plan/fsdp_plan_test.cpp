@@ -68,7 +68,7 @@ TEST(FsdpPlan, NeedsNoConfigForAWellKnownModel) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(result.out.starts_with("memory     ")) << result.out;
   for (const char* part :
-       {"it fits, with data.micro_batch_size up to ", " TFLOP/s a GPU, MFU 37.8% (recomputation",
+       {"it fits, with data.micro_batch_size up to ", " TFLOP/s a GPU, MFU 37.7% (recomputation",
         "training   15,000,000,000,000 tokens take ", " days\n", "8,030,261,248 parameters",
         "524,288 tokens a step (64 ranks x 1 micro-steps x 2 sequences x 4096 tokens)",
         "machines   h100-sxm, 80 GiB, 8 a node, 3600 Gbit/s inside it, 400 between nodes",

@@ -19,7 +19,6 @@ std::vector<shard::UnitSizes> units_of(const shard::GroupSizes& groups) {
     unit.groups = groups;
   }
   units.front().is_root = true;
-  units.front().reshard_after_forward = false;
   return units;
 }
 

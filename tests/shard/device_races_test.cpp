@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "shard/fully_shard.h"
 #include "support/fake_collectives.h"
 #include "support/sharded_run.h"
 #include "support/told_step.h"

@@ -7,6 +7,7 @@
 #include "comm/single_communicator.h"
 #include "nn/linear.h"
 #include "nn/parameter.h"
+#include "shard/fully_shard.h"
 #include "support/counting_allocator.h"
 #include "support/nested_models.h"
 #include "support/shard_setups.h"

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shard/fully_shard.h"
 #include "support/counting_communicator.h"
 #include "support/sharded_run.h"
 #include "util/error.h"

@@ -136,7 +136,6 @@ std::vector<UnitSizes> two_units() {
     unit.groups = {.shards = 4, .replicas = 2};
   }
   units.front().is_root = true;
-  units.front().reshard_after_forward = false;
   return units;
 }
 

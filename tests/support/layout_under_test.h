@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "shard/engine.h"
+#include "shard/fully_shard.h"
 
 namespace fsdp::testing {
 

@@ -10,7 +10,7 @@
 
 #include "comm/thread_communicator.h"
 #include "comm/trace.h"
-#include "shard/engine.h"
+#include "shard/fully_shard.h"
 #include "support/fake_collectives.h"
 #include "support/stream_story.h"
 #include "support/tiny_models.h"

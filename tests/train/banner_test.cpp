@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "util/text.h"

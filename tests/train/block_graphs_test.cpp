@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/single_communicator.h"
-#include "shard/engine.h"
+#include "shard/fully_shard.h"
 #include "support/tiny_models.h"
 #include "util/error.h"
 

@@ -4,6 +4,7 @@
 
 #include "comm/thread_communicator.h"
 #include "nn/recompute.h"
+#include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::train {

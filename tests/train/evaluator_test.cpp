@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "nn/loss.h"
+#include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "util/log.h"

@@ -10,6 +10,7 @@
 #include "checkpoint/hugging_face_config.h"
 #include "comm/single_communicator.h"
 #include "nn/decoder.h"
+#include "shard/fully_shard.h"
 #include "support/counting_allocator.h"
 #include "support/safetensors_files.h"
 #include "support/sharded_run.h"

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "shard/fully_shard.h"
 #include "shard/layout_views.h"
 #include "support/sharded_run.h"
 #include "train/state_slices.h"

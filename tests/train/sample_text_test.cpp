@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "generate/generate.h"
+#include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "train/trainer.h"

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "comm/single_communicator.h"
+#include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::train {

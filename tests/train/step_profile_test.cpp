@@ -10,7 +10,7 @@
 #include <string>
 
 #include "comm/single_communicator.h"
-#include "shard/engine.h"
+#include "shard/fully_shard.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_models.h"
 #include "util/error.h"

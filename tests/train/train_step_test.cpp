@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/loss.h"
+#include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "train/state_slices.h"

@@ -1,0 +1,33 @@
+#include "shard/nominal_pass.h"
+
+namespace fsdp::shard {
+
+std::vector<ScheduledUnit> scheduled_units(const std::vector<UnitSizes>& units) {
+  std::vector<ScheduledUnit> all;
+  for (const UnitSizes& unit : units) {
+    all.push_back({.name = unit.name,
+                   .is_root = unit.is_root,
+                   .is_cut = unit.is_cut(),
+                   .has_replicas = unit.groups.replicas > 1,
+                   .has_trainable_parameters = unit.has_trainable_parameters});
+  }
+  return all;
+}
+
+NominalPass::NominalPass(const std::vector<UnitSizes>& units) {
+  std::vector<size_t> open;  // outermost first
+  const auto end_last = [&] {
+    forward_.push_back({open.back(), false});
+    open.pop_back();
+  };
+  for (size_t i = 0; i < units.size(); ++i) {
+    backward_is_seen_to_end_.push_back(units[i].input_is_differentiable);
+    if (i != 0 && units[i].is_root) continue;
+    while (open.size() > 1 && !units[i].name.starts_with(units[open.back()].name + ".")) end_last();
+    open.push_back(i);
+    forward_.push_back({i, true});
+  }
+  while (!open.empty()) end_last();
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,281 @@
+#include "shard/schedule.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "shard/strategy.h"
+#include "util/error.h"
+#include "util/name_patterns.h"
+
+namespace fsdp::shard {
+namespace {
+
+using Kind = Command::Kind;
+
+bool stays_after_forward(const ShardOptions& options, const ScheduledUnit& unit) {
+  return !reshards(options.strategy) || !options.reshard_after_forward ||
+         util::matches_any(unit.name, options.keep_after_forward) ||
+         (unit.is_root && !options.reshard_root_after_forward);
+}
+
+}  // namespace
+
+Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader)
+    : compares_order_(options.forward_prefetch == "explicit"),
+      gathers_ahead_(options.forward_prefetch != "none"),
+      most_ahead_(options.limit_all_gathers ? 1 : std::numeric_limits<size_t>::max()),
+      backward_prefetch_(options.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
+                         : options.backward_prefetch == "post" ? BackwardPrefetch::kPost
+                                                               : BackwardPrefetch::kNone),
+      keeps_last_(!options.reshard_last_after_forward),
+      reader_(reader),
+      order_(units.size()) {
+  for (ScheduledUnit& unit : units) {
+    const bool stays = stays_after_forward(options, unit);
+    root_units_ += unit.is_root;
+    units_.push_back({.traits = std::move(unit), .stays_after_forward = stays});
+  }
+}
+
+void Schedule::emit(Kind kind, size_t unit) { reader_.read({kind, unit, pass_}); }
+
+// ---- parameters
+
+void Schedule::gather(size_t unit) {
+  if (units_[unit].parameters != Parameters::kSharded) return;
+  units_[unit].parameters = Parameters::kGathering;
+  emit(Kind::kGather, unit);
+}
+
+void Schedule::use(size_t unit) {
+  gather(unit);
+  if (std::exchange(units_[unit].parameters, Parameters::kUnsharded) == Parameters::kGathering) {
+    emit(Kind::kWaitForGather, unit);
+  }
+}
+
+void Schedule::free(size_t unit) {
+  if (units_[unit].parameters == Parameters::kSharded) return;
+  use(unit);  // a gather that is under way needs its memory
+  units_[unit].parameters = Parameters::kSharded;
+  emit(Kind::kFree, unit);
+}
+
+void Schedule::free_all() {
+  for (size_t i = 0; i < units_.size(); ++i) free(i);
+}
+
+// ---- forward
+
+void Schedule::forward_begins(size_t unit, bool records) {
+  if (unit == 0) {
+    begin_pass(records);
+  } else if (in_backward()) {  // recomputation, for the backward that comes next
+    return use(unit);
+  }
+  check_order(unit);
+  order_.begin(unit);
+  if (records_) ++units_[unit].forwards;
+  units_[unit].gathered_ahead = false;
+  if (!order_.follows_last_pass()) free_gathered_ahead();
+  free_kept(/*except=*/unit);
+  for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
+  gather_ahead();
+}
+
+void Schedule::forward_ends(size_t unit, bool backward_follows) {
+  if (in_backward()) return;
+  order_.end(unit);
+  if (unit == 0) return end_pass(backward_follows);
+  if (backward_follows && units_[unit].stays_after_forward) return;
+  free_kept(/*except=*/unit);
+  if (keeps_last_) {
+    kept_ = unit;
+  } else {
+    free(unit);
+  }
+}
+
+void Schedule::begin_pass(bool records) {
+  FSDP_CHECK(!in_backward(), "a backward pass has failed; call Engine::reset() before the next forward");
+  phase_ = Phase::kForward;
+  pass_ = Pass::kForward;
+  records_ = records;
+  // A forward whose loss was never differentiated left units gathered, and the optimizer may have run since.
+  free_all();
+  kept_.reset();
+  for (Unit& each : units_) each.gathered_ahead = false;
+  order_.begin_pass();
+}
+
+void Schedule::end_pass(bool backward_follows) {
+  records_ = false;
+  check_order(units_.size());
+  free_gathered_ahead();
+  order_.end_pass();
+  phase_ = backward_follows ? Phase::kBackwardIsDue : Phase::kRest;
+  if (!backward_follows) {
+    free_all();
+    kept_.reset();
+    return;
+  }
+  for (size_t i = 0; i < root_units_; ++i) {
+    if (!units_[i].stays_after_forward) free(i);
+  }
+}
+
+void Schedule::check_order(size_t unit) {
+  if (!compares_order_) return;
+  if (!order_is_compared_) {
+    reader_.compare_order(unit);
+    order_is_compared_ = unit == units_.size();
+    return;
+  }
+  const bool as_before = order_.follows_last_pass() && order_.expected().value_or(units_.size()) == unit;
+  if (unit == 0 || as_before || std::exchange(changed_order_is_reported_, true)) return;
+  reader_.report_changed_order(unit);
+}
+
+/// The CPU computes while the collectives of its communication stream go on, so what implicit prefetch gets
+/// from running ahead of a GPU, it gets by issuing the next gathers before the compute.
+void Schedule::gather_ahead() {
+  if (!gathers_ahead_) return;
+  for (size_t next : order_.next(most_ahead_)) {
+    if (units_[next].parameters != Parameters::kSharded) continue;
+    gather(next);
+    units_[next].gathered_ahead = true;
+  }
+}
+
+/// For passes that do not go where the last one went.
+void Schedule::free_gathered_ahead() {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (std::exchange(units_[i].gathered_ahead, false)) free(i);
+  }
+}
+
+void Schedule::free_kept(size_t except) {
+  if (!kept_ || kept_ == except) return;
+  free(*std::exchange(kept_, std::nullopt));
+}
+
+// ---- backward
+
+void Schedule::backward_begins(size_t unit) {
+  if (!in_backward()) {
+    phase_ = Phase::kBackward;
+    pass_ = Pass::kBackward;
+    order_.begin_backward_pass();
+    kept_.reset();  // from here on each unit is freed when its own backward has ended
+  }
+  order_.begin_in_backward(unit);
+  for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
+  if (backward_prefetch_ == BackwardPrefetch::kPre) gather_next_in_backward(unit);
+  for (size_t i = unit; i < end_of_group(unit); ++i) {
+    if (!units_[i].traits.has_trainable_parameters || std::exchange(units_[i].has_gradients, true)) continue;
+    emit(Kind::kAttachGradients, i);
+  }
+}
+
+void Schedule::backward_ends(size_t unit) {
+  if (unit != 0) {
+    free(unit);
+    ++units_[unit].backwards;
+    if (sync_ && units_[unit].has_gradients) reduce(unit);
+  }
+  if (backward_prefetch_ == BackwardPrefetch::kPost) gather_next_in_backward(unit);
+}
+
+void Schedule::gather_next_in_backward(size_t unit) {
+  if (const auto next = order_.next_in_backward(unit)) gather(*next);
+}
+
+void Schedule::whole_backward_ends() {
+  if (sync_) {
+    for (size_t i = units_.size(); i-- > 0;) {
+      if (units_[i].has_gradients) reduce(i);
+      hand_over(i);
+    }
+    sending_.reset();
+    moving_.reset();
+    for (size_t i = units_.size(); i-- > 0;) {
+      if (std::exchange(units_[i].is_being_reduced, false)) emit(Kind::kWaitForReduction, i);
+    }
+  }
+  for (Unit& each : units_) each.forwards = each.backwards = 0;
+  free_all();
+  phase_ = Phase::kRest;
+  pass_ = Pass::kForward;
+}
+
+// ---- gradients
+
+void Schedule::reduce(size_t unit) {
+  const auto before = std::exchange(sending_, unit);
+  if (before) wait_until_sent(*before);
+  const auto moving = std::exchange(moving_, before);
+  if (moving) wait_until_moved(*moving);
+  Unit& now = units_[unit];
+  if (now.is_being_reduced) emit(Kind::kWaitForReduction, unit);  // of an earlier use in the same pass
+  now.has_gradients = false;
+  now.is_being_reduced = true;
+  now.is_to_be_handed_over = true;
+  emit(Kind::kReduce, unit);
+  // A forward whose backward cannot be seen to end, or that has none, leaves it to the end of the pass.
+  if (now.backwards == now.forwards) hand_over(unit);
+}
+
+void Schedule::wait_until_sent(size_t unit) {
+  Unit& sent = units_[unit];
+  if (!sent.is_being_reduced) return;
+  if (goes_on_after_sending(sent.traits)) return emit(Kind::kWaitForSending, unit);
+  sent.is_being_reduced = false;
+  emit(Kind::kWaitForReduction, unit);
+}
+
+bool Schedule::goes_on_after_sending(const ScheduledUnit& unit) {
+  return unit.gradient_moves || (unit.is_cut && unit.has_replicas);
+}
+
+/// A copy behind an all-reduce over replicas waits for that, which may take to the end of the pass.
+void Schedule::wait_until_moved(size_t unit) {
+  const ScheduledUnit& traits = units_[unit].traits;
+  if (units_[unit].is_being_reduced && traits.gradient_moves && !traits.has_replicas) {
+    emit(Kind::kWaitForMove, unit);
+  }
+}
+
+void Schedule::hand_over(size_t unit) {
+  if (std::exchange(units_[unit].is_to_be_handed_over, false)) emit(Kind::kHandOver, unit);
+}
+
+// ---- between passes
+
+bool Schedule::has_unreduced_gradients() const {
+  return std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.has_gradients; });
+}
+
+bool Schedule::any_is_gathered() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const Unit& unit) { return unit.parameters != Parameters::kSharded; });
+}
+
+void Schedule::forget_gradients() {
+  for (Unit& unit : units_) unit.has_gradients = false;
+}
+
+void Schedule::reset() {
+  for (Unit& unit : units_) {
+    unit = {.traits = std::move(unit.traits), .stays_after_forward = unit.stays_after_forward};
+  }
+  kept_.reset();
+  sending_.reset();
+  moving_.reset();
+  phase_ = Phase::kRest;
+  pass_ = Pass::kForward;
+  records_ = false;
+  order_.abandon_pass();
+}
+
+}  // namespace fsdp::shard

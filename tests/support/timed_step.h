@@ -1,0 +1,291 @@
+#pragma once
+
+// Steps of a chain of matrices whose compute and collectives take set times, beside what plan::StepClock says of
+// them. Time is virtual (it passes where something computes or is waited for) or real (both sleep).
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/idle_communicator.h"
+#include "comm/thread_communicator.h"
+#include "plan/step_clock.h"
+#include "shard/engine_sizes.h"
+#include "shard/fully_shard.h"
+#include "shard/nominal_pass.h"
+#include "support/forwarding_communicator.h"
+#include "support/tiny_models.h"
+
+namespace fsdp::testing {
+
+/// How long a step computes, and does nothing but wait for collectives.
+struct StepSeconds {
+  double computed = 0, exposed = 0;
+};
+
+class StepTime {
+ public:
+  virtual ~StepTime() = default;
+  virtual void compute(double seconds) = 0;
+  virtual double now() const = 0;
+};
+
+class VirtualTime final : public StepTime {
+ public:
+  void compute(double seconds) override { now_ += seconds; }
+  double now() const override { return now_; }
+  void wait_until(double time) {
+    double& waiting = task_ != nullptr ? *task_ : now_;
+    waiting = std::max(waiting, time);
+  }
+  /// Runs `task` of another stream; returns until when that waited.
+  double run_task(const std::function<void()>& task) {
+    double end = now_;
+    task_ = &end;
+    task();
+    task_ = nullptr;
+    return end;
+  }
+
+ private:
+  double now_ = 0;
+  double* task_ = nullptr;
+};
+
+class RealTime final : public StepTime {
+ public:
+  static void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+  void compute(double seconds) override { sleep(seconds); }
+  double now() const override {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+};
+
+/// Gives each collective the time that plan::MachineSpeed says: `pass(work, seconds)` makes a Work of that.
+class TimedCommunicator : public ForwardingCommunicator {
+ public:
+  using Work = std::unique_ptr<comm::Work>;
+
+  TimedCommunicator(std::shared_ptr<comm::Communicator> inner, plan::MachineSpeed speed)
+      : ForwardingCommunicator(std::move(inner)), speed_(speed) {}
+
+  Work all_gather(const at::Tensor& output, const at::Tensor& input, const comm::CallSite& site) override {
+    return pass(inner().all_gather(output, input, site), shards_seconds(input));
+  }
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      const comm::CallSite& site) override {
+    return pass(inner().reduce_scatter(output, input, site), shards_seconds(output));
+  }
+  Work all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const comm::CallSite& site) override {
+    const double ranks = world_size();
+    const double bytes = 2 * (ranks - 1) / ranks * static_cast<double>(tensor.nbytes());
+    return pass(inner().all_reduce(tensor, op, site),
+                speed_.latency_seconds + bytes / speed_.replica_bytes_per_second);
+  }
+
+ protected:
+  virtual Work pass(Work work, double seconds) = 0;
+  const plan::MachineSpeed& speed() const { return speed_; }
+
+ private:
+  double shards_seconds(const at::Tensor& shard) const {
+    return speed_.latency_seconds +
+           static_cast<double>(shard.nbytes()) * (world_size() - 1) / speed_.bytes_per_second;
+  }
+
+  plan::MachineSpeed speed_;
+};
+
+/// Over a communicator that is done at the call; a stream of its own in virtual time.
+class VirtuallyTimedCommunicator final : public TimedCommunicator {
+ public:
+  VirtuallyTimedCommunicator(std::shared_ptr<comm::Communicator> inner, const plan::MachineSpeed& speed,
+                             std::shared_ptr<VirtualTime> time)
+      : TimedCommunicator(std::move(inner), speed), time_(std::move(time)) {}
+
+  Work all_gather(const at::Tensor& output, const at::Tensor& input, const comm::CallSite& site) override {
+    Work work = TimedCommunicator::all_gather(output, input, site);
+    if (site.unit == "execution order") output.fill_(input.item());  // the absent ranks agree
+    return work;
+  }
+  Work enqueue(std::function<void()> task) override {
+    stream_ = std::max(stream_, time_->run_task(task));
+    return pass(comm::done_work(), 0);
+  }
+  Work enqueue_release(std::function<void()> task) override { return enqueue(std::move(task)); }
+
+ protected:
+  Work pass(Work work, double seconds) override {
+    work->wait();
+    stream_ = std::max(stream_, time_->now()) + seconds;
+    return std::make_unique<Until>(time_, stream_);
+  }
+  std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
+    return std::make_shared<VirtuallyTimedCommunicator>(std::move(group), speed(), time_);
+  }
+
+ private:
+  class Until final : public comm::Work {
+   public:
+    Until(std::shared_ptr<VirtualTime> time, double end) : time_(std::move(time)), end_(end) {}
+    void wait() override { time_->wait_until(end_); }
+
+   private:
+    std::shared_ptr<VirtualTime> time_;
+    double end_;
+  };
+
+  std::shared_ptr<VirtualTime> time_;
+  double stream_ = 0;
+};
+
+/// Over a communicator with a communication thread, which sleeps.
+class SleepingCommunicator final : public TimedCommunicator {
+ public:
+  using TimedCommunicator::TimedCommunicator;
+
+ protected:
+  Work pass(Work, double seconds) override {
+    return inner().enqueue([seconds] { RealTime::sleep(seconds); });
+  }
+  std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
+    return std::make_shared<SleepingCommunicator>(std::move(group), speed());
+  }
+};
+
+/// Spends time in the forward and the backward of a stage.
+class TimedCompute final : public nn::Surround {
+ public:
+  TimedCompute(std::shared_ptr<StepTime> time, double forward, double backward)
+      : time_(std::move(time)), forward_(forward), backward_(backward) {}
+
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    time_->compute(forward_);
+    if (input.requires_grad()) {
+      input.register_hook([time = time_, seconds = backward_](const at::Tensor&) { time->compute(seconds); });
+    }
+    return next(input);
+  }
+
+ private:
+  std::shared_ptr<StepTime> time_;
+  double forward_, backward_;
+};
+
+/// Makes the output of a stage its own, as that of most models is; a chain's is that of its last layer.
+class OwnOutput final : public nn::Surround {
+ public:
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    return next(input).clone();
+  }
+};
+
+struct TimedStep {
+  shard::ShardOptions options;
+  comm::MeshOptions mesh{};
+  plan::MachineSpeed speed{};
+  double forward = 0, backward = 0;  ///< seconds a unit computes
+  int64_t layers = 5, width = 8;
+};
+
+/// What one rank measures in its third step, and what the clock says of it.
+struct TimedResult {
+  StepSeconds measured, planned;
+};
+
+inline StepSeconds planned_seconds(const TimedStep& step, const shard::Engine& engine) {
+  const std::vector<shard::UnitSizes> units = shard::unit_sizes(engine);
+  plan::StepClock clock(units, step.speed);
+  shard::Schedule schedule(step.options, shard::scheduled_units(units), clock);
+  const shard::NominalPass pass(units);
+  const auto compute = [&](const shard::NominalPass::Event& event, shard::Pass which) {
+    if (event.unit == 0 || event.begins) return;
+    clock.compute(which == shard::Pass::kForward ? step.forward : step.backward);
+  };
+  StepSeconds before;
+  for (int i = 0; i < 2; ++i) {
+    before = {clock.computed(), clock.exposed()};
+    pass.run(schedule, compute);
+  }
+  return {clock.computed() - before.computed, clock.exposed() - before.exposed};
+}
+
+inline TimedResult run_timed_steps(const TimedStep& step, std::shared_ptr<comm::Communicator> communicator,
+                                   const std::shared_ptr<StepTime>& time) {
+  ChainStage chain(step.layers, step.width);
+  auto engine = shard::fully_shard(chain, step.options, comm::Mesh(step.mesh, std::move(communicator)));
+  chain.attach(std::make_shared<OwnOutput>());
+  for (size_t i = 0; i < chain.size(); ++i) {
+    chain.layer(i).attach(std::make_shared<TimedCompute>(time, step.forward, step.backward));
+  }
+  const at::Tensor input = at::full({1, step.width}, 0.1f).requires_grad_(true);
+  TimedResult result;
+  for (int i = 0; i < 3; ++i) {
+    engine->zero_gradients();
+    const double begin = time->now();
+    chain.forward(input).sum().backward();
+    result.measured.computed = static_cast<double>(step.layers) * (step.forward + step.backward);
+    result.measured.exposed = time->now() - begin - result.measured.computed;
+  }
+  result.planned = planned_seconds(step, *engine);
+  return result;
+}
+
+/// Rank 0 of a world whose other ranks are not there, in virtual time.
+inline TimedResult virtually_timed(const TimedStep& step, int world_size) {
+  auto time = std::make_shared<VirtualTime>();
+  auto communicator = std::make_shared<VirtuallyTimedCommunicator>(
+      std::make_shared<comm::IdleCommunicator>(world_size), step.speed, time);
+  return run_timed_steps(step, communicator, time);
+}
+
+/// Rank 0 of ranks that are threads, in real time.
+inline TimedResult really_timed(const TimedStep& step, int world_size) {
+  TimedResult result;
+  comm::run_ranks_as_threads(world_size, [&](comm::Communicator& rank) {
+    auto time = std::make_shared<RealTime>();
+    auto communicator = std::make_shared<SleepingCommunicator>(borrowed(rank), step.speed);
+    TimedResult own = run_timed_steps(step, communicator, time);
+    if (rank.rank() == 0) result = own;
+  });
+  return result;
+}
+
+/// Each option that changes the order, with a name.
+inline std::vector<std::pair<std::string, TimedStep>> timed_variants(const TimedStep& base) {
+  std::vector<std::pair<std::string, TimedStep>> variants;
+  const auto add = [&](const std::string& name, auto change) {
+    variants.emplace_back(name, base);
+    change(variants.back().second.options);
+    variants.back().second.options.min_num_params = 1;
+  };
+  for (const char* forward : {"none", "implicit", "explicit"}) {
+    for (const char* backward : {"none", "post", "pre"}) {
+      for (bool limit : {true, false}) {
+        if (!limit && std::string(forward) == "none") continue;
+        add(std::string("forward ") + forward + ", backward " + backward + (limit ? "" : ", no limit"),
+            [&](shard::ShardOptions& options) {
+              options.forward_prefetch = forward;
+              options.backward_prefetch = backward;
+              options.limit_all_gathers = limit;
+            });
+      }
+    }
+  }
+  add("reshard_after_forward = false", [](auto& o) { o.reshard_after_forward = false; });
+  add("reshard_root_after_forward", [](auto& o) { o.reshard_root_after_forward = true; });
+  add("reshard_last_after_forward", [](auto& o) { o.reshard_last_after_forward = true; });
+  add("keep_after_forward", [](auto& o) { o.keep_after_forward = {"*.1", "*.3"}; });
+  add("shard_grad_op", [](auto& o) { o.strategy = "shard_grad_op"; });
+  add("no_shard", [](auto& o) { o.strategy = "no_shard"; });
+  add("hybrid_shard", [](auto& o) { o.strategy = "hybrid_shard"; });
+  variants.back().second.mesh.dcn = 2;
+  return variants;
+}
+
+}  // namespace fsdp::testing
