@@ -29,6 +29,32 @@ void Stage::attach(std::shared_ptr<Surround> surround) {
   surrounds_ = std::move(surrounds);
 }
 
+namespace {
+
+class SurroundOfHook final : public Surround {
+ public:
+  explicit SurroundOfHook(std::shared_ptr<CallHook> hook) : hook_(std::move(hook)) {}
+
+  at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
+    at::Tensor inner = input, output;
+    {
+      const std::shared_ptr<void> during = hook_->before({&inner});
+      output = next(inner);
+    }
+    hook_->after({&output});
+    return output;
+  }
+
+ private:
+  std::shared_ptr<CallHook> hook_;
+};
+
+}  // namespace
+
+void Stage::attach(std::shared_ptr<CallHook> hook) {
+  attach(std::make_shared<SurroundOfHook>(std::move(hook)));
+}
+
 at::Tensor Stage::forward(const at::Tensor& input, const StageContext& context) {
   if (!surrounds_) return compute(input, context);
   return Surround::Next(std::make_shared<const Surround::Next::Pass>(

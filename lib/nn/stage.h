@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/fused.h"
+#include "nn/hooked.h"
 
 namespace fsdp::nn {
 
@@ -81,17 +82,16 @@ class Surround::Next {
 
 /// A module with one tensor in and one tensor out that surrounds can be attached to.
 /// Derive from it and implement compute(), or put an existing module behind a StageAdaptor.
-class Stage : public torch::nn::Module {
+class Stage : public torch::nn::Module, public Hookable {
  public:
   /// Runs the surrounds around compute(). Shapes are those of the derived stage.
   at::Tensor forward(const at::Tensor& input, const StageContext& context = {});
 
-  /// What kind of stage it is ("block", "attention", ...), for wrap policies and messages.
-  virtual std::string type_name() const = 0;
-
   /// Attaches a surround inside those that are attached already.
   void attach(std::shared_ptr<Surround> surround);
-  void detach_surrounds() { surrounds_ = nullptr; }
+  /// Of the hidden states that come in and go out.
+  void attach(std::shared_ptr<CallHook> hook) override;
+  void detach_hooks() override { surrounds_ = nullptr; }
 
  protected:
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;

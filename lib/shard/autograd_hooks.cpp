@@ -26,13 +26,19 @@ class BackwardEnd final : public torch::autograd::Node {
 
 }  // namespace
 
-at::Tensor when_backward_ends(const at::Tensor& input, std::function<void()> ended) {
-  FSDP_CHECK(input.requires_grad());
+void when_backward_ends(const std::vector<at::Tensor*>& inputs, std::function<void()> ended) {
   auto node = std::shared_ptr<BackwardEnd>(new BackwardEnd(std::move(ended)), torch::autograd::deleteNode);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  at::Tensor output = input.detach();
-  torch::autograd::set_history(output, node);
-  return output;
+  torch::autograd::edge_list edges;
+  for (const at::Tensor* input : inputs) {
+    FSDP_CHECK(input->requires_grad());
+    edges.push_back(torch::autograd::impl::gradient_edge(*input));
+  }
+  node->set_next_edges(std::move(edges));
+  for (at::Tensor* input : inputs) {
+    at::Tensor output = input->detach();
+    torch::autograd::set_history(output, node);
+    *input = std::move(output);
+  }
 }
 
 void when_backward_begins(const at::Tensor& output, std::function<void()> begins) {

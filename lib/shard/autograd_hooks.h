@@ -1,19 +1,26 @@
 #pragma once
 
-// Where the engine hears of backward. A stage's backward begins when the gradient of its output is there (a
-// hook on the output) and has ended when the gradient of its input is (an identity function on the input,
-// whose backward autograd runs after the stage's gradients have accumulated: accumulation goes before
-// everything else that is ready).
+// How the engine sees backward. A module's backward begins when the first gradient of its outputs is there (a
+// hook on each) and has ended when the gradients of its inputs are (one identity function on all of them, whose
+// backward autograd runs after the module's gradients have accumulated: accumulation goes before everything
+// else that is ready).
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <utility>
+#include <vector>
 
 namespace fsdp::shard {
 
-/// Returns the input; in backward calls `ended` when its gradient has come. The input must require a
-/// gradient.
-at::Tensor when_backward_ends(const at::Tensor& input, std::function<void()> ended);
+/// Replaces the tensors, which must require gradients, by equal ones; in backward calls `ended` when all
+/// gradients of these have come that the pass computes.
+void when_backward_ends(const std::vector<at::Tensor*>& inputs, std::function<void()> ended);
+
+inline at::Tensor when_backward_ends(at::Tensor input, std::function<void()> ended) {
+  when_backward_ends(std::vector{&input}, std::move(ended));
+  return input;
+}
 
 /// Calls `begins` in backward, before the gradient of `output` flows on. The output must require a gradient.
 void when_backward_begins(const at::Tensor& output, std::function<void()> begins);

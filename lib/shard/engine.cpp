@@ -21,8 +21,8 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
       differentiable_input_(units_.size(), true),
       schedule_(options, scheduled(plans, units_), *this) {
   for (size_t i = 0; i < plans.size(); ++i) {
-    const bool shares_hook = i != 0 && plans[i].stage == plans.front().stage;
-    stages_.push_back(shares_hook ? nullptr : plans[i].stage);
+    const bool shares_hook = i != 0 && plans[i].module == plans.front().module;
+    modules_.push_back(shares_hook ? nullptr : plans[i].module);
   }
 }
 
@@ -56,7 +56,7 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
   for (size_t i = 0; i < plans.size(); ++i) {
     const UnitStorage& storage = units[i]->storage();
     all.push_back({.name = plans[i].name,
-                   .is_root = plans[i].stage == plans.front().stage,
+                   .is_root = plans[i].module == plans.front().module,
                    .is_cut = units[i]->is_cut(),
                    .has_replicas = units[i]->groups().replicas() > 1,
                    .has_trainable_parameters = storage.has_trainable_parameters(),
@@ -207,10 +207,10 @@ void Engine::unshard() {
     }
   }
   auto keep = shared_from_this();  // the hooks hold the engine
-  for (nn::Stage* stage : stages_) {
-    if (stage != nullptr) stage->detach_surrounds();
+  for (nn::Hookable* module : modules_) {
+    if (module != nullptr) module->detach_hooks();
   }
-  stages_.clear();
+  modules_.clear();
   segments_.clear();
   units_.clear();
 }

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "nn/stage.h"
+#include "nn/hooked.h"
 #include "shard/buffer_pool.h"
 #include "shard/options.h"
 #include "shard/schedule.h"
@@ -45,7 +45,7 @@ struct Segment {
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
-  /// Use fully_shard(). Collective if the source of `materialize` is; attaches nothing to the stages.
+  /// Use fully_shard(). Collective if the source of `materialize` is; attaches nothing to the modules.
   Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
          const std::shared_ptr<comm::Trace>& trace = nullptr, const Materialize& materialize = {});
 
@@ -121,11 +121,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Whether recomputation will run the forward under way again in backward, where autograd records it.
   bool will_be_recomputed() const { return schedule_.records(); }
   void forward_ends(size_t unit, bool backward_follows) { schedule_.forward_ends(unit, backward_follows); }
+  int64_t backward_passes() const { return schedule_.backward_passes(); }
   void backward_begins(size_t unit);
   void backward_ends(size_t unit) { schedule_.backward_ends(unit); }
 
-  /// The stages of the units, to which hooks are attached; index: Unit. null: a further unit of the root.
-  const std::vector<nn::Stage*>& stages() const { return stages_; }
+  /// The modules of the units, to which hooks are attached; null: a further unit of the root.
+  const std::vector<nn::Hookable*>& modules() const { return modules_; }
 
  private:
   friend class FullParameters;
@@ -151,7 +152,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<bool> differentiable_input_;  ///< of each unit
-  std::vector<nn::Stage*> stages_;
+  std::vector<nn::Hookable*> modules_;
   Schedule schedule_;
   std::function<void(size_t)> gradient_use_;
   bool shows_full_parameters_ = false;  ///< set by FullParameters

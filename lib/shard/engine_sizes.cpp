@@ -22,7 +22,7 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   return all;
 }
 
-std::vector<UnitSizes> unit_sizes(nn::Stage& model, const ShardOptions& options,
+std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh) {
   const ModelTree tree = make_model_tree(model);
   return unit_sizes(tree.outline, options, mesh, unit_decisions(tree, options));

@@ -8,7 +8,7 @@
 namespace fsdp::shard {
 namespace {
 
-void require_real_buffers(nn::Stage& root) {
+void require_real_buffers(torch::nn::Module& root) {
   for (const auto& buffer : root.named_buffers()) {
     if (!buffer.value().is_meta()) continue;
     util::fail(util::ErrorKind::kUsage, "buffer ", buffer.key(),
@@ -17,7 +17,7 @@ void require_real_buffers(nn::Stage& root) {
   }
 }
 
-void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
+void cast_buffers(torch::nn::Module& root, at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   for (const auto& buffer : root.named_buffers()) {
     at::Tensor tensor = buffer.value();
@@ -27,20 +27,20 @@ void cast_buffers(nn::Stage& root, at::ScalarType dtype) {
 
 }  // namespace
 
-std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options,
+std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
   return fully_shard(root, options, comm::Mesh({}, std::move(communicator)), std::move(trace), materialize);
 }
 
-std::shared_ptr<Engine> fully_shard(nn::Stage& root, const ShardOptions& options, const comm::Mesh& mesh,
+std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options, const comm::Mesh& mesh,
                                     std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
   require_no_option_conflicts(options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
-  // The last step that may fail is done; from here on the stages know the engine.
-  for (size_t unit = 0; unit < engine->stages().size(); ++unit) {
-    if (nn::Stage* stage = engine->stages()[unit]) stage->attach(make_unit_hook(engine, unit));
+  // The last step that may fail is done; from here on the modules know the engine.
+  for (size_t unit = 0; unit < engine->modules().size(); ++unit) {
+    if (nn::Hookable* module = engine->modules()[unit]) module->attach(make_unit_hook(engine, unit));
   }
   cast_buffers(root, util::dtype_from_name(options.mixed_precision.buffer_dtype));
   return engine;

@@ -12,11 +12,11 @@ class TreeMaker {
   void add(Module& module, const std::string& path, size_t parent) {
     nn::ModelOutline& outline = tree_.outline;
     size_t own = outline.nodes.size();
-    auto* stage = dynamic_cast<nn::Stage*>(&module);
-    tree_.stages.push_back(stage);
+    auto* hookable = dynamic_cast<nn::Hookable*>(&module);
+    tree_.modules.push_back(hookable);
     outline.nodes.push_back({.path = path,
-                             .is_stage = stage != nullptr,
-                             .type = stage != nullptr ? stage->type_name() : std::string(),
+                             .is_stage = hookable != nullptr,
+                             .type = hookable != nullptr ? hookable->type_name() : std::string(),
                              .parent = parent});
     for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = parameter.value();
@@ -47,7 +47,7 @@ class TreeMaker {
 
 }  // namespace
 
-ModelTree make_model_tree(nn::Stage& root) {
+ModelTree make_model_tree(Module& root) {
   TreeMaker maker;
   maker.add(root, "", 0);
   return maker.take();

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace fsdp::nn {
-class Stage;
+class Hookable;
 }
 
 namespace fsdp::shard {
@@ -27,7 +27,7 @@ struct MixedPrecisionOptions {
 
 /// What a wrap policy sees of a stage.
 struct StageInfo {
-  const nn::Stage& stage;
+  const nn::Hookable& module;
   std::string path;   ///< dotted
   int64_t numel = 0;  ///< parameters of the stage that no unit inside it holds
 };
@@ -68,7 +68,7 @@ struct ShardOptions {
   /// Decides in place of min_num_params and wrap_stages. Library only.
   WrapPolicy wrap_policy;
   /// Exactly these stages and the root become units, in place of any policy. Library only.
-  std::vector<const nn::Stage*> units;
+  std::vector<const nn::Hookable*> units;
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters;
 

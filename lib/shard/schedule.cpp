@@ -204,6 +204,7 @@ void Schedule::whole_backward_ends() {
     }
   }
   for (Unit& each : units_) each.forwards = each.backwards = 0;
+  ++backward_passes_;
   free_all();
   phase_ = Phase::kRest;
   pass_ = Pass::kForward;
@@ -274,6 +275,7 @@ void Schedule::reset() {
   moving_.reset();
   phase_ = Phase::kRest;
   pass_ = Pass::kForward;
+  ++backward_passes_;
   records_ = false;
   order_.abandon_pass();
 }

@@ -127,6 +127,8 @@ class Schedule {
 
   // ---- where the step is
 
+  /// How many backward passes have ended or been given up.
+  int64_t backward_passes() const { return backward_passes_; }
   size_t unit_count() const { return units_.size(); }
   const ScheduledUnit& unit(size_t index) const { return units_[index].traits; }
   /// How many of the first units belong to the root stage.
@@ -192,6 +194,7 @@ class Schedule {
   Phase phase_ = Phase::kRest;
   Pass pass_ = Pass::kForward;
   bool sync_ = true, records_ = false;
+  int64_t backward_passes_ = 0;
   bool order_is_compared_ = false, changed_order_is_reported_ = false;
   std::optional<size_t> kept_;     ///< its forward ended last; freed when another unit's begins
   std::optional<size_t> sending_;  ///< reduced last

@@ -69,8 +69,8 @@ class Roots {
 };
 
 /// Ends the engines of stages inside the module; returns these stages.
-std::set<const nn::Stage*> take_inner_roots(nn::Stage& module) {
-  std::set<const nn::Stage*> stages;
+std::set<const nn::Hookable*> take_inner_roots(nn::Stage& module) {
+  std::set<const nn::Hookable*> stages;
   for (const auto& inner : module.modules(/*include_self=*/false)) {
     auto* stage = dynamic_cast<nn::Stage*>(inner.get());
     auto engine = stage == nullptr ? nullptr : Roots::instance().take(stage);
@@ -130,11 +130,11 @@ std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& me
     fail(ErrorKind::kUsage, "spmd_fully_shard(): expected a module that is not sharded; found one of type ",
          module.type_name(), " that is; shard each module once, inner ones before those around them");
   }
-  std::set<const nn::Stage*> inner = take_inner_roots(module);
+  std::set<const nn::Hookable*> inner = take_inner_roots(module);
   ShardOptions& shard = options.shard;
   if (shard.layout == "per_parameter") shard.dimension_policy = policy_of_marks(module, mesh, shard);
   shard.wrap_policy = [inner, policy = options.auto_wrap_policy](const StageInfo& info) {
-    return inner.contains(&info.stage) || (policy && policy(info));
+    return inner.contains(&info.module) || (policy && policy(info));
   };
   if (!options.auto_wrap_policy) shard.exclude_stages.clear();
   // Before the engine's own surrounds, so around them.
@@ -144,7 +144,7 @@ std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& me
     Roots::instance().add(&module, engine);
     return engine;
   } catch (...) {
-    module.detach_surrounds();
+    module.detach_hooks();
     throw;
   }
 }

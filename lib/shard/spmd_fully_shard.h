@@ -24,6 +24,7 @@
 #include <memory>
 
 #include "comm/mesh.h"
+#include "nn/stage.h"
 #include "shard/engine.h"
 #include "shard/sharding_marks.h"
 #include "shard/wrap_policy.h"

@@ -1,40 +1,61 @@
 #include "shard/unit_hook.h"
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
 #include "shard/autograd_hooks.h"
 #include "shard/profile_range.h"
 
 namespace fsdp::shard {
 namespace {
 
-class UnitHook final : public nn::Surround {
+nn::CallTensors differentiable(const nn::CallTensors& tensors) {
+  nn::CallTensors found;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(found),
+               [](const at::Tensor* tensor) { return tensor->requires_grad(); });
+  return found;
+}
+
+class UnitHook final : public nn::CallHook {
  public:
   UnitHook(std::shared_ptr<Engine> engine, size_t unit)
       : engine_(std::move(engine)),
         unit_(unit),
         input_dtype_(engine_->units()[unit]->options().storage.param_dtype) {}
 
-  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+  std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
     const bool recording = at::GradMode::is_enabled();
     engine_->forward_begins(unit_, recording);
-    at::Tensor inner = input;
-    if (engine_->options().mixed_precision.cast_forward_inputs && input.is_floating_point()) {
-      inner = inner.to(input_dtype_);
+    if (engine_->options().mixed_precision.cast_forward_inputs) {
+      for (at::Tensor* input : inputs) {
+        if (input->is_floating_point()) *input = input->to(input_dtype_);
+      }
     }
-    if (recording) engine_->input_is(unit_, /*differentiable=*/inner.requires_grad());
-    if (recording && inner.requires_grad()) {
-      inner = when_backward_ends(inner, [engine = engine_, unit = unit_] { engine->backward_ends(unit); });
+    if (recording) {
+      const nn::CallTensors with_gradient = differentiable(inputs);
+      engine_->input_is(unit_, /*differentiable=*/!with_gradient.empty());
+      if (!with_gradient.empty()) {
+        when_backward_ends(with_gradient, [engine = engine_, unit = unit_] { engine->backward_ends(unit); });
+      }
     }
-    at::Tensor output;
-    {
-      const ProfileRange range("unit/forward", engine_->units()[unit_]->name());
-      output = next(inner);
-    }
-    const bool is_differentiable = recording && output.requires_grad();
+    return std::make_shared<ProfileRange>("unit/forward", engine_->units()[unit_]->name());
+  }
+
+  void after(const nn::CallTensors& outputs) override {
+    const bool recording = at::GradMode::is_enabled();
+    const nn::CallTensors with_gradient = recording ? differentiable(outputs) : nn::CallTensors();
+    const bool is_differentiable = !with_gradient.empty();
     engine_->forward_ends(unit_, is_differentiable || (!recording && engine_->will_be_recomputed()));
-    if (is_differentiable) {
-      when_backward_begins(output, [engine = engine_, unit = unit_] { engine->backward_begins(unit); });
+    // The first gradient that comes in a pass begins the backward of this call.
+    const auto begun_in = std::make_shared<std::optional<int64_t>>();
+    for (at::Tensor* output : with_gradient) {
+      when_backward_begins(*output, [engine = engine_, unit = unit_, begun_in] {
+        if (*begun_in == engine->backward_passes()) return;
+        *begun_in = engine->backward_passes();
+        engine->backward_begins(unit);
+      });
     }
-    return output;
   }
 
  private:
@@ -45,7 +66,7 @@ class UnitHook final : public nn::Surround {
 
 }  // namespace
 
-std::shared_ptr<nn::Surround> make_unit_hook(std::shared_ptr<Engine> engine, size_t unit) {
+std::shared_ptr<nn::CallHook> make_unit_hook(std::shared_ptr<Engine> engine, size_t unit) {
   return std::make_shared<UnitHook>(std::move(engine), unit);
 }
 

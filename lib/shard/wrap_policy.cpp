@@ -13,18 +13,18 @@ using util::fail;
 
 /// The node of options.units[index].
 size_t place_of_given(const ModelTree& tree, const ShardOptions& options, size_t index) {
-  const nn::Stage* stage = options.units[index];
-  if (stage == nullptr) {
+  const nn::Hookable* given = options.units[index];
+  if (given == nullptr) {
     fail(ErrorKind::kUsage, "units: expected stages of the model; found a null pointer as units[", index,
          "]; take it out");
   }
   std::vector<size_t> places;
-  for (size_t node = 0; node < tree.stages.size(); ++node) {
-    if (tree.stages[node] == stage) places.push_back(node);
+  for (size_t node = 0; node < tree.modules.size(); ++node) {
+    if (tree.modules[node] == given) places.push_back(node);
   }
   if (places.empty()) {
     fail(ErrorKind::kUsage, "units: expected stages inside the root; found units[", index, "] of type ",
-         stage->type_name(), ", which is not; register it as a module of the root or take it out");
+         given->type_name(), ", which is not; register it as a module of the root or take it out");
   }
   if (places.size() > 1) {
     fail(ErrorKind::kUsage, "units: expected stages that are at one place of the model; found units[", index,
@@ -42,7 +42,7 @@ WrapPolicy threshold_policy(int64_t min_num_params) {
 
 WrapPolicy stage_type_policy(std::vector<std::string> types) {
   return [types = std::move(types)](const StageInfo& info) {
-    return std::find(types.begin(), types.end(), info.stage.type_name()) != types.end();
+    return std::find(types.begin(), types.end(), info.module.type_name()) != types.end();
   };
 }
 
@@ -65,7 +65,7 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
   if (options.wrap_policy) {
     decisions.wraps = [&](size_t node, int64_t numel) {
       return options.wrap_policy(
-          {.stage = *tree.stages[node], .path = tree.outline.nodes[node].path, .numel = numel});
+          {.module = *tree.modules[node], .path = tree.outline.nodes[node].path, .numel = numel});
     };
   }
   decisions.given = options.units.size();
@@ -73,13 +73,17 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
   return decisions;
 }
 
-std::vector<UnitPlan> plan_units(nn::Stage& root, const ShardOptions& options) {
+std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& options) {
   const ModelTree tree = make_model_tree(root);
+  if (tree.modules.front() == nullptr) {
+    fail(ErrorKind::kUsage, "fully_shard(): expected a root module whose calls hooks can see; found a plain ",
+         root.name(), "; declare it as fsdp::nn::Hooked<", root.name(), ">, or derive it from nn::Stage");
+  }
   std::vector<UnitPlan> plans;
   for (const UnitChoice& unit : choose_units(tree.outline, options, unit_decisions(tree, options))) {
     UnitPlan& plan = plans.emplace_back();
     plan.name = unit.name;
-    plan.stage = tree.stages[unit.node];
+    plan.module = tree.modules[unit.node];
     plan.replicated = unit.replicated;
     plan.keep_float32 = unit.keep_float32;
     for (const UnitChoice::Parameter& parameter : unit.parameters) {

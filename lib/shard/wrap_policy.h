@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/stage.h"
+#include "nn/hooked.h"
 #include "shard/model_tree.h"
 #include "shard/options.h"
 #include "shard/unit_choice.h"
@@ -46,7 +46,7 @@ struct NamedParameter {
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
 struct UnitPlan {
   std::string name;  ///< dotted path of the stage; "root" for the outermost
-  nn::Stage* stage = nullptr;
+  nn::Hookable* module = nullptr;
   std::vector<NamedParameter> parameters;
   bool replicated = false;    ///< whole on every rank, see ShardOptions::replicated_parameters
   bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
@@ -78,6 +78,6 @@ struct UnitPlan {
 /// Throws Error(kUsage) for units that break these rules, for a type in wrap_stages or leaf_stages that no
 /// stage has, for a pattern that matches no parameter, and for one in keep_after_forward that matches no
 /// unit.
-std::vector<UnitPlan> plan_units(nn::Stage& root, const ShardOptions& options);
+std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& options);
 
 }  // namespace fsdp::shard

@@ -32,7 +32,7 @@ TEST(Stage, RunsSurroundsOutermostFirst) {
   stage.forward(at::ones({1, 2}));
   EXPECT_EQ(log, (std::vector<std::string>{"shard enters block", "checkpoint enters block",
                                            "checkpoint leaves", "shard leaves"}));
-  stage.detach_surrounds();
+  stage.detach_hooks();
   stage.forward(at::ones({1, 2}));
   EXPECT_EQ(log.size(), 4u);
 }
@@ -55,7 +55,7 @@ TEST(Stage, LetsASurroundGoOnLaterAsAtTheTimeOfTheCall) {
   stage->attach(std::make_shared<Scribe>("inner", log));
   at::Tensor input = at::ones({1, 2});
   at::Tensor output = stage->forward(input);
-  stage->detach_surrounds();
+  stage->detach_hooks();
   std::weak_ptr<Stage> alive = stage;
   stage.reset();
   EXPECT_TRUE(keeper->kept(input).equal(output));

@@ -96,10 +96,10 @@ TEST(ModelTree, HasAStageAndATensorForEachEntryOfItsOutline) {
   auto model = nn::make_decoder(options);
   model->parameters().front().set_requires_grad(false);
   const ModelTree tree = make_model_tree(*model);
-  ASSERT_EQ(tree.stages.size(), tree.outline.nodes.size());
+  ASSERT_EQ(tree.modules.size(), tree.outline.nodes.size());
   ASSERT_EQ(tree.tensors.size(), tree.outline.parameters.size());
-  for (size_t i = 0; i < tree.stages.size(); ++i) {
-    const nn::Stage* stage = tree.stages[i];
+  for (size_t i = 0; i < tree.modules.size(); ++i) {
+    const nn::Hookable* stage = tree.modules[i];
     EXPECT_EQ(stage != nullptr, tree.outline.nodes[i].is_stage);
     EXPECT_EQ(stage != nullptr ? stage->type_name() : "", tree.outline.nodes[i].type);
   }

@@ -25,9 +25,9 @@ struct Case {
 bool wrap_nothing(const StageInfo&) { return false; }
 
 /// Only the address counts: nothing here looks into the stage.
-const nn::Stage* some_stage() {
+const nn::Hookable* some_stage() {
   static const int there = 0;
-  return reinterpret_cast<const nn::Stage*>(&there);
+  return reinterpret_cast<const nn::Hookable*>(&there);
 }
 
 const std::vector<Case>& single_conflicts() {

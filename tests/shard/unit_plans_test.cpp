@@ -27,7 +27,7 @@ TEST(UnitPlans, TakesReplicatedParametersOutOfTheirUnits) {
   auto plans = plan_units(chain, options);
   EXPECT_EQ(names_of(plans), (Names{"root", "root.replicated", "layers.0", "layers.2"}));
   EXPECT_TRUE(plans[0].parameters.empty());
-  EXPECT_EQ(plans[1].stage, &chain);
+  EXPECT_EQ(plans[1].module, &chain);
   EXPECT_TRUE(plans[1].replicated);
   EXPECT_FALSE(plans[1].keep_float32);
   EXPECT_EQ(parameters_of(plans[1]), (Names{"bias", "layers.1.weight"}));
@@ -117,7 +117,7 @@ TEST(UnitPlans, GivenUnitsAndTheRootAreExactlyTheUnits) {
   EXPECT_EQ(parameters_of(plans[0]), Names{"0.weight"});
   EXPECT_EQ(parameters_of(plans[1]), (Names{"1.weight", "1.1.weight"}));
   EXPECT_EQ(parameters_of(plans[2]), Names{"1.0.weight"});
-  EXPECT_EQ(plans[2].stage, inner.get());
+  EXPECT_EQ(plans[2].module, inner.get());
   options.units = {model.get(), inner.get()};
   EXPECT_EQ(names_of(*model, options), (Names{"root", "1.0"})) << "the root may be named";
 }

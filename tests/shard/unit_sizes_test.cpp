@@ -78,7 +78,7 @@ TEST(UnitSizes, OfModulesGoByCallablesThatSeeThem) {
   auto modules = nn::make_decoder(model, at::kMeta);
   ShardOptions options;
   options.wrap_policy = [&](const StageInfo& info) {
-    return info.stage.type_name() == "block" && info.path != "model.layers.1";
+    return info.module.type_name() == "block" && info.path != "model.layers.1";
   };
   std::vector<std::string> names;
   for (const UnitSizes& unit : unit_sizes(*modules, options, {.data = 2})) names.push_back(unit.name);

@@ -203,7 +203,7 @@ TEST(WrapPolicy, ACallableIsAskedInsideOutOfEachCandidateOnce) {
   ShardOptions options;
   Names asked;
   options.wrap_policy = [&asked](const StageInfo& info) {
-    asked.push_back(info.path + " " + info.stage.type_name() + " " + std::to_string(info.numel));
+    asked.push_back(info.path + " " + info.module.type_name() + " " + std::to_string(info.numel));
     return info.numel == 9;
   };
   EXPECT_EQ(names_of(*model, options), (Names{"root", "0.0"}));
@@ -221,7 +221,7 @@ TEST(WrapPolicy, LeafStagesHoldForACallable) {
 
 TEST(WrapPolicy, PoliciesDecideByNumberOrTypeOrEither) {
   auto stage = matrix(3);
-  StageInfo info = {.stage = *stage, .path = "0", .numel = 9};
+  StageInfo info = {.module = *stage, .path = "0", .numel = 9};
   EXPECT_TRUE(threshold_policy(9)(info));
   EXPECT_FALSE(threshold_policy(10)(info));
   EXPECT_TRUE(stage_type_policy({"block", "linear"})(info));

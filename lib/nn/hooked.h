@@ -1,0 +1,184 @@
+#pragma once
+
+// Hooked<M>: any module of libtorch whose calls hooks can see.
+//
+// C++ modules have no forward hooks: a call of forward() goes straight to the module. Sharding has to see the
+// calls of the modules that become units, so these are declared as Hooked, which derives from the module and
+// runs the hooks around its forward(); names of parameters stay as they are. nn::Stage, of which the models of
+// this library are made, has hooks as well.
+//
+//   struct NetImpl : torch::nn::Module {
+//     NetImpl() { register_module("block", block); register_module("head", head); }
+//     std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, std::optional<at::Tensor> mask) {
+//       return {head(block(x, mask)), x};
+//     }
+//     fsdp::nn::Hooked<BlockImpl> block{/*BlockImpl's arguments*/ 64};
+//     torch::nn::Linear head{64, 10};      // not a unit: belongs to the nearest one around it
+//   };
+//   fsdp::nn::Hooked<NetImpl> net;
+//
+// Hooks see the tensors in arguments and results of these types: at::Tensor, std::optional, std::vector,
+// std::array, std::pair, std::tuple and std::map of such, and structs that have
+//
+//   template <typename Visit> void visit_tensors(Visit&& visit) { visit(hidden); visit(mask); }
+//
+// Others pass by unseen. A gradient that leaves or enters a module by a tensor that hooks do not see is not
+// waited for, so parameters must not be used by way of one.
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Type.h>
+#include <torch/nn/pimpl.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace fsdp::nn {
+
+/// Tensors of a call, to be looked at or replaced.
+using CallTensors = std::vector<at::Tensor*>;
+
+/// Looks at the calls of a module. Not collective by itself.
+class CallHook {
+ public:
+  virtual ~CallHook() = default;
+  /// Before forward(). What it returns lives until forward() has returned.
+  virtual std::shared_ptr<void> before(const CallTensors& inputs) = 0;
+  /// After forward(), unless that has thrown.
+  virtual void after(const CallTensors& outputs) = 0;
+};
+
+/// A module to whose calls hooks can be attached.
+class Hookable {
+ public:
+  virtual ~Hookable() = default;
+  /// What kind of module it is ("block", "TransformerEncoderLayer"), for wrap policies and messages.
+  virtual std::string type_name() const = 0;
+  /// Attaches a hook inside those that are attached already.
+  virtual void attach(std::shared_ptr<CallHook> hook) = 0;
+  virtual void detach_hooks() = 0;
+};
+
+/// Adds the tensors in `value` to `tensors`.
+inline void collect_tensors(at::Tensor& value, CallTensors& tensors) {
+  if (value.defined()) tensors.push_back(&value);
+}
+template <typename T>
+void collect_tensors(T& value, CallTensors& tensors);
+
+namespace detail {
+
+template <typename T>
+concept IsOptional = requires(T value) { value.has_value(), *value, value.reset(); };
+template <typename T>
+concept IsTuple = requires { std::tuple_size<T>::value; };
+template <typename T>
+concept IsMap = requires { typename T::mapped_type; };
+template <typename T>
+concept IsSequence = requires(T value) {
+  typename T::value_type;
+  value.begin();
+  value.end();
+} && !IsMap<T> && !std::is_same_v<T, std::string>;
+struct AnyVisit {
+  template <typename T>
+  void operator()(T&&) const {}
+};
+template <typename T>
+concept IsVisitable = requires(T value) { value.visit_tensors(AnyVisit()); };
+
+/// "Block" of "net::BlockImpl".
+std::string type_name_of(const std::type_info& type);
+
+using Hooks = std::vector<std::shared_ptr<CallHook>>;
+
+/// Runs `forward` on `arguments`, which hooks may change, with the hooks around it, the first outermost.
+template <typename Arguments, typename Forward>
+auto run_hooked(const Hooks& given, Arguments arguments, const Forward& forward) {
+  const Hooks hooks = given;  // forward may detach them
+  CallTensors inputs;
+  collect_tensors(arguments, inputs);
+  std::vector<std::shared_ptr<void>> scopes;
+  for (const auto& hook : hooks) scopes.push_back(hook->before(inputs));
+  auto result = std::apply(forward, std::move(arguments));
+  scopes.clear();
+  CallTensors outputs;
+  collect_tensors(result, outputs);
+  for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) (*hook)->after(outputs);
+  return result;
+}
+
+}  // namespace detail
+
+template <typename T>
+void collect_tensors(T& value, CallTensors& tensors) {
+  if constexpr (detail::IsVisitable<T>) {
+    value.visit_tensors([&](auto& member) { collect_tensors(member, tensors); });
+  } else if constexpr (detail::IsMap<T>) {
+    for (auto& [key, member] : value) collect_tensors(member, tensors);
+  } else if constexpr (detail::IsSequence<T>) {
+    if constexpr (!std::is_same_v<T, std::vector<bool>>) {
+      for (auto& member : value) collect_tensors(member, tensors);
+    }
+  } else if constexpr (detail::IsTuple<T>) {
+    std::apply([&](auto&... members) { (collect_tensors(members, tensors), ...); }, value);
+  } else if constexpr (detail::IsOptional<T>) {
+    if (value.has_value()) collect_tensors(*value, tensors);
+  }
+}
+
+/// M with hooks; see Hooked.
+template <typename M>
+class HookedModule : public M, public Hookable {
+ public:
+  using M::M;
+
+  /// M::forward(arguments...), with its default arguments, between the hooks. It must not return void.
+  template <typename... Arguments>
+  auto forward(Arguments&&... arguments) {
+    return detail::run_hooked(hooks_, std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
+                              [this](auto&&... given) { return M::forward(std::forward<decltype(given)>(given)...); });
+  }
+
+  std::string type_name() const override { return detail::type_name_of(typeid(M)); }
+  void attach(std::shared_ptr<CallHook> hook) override { hooks_.push_back(std::move(hook)); }
+  void detach_hooks() override { hooks_.clear(); }
+
+ private:
+  detail::Hooks hooks_;
+};
+
+/// HookedModule with one signature, as torch::nn::Sequential needs it: "at::Tensor(const at::Tensor&)".
+template <typename M, typename Signature>
+class SequentialHookedModule;
+template <typename M, typename Result, typename... Arguments>
+class SequentialHookedModule<M, Result(Arguments...)> final : public HookedModule<M> {
+ public:
+  using HookedModule<M>::HookedModule;
+  Result forward(Arguments... arguments) {
+    return HookedModule<M>::forward(std::forward<Arguments>(arguments)...);
+  }
+};
+
+/// A holder, as TORCH_MODULE makes them; M is a module itself, such as torch::nn::Conv2dImpl.
+template <typename M>
+class Hooked : public torch::nn::ModuleHolder<HookedModule<M>> {
+ public:
+  using torch::nn::ModuleHolder<HookedModule<M>>::ModuleHolder;
+
+  /// forward(arguments...)
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return (*this)->forward(std::forward<Arguments>(arguments)...);
+  }
+};
+template <typename M, typename Signature = at::Tensor(const at::Tensor&)>
+using SequentialHooked = torch::nn::ModuleHolder<SequentialHookedModule<M, Signature>>;
+
+}  // namespace fsdp::nn
