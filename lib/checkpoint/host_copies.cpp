@@ -15,48 +15,48 @@ constexpr int64_t kAlignmentBytes = 64;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
 
-int64_t bytes_of(const TensorSlice& slice) { return static_cast<int64_t>(slice.data.nbytes()); }
+int64_t bytes_of(const shard::TensorSlice& slice) { return static_cast<int64_t>(slice.data.nbytes()); }
 
 }  // namespace
 
-bool in_host_memory(const std::vector<TensorSlice>& slices) {
+bool in_host_memory(const std::vector<shard::TensorSlice>& slices) {
   return std::all_of(slices.begin(), slices.end(),
-                     [](const TensorSlice& slice) { return slice.data.device().is_cpu(); });
+                     [](const shard::TensorSlice& slice) { return slice.data.device().is_cpu(); });
 }
 
-void HostCopies::prepare(const std::vector<TensorSlice>& slices) {
+void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices) {
   if (buffer_.defined() && fits(slices)) return;
   copies_.clear();
   int64_t total = 0;
-  for (const TensorSlice& slice : slices) total += aligned(bytes_of(slice));
+  for (const shard::TensorSlice& slice : slices) total += aligned(bytes_of(slice));
   buffer_ = at::Tensor();  // the old one goes first
   buffer_ = at::zeros({total}, at::kByte);
   int64_t offset = 0;
-  for (const TensorSlice& slice : slices) {
-    TensorSlice copy = slice;
+  for (const shard::TensorSlice& slice : slices) {
+    shard::TensorSlice copy = slice;
     copy.data = buffer_.narrow(0, offset, bytes_of(slice)).view(slice.data.scalar_type());
     copies_.push_back(std::move(copy));
     offset += aligned(bytes_of(slice));
   }
 }
 
-const std::vector<TensorSlice>& HostCopies::take(const std::vector<TensorSlice>& slices) {
+const std::vector<shard::TensorSlice>& HostCopies::take(const std::vector<shard::TensorSlice>& slices) {
   prepare(slices);
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < slices.size(); ++i) copies_[i].data.copy_(slices[i].data);
   return copies_;
 }
 
-void HostCopies::write_back(const std::vector<TensorSlice>& slices) const {
+void HostCopies::write_back(const std::vector<shard::TensorSlice>& slices) const {
   FSDP_CHECK(fits(slices));
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < slices.size(); ++i) at::Tensor(slices[i].data).copy_(copies_[i].data);
 }
 
-bool HostCopies::fits(const std::vector<TensorSlice>& slices) const {
+bool HostCopies::fits(const std::vector<shard::TensorSlice>& slices) const {
   return std::equal(slices.begin(), slices.end(), copies_.begin(), copies_.end(),
-                    [](const TensorSlice& a, const TensorSlice& b) {
-                      return a.name == b.name && a.shape == b.shape && a.begin == b.begin && a.end == b.end &&
+                    [](const shard::TensorSlice& a, const shard::TensorSlice& b) {
+                      return a.name == b.name && a.shape == b.shape && a.range == b.range &&
                              a.data.scalar_type() == b.data.scalar_type();
                     });
 }

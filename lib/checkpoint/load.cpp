@@ -21,11 +21,11 @@ namespace {
 
 /// Throws all that does not fit as one message. Returns the names that may be missing and are.
 std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
-                                     const std::vector<TensorSlice>& destinations,
+                                     const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options) {
   std::set<std::string> wanted, allowed;
   std::vector<std::string> missing, unexpected, misshapen;
-  for (const TensorSlice& slice : destinations) {
+  for (const shard::TensorSlice& slice : destinations) {
     if (!wanted.insert(slice.name).second) continue;
     auto found = manifest.tensors.find(slice.name);
     if (found == manifest.tensors.end()) {
@@ -66,24 +66,20 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
 }  // namespace
 
 std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
-                                     const std::vector<TensorSlice>& destinations,
+                                     const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options) {
-  for (const TensorSlice& slice : destinations) {
+  for (const shard::TensorSlice& slice : destinations) {
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
-    FSDP_CHECK(slice.begin >= 0 && slice.data.numel() == slice.numel(), slice.name);
+    FSDP_CHECK(slice.range.begin >= 0 && slice.data.numel() == slice.numel(), slice.name);
   }
   const std::set<std::string> absent = refuse_misfits(folder, manifest, destinations, options);
 
   ShardSet shards(folder, manifest);
   std::vector<ShardRead> reads;
-  for (const TensorSlice& slice : destinations) {
-    if (slice.begin == slice.end || absent.contains(slice.name)) continue;
-    const util::ColumnRange part{.numel = manifest.tensors.at(slice.name).numel,
-                                 .rows = slice.rows,
-                                 .begin = slice.begin,
-                                 .end = slice.end};
-    std::vector<ShardRead> more = shards.plan(slice.name, part, slice.data.data_ptr());
+  for (const shard::TensorSlice& slice : destinations) {
+    if (slice.range.begin == slice.range.end || absent.contains(slice.name)) continue;
+    std::vector<ShardRead> more = shards.plan(slice.name, slice.range, slice.data.data_ptr());
     reads.insert(reads.end(), more.begin(), more.end());
   }
   // File by file and ascending within each: every file is hashed, opened and walked through once.

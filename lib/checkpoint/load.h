@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
-#include "checkpoint/tensor_slice.h"
+#include "shard/tensor_slice.h"
 
 namespace fsdp::checkpoint {
 
@@ -27,7 +27,7 @@ struct LoadOptions {
 /// besides) before anything is read; or that names the damaged file, in which case the destinations' contents
 /// are undefined.
 std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
-                                     const std::vector<TensorSlice>& destinations,
+                                     const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options = {});
 
 }  // namespace fsdp::checkpoint

@@ -8,26 +8,30 @@
 namespace fsdp::checkpoint {
 using nlohmann::json;
 
-std::map<std::string, RankTensor> group_by_tensor(const std::vector<TensorSlice>& slices) {
+std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices) {
   std::map<std::string, RankTensor> tensors;
-  for (const TensorSlice& slice : slices) {
+  for (const shard::TensorSlice& slice : slices) {
     FSDP_CHECK(is_tensor_name(slice.name), "\"", slice.name, "\"");
     FSDP_CHECK(slice.data.defined() && slice.data.device().is_cpu() && slice.data.is_contiguous(),
                slice.name);
     FSDP_CHECK(slice.data.dim() == 1 && slice.data.numel() == slice.numel(), slice.name);
     int64_t numel = checked_numel(slice.shape, slice.data.element_size());
-    FSDP_CHECK(slice.rows > 0 && numel % slice.rows == 0, slice.name);
-    FSDP_CHECK(slice.begin >= 0 && slice.begin <= slice.end && slice.end <= numel / slice.rows, slice.name);
+    FSDP_CHECK(slice.range.rows > 0 && numel % slice.range.rows == 0, slice.name);
+    FSDP_CHECK(slice.range.begin >= 0 && slice.range.begin <= slice.range.end &&
+                   slice.range.end <= numel / slice.range.rows,
+               slice.name);
     RankTensor& tensor = tensors[slice.name];
     if (!tensor.any) tensor.any = &slice;
-    FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->rows == slice.rows &&
+    FSDP_CHECK(tensor.any->shape == slice.shape && tensor.any->range.rows == slice.range.rows &&
                    tensor.any->data.scalar_type() == slice.data.scalar_type(),
                slice.name);
-    if (slice.begin < slice.end) tensor.slices.push_back(&slice);
+    if (slice.range.begin < slice.range.end) tensor.slices.push_back(&slice);
   }
   for (auto& [name, tensor] : tensors) {
     std::sort(tensor.slices.begin(), tensor.slices.end(),
-              [](const TensorSlice* a, const TensorSlice* b) { return a->begin < b->begin; });
+              [](const shard::TensorSlice* a, const shard::TensorSlice* b) {
+                return a->range.begin < b->range.begin;
+              });
   }
   return tensors;
 }
@@ -36,10 +40,11 @@ json describe(const std::map<std::string, RankTensor>& tensors) {
   json described = json::object();
   for (const auto& [name, tensor] : tensors) {
     json ranges = json::array();
-    for (const TensorSlice* slice : tensor.slices) ranges.push_back({slice->begin, slice->end});
+    for (const shard::TensorSlice* slice : tensor.slices)
+      ranges.push_back({slice->range.begin, slice->range.end});
     described[name] = {{"shape", tensor.any->shape},
                        {"dtype", util::dtype_name(tensor.any->data.scalar_type())},
-                       {"rows", tensor.any->rows},
+                       {"rows", tensor.any->range.rows},
                        {"ranges", std::move(ranges)}};
   }
   return described;

@@ -8,18 +8,18 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
-#include "checkpoint/tensor_slice.h"
+#include "shard/tensor_slice.h"
 
 namespace fsdp::checkpoint {
 
 /// A tensor's slices on this rank.
 struct RankTensor {
-  const TensorSlice* any = nullptr;        ///< for shape and dtype; never null
-  std::vector<const TensorSlice*> slices;  ///< ascending, without the empty ones
+  const shard::TensorSlice* any = nullptr;        ///< for shape and dtype; never null
+  std::vector<const shard::TensorSlice*> slices;  ///< ascending, without the empty ones
 };
 
 /// By name; the slices must live as long as the result. They must lie contiguous in CPU memory.
-std::map<std::string, RankTensor> group_by_tensor(const std::vector<TensorSlice>& slices);
+std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices);
 
 /// {name: {shape, dtype, rows, ranges: [[begin, end], ...]}}, as the other ranks are told.
 nlohmann::json describe(const std::map<std::string, RankTensor>& tensors);

@@ -20,12 +20,12 @@ constexpr const char* kPurpose = "checkpoint";
 
 /// Writes this rank's file and returns what rank 0 needs to know of it.
 json write_rank(const SaveRequest& request, const fs::path& folder, int rank,
-                const std::vector<TensorSlice>& slices) {
+                const std::vector<shard::TensorSlice>& slices) {
   std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
   std::vector<ShardDataset> datasets;
   for (const auto& [name, tensor] : tensors) {
     ShardDataset dataset{name, {}};
-    for (const TensorSlice* slice : tensor.slices) dataset.parts.push_back(slice->data);
+    for (const shard::TensorSlice* slice : tensor.slices) dataset.parts.push_back(slice->data);
     if (!dataset.parts.empty()) datasets.push_back(std::move(dataset));
   }
   FileEntry file = write_named(folder / shard_file_name(rank), [&](const fs::path& path) {
@@ -63,7 +63,7 @@ std::string shard_file_name(int rank) {
   return name;
 }
 
-SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<TensorSlice> slices,
+SaveUnderWay::SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> slices,
                            comm::Communicator& communicator)
     : request_(std::move(request)),
       folder_(request_.root / step_folder_name(request_.step)),
@@ -109,7 +109,7 @@ void SaveUnderWay::begin_next() {
   });
 }
 
-SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<TensorSlice>& slices,
+SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                              comm::Communicator& communicator) {
   return SaveUnderWay(request, slices, communicator).finish();
 }

@@ -10,8 +10,8 @@
 
 #include "checkpoint/background_task.h"
 #include "checkpoint/save_request.h"
-#include "checkpoint/tensor_slice.h"
 #include "comm/communicator.h"
+#include "shard/tensor_slice.h"
 
 namespace fsdp::checkpoint {
 
@@ -26,7 +26,7 @@ std::string shard_file_name(int rank);
 /// every rank, and no checkpoint of that step is there that was not there before: kCheckpoint when a complete
 /// one is there already (it is never overwritten) or the slices do not add up, kIo when the disk is full or
 /// refuses. What an interrupted save of the same step left is removed; a finished but damaged one is renamed.
-SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<TensorSlice>& slices,
+SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                              comm::Communicator& communicator);
 
 /// The same beside training: a thread works with the disk, and the ranks meet only when the caller asks, in
@@ -42,7 +42,7 @@ SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<Tenso
 class SaveUnderWay {
  public:
   /// Begins. The slices' memory must not change before the object is gone; see HostCopies. Not collective.
-  SaveUnderWay(SaveRequest request, std::vector<TensorSlice> slices, comm::Communicator& communicator);
+  SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> slices, comm::Communicator& communicator);
 
   /// Waits for this rank's thread. What is not complete by then stays without a manifest: no checkpoint.
   ~SaveUnderWay();
@@ -62,7 +62,7 @@ class SaveUnderWay {
 
   SaveRequest request_;
   std::filesystem::path folder_;
-  std::vector<TensorSlice> slices_;
+  std::vector<shard::TensorSlice> slices_;
   comm::Communicator& communicator_;
   Part part_ = Part::kNone;
   // The thread's until the task has been joined:

@@ -91,7 +91,7 @@ std::vector<DatasetSpec> whole_datasets(const Manifest& held) {
 /// This rank's data of a piece.
 const char* data_of(const Piece& piece, const std::map<std::string, RankTensor>& tensors) {
   int64_t place = piece.place;
-  for (const TensorSlice* slice : tensors.at(*piece.name).slices) {
+  for (const shard::TensorSlice* slice : tensors.at(*piece.name).slices) {
     if (place < slice->numel()) {
       return static_cast<const char*>(slice->data.const_data_ptr()) + place * slice->data.element_size();
     }
@@ -170,7 +170,7 @@ Manifest whole_manifest(const SaveRequest& request, Manifest held, FileEntry fil
 
 }  // namespace
 
-SavedCheckpoint save_full(const SaveRequest& request, const std::vector<TensorSlice>& slices,
+SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                           comm::Communicator& communicator) {
   const fs::path folder = request.root / step_folder_name(request.step);
   const bool first = communicator.rank() == 0;

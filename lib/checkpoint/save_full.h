@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "checkpoint/save_request.h"
-#include "checkpoint/tensor_slice.h"
 #include "comm/communicator.h"
+#include "shard/tensor_slice.h"
 
 namespace fsdp::checkpoint {
 
@@ -15,7 +15,7 @@ namespace fsdp::checkpoint {
 /// than 64 MiB (a MiB a rank in worlds of more than 64), however large the units and tensors are.
 ///
 /// Collective; conditions and errors are those of save_sharded().
-SavedCheckpoint save_full(const SaveRequest& request, const std::vector<TensorSlice>& slices,
+SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                           comm::Communicator& communicator);
 
 }  // namespace fsdp::checkpoint

@@ -107,8 +107,8 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Colum
   auto tensor = manifest_.tensors.find(name);
   FSDP_CHECK(tensor != manifest_.tensors.end(), name);
   const TensorEntry& entry = tensor->second;
-  FSDP_CHECK(part.numel == entry.numel && part.begin >= 0 && part.begin <= part.end, name);
-  FSDP_CHECK(part.rows > 0 && part.end <= part.columns(), name);
+  FSDP_CHECK(part.begin >= 0 && part.begin <= part.end && part.rows > 0, name);
+  FSDP_CHECK(entry.numel % part.rows == 0 && part.end <= entry.numel / part.rows, name);
   std::vector<ShardRead> reads;
   const bool alike = part.rows == entry.rows;
   auto range = entry.ranges.begin();
@@ -120,9 +120,8 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Colum
   for (; range != entry.ranges.end() && !(alike && range->begin >= part.end); ++range) {
     ReadJoiner joiner({.file = range->file, .name = &tensor->first, .entry = &entry, .out = out},
                       static_cast<int64_t>(c10::elementSize(entry.dtype)), reads);
-    util::ColumnRange stored{
-        .numel = entry.numel, .rows = entry.rows, .begin = range->begin, .end = range->end};
-    util::for_each_overlap(part, stored, [&](const util::Overlap& overlap) {
+    const util::ColumnRange stored{range->begin, range->end, entry.rows};
+    util::for_each_overlap(entry.numel, part, stored, [&](const util::Overlap& overlap) {
       joiner.add(overlap.in_a, range->offset + overlap.in_b, overlap.count);
     });
   }

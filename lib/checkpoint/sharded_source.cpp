@@ -25,10 +25,7 @@ std::vector<TensorInfo> ShardedSource::infos() const {
 }
 
 void ShardedSource::read(const std::string& name, int64_t begin, int64_t end, void* out) const {
-  const int64_t numel = manifest_.tensors.at(name).numel;
-  for (const ShardRead& read : shards_.plan(name, {.numel = numel, .begin = begin, .end = end}, out)) {
-    shards_.read(read);
-  }
+  for (const ShardRead& read : shards_.plan(name, {begin, end}, out)) shards_.read(read);
 }
 
 }  // namespace fsdp::checkpoint

@@ -75,23 +75,32 @@ void collect_tensors(T& value, CallTensors& tensors);
 namespace detail {
 
 template <typename T>
-concept IsOptional = requires(T value) { value.has_value(), *value, value.reset(); };
+concept IsOptional = requires(T value) {
+  value.has_value(), *value, value.reset();
+};
 template <typename T>
-concept IsTuple = requires { std::tuple_size<T>::value; };
+concept IsTuple = requires {
+  std::tuple_size<T>::value;
+};
 template <typename T>
-concept IsMap = requires { typename T::mapped_type; };
+concept IsMap = requires {
+  typename T::mapped_type;
+};
 template <typename T>
 concept IsSequence = requires(T value) {
   typename T::value_type;
   value.begin();
   value.end();
-} && !IsMap<T> && !std::is_same_v<T, std::string>;
+}
+&&!IsMap<T> && !std::is_same_v<T, std::string>;
 struct AnyVisit {
   template <typename T>
   void operator()(T&&) const {}
 };
 template <typename T>
-concept IsVisitable = requires(T value) { value.visit_tensors(AnyVisit()); };
+concept IsVisitable = requires(T value) {
+  value.visit_tensors(AnyVisit());
+};
 
 /// "Block" of "net::BlockImpl".
 std::string type_name_of(const std::type_info& type);
@@ -142,8 +151,9 @@ class HookedModule : public M, public Hookable {
   /// M::forward(arguments...), with its default arguments, between the hooks. It must not return void.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    return detail::run_hooked(hooks_, std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
-                              [this](auto&&... given) { return M::forward(std::forward<decltype(given)>(given)...); });
+    return detail::run_hooked(
+        hooks_, std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
+        [this](auto&&... given) { return M::forward(std::forward<decltype(given)>(given)...); });
   }
 
   std::string type_name() const override { return detail::type_name_of(typeid(M)); }

@@ -36,15 +36,13 @@ std::vector<std::unique_ptr<Unit>> Engine::make_units(const std::vector<UnitPlan
     const UnitLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
-      const LocalRange range = layout.local_range(i, groups.shard->rank());
+      const LocalRange local = layout.local_range(i, groups.shard->rank());
       segments_.push_back({.name = place.name,
                            .shape = place.shape,
                            .requires_grad = plan.parameters[i].tensor.requires_grad(),
                            .unit = units.size() - 1,
-                           .rows = range.rows,
-                           .begin = range.begin,
-                           .end = range.end,
-                           .shard_offset = range.shard_offset});
+                           .range = local.columns,
+                           .shard_offset = local.shard_offset});
     }
   }
   return units;

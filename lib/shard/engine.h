@@ -32,15 +32,11 @@ struct Segment {
   std::string name;            ///< of the parameter
   std::vector<int64_t> shape;  ///< of the whole parameter
   bool requires_grad = true;
-  size_t unit = 0;  ///< index into Engine::units()
-  /// Columns [begin, end) of the parameter seen as [rows, numel / rows]; empty when equal. With one row:
-  /// elements of the flattened parameter.
-  int64_t rows = 1;
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t shard_offset = 0;  ///< where they lie in the unit's shard, contiguous
+  size_t unit = 0;            ///< index into Engine::units()
+  util::ColumnRange range{};  ///< of the parameter; may be empty
+  int64_t shard_offset = 0;   ///< where its elements lie in the unit's shard, contiguous
 
-  int64_t numel() const { return rows * (end - begin); }
+  int64_t numel() const { return range.numel(); }
 };
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {

@@ -18,7 +18,8 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine);
 
 /// What unit_sizes() of the engine would be that fully_shard() makes of the model, before its first pass.
 /// The model may lie on the meta device. Throws Error(kUsage) as fully_shard() does.
-std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options, const comm::MeshShape& mesh);
+std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,
+                                  const comm::MeshShape& mesh);
 
 /// Not collective.
 StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step = {});

@@ -15,7 +15,7 @@ LocalRange FlatLayout::local_range(size_t parameter, int rank) const {
   int64_t begin = std::max(place.offset, shard_begin);
   int64_t end = std::min(place.offset + place.numel, shard_end);
   if (begin >= end) return {};
-  return {.begin = begin - place.offset, .end = end - place.offset, .shard_offset = begin - shard_begin};
+  return {.columns = {begin - place.offset, end - place.offset}, .shard_offset = begin - shard_begin};
 }
 
 std::vector<PiecePlace> FlatLayout::pieces(size_t parameter) const {

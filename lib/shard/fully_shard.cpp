@@ -33,8 +33,9 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
   return fully_shard(root, options, comm::Mesh({}, std::move(communicator)), std::move(trace), materialize);
 }
 
-std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options, const comm::Mesh& mesh,
-                                    std::shared_ptr<comm::Trace> trace, const Materialize& materialize) {
+std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
+                                    const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
+                                    const Materialize& materialize) {
   require_no_option_conflicts(options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);

@@ -20,8 +20,8 @@ namespace fsdp::shard {
 /// Parameters may lie on the meta device if `materialize` has a source: then each unit's parameters get their
 /// values, shard by shard, when the unit is made, and a rank never holds more of the model than its shards.
 /// Buffers must be real. What the source throws leaves the model unusable.
-std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options, const comm::Mesh& mesh,
-                                    std::shared_ptr<comm::Trace> trace = nullptr,
+std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
+                                    const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace = nullptr,
                                     const Materialize& materialize = {});
 
 /// The same over the ranks of a communicator in a row: a mesh of dcn 1 x data all x model 1.

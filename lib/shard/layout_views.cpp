@@ -27,11 +27,10 @@ std::vector<LayoutPiece> pieces_of(const UnitLayout& layout, size_t parameter, c
 
 LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,
                         const at::Tensor& shard) {
-  LocalRange range = layout.local_range(parameter, rank);
-  int64_t length = range.end - range.begin;
-  return {whole.view({range.rows, layout.parameters().at(parameter).numel / range.rows})
-              .narrow(1, range.begin, length),
-          shard.narrow(0, range.shard_offset, range.numel()).view({range.rows, length})};
+  const auto [columns, offset] = layout.local_range(parameter, rank);
+  return {whole.view({columns.rows, layout.parameters().at(parameter).numel / columns.rows})
+              .narrow(1, columns.begin, columns.length()),
+          shard.narrow(0, offset, columns.numel()).view({columns.rows, columns.length()})};
 }
 
 }  // namespace fsdp::shard

@@ -7,15 +7,15 @@
 
 #include <vector>
 
-#include "nn/model_outline.h"
 #include "nn/hooked.h"
+#include "nn/model_outline.h"
 
 namespace fsdp::shard {
 
 struct ModelTree {
   nn::ModelOutline outline;
   std::vector<nn::Hookable*> modules;  ///< by node; null for one whose calls no hook can see
-  std::vector<at::Tensor> tensors;  ///< by parameter
+  std::vector<at::Tensor> tensors;     ///< by parameter
 };
 
 ModelTree make_model_tree(torch::nn::Module& root);

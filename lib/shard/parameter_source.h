@@ -23,7 +23,8 @@ class ParameterSource {
   /// [begin, end) of the parameter seen as [rows, numel / rows]. parameter.tensor lies on the meta device and
   /// has the parameter's shape. Asked on every rank for every parameter in the same order, with an empty
   /// range where the rank keeps nothing of it, so that it may be collective; fully_shard() is then, too.
-  virtual void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) = 0;
+  virtual void read(const NamedParameter& parameter, const util::ColumnRange& range,
+                    const at::Tensor& out) = 0;
 };
 
 /// What fully_shard() does with parameters on the meta device; others keep their values.

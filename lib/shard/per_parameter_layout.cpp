@@ -30,9 +30,8 @@ PerParameterLayout::PerParameterLayout(const std::vector<Parameter>& parameters,
 
 LocalRange PerParameterLayout::local_range(size_t parameter, int rank) const {
   const Cut& cut = cuts_.at(parameter);
-  return {.rows = cut.rows,
-          .begin = std::min(rank * cut.chunk, cut.columns),
-          .end = std::min((rank + 1) * cut.chunk, cut.columns),
+  return {.columns = {std::min(rank * cut.chunk, cut.columns), std::min((rank + 1) * cut.chunk, cut.columns),
+                      cut.rows},
           .shard_offset = cut.shard_offset};
 }
 

@@ -62,17 +62,11 @@ std::string fault_of(const at::Tensor& tensor, int64_t numel) {
   return "";
 }
 
-/// Of a Segment or a ParameterRange.
-template <typename Part>
-util::ColumnRange columns_of(const Part& part) {
-  return {
-      .numel = c10::multiply_integers(part.shape), .rows = part.rows, .begin = part.begin, .end = part.end};
-}
-
-bool covers(const std::vector<const ParameterRange*>& ranges, const Segment& segment) {
+bool covers(const std::vector<const TensorSlice*>& slices, const Segment& segment) {
   std::vector<std::pair<int64_t, int64_t>> found;  // places in the segment
-  for (const ParameterRange* range : ranges) {
-    util::for_each_overlap(columns_of(segment), columns_of(*range), [&found](const util::Overlap& overlap) {
+  const int64_t numel = c10::multiply_integers(segment.shape);
+  for (const TensorSlice* slice : slices) {
+    util::for_each_overlap(numel, segment.range, slice->range, [&found](const util::Overlap& overlap) {
       found.emplace_back(overlap.in_a, overlap.in_a + overlap.count);
     });
   }
@@ -85,9 +79,10 @@ bool covers(const std::vector<const ParameterRange*>& ranges, const Segment& seg
 }
 
 /// Copies the elements that both have.
-void copy_range(const Engine& engine, const Segment& segment, const ParameterRange& range) {
-  at::Tensor to = view_of(engine, segment), from = range.data.reshape({-1});
-  util::for_each_overlap(columns_of(segment), columns_of(range), [&](const util::Overlap& overlap) {
+void copy_slice(const Engine& engine, const Segment& segment, const TensorSlice& slice) {
+  at::Tensor to = view_of(engine, segment), from = slice.data.reshape({-1});
+  const int64_t numel = c10::multiply_integers(segment.shape);
+  util::for_each_overlap(numel, segment.range, slice.range, [&](const util::Overlap& overlap) {
     to.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
   });
 }
@@ -95,31 +90,30 @@ void copy_range(const Engine& engine, const Segment& segment, const ParameterRan
 struct LoadRequest {
   const char* what;  ///< the function, for messages
   bool strict;
-  bool whole;  ///< ranges are whole parameters: one is due even where this rank has nothing of it
+  bool whole;  ///< slices are whole parameters: one is due even where this rank has nothing of it
 };
 
-void load_ranges(const Engine& engine, const std::vector<ParameterRange>& ranges,
-                 const LoadRequest& request) {
+void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, const LoadRequest& request) {
   engine.require_rest(request.what);
   Misfits misfits;
   auto by_name = segments_by_name(engine);
-  std::vector<std::vector<const ParameterRange*>> given(engine.segments().size());
+  std::vector<std::vector<const TensorSlice*>> given(engine.segments().size());
   std::vector<bool> is_misshapen(given.size(), false);
-  for (const ParameterRange& range : ranges) {
-    auto found = by_name.find(range.name);
+  for (const TensorSlice& slice : slices) {
+    auto found = by_name.find(slice.name);
     if (found == by_name.end()) {
-      misfits.unexpected.push_back(range.name);
+      misfits.unexpected.push_back(slice.name);
       continue;
     }
     const Segment& segment = engine.segments()[found->second];
-    std::string fault = fault_of(range.data, range.rows * (range.end - range.begin));
-    if (fault.empty() && range.shape != segment.shape) {
-      fault = util::concat(at::IntArrayRef(range.shape), " in place of ", at::IntArrayRef(segment.shape));
+    std::string fault = fault_of(slice.data, slice.numel());
+    if (fault.empty() && slice.shape != segment.shape) {
+      fault = util::concat(at::IntArrayRef(slice.shape), " in place of ", at::IntArrayRef(segment.shape));
     }
-    given[found->second].push_back(&range);
+    given[found->second].push_back(&slice);
     if (fault.empty()) continue;
     is_misshapen[found->second] = true;
-    misfits.misshapen.push_back(util::concat(range.name, " (", fault, ")"));
+    misfits.misshapen.push_back(util::concat(slice.name, " (", fault, ")"));
   }
   for (size_t i = 0; i < given.size(); ++i) {
     const Segment& segment = engine.segments()[i];
@@ -130,7 +124,7 @@ void load_ranges(const Engine& engine, const std::vector<ParameterRange>& ranges
 
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < given.size(); ++i) {
-    for (const ParameterRange* range : given[i]) copy_range(engine, engine.segments()[i], *range);
+    for (const TensorSlice* slice : given[i]) copy_slice(engine, engine.segments()[i], *slice);
   }
 }
 
@@ -162,8 +156,7 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
 ShardedStateDict sharded_state_dict(const Engine& engine) {
   ShardedStateDict state;
   for (const Segment& segment : engine.segments()) {
-    state.push_back(
-        {segment.name, segment.shape, segment.begin, segment.end, view_of(engine, segment), segment.rows});
+    state.push_back({segment.name, segment.shape, segment.range, view_of(engine, segment)});
   }
   return state;
 }
@@ -175,16 +168,16 @@ LocalStateDict local_state_dict(const Engine& engine) {
 }
 
 void load_full_state_dict(Engine& engine, const FullStateDict& state, bool strict) {
-  std::vector<ParameterRange> ranges;
+  std::vector<TensorSlice> slices;
   for (const auto& [name, tensor] : state) {
     auto shape = tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>{};
-    ranges.push_back({name, std::move(shape), 0, tensor.defined() ? tensor.numel() : 0, tensor, 1});
+    slices.push_back({name, std::move(shape), {0, tensor.defined() ? tensor.numel() : 0}, tensor});
   }
-  load_ranges(engine, ranges, {"load_full_state_dict()", strict, /*whole=*/true});
+  load_slices(engine, slices, {"load_full_state_dict()", strict, /*whole=*/true});
 }
 
 void load_sharded_state_dict(Engine& engine, const ShardedStateDict& state, bool strict) {
-  load_ranges(engine, state, {"load_sharded_state_dict()", strict, /*whole=*/false});
+  load_slices(engine, state, {"load_sharded_state_dict()", strict, /*whole=*/false});
 }
 
 void load_local_state_dict(Engine& engine, const LocalStateDict& state) {

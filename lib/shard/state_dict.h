@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "shard/engine.h"
+#include "shard/tensor_slice.h"
 
 namespace fsdp::shard {
 
@@ -32,19 +33,9 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// A part of the parameter `name`, which has `shape` as a whole: columns [begin, end) of it seen as
-/// [rows, numel / rows]; with one row, elements of the flattened parameter.
-struct ParameterRange {
-  std::string name;
-  std::vector<int64_t> shape;
-  int64_t begin = 0, end = 0;
-  at::Tensor data;  ///< [rows * (end - begin)]
-  int64_t rows = 1;
-};
-
-using FullStateDict = std::vector<NamedTensor>;        ///< by parameter
-using ShardedStateDict = std::vector<ParameterRange>;  ///< by parameter
-using LocalStateDict = std::vector<NamedTensor>;       ///< by unit: [shard_numel]
+using FullStateDict = std::vector<NamedTensor>;     ///< by parameter
+using ShardedStateDict = std::vector<TensorSlice>;  ///< by parameter
+using LocalStateDict = std::vector<NamedTensor>;    ///< by unit: [shard_numel]
 
 struct FullStateDictOptions {
   bool rank0_only = false;  ///< the other ranks take part in the gathers and get an empty state dict

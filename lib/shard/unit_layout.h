@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "util/column_range.h"
+
 namespace fsdp::shard {
 
 /// Where a parameter lies in its unit.
@@ -26,14 +28,10 @@ struct ParameterPlace {
   int64_t offset = 0;  ///< of its first element in the unsharded buffer
 };
 
-/// The part of a parameter that lies in one rank's shard: columns [begin, end) of the parameter seen as
-/// [rows, numel / rows], which lie contiguous in the shard as [rows, end - begin]. Empty when begin == end.
+/// The part of a parameter that lies in one rank's shard, contiguous there; may be empty.
 struct LocalRange {
-  int64_t rows = 1;
-  int64_t begin = 0, end = 0;
+  util::ColumnRange columns{};
   int64_t shard_offset = 0;  ///< of its first element in the shard
-
-  int64_t numel() const { return rows * (end - begin); }
 };
 
 /// A part of a parameter as a view of the contiguous parameter and as a view of the gathered shards one after

@@ -21,7 +21,7 @@ void take_layout(const UnitLayout& layout, UnitSizes& sizes) {
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const ParameterPlace& place = layout.parameters()[i];
     sizes.parameters.push_back(
-        {.name = place.name, .shape = place.shape, .shard_numel = layout.local_range(i, 0).numel()});
+        {.name = place.name, .shape = place.shape, .shard_numel = layout.local_range(i, 0).columns.numel()});
   }
 }
 

@@ -70,7 +70,8 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
 
 void UnitStorage::fill_shard(const Materialize& materialize) {
   int64_t filled = 0;
-  for (size_t i = 0; i < parameters_.size(); ++i) filled += layout_->local_range(i, place_.rank).numel();
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    filled += layout_->local_range(i, place_.rank).columns.numel();
   if (filled < shard_.numel()) shard_.zero_();  // the padding between and behind parameters
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
@@ -85,9 +86,9 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
                  "real device or give fully_shard() a ParameterSource");
     }
     LocalRange range = layout_->local_range(i, place_.rank);
-    at::Tensor own = shard_.narrow(0, range.shard_offset, range.numel());
+    at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
     at::Tensor read = own.is_cpu() ? own : at::empty_like(own, at::TensorOptions().device(at::kCPU));
-    materialize.source->read(parameters_[i], range, read);
+    materialize.source->read(parameters_[i], range.columns, read);
     if (!own.is_cpu()) own.copy_(read);
   }
 }

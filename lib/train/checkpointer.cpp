@@ -10,11 +10,11 @@
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save_full.h"
+#include "checkpoint/state_slices.h"
 #include "checkpoint/weights.h"
 #include "optim/parameter_groups.h"
 #include "train/data_record.h"
 #include "train/model_record.h"
-#include "train/state_slices.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -25,7 +25,7 @@
 namespace fsdp::train {
 namespace fs = std::filesystem;
 using checkpoint::Manifest;
-using checkpoint::TensorSlice;
+using shard::TensorSlice;
 using util::concat;
 
 namespace {
@@ -75,7 +75,8 @@ RunPosition Checkpointer::restore() {
     remove_leftovers();
   });
   if (config_.checkpoint.asynchronous) {
-    copies_.prepare(state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave));
+    copies_.prepare(
+        checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave));
   }
   return restored_;
 }
@@ -176,7 +177,9 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (keeps_averages && !has_averages) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
   }
-  load(folder, manifest, state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad), strictness);
+  load(folder, manifest,
+       checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad),
+       strictness);
   if (keeps_averages && !has_averages) start_averages();
   if (keeps_averages != has_averages) {
     say(keeps_averages
@@ -201,7 +204,8 @@ void Checkpointer::load_weights(const fs::path& folder) {
   Manifest manifest = checkpoint::read_manifest(folder);
   std::erase_if(manifest.tensors,
                 [&](const auto& item) { return !is_weight(item.first, options.init_only); });
-  std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kLoad);
+  std::vector<TensorSlice> slices =
+      checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
   std::erase_if(slices, [&](const TensorSlice& slice) { return !is_weight(slice.name, options.init_only); });
   checkpoint::LoadOptions strictness{.refuse_unexpected = true};
   for (const std::string& pattern : options.init_missing) {
@@ -247,7 +251,8 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                     .in_the_middle = [this, step = position.step] {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
-    std::vector<TensorSlice> slices = state_slices(state_.engine, state_.optimizer, SlicePurpose::kSave);
+    std::vector<TensorSlice> slices =
+        checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave);
     if (options.asynchronous || !checkpoint::in_host_memory(slices)) slices = copies_.take(slices);
     if (options.asynchronous) {
       under_way_ =

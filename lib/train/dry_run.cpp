@@ -55,7 +55,7 @@ class RandomBatches final : public data::BatchSource {
 /// Numbers of this size keep all that is computed of them finite.
 class ConstantWeights final : public shard::ParameterSource {
  public:
-  void read(const shard::NamedParameter&, const shard::LocalRange&, const at::Tensor& out) override {
+  void read(const shard::NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
     out.fill_(0.02);
   }
 };

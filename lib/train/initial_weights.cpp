@@ -15,11 +15,10 @@
 namespace fsdp::train {
 namespace {
 
-using shard::LocalRange;
 using shard::NamedParameter;
 
 /// out [rows * (end - begin)] = columns [begin, end) of whole [numel] seen as [rows, numel / rows].
-void copy_columns(const at::Tensor& whole, const LocalRange& range, const at::Tensor& out) {
+void copy_columns(const at::Tensor& whole, const util::ColumnRange& range, const at::Tensor& out) {
   if (out.numel() == 0) return;
   out.view({range.rows, -1})
       .copy_(whole.view({range.rows, -1}).narrow(1, range.begin, range.end - range.begin));
@@ -29,7 +28,7 @@ class RandomWeights final : public shard::ParameterSource {
  public:
   RandomWeights(const nn::ModelOptions& options, uint64_t seed) : options_(options), seed_(seed) {}
 
-  void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
     if (out.numel() == 0) return;
     const at::IntArrayRef sizes = parameter.tensor.sizes();
     if (range.rows == 1) {
@@ -51,7 +50,7 @@ class StoredWeights final : public shard::ParameterSource {
   StoredWeights(const nn::ModelOptions& options, checkpoint::Weights weights)
       : weights_(std::move(weights)), names_(checkpoint::match_initial_weights(weights_, options)) {}
 
-  void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
     if (out.numel() == 0) return;
     auto name = names_.find(parameter.name);
     for (const std::string& other : parameter.other_names) {
@@ -72,7 +71,7 @@ class BroadcastWeights final : public shard::ParameterSource {
                    std::shared_ptr<comm::Communicator> communicator)
       : source_(std::move(source)), communicator_(std::move(communicator)) {}
 
-  void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
     const int64_t numel = parameter.tensor.numel();
     // The last element tells whether rank 0 has failed, so that it need not be asked for each parameter.
     at::Tensor sent = at::empty({numel + 1}, at::kFloat);
@@ -81,7 +80,7 @@ class BroadcastWeights final : public shard::ParameterSource {
     std::exception_ptr failure;
     if (communicator_->rank() == 0) {
       try {
-        source_->read(parameter, {.rows = 1, .begin = 0, .end = numel}, whole);
+        source_->read(parameter, {0, numel}, whole);
       } catch (const std::exception&) {
         failure = std::current_exception();
       }

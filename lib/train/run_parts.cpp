@@ -7,13 +7,13 @@
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
 #include "nn/recompute.h"
+#include "optim/engine_shards.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
 #include "train/block_graphs.h"
 #include "train/float8_layers.h"
 #include "train/initial_weights.h"
-#include "train/state_slices.h"
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/log.h"
@@ -132,9 +132,9 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
         graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
   });
   comm::agree(*mesh.world(), "making the optimizer", [&] {
-    parts.matrices = std::make_unique<ShardedMatrices>(*parts.engine, config.optimizer);
+    parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, config.optimizer);
     parts.optimizer = optim::make_optimizer(
-        config.optimizer, flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());
+        config.optimizer, optim::flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());
   });
   const auto& precision = config.mixed_precision;
   bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "nn/loss.h"
+#include "optim/engine_shards.h"
 #include "shard/grad_norm.h"
 #include "train/arriving_gradients.h"
-#include "train/state_slices.h"
 #include "util/error.h"
 
 namespace fsdp::train {
@@ -128,7 +128,7 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
 }
 
 void TrainStep::update_shards(double lr, double gradient_scale) {
-  parts_.optimizer.step(shard_gradients(parts_.engine), lr, gradient_scale);
+  parts_.optimizer.step(optim::shard_gradients(parts_.engine), lr, gradient_scale);
 }
 
 std::string TrainStep::whose_samples(const StepPosition& position, double local_loss) {

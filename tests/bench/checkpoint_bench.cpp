@@ -14,12 +14,12 @@
 #include <iostream>
 
 #include "checkpoint/load.h"
+#include "checkpoint/state_slices.h"
 #include "support/checkpoint_fixtures.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "train/checkpointer.h"
 #include "train/run_parts.h"
-#include "train/state_slices.h"
 #include "util/log.h"
 
 namespace fsdp {
@@ -152,7 +152,7 @@ void stall(const fs::path& folder, bool asynchronous) {
     }
     checkpointer.finish();
     checkpointer.require_last_save();
-    auto slices = train::state_slices(*parts.engine, *parts.optimizer, train::SlicePurpose::kSave);
+    auto slices = checkpoint::state_slices(*parts.engine, *parts.optimizer, checkpoint::SlicePurpose::kSave);
     checkpoint::HostCopies buffer;
     buffer.prepare(slices);
     for (int i = 0; i < 5; ++i) {

@@ -51,10 +51,10 @@ TEST(SaveLoad, HandlesManyRangesOfATensorOnARank) {
   at::Tensor whole = at::arange(24, at::kFloat).view({4, 6});
   // Rank r of 2 holds columns [3r, 3r + 3): four ranges each, given in falling order.
   auto columns = [](const at::Tensor& tensor, int rank) {
-    std::vector<TensorSlice> slices;
+    std::vector<shard::TensorSlice> slices;
     for (int64_t row = 3; row >= 0; --row) {
       int64_t begin = row * 6 + rank * 3;
-      slices.push_back({"model/w", {4, 6}, begin, begin + 3, tensor.view({-1}).narrow(0, begin, 3)});
+      slices.push_back({"model/w", {4, 6}, {begin, begin + 3}, tensor.view({-1}).narrow(0, begin, 3)});
     }
     return slices;
   };
@@ -73,11 +73,11 @@ TEST(SaveLoad, HandlesManyRangesOfATensorOnARank) {
 }
 
 /// Rank `rank` of `world`: its chunk of the tensor cut after `rows`, or of the flattened tensor with one row.
-std::vector<TensorSlice> cut(const at::Tensor& tensor, int64_t rows, int rank, int world) {
+std::vector<shard::TensorSlice> cut(const at::Tensor& tensor, int64_t rows, int rank, int world) {
   int64_t columns = tensor.numel() / rows, chunk = (columns + world - 1) / world;
   int64_t begin = std::min(rank * chunk, columns), end = std::min(begin + chunk, columns);
   at::Tensor part = tensor.view({rows, columns}).narrow(1, begin, end - begin);
-  return {{"model/w", tensor.sizes().vec(), begin, end, part.contiguous().view({-1}), rows}};
+  return {{"model/w", tensor.sizes().vec(), {begin, end, rows}, part.contiguous().view({-1})}};
 }
 
 TEST(SaveLoad, AnyCutGivesAnyOther) {
@@ -119,8 +119,8 @@ TEST(SaveLoad, ATensorCutInColumnsIsOneReadFromAFileForAnotherNumberOfRanks) {
   fs::path folder = root.path() / "step-00000007";
   Manifest manifest = read_manifest(folder);
   ShardSet shards(folder, manifest);
-  EXPECT_EQ(shards.plan("model/w", {.numel = 600, .rows = 100, .begin = 2, .end = 4}, nullptr).size(), 2u);
-  EXPECT_EQ(shards.plan("model/w", {.numel = 600, .rows = 1, .begin = 0, .end = 600}, nullptr).size(), 2u);
+  EXPECT_EQ(shards.plan("model/w", {2, 4, 100}, nullptr).size(), 2u);
+  EXPECT_EQ(shards.plan("model/w", {0, 600}, nullptr).size(), 2u);
 }
 
 TEST(SaveLoad, RefusesRowsThatAreNotDimensions) {

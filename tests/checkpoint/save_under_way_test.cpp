@@ -88,15 +88,15 @@ TEST(HostCopies, KeepTheirValuesAndTheirMemory) {
   HostCopies copies;
   copies.prepare(slices_of(tensors, 1, 2));
   const int64_t bytes = copies.bytes();
-  std::vector<TensorSlice> first = copies.take(slices_of(tensors, 1, 2));
+  std::vector<shard::TensorSlice> first = copies.take(slices_of(tensors, 1, 2));
   for (auto& [name, tensor] : tensors) tensor.zero_();
-  std::vector<TensorSlice> expected = slices_of(before, 1, 2);
+  std::vector<shard::TensorSlice> expected = slices_of(before, 1, 2);
   ASSERT_EQ(first.size(), expected.size());
   for (size_t i = 0; i < first.size(); ++i) {
     EXPECT_EQ(first[i].name, expected[i].name);
     EXPECT_TRUE(same_bits(first[i].data, expected[i].data)) << first[i].name;
   }
-  std::vector<TensorSlice> second = copies.take(slices_of(tensors, 1, 2));
+  std::vector<shard::TensorSlice> second = copies.take(slices_of(tensors, 1, 2));
   for (size_t i = 0; i < first.size(); ++i) {
     EXPECT_EQ(second[i].data.const_data_ptr(), first[i].data.const_data_ptr());
   }

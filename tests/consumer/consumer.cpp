@@ -6,15 +6,15 @@
 
 #include <checkpoint/load.h>
 #include <checkpoint/save.h>
+#include <checkpoint/state_slices.h>
 #include <comm/launch_environment.h>
 #include <comm/make_communicator.h>
 #include <comm/thread_communicator.h>
-#include <optim/optimizer.h>
+#include <optim/engine_shards.h>
 #include <shard/fully_shard.h>
 #include <shard/grad_norm.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>
-#include <train/state_slices.h>
 #include <util/error.h>
 
 #include <atomic>
@@ -43,12 +43,12 @@ double train(const Communicator& communicator, const std::filesystem::path& fold
   auto engine = fsdp::shard::fully_shard(*model, {.min_num_params = 2000}, communicator);
 
   fsdp::optim::OptimizerOptions options{.name = "adamw", .lr = 1e-2};
-  auto optimizer = fsdp::optim::make_optimizer(options, fsdp::train::flat_parameters(*engine, options));
-  auto state = [&](auto purpose) { return fsdp::train::state_slices(*engine, *optimizer, purpose); };
+  auto optimizer = fsdp::optim::make_optimizer(options, fsdp::optim::flat_parameters(*engine, options));
+  auto state = [&](auto purpose) { return fsdp::checkpoint::state_slices(*engine, *optimizer, purpose); };
   if (first > 0) {
     auto from = folder / fsdp::checkpoint::step_folder_name(first);
     fsdp::checkpoint::load_slices(from, fsdp::checkpoint::read_manifest(from),
-                                  state(fsdp::train::SlicePurpose::kLoad));
+                                  state(fsdp::checkpoint::SlicePurpose::kLoad));
     optimizer->set_step_count(first);
   }
   at::Tensor loss;
@@ -57,10 +57,10 @@ double train(const Communicator& communicator, const std::filesystem::path& fold
     loss = loss_of(*model, communicator->rank(), step);
     loss.backward();                                         // gathers, frees and reduces as it goes
     fsdp::shard::clip_grad_norm(*engine, /*max_norm=*/1.0);  // of all ranks together
-    optimizer->step(fsdp::train::shard_gradients(*engine), options.lr);  // on this rank's shards
+    optimizer->step(fsdp::optim::shard_gradients(*engine), options.lr);  // on this rank's shards
   }
   fsdp::checkpoint::save_sharded({.root = folder, .step = last, .layout = "flat"},
-                                 state(fsdp::train::SlicePurpose::kSave), *communicator);
+                                 state(fsdp::checkpoint::SlicePurpose::kSave), *communicator);
   return loss.item<double>();
 }
 // [end of example]

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules.h>
 
+#include <mutex>
+
 #include "comm/thread_communicator.h"
 #include "optim/optimizer.h"
 #include "shard/full_parameters.h"
@@ -69,8 +71,8 @@ struct NetImpl : torch::nn::Module {
     sequence = register_module(
         "sequence", torch::nn::Sequential(SequentialHooked<torch::nn::LinearImpl>(4, 8), torch::nn::GELU(),
                                           SequentialHooked<torch::nn::LinearImpl>(8, 4)));
-    recurrent = register_module(
-        "recurrent", Hooked<torch::nn::GRUImpl>(torch::nn::GRUOptions(4, 4).batch_first(true)));
+    recurrent = register_module("recurrent",
+                                Hooked<torch::nn::GRUImpl>(torch::nn::GRUOptions(4, 4).batch_first(true)));
     head = register_module("head", torch::nn::Linear(4, 3));
   }
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& ids) {
@@ -95,13 +97,16 @@ struct NetImpl : torch::nn::Module {
 using Net = Hooked<NetImpl>;
 
 Net make_net() {
+  static std::mutex mutex;  // ranks are threads, which share libtorch's generator
+  const std::lock_guard lock(mutex);
   torch::manual_seed(3);
   Net net;
   return net;
 }
 
 at::Tensor loss_of(Net& net, int64_t row, int64_t step) {
-  const at::Tensor x = (at::arange(8).view({2, 4}).to(at::kFloat) * 0.3f + static_cast<float>(row + step)).sin();
+  const at::Tensor x =
+      (at::arange(8).view({2, 4}).to(at::kFloat) * 0.3f + static_cast<float>(row + step)).sin();
   const at::Tensor ids = (at::arange(2) + row + 2 * step) % 7;
   const auto [scores, state] = net(x, ids);
   return scores.square().mean() + state.sum();
@@ -126,8 +131,9 @@ std::map<std::string, at::Tensor> expected_weights(const std::function<bool(int6
   return weights;
 }
 
-void expect_training_is_alike(int world_size, ShardOptions options,
-                              const std::function<bool(int64_t)>& uses_sometimes = [](int64_t) { return true; }) {
+void expect_training_is_alike(
+    int world_size, ShardOptions options,
+    const std::function<bool(int64_t)>& uses_sometimes = [](int64_t) { return true; }) {
   const auto expected = expected_weights(uses_sometimes);
   options.min_num_params = 1;
   comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
@@ -153,7 +159,8 @@ void expect_training_is_alike(int world_size, ShardOptions options,
     }
     const FullParameters full(*engine);
     for (const auto& parameter : net->named_parameters()) {
-      EXPECT_TRUE(at::allclose(parameter.value(), expected.at(parameter.key()), 1e-5, 1e-6)) << parameter.key();
+      EXPECT_TRUE(at::allclose(parameter.value(), expected.at(parameter.key()), 1e-5, 1e-6))
+          << parameter.key();
     }
   });
 }

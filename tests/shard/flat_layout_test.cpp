@@ -19,11 +19,10 @@ TEST(FlatLayout, EveryElementIsInExactlyOneShard) {
     for (size_t p = 0; p < layout.parameters().size(); ++p) {
       int64_t next = 0;
       for (int rank = 0; rank < world; ++rank) {
-        LocalRange range = layout.local_range(p, rank);
+        const auto [range, shard_offset] = layout.local_range(p, rank);
         if (range.begin == range.end) continue;
         EXPECT_EQ(range.begin, next);
-        EXPECT_EQ(rank * layout.shard_numel() + range.shard_offset,
-                  layout.parameters()[p].offset + range.begin);
+        EXPECT_EQ(rank * layout.shard_numel() + shard_offset, layout.parameters()[p].offset + range.begin);
         next = range.end;
       }
       EXPECT_EQ(next, layout.parameters()[p].numel) << "world " << world;
@@ -34,8 +33,8 @@ TEST(FlatLayout, EveryElementIsInExactlyOneShard) {
 TEST(FlatLayout, LeavesRanksEmptyWhenThereAreFewerElementsThanRanks) {
   FlatLayout layout({{"a", {2}}}, 5);
   EXPECT_EQ(layout.shard_numel(), 1);
-  EXPECT_EQ(layout.local_range(0, 1).end, 2);
-  EXPECT_EQ(layout.local_range(0, 2).begin, layout.local_range(0, 2).end);
+  EXPECT_EQ(layout.local_range(0, 1).columns.end, 2);
+  EXPECT_EQ(layout.local_range(0, 2).columns.begin, layout.local_range(0, 2).columns.end);
 }
 
 }  // namespace

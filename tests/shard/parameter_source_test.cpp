@@ -22,7 +22,7 @@ class ValuesOf final : public ParameterSource {
  public:
   explicit ValuesOf(nn::Stage& model) : model_(model) {}
 
-  void read(const NamedParameter& parameter, const LocalRange& range, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
     asked.push_back(parameter.name);
     numel += out.numel();
     EXPECT_TRUE(parameter.tensor.is_meta());
@@ -173,7 +173,9 @@ TEST(ParameterSource, NothingIsAllocatedButTheShards) {
   options.intermediate_size = 256;
   options.num_hidden_layers = 16;
   struct Zeros final : ParameterSource {
-    void read(const NamedParameter&, const LocalRange&, const at::Tensor& out) override { out.zero_(); }
+    void read(const NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
+      out.zero_();
+    }
   } zeros;
   comm::SingleCommunicator single;
   for (const char* layout : {"flat", "per_parameter"}) {
@@ -238,7 +240,7 @@ class MixedStage final : public nn::Stage {
 };
 
 struct Threes final : ParameterSource {
-  void read(const NamedParameter& parameter, const LocalRange&, const at::Tensor& out) override {
+  void read(const NamedParameter& parameter, const util::ColumnRange&, const at::Tensor& out) override {
     EXPECT_EQ(parameter.name, "deferred");
     out.fill_(3);
   }
@@ -272,7 +274,9 @@ TEST(ParameterSource, GradientsOfAModelThatRanOnTheMetaDeviceBeforeAreRight) {
   at::Tensor shape = stage.forward(at::ones({1, 3}, at::TensorOptions().device(at::kMeta)));
   EXPECT_TRUE(shape.requires_grad());
   struct Halves final : ParameterSource {
-    void read(const NamedParameter&, const LocalRange&, const at::Tensor& out) override { out.fill_(0.5); }
+    void read(const NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
+      out.fill_(0.5);
+    }
   } source;
   auto engine = fully_shard(stage, {}, testing::borrowed(single), nullptr, {&source, at::kCPU});
   at::Tensor y = stage.forward(at::full({1, 3}, 2.0f));

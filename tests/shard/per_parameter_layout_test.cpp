@@ -37,22 +37,22 @@ at::Tensor shard_of(const UnitLayout& layout, int rank) {
 TEST(PerParameterLayout, CutsOnTheDimensionAsTorchChunkDoes) {
   PerParameterLayout layout({{"a", {10, 4}, 0}, {"b", {4, 10}, 1}}, 4);
   EXPECT_EQ(layout.shard_numel(), 3 * 4 + 4 * 3);
-  LocalRange last = layout.local_range(0, 3);
+  const util::ColumnRange last = layout.local_range(0, 3).columns;
   EXPECT_EQ(last.rows, 1);
   EXPECT_EQ(last.begin, 36);
   EXPECT_EQ(last.end, 40);  // one row in place of three
-  LocalRange columns = layout.local_range(1, 1);
+  const auto [columns, shard_offset] = layout.local_range(1, 1);
   EXPECT_EQ(columns.rows, 4);
   EXPECT_EQ(columns.begin, 3);
   EXPECT_EQ(columns.end, 6);
-  EXPECT_EQ(columns.shard_offset, 12);
+  EXPECT_EQ(shard_offset, 12);
   EXPECT_EQ(columns.numel(), 12);
 }
 
 TEST(PerParameterLayout, RanksBeyondTheDimensionHaveNothing) {
   PerParameterLayout layout({{"a", {3, 2}, 0}}, 8);
   EXPECT_EQ(layout.shard_numel(), 2);
-  for (int rank = 3; rank < 8; ++rank) EXPECT_EQ(layout.local_range(0, rank).numel(), 0);
+  for (int rank = 3; rank < 8; ++rank) EXPECT_EQ(layout.local_range(0, rank).columns.numel(), 0);
 }
 
 TEST(PerParameterLayout, ShardsOneAfterAnotherAreTheParameters) {
@@ -78,7 +78,7 @@ TEST(PerParameterLayout, EveryElementIsInExactlyOneShard) {
     PerParameterLayout layout(odd_parameters(), world);
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       int64_t numel = 0;
-      for (int rank = 0; rank < world; ++rank) numel += layout.local_range(i, rank).numel();
+      for (int rank = 0; rank < world; ++rank) numel += layout.local_range(i, rank).columns.numel();
       EXPECT_EQ(numel, layout.parameters()[i].numel) << "world " << world;
     }
   }

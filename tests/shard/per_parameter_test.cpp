@@ -92,7 +92,7 @@ TEST(PerParameter, APolicyOfOnesOwnDecides) {
     auto engine = fully_shard(chain, options, testing::borrowed(communicator));
     for (const Segment& segment : engine->segments()) {
       if (segment.shape.size() < 2) continue;
-      EXPECT_EQ(segment.rows, segment.name.find("0") != std::string::npos ? 4 : 1) << segment.name;
+      EXPECT_EQ(segment.range.rows, segment.name.find("0") != std::string::npos ? 4 : 1) << segment.name;
     }
   });
 }

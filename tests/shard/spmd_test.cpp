@@ -250,7 +250,7 @@ TEST(Spmd, MarkedParametersAreCutWhereTheMarkSays) {
     auto engine = spmd_fully_shard(*model, mesh, {}, wrap_blocks());
     for (const Segment& segment : engine->segments()) {
       if (segment.name == cut) {
-        EXPECT_EQ(segment.rows, segment.shape[0]);
+        EXPECT_EQ(segment.range.rows, segment.shape[0]);
       }
       if (segment.name == whole) {
         EXPECT_EQ(engine->units()[segment.unit]->name(), "root.replicated");

@@ -196,13 +196,13 @@ TEST(StateDict, ShardedAndLocalAreViewsOfTheShardsWithoutCommunication) {
       }
       return false;
     };
-    for (const ParameterRange& range : sharded_state_dict(*engine)) {
-      at::Tensor whole = expected.at(range.name);
-      EXPECT_EQ(range.shape, whole.sizes().vec());
-      EXPECT_TRUE(at::equal(range.data, whole.flatten().narrow(0, range.begin, range.end - range.begin)));
-      EXPECT_TRUE(is_view(range.data));
+    for (const TensorSlice& slice : sharded_state_dict(*engine)) {
+      at::Tensor whole = expected.at(slice.name);
+      EXPECT_EQ(slice.shape, whole.sizes().vec());
+      EXPECT_TRUE(at::equal(slice.data, whole.flatten().narrow(0, slice.range.begin, slice.range.length())));
+      EXPECT_TRUE(is_view(slice.data));
       std::lock_guard lock(mutex);
-      covered[range.name] += range.data.numel();
+      covered[slice.name] += slice.data.numel();
     }
     LocalStateDict local = local_state_dict(*engine);
     ASSERT_EQ(local.size(), engine->units().size());
@@ -249,9 +249,9 @@ TEST(StateDict, RangesOfAllRanksMoveToAnotherWorldSizeAndWrapping) {
       auto model = testing::make_initialized(tied_options(true), /*seed=*/11);
       auto engine = testing::shard_under_test(*model, nested(), borrowed(communicator));
       std::lock_guard lock(mutex);
-      for (ParameterRange& range : sharded_state_dict(*engine)) {
-        range.data = range.data.clone();
-        saved.push_back(std::move(range));
+      for (TensorSlice& slice : sharded_state_dict(*engine)) {
+        slice.data = slice.data.clone();
+        saved.push_back(std::move(slice));
       }
     });
     for (const auto& setup : shard_setups()) {
@@ -274,7 +274,7 @@ TEST(StateDict, LocalAndShardedGoBackToWhereTheyCameFrom) {
         LocalStateDict local = local_state_dict(*engine);
         ShardedStateDict ranges = sharded_state_dict(*engine);
         for (NamedTensor& shard : local) shard.tensor = shard.tensor.clone();
-        for (ParameterRange& range : ranges) range.data = range.data.clone();
+        for (TensorSlice& slice : ranges) slice.data = slice.data.clone();
         auto forget = [&] {
           for (const auto& unit : engine->units()) unit->storage().shard().zero_();
         };
@@ -357,7 +357,7 @@ TEST(StateDict, RangesMustCoverWhatTheRankHas) {
     testing::MatrixStage stage(5, 1);  // 3 and 2 elements
     auto engine = testing::shard_under_test(stage, nested(), borrowed(communicator));
     auto range = [](int64_t begin, int64_t end) {
-      return ParameterRange{"weight", {1, 5}, begin, end, at::arange(begin, end, at::kFloat)};
+      return TensorSlice{"weight", {1, 5}, {begin, end}, at::arange(begin, end, at::kFloat)};
     };
     ShardedStateDict gap = {range(4, 5), range(0, 3)};
     std::string message = refusal([&] { load_sharded_state_dict(*engine, gap); });

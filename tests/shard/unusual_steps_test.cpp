@@ -49,9 +49,9 @@ void expect_gradients_as_without_engine(const Steps& steps, bool first_derivativ
             const at::Tensor& flat = run.engine->units()[segment.unit]->storage().shard_gradient();
             ASSERT_EQ(flat.defined(), whole.defined()) << segment.name << strategy << prefetch << recompute;
             if (!whole.defined()) continue;
-            int64_t length = segment.end - segment.begin;
+            int64_t length = segment.range.end - segment.range.begin;
             EXPECT_TRUE(at::allclose(flat.narrow(0, segment.shard_offset, length),
-                                     whole.flatten().narrow(0, segment.begin, length), 1e-5, 1e-7))
+                                     whole.flatten().narrow(0, segment.range.begin, length), 1e-5, 1e-7))
                 << segment.name << strategy << prefetch << recompute;
           }
         });
@@ -224,10 +224,10 @@ TEST(NestedUnits, AreGatheredInsideEachOtherAndTrainAlike) {
         }
         for (const Segment& segment : engine->segments()) {
           at::Tensor whole = plain->named_parameters()[segment.name].grad().flatten();
-          int64_t length = segment.end - segment.begin;
+          int64_t length = segment.range.end - segment.range.begin;
           EXPECT_TRUE(at::allclose(engine->units()[segment.unit]->storage().shard_gradient().narrow(
                                        0, segment.shard_offset, length),
-                                   whole.narrow(0, segment.begin, length), 1e-5, 1e-7))
+                                   whole.narrow(0, segment.range.begin, length), 1e-5, 1e-7))
               << segment.name << recompute << manual;
         }
       });

@@ -18,12 +18,12 @@ namespace fsdp::testing {
 /// Every tensor of a checkpoint under its name.
 inline std::map<std::string, at::Tensor> contents_of(const std::filesystem::path& folder) {
   std::map<std::string, at::Tensor> contents;
-  std::vector<checkpoint::TensorSlice> slices;
+  std::vector<shard::TensorSlice> slices;
   checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
   for (const auto& [name, entry] : manifest.tensors) {
     at::Tensor tensor = at::zeros(entry.shape, at::TensorOptions().dtype(entry.dtype));
     contents[name] = tensor;
-    slices.push_back({name, entry.shape, 0, entry.numel, tensor.view({-1})});
+    slices.push_back({name, entry.shape, {0, entry.numel}, tensor.view({-1})});
   }
   checkpoint::load_slices(folder, manifest, slices, {.refuse_unexpected = true});
   return contents;

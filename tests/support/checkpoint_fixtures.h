@@ -16,7 +16,6 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/raw_file.h"
 #include "checkpoint/save.h"
-#include "checkpoint/tensor_slice.h"
 #include "comm/thread_communicator.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
@@ -59,12 +58,12 @@ inline std::pair<int64_t, int64_t> even_part(int64_t numel, int rank, int world_
 }
 
 /// A rank's slices; they share the tensors' memory.
-inline std::vector<checkpoint::TensorSlice> slices_of(const NamedTensors& tensors, int rank, int world_size) {
-  std::vector<checkpoint::TensorSlice> slices;
+inline std::vector<shard::TensorSlice> slices_of(const NamedTensors& tensors, int rank, int world_size) {
+  std::vector<shard::TensorSlice> slices;
   for (const auto& [name, tensor] : tensors) {
     auto [begin, end] = even_part(tensor.numel(), rank, world_size);
     slices.push_back(
-        {name, tensor.sizes().vec(), begin, end, tensor.view({-1}).narrow(0, begin, end - begin)});
+        {name, tensor.sizes().vec(), {begin, end}, tensor.view({-1}).narrow(0, begin, end - begin)});
   }
   return slices;
 }

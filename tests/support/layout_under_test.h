@@ -29,13 +29,15 @@ inline shard::ShardOptions on_layout_under_test(shard::ShardOptions options) {
   return options;
 }
 
-inline std::shared_ptr<shard::Engine> shard_under_test(torch::nn::Module& root, const shard::ShardOptions& options,
+inline std::shared_ptr<shard::Engine> shard_under_test(torch::nn::Module& root,
+                                                       const shard::ShardOptions& options,
                                                        const comm::Mesh& mesh,
                                                        std::shared_ptr<comm::Trace> trace = nullptr) {
   return shard::fully_shard(root, on_layout_under_test(options), mesh, std::move(trace));
 }
 
-inline std::shared_ptr<shard::Engine> shard_under_test(torch::nn::Module& root, const shard::ShardOptions& options,
+inline std::shared_ptr<shard::Engine> shard_under_test(torch::nn::Module& root,
+                                                       const shard::ShardOptions& options,
                                                        std::shared_ptr<comm::Communicator> communicator,
                                                        std::shared_ptr<comm::Trace> trace = nullptr) {
   return shard::fully_shard(root, on_layout_under_test(options), std::move(communicator), std::move(trace));

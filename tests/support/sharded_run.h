@@ -93,7 +93,7 @@ inline std::unique_ptr<optim::Optimizer> optimizer_over(const shard::Engine& eng
   std::vector<optim::FlatParameter> parameters;
   for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
   for (const shard::Segment& segment : engine.segments()) {
-    if (!segment.requires_grad || segment.begin == segment.end) continue;
+    if (!segment.requires_grad || segment.range.begin == segment.range.end) continue;
     int64_t end = segment.shard_offset + segment.numel();
     parameters[segment.unit].ranges.push_back(
         {segment.shard_offset, end, optim::treatment_of(*plan.optimizer, segment.name, segment.shape)});

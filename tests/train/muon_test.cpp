@@ -6,10 +6,10 @@
 
 #include <map>
 
+#include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "shard/layout_views.h"
 #include "support/sharded_run.h"
-#include "train/state_slices.h"
 #include "util/seeded_random.h"
 
 namespace fsdp::train {
@@ -54,8 +54,8 @@ Tensors trained(const Cut& cut, const optim::OptimizerOptions& update = muon_opt
     options.min_num_params = 200;
     auto engine =
         shard::fully_shard(*model, options, comm::Mesh({.dcn = cut.dcn}, testing::borrowed(communicator)));
-    ShardedMatrices matrices(*engine, update);
-    auto optimizer = optim::make_optimizer(update, flat_parameters(*engine, update), &matrices);
+    optim::ShardedMatrices matrices(*engine, update);
+    auto optimizer = optim::make_optimizer(update, optim::flat_parameters(*engine, update), &matrices);
     for (int64_t step = 1; step <= 3; ++step) {
       std::vector<at::Tensor> gradients;
       for (const auto& unit : engine->units()) {

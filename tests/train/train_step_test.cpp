@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "nn/loss.h"
+#include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
-#include "train/state_slices.h"
 #include "util/error.h"
 
 namespace fsdp::train {
@@ -37,7 +37,7 @@ class TrainStepTest : public ::testing::Test {
     ready.engine =
         shard::fully_shard(*ready.model, config::shard_options(config_), testing::borrowed(communicator));
     ready.optimizer =
-        optim::make_optimizer(config_.optimizer, flat_parameters(*ready.engine, config_.optimizer));
+        optim::make_optimizer(config_.optimizer, optim::flat_parameters(*ready.engine, config_.optimizer));
     ready.loader = std::make_unique<data::TrainLoader>(
         config_.data, config_.model.vocab_size, 1,
         data::Placement{communicator.rank(), communicator.world_size(), options.gradient_accumulation_steps});
@@ -169,7 +169,7 @@ TEST_F(TrainStepTest, SaysWhetherADivergenceHasReachedTheWeights) {
       }
       EXPECT_EQ(ready.optimizer->step_count(), max_grad_norm == 0 ? 1 : 0);
       if (max_grad_norm > 0) return;
-      EXPECT_THROW(ready.optimizer->step(shard_gradients(*ready.engine), 1.0), util::Error);
+      EXPECT_THROW(ready.optimizer->step(optim::shard_gradients(*ready.engine), 1.0), util::Error);
     });
   }
 }

@@ -9,12 +9,12 @@
 namespace fsdp::util {
 namespace {
 
-/// The elements of a range, in its order.
+/// The elements of a range of 12, in its order.
 std::vector<int64_t> elements_of(const ColumnRange& range) {
   std::vector<int64_t> elements;
   for (int64_t row = 0; row < range.rows; ++row) {
     for (int64_t column = range.begin; column < range.end; ++column) {
-      elements.push_back(row * range.columns() + column);
+      elements.push_back(row * 12 / range.rows + column);
     }
   }
   return elements;
@@ -25,7 +25,7 @@ std::vector<ColumnRange> all_ranges() {
   std::vector<ColumnRange> ranges;
   for (int64_t rows : {1, 2, 3, 4, 6, 12}) {
     for (int64_t begin = 0; begin <= 12 / rows; ++begin) {
-      for (int64_t end = begin; end <= 12 / rows; ++end) ranges.push_back({12, rows, begin, end});
+      for (int64_t end = begin; end <= 12 / rows; ++end) ranges.push_back({begin, end, rows});
     }
   }
   return ranges;
@@ -36,7 +36,7 @@ TEST(ColumnRange, OverlapsAreWhatTwoRangesHaveInCommon) {
     for (const ColumnRange& b : all_ranges()) {
       auto in_a = elements_of(a), in_b = elements_of(b);
       std::vector<int64_t> common, expected;
-      for_each_overlap(a, b, [&](const Overlap& overlap) {
+      for_each_overlap(12, a, b, [&](const Overlap& overlap) {
         for (int64_t i = 0; i < overlap.count; ++i) {
           ASSERT_EQ(in_a.at(static_cast<size_t>(overlap.in_a + i)),
                     in_b.at(static_cast<size_t>(overlap.in_b + i)));
@@ -50,7 +50,7 @@ TEST(ColumnRange, OverlapsAreWhatTwoRangesHaveInCommon) {
 }
 
 TEST(ColumnRange, ATensorWithoutElementsOverlapsNothing) {
-  for_each_overlap({0, 1, 0, 0}, {0, 1, 0, 0}, [](const Overlap&) { FAIL(); });
+  for_each_overlap(0, {0, 0}, {0, 0}, [](const Overlap&) { FAIL(); });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "train/state_slices.h"
+#include "checkpoint/state_slices.h"
 
 #include <gtest/gtest.h>
 
@@ -6,10 +6,11 @@
 #include <mutex>
 
 #include "comm/single_communicator.h"
+#include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 
-namespace fsdp::train {
+namespace fsdp::checkpoint {
 namespace {
 
 TEST(StateSlices, AreViewsOfShardsAndOptimizerState) {
@@ -18,17 +19,17 @@ TEST(StateSlices, AreViewsOfShardsAndOptimizerState) {
     shard::ShardOptions options;
     options.min_num_params = 1;
     auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
-    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    auto optimizer = optim::make_optimizer({}, optim::flat_parameters(*engine, {}));
     auto slices = state_slices(*engine, *optimizer, SlicePurpose::kSave);
     EXPECT_EQ(slices.size(), 3u * 3);  // three parameters: weights and two states of AdamW
-    std::map<std::string, const checkpoint::TensorSlice*> by_name;
+    std::map<std::string, const shard::TensorSlice*> by_name;
     for (const auto& slice : slices) {
       by_name[slice.name] = &slice;
-      EXPECT_EQ(slice.data.numel(), slice.end - slice.begin);
+      EXPECT_EQ(slice.data.numel(), slice.range.end - slice.range.begin);
     }
     const auto& weight = *by_name.at("model/layers.0.weight");
     EXPECT_EQ(weight.shape, (std::vector<int64_t>{3, 3}));
-    EXPECT_EQ(weight.begin, communicator.rank() * 3);
+    EXPECT_EQ(weight.range.begin, communicator.rank() * 3);
     EXPECT_EQ(weight.data.data_ptr(), engine->units()[1]->storage().shard().data_ptr());
     EXPECT_EQ(by_name.count("optimizer/exp_avg_sq/layers.1.weight"), 1u);
   });
@@ -40,12 +41,12 @@ TEST(StateSlices, OfReplicasAreGivenOnceAndWantedByAll) {
     shard::ShardOptions options;
     options.strategy = "no_shard";
     auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
-    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    auto optimizer = optim::make_optimizer({}, optim::flat_parameters(*engine, {}));
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
       int64_t numel = c10::multiply_integers(slice.shape), half = numel / 2;
-      EXPECT_EQ(slice.begin, communicator.rank() == 0 ? 0 : half);
-      EXPECT_EQ(slice.end, communicator.rank() == 0 ? half : numel);
-      EXPECT_EQ(slice.data.numel(), slice.end - slice.begin);
+      EXPECT_EQ(slice.range.begin, communicator.rank() == 0 ? 0 : half);
+      EXPECT_EQ(slice.range.end, communicator.rank() == 0 ? half : numel);
+      EXPECT_EQ(slice.data.numel(), slice.range.end - slice.range.begin);
     }
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kLoad)) {
       EXPECT_EQ(slice.data.numel(), c10::multiply_integers(slice.shape));
@@ -65,16 +66,16 @@ TEST(StateSlices, OfHybridShardsCoverEveryElementOnceSpreadOverReplicas) {
     options.min_num_params = 1;
     comm::Mesh mesh({.dcn = 3, .data = 2}, testing::borrowed(communicator));
     auto engine = shard::fully_shard(chain, options, mesh);
-    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    auto optimizer = optim::make_optimizer({}, optim::flat_parameters(*engine, {}));
     std::lock_guard lock(mutex);
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
       auto& counts = written[slice.name];
       counts.resize(static_cast<size_t>(c10::multiply_integers(slice.shape)));
-      for (int64_t i = slice.begin; i < slice.end; ++i) ++counts[static_cast<size_t>(i)];
-      of_rank[static_cast<size_t>(communicator.rank())] += slice.end - slice.begin;
+      for (int64_t i = slice.range.begin; i < slice.range.end; ++i) ++counts[static_cast<size_t>(i)];
+      of_rank[static_cast<size_t>(communicator.rank())] += slice.range.end - slice.range.begin;
       const shard::Unit& unit = *engine->units()[slice.name.find("bias") == std::string::npos ? 1 : 0];
-      if (slice.name == "model/layers.0.weight" && slice.end > slice.begin) {
-        int64_t offset = slice.begin - mesh.coordinate().data * 5;
+      if (slice.name == "model/layers.0.weight" && slice.range.end > slice.range.begin) {
+        int64_t offset = slice.range.begin - mesh.coordinate().data * 5;
         EXPECT_EQ(slice.data.data_ptr(), unit.storage().shard().narrow(0, offset, 1).data_ptr());
       }
     }
@@ -99,18 +100,19 @@ TEST(StateSlices, OfSeveralRowsAreGivenWholeByOneReplicaOrAnother) {
     };
     options.min_num_params = 1;
     auto engine = shard::fully_shard(chain, options, comm::Mesh({.dcn = 2}, testing::borrowed(communicator)));
-    auto optimizer = optim::make_optimizer({}, flat_parameters(*engine, {}));
+    auto optimizer = optim::make_optimizer({}, optim::flat_parameters(*engine, {}));
     std::lock_guard lock(mutex);
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
       EXPECT_EQ(slice.data.numel(), slice.numel());
       auto& counts = written[slice.name];
       counts.resize(static_cast<size_t>(c10::multiply_integers(slice.shape)));
-      int64_t columns = static_cast<int64_t>(counts.size()) / slice.rows;
-      for (int64_t row = 0; row < slice.rows; ++row) {
-        for (int64_t i = slice.begin; i < slice.end; ++i) ++counts[static_cast<size_t>(row * columns + i)];
+      int64_t columns = static_cast<int64_t>(counts.size()) / slice.range.rows;
+      for (int64_t row = 0; row < slice.range.rows; ++row) {
+        for (int64_t i = slice.range.begin; i < slice.range.end; ++i)
+          ++counts[static_cast<size_t>(row * columns + i)];
       }
       of_rank[static_cast<size_t>(communicator.rank())] += slice.numel();
-      EXPECT_TRUE(slice.name != "model/layers.0.weight" || slice.rows == 4);
+      EXPECT_TRUE(slice.name != "model/layers.0.weight" || slice.range.rows == 4);
     }
   });
   for (const auto& [name, counts] : written) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
@@ -126,7 +128,7 @@ TEST(FlatParameters, LeaveOutPaddingAndFrozenParametersAndMarkWhatDoesNotDecay) 
   auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
   optim::OptimizerOptions optimizer;
   optimizer.no_decay = {"*bias"};
-  auto parameters = flat_parameters(*engine, optimizer);
+  auto parameters = optim::flat_parameters(*engine, optimizer);
   ASSERT_EQ(parameters.size(), 1u);
   ASSERT_EQ(parameters[0].ranges.size(), 3u);
   EXPECT_EQ(parameters[0].ranges[0].end, 2);
@@ -147,12 +149,12 @@ TEST(StateSlices, OfMuonAreOneAverageOfMatricesAndTwoOfTheRestOnEveryRank) {
     muon.name = "muon";
     muon.momentum = 0.95;
     muon.adamw_parameters = {"layers.1.*"};
-    ShardedMatrices matrices(*engine, muon);
-    auto optimizer = optim::make_optimizer(muon, flat_parameters(*engine, muon), &matrices);
+    optim::ShardedMatrices matrices(*engine, muon);
+    auto optimizer = optim::make_optimizer(muon, optim::flat_parameters(*engine, muon), &matrices);
     std::vector<std::string> names;
     for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kLoad)) {
       if (slice.name.starts_with("optimizer/")) names.push_back(slice.name.substr(10));
-      EXPECT_EQ(slice.data.numel(), slice.end - slice.begin) << slice.name;
+      EXPECT_EQ(slice.data.numel(), slice.range.end - slice.range.begin) << slice.name;
     }
     EXPECT_EQ(names, (std::vector<std::string>{"momentum_buffer/layers.0.weight", "exp_avg/bias",
                                                "exp_avg/layers.1.weight", "exp_avg_sq/bias",
@@ -161,4 +163,4 @@ TEST(StateSlices, OfMuonAreOneAverageOfMatricesAndTwoOfTheRestOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,40 @@
+#pragma once
+
+// Optimizers over the shards of an engine:
+//
+//   auto optimizer = optim::make_optimizer(options, optim::flat_parameters(*engine, options));
+//   loss.backward();
+//   optimizer->step(optim::shard_gradients(*engine), lr);
+//   engine->zero_gradients();
+
+#include <vector>
+
+#include "optim/optimizer.h"
+#include "shard/engine.h"
+#include "shard/matrix_exchange.h"
+
+namespace fsdp::optim {
+
+/// The optimizer's view of the engine's shards: one flat parameter a unit; frozen parameters and padding are
+/// not updated, and the others as the options say (treatment_of()).
+std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const OptimizerOptions& options);
+
+/// Their gradients, as Optimizer::step() takes them; undefined ones where a unit had none.
+std::vector<at::Tensor> shard_gradients(const shard::Engine& engine);
+
+/// Gives an optimizer over flat_parameters() the whole matrices that muon needs.
+class ShardedMatrices final : public WholeMatrices {
+ public:
+  /// The engine must outlive the object.
+  ShardedMatrices(const shard::Engine& engine, const OptimizerOptions& options);
+
+  bool has_matrices(size_t parameter) const override { return exchange_.has_matrices(parameter); }
+  void map(size_t parameter, const at::Tensor& flat, const Function& function) override {
+    exchange_.map(parameter, flat, function);
+  }
+
+ private:
+  shard::MatrixExchange exchange_;
+};
+
+}  // namespace fsdp::optim
