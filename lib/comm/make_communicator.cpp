@@ -1,6 +1,5 @@
 #include "comm/make_communicator.h"
 
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,9 +30,10 @@ namespace {
 
 std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, const CommOptions& options,
                                       const HostRanks::Options& host, RunStore store) {
-  if (options.backend == "gloo") return make_gloo_communicator(environment, options, std::move(store));
+  if (options.backend == Backend::kGloo)
+    return make_gloo_communicator(environment, options, std::move(store));
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
-  if (options.backend == "shm" && !(meeting.ranks && meeting.apart.empty())) {
+  if (options.backend == Backend::kShm && !(meeting.ranks && meeting.apart.empty())) {
     refuse(store, environment, "processes that can share memory for \"shm\"",
            meeting.apart.empty() ? meeting.obstacle : meeting.apart);
   }
@@ -41,7 +41,7 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
   const HostLayout layout =
       meeting.ranks ? host_layout(meeting.ranks->hosts(), identity.ranks) : HostLayout{};
   const std::string obstacle = meeting.ranks ? layout.odd_one() : meeting.obstacle;
-  if (options.backend == "hierarchical" && !obstacle.empty()) {
+  if (options.backend == Backend::kHierarchical && !obstacle.empty()) {
     refuse(store, environment,
            "several hosts with the same number of processes, 2 or more, for \"hierarchical\"", obstacle);
   }
@@ -69,11 +69,10 @@ std::shared_ptr<Communicator> host_communicator(const LaunchEnvironment& environ
 }
 
 /// For tensors on the rank's device: NCCL, or through host memory where it cannot be.
-std::shared_ptr<Communicator> device_collectives(const std::string& backend, const NcclPlace& place,
-                                                 at::Device device,
+std::shared_ptr<Communicator> device_collectives(Backend backend, const NcclPlace& place, at::Device device,
                                                  const std::shared_ptr<Communicator>& host) {
   const auto through_host = [&] { return make_staged_communicator(device, host); };
-  if (!device.is_cuda() || (backend != "auto" && backend != "nccl")) return through_host();
+  if (!device.is_cuda() || (backend != Backend::kAuto && backend != Backend::kNccl)) return through_host();
   GpuPlace mine{.host = HostIdentity::read().boot_id, .bus_id = util::cuda_device(place.device).bus_id};
   std::vector<GpuPlace> places;
   for (const std::string& text : all_gather_text(*host, mine.text(), {.unit = "GPUs of the ranks"})) {
@@ -81,7 +80,7 @@ std::shared_ptr<Communicator> device_collectives(const std::string& backend, con
   }
   const std::string obstacle = shared_gpu(places);
   if (obstacle.empty()) return make_nccl_communicator(place);
-  if (backend == "nccl") {
+  if (backend == Backend::kNccl) {
     throw AgreedError(
         util::ErrorKind::kUsage,
         util::concat("comm.backend: expected a GPU of its own for each rank for \"nccl\"; found that ",
@@ -100,13 +99,7 @@ std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environ
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity,
                                                 const HostRanks::Options& host, at::Device device) {
-  static const std::set<std::string> kBackends = {"auto", "shm", "gloo", "hierarchical", "nccl"};
-  if (!kBackends.contains(options.backend)) {
-    util::fail(util::ErrorKind::kUsage,
-               "comm.backend: expected auto, shm, gloo, hierarchical or nccl; found \"", options.backend,
-               "\"");
-  }
-  if (options.backend == "nccl" && !device.is_cuda()) {
+  if (options.backend == Backend::kNccl && !device.is_cuda()) {
     util::fail(util::ErrorKind::kUsage, "comm.backend: expected ranks on GPUs for \"nccl\"; found them on ",
                device.str(), "; set training.device to cuda, or comm.backend to auto");
   }
@@ -117,7 +110,7 @@ std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environ
   }
   RunStore store = join_run_store(environment, options.timeout());
   CommOptions on_host = options;
-  if (options.backend == "nccl") on_host.backend = "auto";
+  if (options.backend == Backend::kNccl) on_host.backend = Backend::kAuto;
   std::shared_ptr<Communicator> communicator = host_communicator(environment, on_host, activity, host, store);
   if (device.is_cpu()) return communicator;
   const NcclPlace place{.store = std::move(store),

@@ -2,14 +2,33 @@
 
 #include <chrono>
 #include <cstdint>
-#include <string>
+
+#include "util/enum_names.h"
 
 namespace fsdp::comm {
 
+/// How the processes of a run exchange data (comm.backend).
+enum class Backend {
+  /// kShm when all ranks are on one host and can share memory, kHierarchical when they are on several hosts
+  /// with the same number of ranks on each, 2 or more; else kGloo. For tensors on GPUs: kNccl where each rank
+  /// has a GPU of its own.
+  kAuto,
+  kShm,           ///< shared memory of one host
+  kGloo,          ///< gloo over TCP
+  kHierarchical,  ///< shared memory inside each host, gloo between hosts
+  kNccl,          ///< NCCL for tensors on GPUs; for tensors in host memory as kAuto
+};
+
+constexpr auto enum_names(Backend) {
+  return std::to_array<util::EnumName<Backend>>({{Backend::kAuto, "auto"},
+                                                 {Backend::kShm, "shm"},
+                                                 {Backend::kGloo, "gloo"},
+                                                 {Backend::kHierarchical, "hierarchical"},
+                                                 {Backend::kNccl, "nccl"}});
+}
+
 struct CommOptions {
-  /// "shm", "hierarchical", "gloo" or "auto": shm when all ranks are on one host and can share memory,
-  /// hierarchical when they are on several hosts with several each, the same number on all, else gloo.
-  std::string backend = "auto";
+  Backend backend = Backend::kAuto;
   double timeout_seconds = 60;  ///< of a collective, and of the rendezvous
 
   std::chrono::milliseconds timeout() const {

@@ -72,12 +72,10 @@ std::string misfit_text(const Key& key, const std::string& found, const std::str
 }
 
 Value convert(const Key& key, const Literal& literal) {
-  Value value = std::visit(
-      [&](auto field) {
-        using Held = std::remove_reference_t<std::invoke_result_t<decltype(field), Config&>>;
-        return read_value<Held>(key, literal);
-      },
-      key.field);
+  Config defaults;
+  Value value =
+      std::visit([&](const auto& held) { return read_value<std::decay_t<decltype(held)>>(key, literal); },
+                 value_of(key, defaults));
   if (!allows(key.constraint, value)) {
     throw Misfit{misfit_text(key, clipped(toml_text(value)), literal.text), literal.region};
   }

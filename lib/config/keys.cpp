@@ -12,6 +12,9 @@ namespace {
 std::vector<Key> joined(std::initializer_list<std::vector<Key>> tables) {
   std::vector<Key> keys;
   for (const std::vector<Key>& table : tables) keys.insert(keys.end(), table.begin(), table.end());
+  for (Key& key : keys) {
+    if (const auto* field = std::get_if<EnumField>(&key.field)) key.constraint.choices = field->names();
+  }
   return keys;
 }
 
@@ -39,14 +42,26 @@ const Key* find_key(std::string_view section, std::string_view name) {
 }
 
 Value value_of(const Key& key, Config& config) {
-  return std::visit([&config](auto field) { return Value(field(config)); }, key.field);
+  return std::visit(
+      [&config](auto field) -> Value {
+        if constexpr (std::is_same_v<decltype(field), EnumField>) {
+          return field.name(config);
+        } else {
+          return field(config);
+        }
+      },
+      key.field);
 }
 
 void set_value(const Key& key, Config& config, const Value& value) {
   std::visit(
       [&](auto field) {
-        using Held = std::remove_reference_t<decltype(field(config))>;
-        field(config) = std::get<Held>(value);
+        if constexpr (std::is_same_v<decltype(field), EnumField>) {
+          field.set(config, std::get<std::string>(value));
+        } else {
+          using Held = std::remove_reference_t<decltype(field(config))>;
+          field(config) = std::get<Held>(value);
+        }
       },
       key.field);
 }

@@ -125,15 +125,10 @@ std::vector<Key> sharding_keys() {
 
       {KEY(comm, backend),
        "how processes talk: shm, through memory that those of one host share; gloo, over TCP; hierarchical, "
-       "shm "
-       "inside each host and gloo between hosts; auto: shm on one host, hierarchical on several with the "
-       "same "
-       "number of processes, 2 or more, else gloo; what is on GPUs goes over NCCL with auto, and with nccl, "
-       "which "
-       "is "
-       "auto for the rest; with the others through host memory",
-       Constraint{.choices = {"auto", "shm", "gloo", "hierarchical", "nccl"},
-                  .because = "this version has no other backend"},
+       "shm inside each host and gloo between hosts; auto: shm on one host, hierarchical on several with the "
+       "same number of processes, 2 or more, else gloo; what is on GPUs goes over NCCL with auto, and with "
+       "nccl, which is auto for the rest; with the others through host memory",
+       Constraint{.because = "this version has no other backend"},
        {}},
       {KEY(comm, timeout_seconds),
        "patience of a collective and of the rendezvous",

@@ -12,7 +12,7 @@
 
 namespace fsdp::config {
 
-/// The types that a key can have. Key::field lists the same types in the same order.
+/// The types that a key can have; an enum is the string that names its value.
 using Value = std::variant<std::string, int64_t, double, bool, std::vector<std::string>, std::vector<double>,
                            std::vector<int64_t>, std::vector<optim::ParameterGroupOptions>>;
 

@@ -125,7 +125,7 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
 }
 
 bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
-  return config.comm.backend != "gloo" && !units.empty() && units.front().groups.shards > 1;
+  return config.comm.backend != comm::Backend::kGloo && !units.empty() && units.front().groups.shards > 1;
 }
 
 /// Through shared memory a rank reads its part of each other rank's gradients where they lie: pages of

@@ -313,7 +313,7 @@ INSTANTIATE_TEST_SUITE_P(All, Failures, ::testing::Values("gloo", "shm"),
 TEST(GlooCommunicator, ARendezvousThatStaysIncompleteSaysHowManyWereExpected) {
   LaunchEnvironment environment{0, 2, 0, 2, "127.0.0.1", testing::free_port()};
   try {
-    make_gloo_communicator(environment, {"gloo", 1.0});
+    make_gloo_communicator(environment, {Backend::kGloo, 1.0});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();

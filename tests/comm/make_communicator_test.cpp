@@ -25,7 +25,7 @@ using Hosts = std::vector<int>;
 
 /// The backend that make_communicator() gives ranks on these hosts, and what it logs. The launcher says that
 /// they are on so many nodes.
-std::pair<std::string, std::string> made(const std::string& backend, const Hosts& hosts, int nodes = 1) {
+std::pair<std::string, std::string> made(Backend backend, const Hosts& hosts, int nodes = 1) {
   std::string name;
   const auto connect = [&](LaunchEnvironment environment, CommOptions options) {
     environment.local_world_size = environment.world_size / nodes;
@@ -47,15 +47,15 @@ std::pair<std::string, std::string> made(const std::string& backend, const Hosts
 TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
   const std::string line = "processes talk over gloo, not through shared memory: ";
   using Made = std::pair<std::string, std::string>;
-  EXPECT_EQ(made("auto", {0, 0, 0}), Made("shm", ""));
-  EXPECT_EQ(made("auto", {0, 0}, 2), Made("shm", "")) << "two launchers on one host";
-  EXPECT_EQ(made("shm", {0, 0}), Made("shm", ""));
-  EXPECT_EQ(made("gloo", {0, 0}), Made("gloo", ""));
-  EXPECT_EQ(made("auto", {0, 0, 1, 1}, 2), Made("hierarchical", ""));
-  EXPECT_EQ(made("hierarchical", {0, 1, 0, 1}), Made("hierarchical", ""));
-  EXPECT_EQ(made("gloo", {0, 0, 1, 1}), Made("gloo", ""));
-  EXPECT_EQ(made("auto", {0, 1}), Made("gloo", line + "every rank has a host to itself\n"));
-  EXPECT_EQ(made("auto", {0, 0, 1}),
+  EXPECT_EQ(made(Backend::kAuto, {0, 0, 0}), Made("shm", ""));
+  EXPECT_EQ(made(Backend::kAuto, {0, 0}, 2), Made("shm", "")) << "two launchers on one host";
+  EXPECT_EQ(made(Backend::kShm, {0, 0}), Made("shm", ""));
+  EXPECT_EQ(made(Backend::kGloo, {0, 0}), Made("gloo", ""));
+  EXPECT_EQ(made(Backend::kAuto, {0, 0, 1, 1}, 2), Made("hierarchical", ""));
+  EXPECT_EQ(made(Backend::kHierarchical, {0, 1, 0, 1}), Made("hierarchical", ""));
+  EXPECT_EQ(made(Backend::kGloo, {0, 0, 1, 1}), Made("gloo", ""));
+  EXPECT_EQ(made(Backend::kAuto, {0, 1}), Made("gloo", line + "every rank has a host to itself\n"));
+  EXPECT_EQ(made(Backend::kAuto, {0, 0, 1}),
             Made("gloo",
                  line + "hosts have different numbers of ranks, that of rank 0 has 2 and that of rank 2 has "
                         "1\n"));
@@ -63,7 +63,7 @@ TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
 
 TEST(MakeCommunicator, RefusesNcclForTensorsInHostMemory) {
   try {
-    made("nccl", {0, 0});
+    made(Backend::kNccl, {0, 0});
     FAIL() << "NCCL was accepted on CPUs";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
@@ -72,11 +72,11 @@ TEST(MakeCommunicator, RefusesNcclForTensorsInHostMemory) {
 }
 
 TEST(MakeCommunicator, SaysWhyThereIsNoHierarchy) {
-  const std::tuple<std::string, Hosts, std::string> cases[] = {
-      {"hierarchical", {0, 0}, "all ranks are on one host"},
-      {"hierarchical", {0, 1}, "every rank has a host to itself"},
-      {"hierarchical", {0, 0, 1}, "that of rank 0 has 2 and that of rank 2 has 1"},
-      {"shm", {0, 0, 1, 1}, "ranks 0 and 2 are on different hosts"}};
+  const std::tuple<Backend, Hosts, std::string> cases[] = {
+      {Backend::kHierarchical, {0, 0}, "all ranks are on one host"},
+      {Backend::kHierarchical, {0, 1}, "every rank has a host to itself"},
+      {Backend::kHierarchical, {0, 0, 1}, "that of rank 0 has 2 and that of rank 2 has 1"},
+      {Backend::kShm, {0, 0, 1, 1}, "ranks 0 and 2 are on different hosts"}};
   for (const auto& [backend, hosts, text] : cases) {
     try {
       made(backend, hosts);

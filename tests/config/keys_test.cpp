@@ -23,14 +23,16 @@ TEST(Keys, EveryKeyHasItsOwnField) {
     Config changed;
     Value value = value_of(key, changed);
     std::visit(
-        [](auto& held) {
+        [&key](auto& held) {
           using Held = std::decay_t<decltype(held)>;
           if constexpr (std::is_same_v<Held, bool>) {
             held = !held;
           } else if constexpr (std::is_arithmetic_v<Held>) {
             held += 1;
           } else if constexpr (std::is_same_v<Held, std::string>) {
-            held += "x";
+            const std::vector<std::string>& choices = key.constraint.choices;
+            const bool is_enum = std::holds_alternative<EnumField>(key.field);
+            held = is_enum ? choices[held == choices[0] ? 1 : 0] : held + "x";
           } else {
             held.push_back({});
           }
@@ -249,8 +251,9 @@ TEST(Keys, EveryKeyTakesAGoodValueAndRefusesABadOne) {
 }
 
 TEST(Keys, EveryKeyRefusesAValueOfAnotherType) {
+  Config defaults;
   for (const Key& key : all_keys()) {
-    bool is_string = key.field.index() == 0;
+    bool is_string = std::holds_alternative<std::string>(value_of(key, defaults));
     std::string section = "[" + key.section + "]\n" + key.name + " = ";
     for (const std::string& wrong : {std::string(is_string ? "3" : "\"text\""), std::string("1979-05-27"),
                                      std::string("{ a = 1 }"), std::string("[[1]]")}) {
