@@ -3,7 +3,9 @@
 #include <limits>
 
 #include "checkpoint/model_traits.h"
+#include "util/enum_names.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::checkpoint {
 using nlohmann::json;
@@ -65,6 +67,15 @@ class ConfigReader {
   void require(const char* key, const json& expected) const {
     if (has(key) && config_[key] != expected)
       refuse(key, concat(expected.dump(), ", the only one supported"));
+  }
+
+  template <util::NamedEnum E>
+  E choice(const char* key, E otherwise) const {
+    if (!has(key)) return otherwise;
+    const auto known =
+        config_[key].is_string() ? util::parse_enum<E>(config_[key].get<std::string>()) : std::nullopt;
+    if (!known) refuse(key, concat("one of ", util::join(util::names_of_enum<E>(), ", ")));
+    return *known;
   }
 
   bool has(const char* key) const { return config_.contains(key) && !config_[key].is_null(); }
@@ -177,7 +188,7 @@ nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type)
   } else if (options.hidden_size % options.num_attention_heads != 0) {
     reader.refuse("num_attention_heads", "heads that make up the hidden size");
   }
-  reader.require("hidden_act", "silu");
+  options.hidden_act = reader.choice("hidden_act", nn::Activation::kSilu);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     read_rotary(reader, key, reader.value(key), options);
   }
@@ -206,7 +217,7 @@ void update_llama(json& config, const nn::ModelOptions& options) {
                  {"rms_norm_eps", options.rms_norm_eps},
                  {"rope_theta", options.rope_theta},
                  {"attention_dropout", options.attention_dropout},
-                 {"hidden_act", "silu"}});
+                 {"hidden_act", util::name_of(options.hidden_act)}});
   if (options.head_dim > 0) config["head_dim"] = options.head_dim;
   if (type == "llama") {
     config["attention_bias"] = options.attention_bias;

@@ -44,12 +44,14 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
                           division(model.hidden_size, heads), "; change one of the two"));
   if (model.architecture == "gpt2") {
     const bool has_none = model.head_dim == 0 && !model.attention_bias && !model.qkv_bias &&
-                          !model.mlp_bias && model.sliding_window == 0 && model.rope_type == "default";
-    conflicts.unless(has_none,
-                     {"model.architecture", "model.head_dim", "model.attention_bias", "model.qkv_bias",
-                      "model.mlp_bias", "model.sliding_window", "model.rope_type"},
-                     "model.architecture: expected llama with head_dim, attention_bias, qkv_bias, mlp_bias, "
-                     "sliding_window or rope_type; found gpt2; leave them out");
+                          !model.mlp_bias && model.sliding_window == 0 && model.rope_type == "default" &&
+                          model.hidden_act == nn::Activation::kSilu;
+    conflicts.unless(
+        has_none,
+        {"model.architecture", "model.head_dim", "model.attention_bias", "model.qkv_bias", "model.mlp_bias",
+         "model.hidden_act", "model.sliding_window", "model.rope_type"},
+        "model.architecture: expected llama with head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, "
+        "sliding_window or rope_type; found gpt2; leave them out");
     conflicts.unless(
         key_value_heads == heads,
         {"model.num_key_value_heads", "model.num_attention_heads", "model.architecture"},

@@ -156,7 +156,8 @@ void Loader::read_override(const std::string& text) {
   }
   std::string value = trimmed(text.substr(equals + 1));
   Region value_region{.line = 1, .column = equals + 1, .length = text.size() - equals - 1};
-  bool is_string = std::holds_alternative<std::string& (*)(Config&)>(key->field);
+  bool is_string = std::holds_alternative<std::string& (*)(Config&)>(key->field) ||
+                   std::holds_alternative<EnumField>(key->field);
   if (is_string && !value.starts_with('"') && !value.starts_with('\'')) {
     Literal literal;
     literal.kind = Literal::Kind::kString;

@@ -41,6 +41,7 @@ std::vector<Key> model_keys() {
       {KEY(model, attention_bias), "llama: query, key, value and output projections have biases", {}, {}},
       {KEY(model, qkv_bias), "llama: query, key and value projections have biases (Qwen2)", {}, {}},
       {KEY(model, mlp_bias), "llama: the feed-forward has biases", {}, {}},
+      {KEY(model, hidden_act), "llama: activation of the feed-forward's gate", {}, {}},
       {KEY(model, sliding_window),
        "llama: tokens that Mistral's attention reaches back; sequences may not be longer; 0: any",
        between(0, kMaxPositions),

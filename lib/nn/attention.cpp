@@ -116,15 +116,11 @@ LlamaAttention::LlamaAttention(const ModelOptions& options)
       head_dim_(head_width(options)),
       dropout_(options.attention_dropout),
       compute_(options) {
-  auto linear = [this](int64_t in, int64_t out, bool biased) {
-    return std::make_shared<Linear>(in, out, compute_, biased);
-  };
-  const int64_t hidden = options.hidden_size;
-  const bool biased = options.attention_bias || options.qkv_bias;
-  q_proj_ = register_module("q_proj", linear(hidden, query_width(options), biased));
-  k_proj_ = register_module("k_proj", linear(hidden, key_width(options), biased));
-  v_proj_ = register_module("v_proj", linear(hidden, key_width(options), biased));
-  o_proj_ = register_module("o_proj", linear(query_width(options), hidden, options.attention_bias));
+  const std::vector<LinearSpec> layers = attention_layers(options);
+  q_proj_ = register_linear<Linear>(*this, layers[0], compute_);
+  k_proj_ = register_linear<Linear>(*this, layers[1], compute_);
+  v_proj_ = register_linear<Linear>(*this, layers[2], compute_);
+  o_proj_ = register_linear<Linear>(*this, layers[3], compute_);
 }
 
 at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
@@ -145,9 +141,9 @@ at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const Sta
 
 Gpt2Attention::Gpt2Attention(const ModelOptions& options)
     : num_heads_(options.num_attention_heads), dropout_(options.attention_dropout), compute_(options) {
-  int64_t hidden = options.hidden_size;
-  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute_));
-  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute_));
+  const std::vector<LinearSpec> layers = attention_layers(options);
+  c_attn_ = register_linear<TransposedLinear>(*this, layers[0], compute_);
+  c_proj_ = register_linear<TransposedLinear>(*this, layers[1], compute_);
 }
 
 at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext& context) {

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "nn/layer_specs.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
@@ -56,8 +57,7 @@ class Writer {
 
 class Decoder {
  public:
-  explicit Decoder(const ModelOptions& options)
-      : options_(options), hidden_(options.hidden_size), inner_(options.intermediate_size) {}
+  explicit Decoder(const ModelOptions& options) : options_(options), hidden_(options.hidden_size) {}
 
   ModelOutline outline() {
     const bool llama = options_.architecture == "llama";
@@ -77,18 +77,8 @@ class Decoder {
   void llama_inside() {
     embedding("embed_tokens", options_.vocab_size);
     layers("layers", [&] {
-      writer_.node("self_attn", "attention", [&] {
-        const bool biased = options_.attention_bias || options_.qkv_bias;
-        linear("q_proj", hidden_, query_width(options_), biased);
-        linear("k_proj", hidden_, key_width(options_), biased);
-        linear("v_proj", hidden_, key_width(options_), biased);
-        linear("o_proj", query_width(options_), hidden_, options_.attention_bias);
-      });
-      writer_.node("mlp", "feed_forward", [&] {
-        linear("gate_proj", hidden_, inner_, options_.mlp_bias);
-        linear("up_proj", hidden_, inner_, options_.mlp_bias);
-        linear("down_proj", inner_, hidden_, options_.mlp_bias);
-      });
+      stage("self_attn", "attention", attention_layers(options_));
+      stage("mlp", "feed_forward", feed_forward_spec(options_).layers());
       rms_norm("input_layernorm");
       rms_norm("post_attention_layernorm");
     });
@@ -101,15 +91,9 @@ class Decoder {
     embedding("wpe", options_.max_position_embeddings);
     layers("h", [&] {
       layer_norm("ln_1");
-      writer_.node("attn", "attention", [&] {
-        transposed_linear("c_attn", hidden_, 3 * hidden_);
-        transposed_linear("c_proj", hidden_, hidden_);
-      });
+      stage("attn", "attention", attention_layers(options_));
       layer_norm("ln_2");
-      writer_.node("mlp", "feed_forward", [&] {
-        transposed_linear("c_fc", hidden_, inner_);
-        transposed_linear("c_proj", inner_, hidden_);
-      });
+      stage("mlp", "feed_forward", feed_forward_spec(options_).layers());
     });
     layer_norm("ln_f");
   }
@@ -133,21 +117,23 @@ class Decoder {
       writer_.leaf("lm_head", "head", {{"weight", {options_.vocab_size, hidden_}}});
     }
   }
-  void linear(const char* name, int64_t in, int64_t out, bool biased) {
-    if (biased) {
-      writer_.leaf(name, "", {{"weight", {out, in}}, {"bias", {out}}});
-    } else {
-      writer_.leaf(name, "", {{"weight", {out, in}}});
-    }
-  }
-  void transposed_linear(const char* name, int64_t in, int64_t out) {
-    writer_.leaf(name, "", {{"weight", {in, out}}, {"bias", {out}}});
+  void stage(const char* name, const char* type, const std::vector<LinearSpec>& linear_layers) {
+    writer_.node(name, type, [&] {
+      for (const auto& [layer, in, out, biased, transposed] : linear_layers) {
+        const std::vector<int64_t> weight = transposed ? std::vector{in, out} : std::vector{out, in};
+        if (biased) {
+          writer_.leaf(layer, "", {{"weight", weight}, {"bias", {out}}});
+        } else {
+          writer_.leaf(layer, "", {{"weight", weight}});
+        }
+      }
+    });
   }
   void rms_norm(const char* name) { writer_.leaf(name, "", {{"weight", {hidden_}}}); }
   void layer_norm(const char* name) { writer_.leaf(name, "", {{"weight", {hidden_}}, {"bias", {hidden_}}}); }
 
   const ModelOptions& options_;
-  int64_t hidden_, inner_;
+  int64_t hidden_;
   Writer writer_;
 };
 
@@ -206,11 +192,11 @@ void check_decoder_options(const ModelOptions& options) {
     util::fail(ErrorKind::kUsage, "unknown model architecture \"", options.architecture,
                "\"; expected llama or gpt2");
   } else if (options.head_dim > 0 || options.attention_bias || options.qkv_bias || options.mlp_bias ||
-             options.sliding_window > 0 || options.rope_type != "default") {
-    util::fail(
-        ErrorKind::kUsage,
-        "head_dim, attention_bias, qkv_bias, mlp_bias, sliding_window and rope_type are llama's; leave "
-        "them out for gpt2");
+             options.sliding_window > 0 || options.rope_type != "default" ||
+             options.hidden_act != Activation::kSilu) {
+    util::fail(ErrorKind::kUsage,
+               "head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, sliding_window and rope_type are "
+               "llama's; leave them out for gpt2");
   }
 }
 

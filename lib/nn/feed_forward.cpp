@@ -7,27 +7,26 @@
 
 namespace fsdp::nn {
 
-SwiGlu::SwiGlu(const ModelOptions& options) : compute_(options) {
-  auto linear = [&](int64_t in, int64_t out) {
-    return std::make_shared<Linear>(in, out, compute_, options.mlp_bias);
-  };
-  int64_t hidden = options.hidden_size, inner = options.intermediate_size;
-  gate_proj_ = register_module("gate_proj", linear(hidden, inner));
-  up_proj_ = register_module("up_proj", linear(hidden, inner));
-  down_proj_ = register_module("down_proj", linear(inner, hidden));
+GatedFeedForward::GatedFeedForward(const ModelOptions& options)
+    : compute_(options), activation_(options.hidden_act) {
+  const FeedForwardSpec spec = feed_forward_spec(options);
+  gate_proj_ = register_linear<Linear>(*this, spec.inputs[0], compute_);
+  up_proj_ = register_linear<Linear>(*this, spec.inputs[1], compute_);
+  down_proj_ = register_linear<Linear>(*this, spec.output, compute_);
 }
 
-at::Tensor SwiGlu::compute(const at::Tensor& x, const StageContext&) {
+at::Tensor GatedFeedForward::compute(const at::Tensor& x, const StageContext&) {
   const auto both = forward_all(x, {gate_proj_.get(), up_proj_.get()});
   const at::Tensor &gate = both[0], &up = both[1];
+  if (activation_ == Activation::kGeluTanh) return down_proj_->forward(at::gelu(gate, "tanh") * up);
   const bool fused = compute_.fused && kernels::can_fuse(gate);
   return down_proj_->forward(fused ? kernels::swiglu(gate, up) : at::silu(gate) * up);
 }
 
 GeluFeedForward::GeluFeedForward(const ModelOptions& options) : compute_(options) {
-  int64_t hidden = options.hidden_size, inner = options.intermediate_size;
-  c_fc_ = register_module("c_fc", std::make_shared<TransposedLinear>(hidden, inner, compute_));
-  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(inner, hidden, compute_));
+  const FeedForwardSpec spec = feed_forward_spec(options);
+  c_fc_ = register_linear<TransposedLinear>(*this, spec.inputs[0], compute_);
+  c_proj_ = register_linear<TransposedLinear>(*this, spec.output, compute_);
 }
 
 at::Tensor GeluFeedForward::compute(const at::Tensor& x, const StageContext&) {

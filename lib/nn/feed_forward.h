@@ -8,10 +8,10 @@
 
 namespace fsdp::nn {
 
-/// Llama's: down(silu(gate(x)) * up(x)) (Shazeer: GLU Variants Improve Transformer, 2020, "SwiGLU").
-class SwiGlu final : public Stage {
+/// Llama's: down(activation(gate(x)) * up(x)) (Shazeer: GLU Variants Improve Transformer, 2020).
+class GatedFeedForward final : public Stage {
  public:
-  explicit SwiGlu(const ModelOptions& options);
+  explicit GatedFeedForward(const ModelOptions& options);
   std::string type_name() const override { return "feed_forward"; }
 
  protected:
@@ -19,6 +19,7 @@ class SwiGlu final : public Stage {
 
  private:
   Compute compute_;
+  Activation activation_;
   std::shared_ptr<Linear> gate_proj_, up_proj_, down_proj_;
 };
 

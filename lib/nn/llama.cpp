@@ -10,7 +10,7 @@ LlamaBlock::LlamaBlock(const ModelOptions& options) : hidden_dropout_(options.hi
     return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options));
   };
   self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(options));
-  mlp_ = register_module("mlp", std::make_shared<SwiGlu>(options));
+  mlp_ = register_module("mlp", std::make_shared<GatedFeedForward>(options));
   input_layernorm_ = register_module("input_layernorm", norm());
   post_attention_layernorm_ = register_module("post_attention_layernorm", norm());
 }

@@ -28,7 +28,7 @@ class LlamaBlock final : public Stage {
   double hidden_dropout_;
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
   std::shared_ptr<LlamaAttention> self_attn_;
-  std::shared_ptr<SwiGlu> mlp_;
+  std::shared_ptr<GatedFeedForward> mlp_;
 };
 
 class Llama final : public Stage {

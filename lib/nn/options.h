@@ -1,10 +1,23 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "util/enum_names.h"
+
 namespace fsdp::nn {
+
+/// Of a feed-forward. The names are those of transformers' ACT2FN.
+enum class Activation {
+  kSilu,      ///< x * sigmoid(x)
+  kGeluTanh,  ///< GELU in its approximation by tanh
+};
+constexpr auto enum_names(Activation) {
+  return std::to_array<util::EnumName<Activation>>(
+      {{Activation::kSilu, "silu"}, {Activation::kGeluTanh, "gelu_pytorch_tanh"}});
+}
 
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
@@ -25,6 +38,9 @@ struct ModelOptions {
   bool attention_bias = false;  ///< llama only: of query, key, value and output
   bool qkv_bias = false;        ///< llama only: of query, key and value, not of the output (Qwen2)
   bool mlp_bias = false;        ///< llama only
+  /// llama only, of the gate of the feed-forward: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer,
+  /// 2020).
+  Activation hidden_act = Activation::kSilu;
   double rope_theta = 10000.0;  ///< llama only
   /// llama only: how positions beyond the first training's length are reached: "default" (not), "linear"
   /// (Chen et al.: Extending context window by positional interpolation, 2023) or "llama3" (The Llama 3 herd

@@ -144,12 +144,13 @@ void BlockActivations::attention_backward() {
 
 void BlockActivations::feed_forward_forward() {
   compute_feed_forward(1);
-  const int64_t saved = !llama() ? 2 : shape_.fused ? 3 : 4;
+  const int64_t saved = !feed_forward_.is_gated() ? 2 : fuses_activation() ? 3 : 4;
   float8_forward(of_feed_forward_, 0, of_feed_forward_.size() - 1);
   tape_.take(saved * wide(model().intermediate_size));
   float8_forward(of_feed_forward_, of_feed_forward_.size() - 1, of_feed_forward_.size());
   if (drops_hidden()) tape_.touch(2 * x());
-  if (llama() && model().mlp_bias) tape_.touch(2 * wide(model().intermediate_size) + 2 * x());
+  if (feed_forward_.is_gated() && feed_forward_.output.biased)
+    tape_.touch(2 * wide(model().intermediate_size) + 2 * x());
   tape_.take(x());
 }
 
@@ -158,17 +159,17 @@ void BlockActivations::feed_forward_backward() {
   compute_feed_forward(2);
   if (drops_hidden()) tape_.touch(x());
   product_backward(of_feed_forward_.back(), /*keep_gradient=*/true, one);
-  if (llama()) {
+  if (feed_forward_.is_gated()) {
     tape_.take(2 * one);  // of both factors
     tape_.give(3 * one);  // that of the product, and the factors
-    if (!shape_.fused) {
+    if (!fuses_activation()) {
       tape_.take(one);
-      tape_.give(2 * one);  // the gate and its gradient behind silu
+      tape_.give(2 * one);  // the gate and its gradient behind the activation
     }
     joint_product_backward({of_feed_forward_.begin(), of_feed_forward_.end() - 1}, x());
   } else {
     tape_.take(one);
-    if (shape_.fused) tape_.touch(sums_of_rows(inner, 1));
+    if (fuses_activation()) tape_.touch(sums_of_rows(inner, 1));
     tape_.give(2 * one);
     product_backward(of_feed_forward_.front(), false, x());
   }

@@ -13,8 +13,9 @@ class BlockActivations : protected ActivationParts {
  public:
   BlockActivations(const ActivationShape& shape, MemoryTape& tape, const StageEvents& events)
       : ActivationParts(shape, tape, events),
-        of_attention_(attention_layers(shape.model)),
-        of_feed_forward_(feed_forward_layers(shape.model)) {}
+        feed_forward_(nn::feed_forward_spec(shape.model)),
+        of_attention_(linear_layers(nn::attention_layers(shape.model))),
+        of_feed_forward_(linear_layers(feed_forward_.layers())) {}
 
   /// `path` is the block's.
   void forward(const std::string& path);
@@ -34,6 +35,8 @@ class BlockActivations : protected ActivationParts {
   int64_t scores_backward() const;
   /// Whether query, key and value are sums with biases.
   bool biased() const { return llama() && (model().attention_bias || model().qkv_bias); }
+  /// Whether one kernel does what is between the layers of the feed-forward.
+  bool fuses_activation() const { return shape_.fused && feed_forward_.has_fused_kernel; }
   bool drops_hidden() const { return model().hidden_dropout > 0; }
   bool drops_scores() const { return model().attention_dropout > 0; }
   /// What attention saves besides query, key and value when it drops weights: these before and after, and
@@ -72,6 +75,7 @@ class BlockActivations : protected ActivationParts {
   }
   static std::string feed_forward_path(const std::string& block) { return block + ".mlp"; }
 
+  nn::FeedForwardSpec feed_forward_;
   LinearLayers of_attention_, of_feed_forward_;  ///< of the block at hand
 };
 

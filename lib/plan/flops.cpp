@@ -1,17 +1,26 @@
 #include "plan/flops.h"
 
+#include "nn/layer_specs.h"
+
 namespace fsdp::plan {
+namespace {
+
+double of_layers(const std::vector<nn::LinearSpec>& layers) {
+  double flops = 0;
+  for (const nn::LinearSpec& layer : layers) {
+    flops += 2 * static_cast<double>(layer.in) * static_cast<double>(layer.out);
+  }
+  return flops;
+}
+
+}  // namespace
 
 TokenFlops forward_flops(const nn::ModelOptions& model, int64_t sequence_length) {
-  const bool llama = model.architecture == "llama";
-  const double width = static_cast<double>(model.hidden_size);
-  const double inner = static_cast<double>(model.intermediate_size);
-  const double queries = llama ? static_cast<double>(nn::query_width(model)) : width;
-  const double keys = llama ? static_cast<double>(nn::key_width(model)) : width;
-  const double length = static_cast<double>(sequence_length);
-  return {.attention = 4 * width * (queries + keys) + 4 * length * queries,
-          .feed_forward = 2 * (llama ? 3 : 2) * width * inner,
-          .head = 2 * width * static_cast<double>(model.vocab_size)};
+  const std::vector<nn::LinearSpec> attention = nn::attention_layers(model);
+  const double queries = static_cast<double>(attention.back().in);
+  return {.attention = of_layers(attention) + 4 * static_cast<double>(sequence_length) * queries,
+          .feed_forward = of_layers(nn::feed_forward_spec(model).layers()),
+          .head = 2 * static_cast<double>(model.hidden_size) * static_cast<double>(model.vocab_size)};
 }
 
 double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length) {

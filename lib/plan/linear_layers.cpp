@@ -18,20 +18,10 @@ Float8Choice float8_choice(const config::Config& config) {
   return choice;
 }
 
-LinearLayers attention_layers(const nn::ModelOptions& model) {
-  const int64_t hidden = model.hidden_size;
-  if (model.architecture != "llama") return {{"c_attn", hidden, 3 * hidden}, {"c_proj", hidden, hidden}};
-  const int64_t queries = nn::query_width(model), keys = nn::key_width(model);
-  return {{"q_proj", hidden, queries},
-          {"k_proj", hidden, keys},
-          {"v_proj", hidden, keys},
-          {"o_proj", queries, hidden}};
-}
-
-LinearLayers feed_forward_layers(const nn::ModelOptions& model) {
-  const int64_t hidden = model.hidden_size, inner = model.intermediate_size;
-  if (model.architecture != "llama") return {{"c_fc", hidden, inner}, {"c_proj", inner, hidden}};
-  return {{"gate_proj", hidden, inner}, {"up_proj", hidden, inner}, {"down_proj", inner, hidden}};
+LinearLayers linear_layers(const std::vector<nn::LinearSpec>& specs) {
+  LinearLayers layers;
+  for (const nn::LinearSpec& spec : specs) layers.push_back({spec.name, spec.in, spec.out});
+  return layers;
 }
 
 void choose_float8(LinearLayers& layers, const std::string& stage, const Float8Choice& choice) {

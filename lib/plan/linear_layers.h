@@ -1,14 +1,14 @@
 #pragma once
 
-// The linear layers of a block, and which of them multiply in 8 bits (training.float8), for a plan, which
-// links no libtorch: it says the same as nn/float8.h and train/float8_layers.h, and
-// tests/train/plan_kernels_test.cpp holds the one against the other.
+// Which linear layers of a block multiply in 8 bits (training.float8), for a plan, which links no libtorch: what
+// train/float8_layers.h chooses. tests/train/plan_kernels_test.cpp compares the two.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "config/config.h"
+#include "nn/layer_specs.h"
 
 namespace fsdp::plan {
 
@@ -33,9 +33,8 @@ struct LinearLayer {
 };
 using LinearLayers = std::vector<LinearLayer>;
 
-/// In the order in which they multiply; only the last does not take the stage's input. None in 8 bits.
-LinearLayers attention_layers(const nn::ModelOptions& model);
-LinearLayers feed_forward_layers(const nn::ModelOptions& model);
+/// Those of nn/layer_specs.h, none in 8 bits.
+LinearLayers linear_layers(const std::vector<nn::LinearSpec>& specs);
 
 /// Says of each whether it multiplies in 8 bits. `stage` is the path of theirs.
 void choose_float8(LinearLayers& layers, const std::string& stage, const Float8Choice& choice);

@@ -45,7 +45,7 @@ def count(program, work, steps):
     environment = rank_environment(0, 1, 29500, 1)  # a world of one opens no port
     environment.update(ATEN_CPU_CAPABILITY="avx2", ONEDNN_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
     # Without random addresses: what a hash of a pointer decides is then the same each time.
-    command = ["setarch", "-R", "valgrind", "--tool=callgrind", f"--callgrind-out-file={work}/callgrind.out", program,
+    command = ["setarch", "-R", "valgrind", "--tool=callgrind", "--trace-children=yes", f"--callgrind-out-file={work}/callgrind.out", program,
                str(config), f"run.output_dir={work}/run-{steps}", f"training.steps={steps}"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     found = re.search(r"Collected\s*:\s*(\d+)", run.stderr)

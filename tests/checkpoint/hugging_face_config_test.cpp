@@ -73,7 +73,7 @@ TEST(HuggingFaceConfig, IsReadAsItIsWritten) {
 /// One of each family that is a llama with other settings.
 std::map<std::string, nn::ModelOptions> families() {
   std::map<std::string, nn::ModelOptions> families;
-  for (const char* name : {"qwen2", "mistral", "biased", "llama3", "linear", "wide"}) {
+  for (const char* name : {"qwen2", "mistral", "biased", "llama3", "linear", "wide", "geglu"}) {
     families[name] = testing::tiny_options();
   }
   families["qwen2"].qkv_bias = true;
@@ -86,6 +86,7 @@ std::map<std::string, nn::ModelOptions> families() {
   families["linear"].rope_type = "linear";
   families["linear"].rope_factor = 2.5;
   families["wide"].head_dim = 10;
+  families["geglu"].hidden_act = nn::Activation::kGeluTanh;
   return families;
 }
 

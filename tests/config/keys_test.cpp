@@ -74,6 +74,7 @@ const std::map<std::string, Sample>& samples() {
       {"model.attention_bias", {"true", "1"}},
       {"model.qkv_bias", {"true", "1"}},
       {"model.mlp_bias", {"true", "1"}},
+      {"model.hidden_act", {"\"gelu_pytorch_tanh\"", "\"relu\""}},
       {"model.sliding_window", {"512", "-1"}},
       {"model.rope_type", {"\"llama3\"", "\"yarn\""}},
       {"model.rope_factor", {"8", "0", {"model.rope_type=linear"}}},

@@ -122,6 +122,11 @@ TEST(Load, EveryShippedConfigurationIsValid) {
   EXPECT_GE(count, 1);
 }
 
+TEST(Load, TakesNamesOfEnumsWithoutQuotesOnTheCommandLine) {
+  EXPECT_EQ(parsed(kTrain, {"comm.backend=gloo"}).comm.backend, comm::Backend::kGloo);
+  EXPECT_EQ(parsed(kTrain, {"comm.backend=\"shm\""}).comm.backend, comm::Backend::kShm);
+}
+
 TEST(Load, TakesIntegersForFloatsAndSeparatorsAndBases) {
   Config config = parsed(kTrain + "[optimizer]\nlr = 1\nbetas = [0, 0.5]\n[fsdp]\nmin_num_params = +1_000\n" +
                          "[run]\nseed = 0xFF\n[comm]\ntimeout_seconds = 1_0.5\n");

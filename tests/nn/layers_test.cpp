@@ -104,20 +104,32 @@ TEST(FeedForward, FollowsTheFormulas) {
   options.intermediate_size = 6;
   at::Tensor x = sample({2, 3, 4}, 0.1), gate = sample({6, 4}, 0.2), up = sample({6, 4}, 0.3),
              down = sample({4, 6}, 0.4);
-  SwiGlu glu(options);
+  GatedFeedForward glu(options);
   fill(glu, "gate_proj.weight", gate);
   fill(glu, "up_proj.weight", up);
   fill(glu, "down_proj.weight", down);
   at::Tensor g = at::matmul(x, gate.t());
   expect_near(glu.forward(x.to(at::kFloat)), at::matmul(g * g.sigmoid() * at::matmul(x, up.t()), down.t()));
 
+  const auto gelu_of = [](const at::Tensor& h) {
+    return h * 0.5 * (1.0 + (std::sqrt(2.0 / M_PI) * (h + 0.044715 * h.pow(3))).tanh());
+  };
+  options.hidden_act = Activation::kGeluTanh;
+  GatedFeedForward geglu(options);
+  fill(geglu, "gate_proj.weight", gate);
+  fill(geglu, "up_proj.weight", up);
+  fill(geglu, "down_proj.weight", down);
+  expect_near(geglu.forward(x.to(at::kFloat)), at::matmul(gelu_of(g) * at::matmul(x, up.t()), down.t()));
+
+  options = testing::tiny_options("gpt2");
+  options.hidden_size = 4;
+  options.intermediate_size = 6;
   GeluFeedForward gelu(options);
   fill(gelu, "c_fc.weight", gate.t());
   fill(gelu, "c_fc.bias", sample({6}, 0.5));
   fill(gelu, "c_proj.weight", down.t());
   fill(gelu, "c_proj.bias", sample({4}, 0.6));
-  at::Tensor h = g + sample({6}, 0.5);
-  at::Tensor activated = h * 0.5 * (1.0 + (std::sqrt(2.0 / M_PI) * (h + 0.044715 * h.pow(3))).tanh());
+  at::Tensor activated = gelu_of(g + sample({6}, 0.5));
   expect_near(gelu.forward(x.to(at::kFloat)), at::matmul(activated, down.t()) + sample({4}, 0.6));
 }
 

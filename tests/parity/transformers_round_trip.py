@@ -28,6 +28,7 @@ def make(kind):
     if kind == "mistral":
         return transformers.MistralConfig(**SIZES | dict(num_key_value_heads=2, head_dim=12, sliding_window=None))
     extra = {"llama": {}, "llama_tied": dict(tie_word_embeddings=True), "llama_gqa": dict(num_key_value_heads=2),
+             "llama_geglu": dict(hidden_act="gelu_pytorch_tanh"),
              "llama3": dict(attention_bias=True, mlp_bias=True, rope_scaling=dict(
                  rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                  original_max_position_embeddings=16))}[kind]

@@ -67,8 +67,8 @@ std::vector<std::string> planned_in_float8(const config::Config& config) {
   };
   for (int64_t block = 0; block < config.model.num_hidden_layers; ++block) {
     const std::string path = util::concat(llama ? "model.layers." : "transformer.h.", block);
-    add(path + (llama ? ".self_attn" : ".attn"), plan::attention_layers(config.model));
-    add(path + ".mlp", plan::feed_forward_layers(config.model));
+    add(path + (llama ? ".self_attn" : ".attn"), plan::linear_layers(nn::attention_layers(config.model)));
+    add(path + ".mlp", plan::linear_layers(nn::feed_forward_spec(config.model).layers()));
   }
   return names;
 }

@@ -107,6 +107,12 @@ INSTANTIATE_TEST_SUITE_P(
                c.fsdp.cpu_offload = c.fsdp.move_grads_to_cpu = true;
              }},
         Case{"biases", 4, "llama", [](auto& c) { c.model.attention_bias = c.model.mlp_bias = true; }},
+        Case{"geglu", 4, "llama", [](auto& c) { c.model.hidden_act = nn::Activation::kGeluTanh; }},
+        Case{"geglu_bf16", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.model.hidden_act = nn::Activation::kGeluTanh;
+             }},
         Case{"qwen2_wide_heads", 2, "llama",
              [](auto& c) {
                c.model.qkv_bias = true;
