@@ -2,71 +2,42 @@
 
 #include <utility>
 
+#include "comm/forwarding_communicator.h"
 #include "util/clock.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
 namespace {
 
-class NotingCommunicator final : public Communicator {
+class NotingCommunicator final : public ForwardingCommunicator {
  public:
   NotingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
-      : inner_(std::move(inner)), activity_(std::move(activity)) {}
+      : ForwardingCommunicator(std::move(inner)), activity_(std::move(activity)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string backend_name() const override { return inner_->backend_name(); }
-
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
-    return noted("all_gather", site, [&] { inner_->all_gather(output, input, site)->wait(); });
+ protected:
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+    return noted(call.name(), site, [&] { return call.issue(inner(), site); });
   }
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
-    return noted("reduce_scatter", site, [&] { inner_->reduce_scatter(output, input, site)->wait(); });
-  }
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
-    return noted("all_reduce", site, [&] { inner_->all_reduce(tensor, op, site)->wait(); });
-  }
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    return noted("broadcast", site, [&] { inner_->broadcast(tensor, root, site)->wait(); });
-  }
-  void barrier(const CallSite& site) override {
-    noted("barrier", site, [&] { inner_->barrier(site); });
-  }
-  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
-    return inner_->enqueue(std::move(task));
-  }
-  at::Device device() const override { return inner_->device(); }
-  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
-    return inner_->enqueue_release(std::move(task));
-  }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
-  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
-    return inner_->allocate_on_host(numel, dtype);
-  }
-  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
-                                                   std::function<void(c10::DataPtr)> task) override {
+  /// The meeting of the ranks for an all-gather into the memory.
+  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                            std::function<void(c10::DataPtr)> task) override {
     return noted("all_gather", site,
-                 [&] { inner_->enqueue_with_common_memory(nbytes, site, std::move(task))->wait(); });
+                 [&] { return ForwardingCommunicator::enqueue_with_memory(nbytes, site, std::move(task)); });
   }
-  bool has_common_memory() const override { return inner_->has_common_memory(); }
-  void reserve_common_memory(int64_t nbytes) override { inner_->reserve_common_memory(nbytes); }
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
-    return make_noting_communicator(inner_->subgroup(name, ranks), activity_);
+  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
+                                             const std::vector<int>& ranks) override {
+    return make_noting_communicator(inner().subgroup(name, ranks), activity_);
   }
 
  private:
-  template <typename Collective>
-  std::unique_ptr<Work> noted(const char* op, const CallSite& site, const Collective& collective) {
-    int64_t number = activity_->begin_collective(op, site);
-    collective();
+  template <typename Issue>
+  std::unique_ptr<Work> noted(const char* op, const CallSite& site, const Issue& issue) {
+    const int64_t number = activity_->begin_collective(op, site);
+    issue()->wait();
     activity_->end_collective(number);
     return done_work();
   }
 
-  std::shared_ptr<Communicator> inner_;
   std::shared_ptr<Activity> activity_;
 };
 

@@ -36,11 +36,6 @@ at::Tensor Communicator::allocate_on_host(int64_t numel, at::ScalarType dtype) {
   return allocate(numel, dtype);
 }
 
-std::unique_ptr<Work> Communicator::enqueue_with_common_memory(int64_t, const CallSite&,
-                                                               std::function<void(c10::DataPtr)> task) {
-  return enqueue([task = std::move(task)] { task({}); });
-}
-
 std::shared_ptr<Communicator> Communicator::existing_subgroup(const std::string& name,
                                                               const std::vector<int>& ranks) {
   bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "comm/forwarding_communicator.h"
 #include "comm/single_communicator.h"
 #include "util/error.h"
 #include "util/stream.h"
@@ -50,41 +51,20 @@ class ReleaseWork final : public Work {
   std::function<void()> task_;
 };
 
-class DeviceCommunicator final : public Communicator {
+/// Forwards to the communicator of the host what does not concern tensors of the device.
+class DeviceCommunicator final : public ForwardingCommunicator {
  public:
   explicit DeviceCommunicator(const DeviceParts& parts)
-      : device_(parts.device),
-        host_(parts.host),
+      : ForwardingCommunicator(parts.host),
+        device_(parts.device),
         on_device_(parts.on_device),
         stream_({.name = "fsdp comm", .device = parts.device}) {
-    FSDP_CHECK(!device_.is_cpu() && host_->world_size() == on_device_->world_size() &&
-               host_->rank() == on_device_->rank());
+    FSDP_CHECK(!device_.is_cpu() && inner().world_size() == on_device_->world_size() &&
+               inner().rank() == on_device_->rank());
   }
 
-  int rank() const override { return host_->rank(); }
-  int world_size() const override { return host_->world_size(); }
   std::string backend_name() const override { return on_device_->backend_name(); }
   at::Device device() const override { return device_; }
-
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
-    if (output.is_cpu()) return host_->all_gather(output, input, site);
-    return issue([&] { on_device_->all_gather(output, input, site)->wait(); });
-  }
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
-    if (output.is_cpu()) return host_->reduce_scatter(output, input, site);
-    return issue([&] { on_device_->reduce_scatter(output, input, site)->wait(); });
-  }
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
-    if (tensor.is_cpu()) return host_->all_reduce(tensor, op, site);
-    return issue([&] { on_device_->all_reduce(tensor, op, site)->wait(); });
-  }
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    if (tensor.is_cpu()) return host_->broadcast(tensor, root, site);
-    return issue([&] { on_device_->broadcast(tensor, root, site)->wait(); });
-  }
-  void barrier(const CallSite& site) override { host_->barrier(site); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override { return issue(std::move(task)); }
   std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
@@ -94,18 +74,23 @@ class DeviceCommunicator final : public Communicator {
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
   }
-  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
-    return host_->allocate_on_host(numel, dtype);
-  }
+  CommonMemory* common_memory() override { return nullptr; }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (ranks.size() == 1) {
-      auto alone = std::make_shared<SingleCommunicator>();
-      return make_device_communicator({device_, alone, alone});
-    }
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
-    std::shared_ptr<Communicator> host = host_->subgroup(name, ranks);
-    return make_device_communicator({device_, std::move(host), on_device_->subgroup(name, ranks)});
+    if (ranks.size() > 1) return ForwardingCommunicator::subgroup(name, ranks);
+    auto alone = std::make_shared<SingleCommunicator>();
+    return make_device_communicator({device_, alone, alone});
+  }
+
+ protected:
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+    if (!call.output.defined() || call.output.is_cpu()) return call.issue(inner(), site);
+    return issue([&] { call.issue(*on_device_, site)->wait(); });
+  }
+  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
+                                             const std::vector<int>& ranks) override {
+    return make_device_communicator(
+        {device_, inner().subgroup(name, ranks), on_device_->subgroup(name, ranks)});
   }
 
  private:
@@ -115,58 +100,41 @@ class DeviceCommunicator final : public Communicator {
   }
 
   at::Device device_;
-  std::shared_ptr<Communicator> host_, on_device_;
+  std::shared_ptr<Communicator> on_device_;
   util::Stream stream_;
 };
 
-class StagedCommunicator final : public Communicator {
+class StagedCommunicator final : public ForwardingCommunicator {
  public:
   StagedCommunicator(at::Device device, std::shared_ptr<Communicator> host)
-      : device_(device), host_(std::move(host)) {}
+      : ForwardingCommunicator(std::move(host)), device_(device) {}
 
-  int rank() const override { return host_->rank(); }
-  int world_size() const override { return host_->world_size(); }
-  std::string backend_name() const override { return host_->backend_name() + " through host memory"; }
+  std::string backend_name() const override { return inner().backend_name() + " through host memory"; }
   at::Device device() const override { return device_; }
-
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
-    at::Tensor whole = at::empty({output.numel()}, output.options().device(at::kCPU));
-    host_->all_gather(whole, input.to(at::kCPU), site)->wait();
-    output.copy_(whole);
-    return done_work();
-  }
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
-    at::Tensor part = at::empty({output.numel()}, output.options().device(at::kCPU));
-    host_->reduce_scatter(part, input.to(at::kCPU), site)->wait();
-    output.copy_(part);
-    return done_work();
-  }
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
-    at::Tensor staged = tensor.to(at::kCPU);
-    host_->all_reduce(staged, op, site)->wait();
-    tensor.copy_(staged);
-    return done_work();
-  }
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    at::Tensor staged = tensor.to(at::kCPU);
-    host_->broadcast(staged, root, site)->wait();
-    tensor.copy_(staged);
-    return done_work();
-  }
-  void barrier(const CallSite& site) override { host_->barrier(site); }
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
   }
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
-    return std::make_shared<StagedCommunicator>(device_, host_->subgroup(name, ranks));
+  CommonMemory* common_memory() override { return nullptr; }
+
+ protected:
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+    if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
+    Collective staged = call;
+    staged.input = call.input.to(at::kCPU);
+    staged.output = call.output.is_same(call.input)
+                        ? staged.input
+                        : at::empty({call.output.numel()}, call.output.options().device(at::kCPU));
+    staged.issue(inner(), site)->wait();
+    call.output.copy_(staged.output);
+    return done_work();
+  }
+  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
+                                             const std::vector<int>& ranks) override {
+    return std::make_shared<StagedCommunicator>(device_, inner().subgroup(name, ranks));
   }
 
  private:
   at::Device device_;
-  std::shared_ptr<Communicator> host_;
 };
 
 }  // namespace

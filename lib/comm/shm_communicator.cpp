@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/common_memory.h"
+#include "comm/common_places.h"
 #include "comm/group_identity.h"
 #include "comm/memory_copy.h"
 #include "comm/rank_order_sum.h"
@@ -65,12 +66,12 @@ struct Call {
 /// collective has two ways. The direct one reads the others' tensors where they are, when all ranks
 /// have theirs in shared memory: a meeting tells where, and one at the end tells that all have read. Else,
 /// and for small tensors, the data goes through the ranks' stages, a piece a meeting.
-class ShmCommunicator final : public Communicator {
+class ShmCommunicator final : public Communicator, private CommonMemory {
  public:
   ShmCommunicator(std::shared_ptr<ShmGroup> group, std::string key)
       : group_(std::move(group)),
         key_(std::move(key)),
-        common_(std::make_shared<CommonMemory>(group_->host(), group_->identity().ranks.front(),
+        common_(std::make_shared<CommonPlaces>(group_->host(), group_->identity().ranks.front(),
                                                group_->identity().size())) {}
 
   int rank() const override { return group_->identity().rank; }
@@ -204,8 +205,9 @@ class ShmCommunicator final : public Communicator {
     return allocate_shared(*group_->host(), numel, dtype);
   }
 
-  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
-                                                   std::function<void(c10::DataPtr)> task) override {
+  CommonMemory* common_memory() override { return this; }
+  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                            std::function<void(c10::DataPtr)> task) override {
     // What is small goes through stages with one meeting.
     if (nbytes <= kSmallBytes * world_size()) return enqueue([&] { task({}); });
     Call call(kCommonMemory, "all_gather", {}, site);
@@ -222,9 +224,7 @@ class ShmCommunicator final : public Communicator {
     task(place == ShmGroup::kNowhere ? c10::DataPtr() : common_->open(place));
     return done_work();
   }
-
-  bool has_common_memory() const override { return true; }
-  void reserve_common_memory(int64_t nbytes) override {
+  void reserve(int64_t nbytes) override {
     if (rank() == 0) common_->reserve(nbytes);
   }
 
@@ -340,7 +340,7 @@ class ShmCommunicator final : public Communicator {
 
   std::shared_ptr<ShmGroup> group_;
   std::string key_;  ///< this group's alone in the run
-  std::shared_ptr<CommonMemory> common_;
+  std::shared_ptr<CommonPlaces> common_;
   std::map<std::string, int> groups_made_;
 };
 

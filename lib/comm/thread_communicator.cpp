@@ -13,6 +13,7 @@
 #include <thread>
 #include <tuple>
 
+#include "comm/common_memory.h"
 #include "comm/queued_communicator.h"
 #include "comm/rank_order_sum.h"
 #include "util/error.h"
@@ -100,7 +101,7 @@ class ThreadWorld {
 
 /// Collectives complete at the call: every rank calls them in the same order, so nobody waits for a later
 /// one.
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public Communicator, private CommonMemory {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadWorld> world, int rank) : world_(std::move(world)), rank_(rank) {}
 
@@ -173,8 +174,9 @@ class ThreadCommunicator final : public Communicator {
     return at::empty({numel}, at::TensorOptions().dtype(dtype));
   }
 
-  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
-                                                   std::function<void(c10::DataPtr)> task) override {
+  CommonMemory* common_memory() override { return this; }
+  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                            std::function<void(c10::DataPtr)> task) override {
     at::Tensor memory;
     if (rank_ == 0) memory = at::empty({nbytes}, at::TensorOptions().dtype(at::kByte));
     run("common memory", memory, memory, site, [&] { memory = world_->slot(0).output; });
@@ -183,7 +185,7 @@ class ThreadCommunicator final : public Communicator {
     task({data, hold.release(), [](void* held) { delete static_cast<at::Tensor*>(held); }, at::kCPU});
     return done_work();
   }
-  bool has_common_memory() const override { return true; }
+  void reserve(int64_t) override {}
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;

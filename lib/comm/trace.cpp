@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
+#include "comm/forwarding_communicator.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -155,65 +156,26 @@ class TracedWork final : public Work {
   bool waited_ = false;
 };
 
-class TracingCommunicator final : public Communicator {
+class TracingCommunicator final : public ForwardingCommunicator {
  public:
   TracingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Trace> trace)
-      : inner_(std::move(inner)), trace_(std::move(trace)) {}
+      : ForwardingCommunicator(std::move(inner)), trace_(std::move(trace)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string backend_name() const override { return inner_->backend_name(); }
-
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override {
-    return traced("all_gather", site, input, [&] { return inner_->all_gather(output, input, site); });
+ protected:
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+    if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
+    const uint64_t number = trace_->issued(call.name(), site, static_cast<int64_t>(call.payload().nbytes()));
+    inner().enqueue([trace = trace_, number] { trace->started(number); });
+    std::unique_ptr<Work> issued = call.issue(inner(), site);
+    std::unique_ptr<Work> end = inner().enqueue([trace = trace_, number] { trace->finished(number); });
+    return std::make_unique<TracedWork>(std::move(issued), std::move(end), trace_, number);
   }
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override {
-    return traced("reduce_scatter", site, output,
-                  [&] { return inner_->reduce_scatter(output, input, site); });
-  }
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
-    return traced("all_reduce", site, tensor, [&] { return inner_->all_reduce(tensor, op, site); });
-  }
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
-    return traced("broadcast", site, tensor, [&] { return inner_->broadcast(tensor, root, site); });
-  }
-  void barrier(const CallSite& site) override { inner_->barrier(site); }
-  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
-    return inner_->enqueue(std::move(task));
-  }
-  at::Device device() const override { return inner_->device(); }
-  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
-    return inner_->enqueue_release(std::move(task));
-  }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return inner_->allocate(numel, dtype); }
-  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
-    return inner_->allocate_on_host(numel, dtype);
-  }
-  std::unique_ptr<Work> enqueue_with_common_memory(int64_t nbytes, const CallSite& site,
-                                                   std::function<void(c10::DataPtr)> task) override {
-    return inner_->enqueue_with_common_memory(nbytes, site, std::move(task));
-  }
-  bool has_common_memory() const override { return inner_->has_common_memory(); }
-  void reserve_common_memory(int64_t nbytes) override { inner_->reserve_common_memory(nbytes); }
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
-    return make_tracing_communicator(inner_->subgroup(name, ranks), trace_);
+  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
+                                             const std::vector<int>& ranks) override {
+    return make_tracing_communicator(inner().subgroup(name, ranks), trace_);
   }
 
  private:
-  template <typename Issue>
-  std::unique_ptr<Work> traced(const char* op, const CallSite& site, const at::Tensor& payload,
-                               const Issue& issue) {
-    uint64_t number = trace_->issued(op, site, static_cast<int64_t>(payload.nbytes()));
-    inner_->enqueue([trace = trace_, number] { trace->started(number); });
-    std::unique_ptr<Work> collective = issue();
-    std::unique_ptr<Work> end = inner_->enqueue([trace = trace_, number] { trace->finished(number); });
-    return std::make_unique<TracedWork>(std::move(collective), std::move(end), trace_, number);
-  }
-
-  std::shared_ptr<Communicator> inner_;
   std::shared_ptr<Trace> trace_;
 };
 

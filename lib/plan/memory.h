@@ -49,7 +49,7 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::Un
 /// The memory for buffers of units with which no step asks for more, however fast the network is.
 struct BufferShapes {
   util::Arena::Shape own;  ///< of the rank's pool (shard/buffer_pool.h)
-  int64_t common = 0;      ///< of what the ranks have in common (Communicator::enqueue_with_common_memory())
+  int64_t common = 0;      ///< of what the ranks have in common (comm::CommonMemory)
 };
 /// `common`: whether they have such memory.
 BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard::UnitSizes>& units,

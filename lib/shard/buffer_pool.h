@@ -1,7 +1,7 @@
 #pragma once
 
 // BufferPool: the memory of gathered parameters and of unreduced gradients, but for what the ranks of a host
-// have in common (Communicator::enqueue_with_common_memory()), which it only counts.
+// have in common (comm::CommonMemory), which it only counts.
 //
 // Units take a buffer when they are gathered and give it back when they are freed; the next unit gets the
 // same memory, whatever its size. Every buffer has a place in one arena (util/free_ranges.h). While the pool

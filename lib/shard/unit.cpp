@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "comm/common_memory.h"
 #include "shard/profile_range.h"
 #include "util/error.h"
 
@@ -68,7 +69,11 @@ void Unit::start_gather(const char* pass) {
     return;
   }
   const comm::CallSite site{.unit = name_, .pass = pass};
-  group.enqueue_with_common_memory(storage_.gathered_bytes(), site, fill);
+  if (comm::CommonMemory* common = group.common_memory()) {
+    common->enqueue_with_memory(storage_.gathered_bytes(), site, fill);
+  } else {
+    group.enqueue([fill] { fill({}); });
+  }
   at::Tensor input = storage_.gather_input(own);
   gather_ = group.all_gather(storage_.gathered(), input, site);
   if (place != nullptr) place->left = group.enqueue([] {});

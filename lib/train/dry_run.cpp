@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "comm/idle_communicator.h"
+#include "comm/fake_communicator.h"
 #include "config/global_batch.h"
 #include "plan/text.h"
 #include "shard/autograd_hooks.h"
@@ -87,7 +87,7 @@ void wait_for(at::Device device) {
 class ProgressInCompute final : public nn::Surround {
  public:
   /// `on`: whether it does.
-  ProgressInCompute(std::shared_ptr<comm::IdleCommunicator> communicator, std::shared_ptr<bool> on)
+  ProgressInCompute(std::shared_ptr<comm::FakeCommunicator> communicator, std::shared_ptr<bool> on)
       : communicator_(std::move(communicator)), on_(std::move(on)) {}
 
   at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
@@ -103,12 +103,12 @@ class ProgressInCompute final : public nn::Surround {
   }
 
  private:
-  std::shared_ptr<comm::IdleCommunicator> communicator_;
+  std::shared_ptr<comm::FakeCommunicator> communicator_;
   std::shared_ptr<bool> on_;
 };
 
 /// On the stages that are units, inside whatever surrounds them.
-void attach_progress(RunParts& parts, const std::shared_ptr<comm::IdleCommunicator>& communicator,
+void attach_progress(RunParts& parts, const std::shared_ptr<comm::FakeCommunicator>& communicator,
                      const std::shared_ptr<bool>& on) {
   auto surround = std::make_shared<ProgressInCompute>(communicator, on);
   auto modules = parts.model->named_modules();
@@ -186,12 +186,12 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   PeakMemory memory(device);
   DryRun result;
   {
-    auto communicator = comm::make_idle_communicator(world_size, device);
+    auto communicator = comm::make_fake_communicator(world_size, device);
     ConstantWeights weights;
     RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
     auto progress = std::make_shared<bool>(false);
-    const auto idle = std::dynamic_pointer_cast<comm::IdleCommunicator>(communicator);  // on the CPU
-    if (idle) attach_progress(parts, idle, progress);
+    const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
+    if (fake) attach_progress(parts, fake, progress);
     const RandomBatches batches(config);
     TrainStep train_step = make_train_step(config, parts, batches);
     const int64_t samples =
@@ -199,9 +199,9 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
     int64_t step = 0;
     enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
     auto run_step = [&](Timing timing) {
-      if (idle) {
-        idle->set_timing(timing == Timing::kAtOnce ? comm::IdleTiming::kAtOnce
-                                                   : comm::IdleTiming::kWhenWaitedFor);
+      if (fake) {
+        fake->set_timing(timing == Timing::kAtOnce ? comm::FakeTiming::kAtOnce
+                                                   : comm::FakeTiming::kWhenWaitedFor);
       }
       *progress = timing == Timing::kBesideCompute;
       memory.reset();
@@ -223,7 +223,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
       result.traffic = difference(parts.engine->traffic(), before);
       result.peak = std::max(result.peak, memory.bytes());
     }
-    if (!idle) {
+    if (!fake) {
       const util::CudaDevice gpu = util::cuda_device(device.index());
       result.gpu = gpu.name;
       result.gpu_memory = gpu.memory_bytes;

@@ -29,11 +29,11 @@ struct DryRun {
   int64_t gpu_memory = 0;    ///< that the GPU has
 };
 
-/// Trains some steps on random tokens over a communicator that moves nothing (comm/idle_communicator.h), with
+/// Trains some steps on random tokens over a communicator that moves nothing (comm/fake_communicator.h), with
 /// the real model, engine and optimizer, and counts. Collectives are done at once in one of the measured
 /// steps, at the end of each unit's compute in another, and as late as can be in the third, which are the
 /// moments that matter of what a network of any speed may do; the most of them is reported. On a GPU memory
-/// does not depend on such moments, and they are launched at once (comm::make_idle_communicator()). Weights
+/// does not depend on such moments, and they are launched at once (comm::make_fake_communicator()). Weights
 /// are constants, so that a part of a parameter takes no longer than it is large. Reads no data, no
 /// checkpoint and no weights, and writes nothing; needs the memory of one rank. Counts tensor memory while it
 /// runs (util::TensorMemory on the CPU).

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/common_memory.h"
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
 #include "nn/recompute.h"
@@ -79,11 +80,11 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
                                       {weights, communicator->device()});
     // Else the buffers of the first step would be memory of their own each.
-    comm::Communicator& group = *parts.engine->groups().shard;
+    comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     const plan::BufferShapes buffers =
-        plan::buffer_shapes(config, shard::unit_sizes(*parts.engine), group.has_common_memory());
+        plan::buffer_shapes(config, shard::unit_sizes(*parts.engine), common != nullptr);
     parts.engine->buffer_pool().reserve(buffers.own);
-    group.reserve_common_memory(buffers.common);
+    if (common != nullptr) common->reserve(buffers.common);
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
   });

@@ -29,6 +29,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
+#include "comm/common_memory.h"
 #include "comm/gloo_communicator.h"
 #include "comm/memory_copy.h"
 #include "comm/shm_communicator.h"
@@ -67,7 +68,7 @@ void gather_in_common_memory(Communicator& communicator, const at::Tensor& shard
     c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, std::move(memory));
     whole = at::empty({0}, at::kFloat).set_(storage, 0, {numel}, {1});
   };
-  communicator.enqueue_with_common_memory(4 * numel, {.unit = "bench"}, fill)->wait();
+  communicator.common_memory()->enqueue_with_memory(4 * numel, {.unit = "bench"}, fill)->wait();
   communicator.all_gather(whole, shard, {.unit = "bench"})->wait();
 }
 

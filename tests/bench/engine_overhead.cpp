@@ -16,7 +16,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "comm/idle_communicator.h"
+#include "comm/fake_communicator.h"
 #include "shard/fully_shard.h"
 #include "support/tiny_models.h"
 #include "util/cuda.h"
@@ -46,7 +46,7 @@ class Run {
     if (world_size == 0) return;
     shard::ShardOptions options;
     options.min_num_params = 1;
-    engine_ = fully_shard(*model_, options, comm::make_idle_communicator(world_size, device));
+    engine_ = fully_shard(*model_, options, comm::make_fake_communicator(world_size, device));
   }
 
   void step() {

@@ -1,4 +1,4 @@
-// Memory that the ranks of a group have in common: over threads, shared memory, and where there is none.
+// Memory that the ranks of a group share: threads and shared memory; gloo has none.
 
 #include "comm/common_memory.h"
 
@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "comm/common_places.h"
 #include "comm/memory_copy.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
@@ -21,7 +22,7 @@ using Group = std::shared_ptr<Communicator>;
 
 constexpr int64_t kMib = 1 << 20;
 
-/// [numel] fp32 in memory that the ranks have in common; undefined when there is none.
+/// [numel] fp32 in memory that the ranks have in common; undefined when the system has none left.
 at::Tensor take(Communicator& communicator, int64_t numel) {
   at::Tensor tensor;
   const auto fill = [&](c10::DataPtr memory) {
@@ -29,7 +30,7 @@ at::Tensor take(Communicator& communicator, int64_t numel) {
     c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(4 * numel), std::move(memory));
     tensor = at::empty({0}, at::kFloat).set_(storage, 0, {numel}, {1});
   };
-  communicator.enqueue_with_common_memory(4 * numel, {.unit = "test"}, fill)->wait();
+  communicator.common_memory()->enqueue_with_memory(4 * numel, {.unit = "test"}, fill)->wait();
   return tensor;
 }
 
@@ -60,7 +61,7 @@ class CommonMemoryOver : public ::testing::TestWithParam<std::string> {
 TEST_P(CommonMemoryOver, IsTheSameForAllRanksOfAGroup) {
   for (int world : {2, 3, 4}) {
     run(world, [&](Communicator& communicator) {
-      ASSERT_TRUE(communicator.has_common_memory());
+      ASSERT_TRUE(communicator.common_memory() != nullptr);
       at::Tensor all = gathered(communicator, 50'000, 7);
       expect_parts(all, world, 7);
       communicator.barrier({.unit = "compared"});
@@ -128,10 +129,9 @@ TEST(CommonMemory, OfASubgroupIsItsOwn) {
   });
 }
 
-TEST(CommonMemory, IsNothingOverGloo) {
+TEST(CommonMemory, IsAbsentOverGloo) {
   testing::run_ranks_over_gloo({.world_size = 2}, [](Group& communicator) {
-    EXPECT_FALSE(communicator->has_common_memory());
-    EXPECT_FALSE(take(*communicator, 100'000).defined());
+    EXPECT_EQ(communicator->common_memory(), nullptr);
   });
 }
 
@@ -187,7 +187,7 @@ void on_two_ranks(const HostRanks::Options& options,
 TEST(CommonMemory, MakesItsArenaAsLongAsWasNeededAndKeepsIt) {
   on_two_ranks({}, [](std::shared_ptr<HostRanks> host) {
     if (host->rank() != 0) return;
-    auto common = std::make_shared<CommonMemory>(host, 0, 1);
+    auto common = std::make_shared<CommonPlaces>(host, 0, 1);
     for (int round = 0; round < 5; ++round) {
       c10::DataPtr first = common->open(common->take(3 * kMib)),
                    second = common->open(common->take(5 * kMib));
@@ -205,7 +205,7 @@ TEST(CommonMemory, MakesItsArenaAsLongAsWasNeededAndKeepsIt) {
 TEST(CommonMemory, TakesItsReserveAtOnce) {
   on_two_ranks({}, [](std::shared_ptr<HostRanks> host) {
     if (host->rank() != 0) return;
-    auto common = std::make_shared<CommonMemory>(host, 0, 1);
+    auto common = std::make_shared<CommonPlaces>(host, 0, 1);
     common->reserve(16 * kMib);
     EXPECT_EQ(host->own()->taken_bytes(), 0);
     c10::DataPtr first = common->open(common->take(kMib)), second = common->open(common->take(9 * kMib));
@@ -218,13 +218,13 @@ TEST(CommonMemory, HasNoPlaceWhereTheSystemHasNoMemory) {
   small.segment_bytes = SharedSegment::kControlBytes + (16 << 20);  // half of it common
   on_two_ranks(small, [](std::shared_ptr<HostRanks> host) {
     if (host->rank() != 0) return;
-    auto common = std::make_shared<CommonMemory>(host, 0, 1);
-    EXPECT_EQ(common->take(9 * kMib), CommonMemory::kNowhere);
+    auto common = std::make_shared<CommonPlaces>(host, 0, 1);
+    EXPECT_EQ(common->take(9 * kMib), CommonPlaces::kNowhere);
     const int64_t place = common->take(5 * kMib);
-    EXPECT_NE(place, CommonMemory::kNowhere);
-    EXPECT_EQ(common->take(5 * kMib), CommonMemory::kNowhere) << "the first is in use";
+    EXPECT_NE(place, CommonPlaces::kNowhere);
+    EXPECT_EQ(common->take(5 * kMib), CommonPlaces::kNowhere) << "the first is in use";
     common->drop(place);
-    EXPECT_NE(common->take(5 * kMib), CommonMemory::kNowhere);
+    EXPECT_NE(common->take(5 * kMib), CommonPlaces::kNowhere);
   });
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/idle_communicator.h"
+#include "comm/fake_communicator.h"
 #include "support/fake_collectives.h"
 #include "support/sharded_run.h"
 
@@ -179,14 +179,14 @@ TEST(LossOnADevice, OfComposedOperatorsIsTheCpusAndDoesNotMakeTheHostWait) {
 /// What fsdp-train --dry-run does on a GPU: one rank of the world, and nobody else.
 TEST_P(OnADevice, RunsOneRankOfItsWorldAlone) {
   RunPlan plan = this->plan();
-  auto idle_on = [&](at::Device device) {
+  auto fake_on = [&](at::Device device) {
     return [world = GetParam().world_size, device](comm::Communicator&) {
-      return comm::make_idle_communicator(world, device);
+      return comm::make_fake_communicator(world, device);
     };
   };
-  plan.interpose = idle_on(at::kCPU);
+  plan.interpose = fake_on(at::kCPU);
   const RunResult expected = train_sharded(1, plan);
-  plan.interpose = idle_on(FakeDevice::get().device());
+  plan.interpose = fake_on(FakeDevice::get().device());
   FakeDevice::get().begin();
   const RunResult actual = train_sharded(1, plan);
   EXPECT_EQ(FakeDevice::get().report(), "");
@@ -203,7 +203,7 @@ TEST(OneRankOnADevice, HasItsShardsThereAndNotTheModel) {
   auto model = nn::make_decoder(plan.model, fake.device());
   const size_t whole = fake.live_bytes() - before;
   auto engine =
-      shard_under_test(*model, plan.shard, comm::Mesh({}, comm::make_idle_communicator(64, fake.device())));
+      shard_under_test(*model, plan.shard, comm::Mesh({}, comm::make_fake_communicator(64, fake.device())));
   EXPECT_EQ(engine->communicator().world_size(), 64);
   const size_t kept = fake.live_bytes() - before;
   EXPECT_GE(kept, static_cast<size_t>(engine->shard_bytes()));

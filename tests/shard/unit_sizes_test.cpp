@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/idle_communicator.h"
+#include "comm/fake_communicator.h"
 #include "nn/decoder_outline.h"
 #include "shard/engine_sizes.h"
 #include "support/sharded_run.h"
@@ -30,7 +30,7 @@ TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
       GetParam().change(options);
       nn::ModelOptions model = testing::tiny_options(architecture);
       auto sharded = testing::make_initialized(model);
-      auto engine = fully_shard(*sharded, options, std::make_shared<comm::IdleCommunicator>(world));
+      auto engine = fully_shard(*sharded, options, std::make_shared<comm::FakeCommunicator>(world));
       auto planned = nn::make_decoder(model, at::kMeta);
       std::vector<UnitSizes> expected = unit_sizes(*engine);
       std::vector<UnitSizes> sizes = unit_sizes(*planned, options, {.data = world});

@@ -38,32 +38,16 @@ class CountingCommunicator final : public ForwardingCommunicator {
   /// Writes down something that is no collective, such as the compute of a stage.
   void mark(const std::string& what) { calls_->push_back({"compute", what, "mark", 0}); }
 
-  std::unique_ptr<comm::Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                         const comm::CallSite& site) override {
-    note("all_gather", site, input);
-    return inner().all_gather(output, input, site);
-  }
-  std::unique_ptr<comm::Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                             const comm::CallSite& site) override {
-    note("reduce_scatter", site, output);
-    return inner().reduce_scatter(output, input, site);
-  }
-  std::unique_ptr<comm::Work> all_reduce(const at::Tensor& tensor, comm::ReduceOp op,
-                                         const comm::CallSite& site) override {
-    note("all_reduce", site, tensor);
-    return inner().all_reduce(tensor, op, site);
-  }
-  std::unique_ptr<comm::Work> broadcast(const at::Tensor& tensor, int root,
-                                        const comm::CallSite& site) override {
-    note("broadcast", site, tensor);
-    return inner().broadcast(tensor, root, site);
-  }
-  void barrier(const comm::CallSite& site) override {
-    calls_->push_back({"barrier", site.unit, site.pass, 0});
-    inner().barrier(site);
-  }
-
  protected:
+  std::unique_ptr<comm::Work> collective(const comm::Collective& call, const comm::CallSite& site) override {
+    if (call.kind == comm::Collective::Kind::kBarrier) {
+      calls_->push_back({"barrier", site.unit, site.pass, 0});
+    } else {
+      const at::Tensor& payload = call.payload();
+      calls_->push_back({call.name(), site.unit, site.pass, payload.numel(), payload.scalar_type()});
+    }
+    return call.issue(inner(), site);
+  }
   std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
     auto counting = std::make_shared<CountingCommunicator>(std::move(group));
     counting->calls_ = calls_;
@@ -71,10 +55,6 @@ class CountingCommunicator final : public ForwardingCommunicator {
   }
 
  private:
-  void note(const char* op, const comm::CallSite& site, const at::Tensor& tensor) {
-    calls_->push_back({op, site.unit, site.pass, tensor.numel(), tensor.scalar_type()});
-  }
-
   std::shared_ptr<std::vector<Call>> calls_ = std::make_shared<std::vector<Call>>();
 };
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/idle_communicator.h"
+#include "comm/fake_communicator.h"
 #include "comm/thread_communicator.h"
 #include "plan/step_clock.h"
 #include "shard/engine_sizes.h"
@@ -240,7 +240,7 @@ inline TimedResult run_timed_steps(const TimedStep& step, std::shared_ptr<comm::
 inline TimedResult virtually_timed(const TimedStep& step, int world_size) {
   auto time = std::make_shared<VirtualTime>();
   auto communicator = std::make_shared<VirtuallyTimedCommunicator>(
-      std::make_shared<comm::IdleCommunicator>(world_size), step.speed, time);
+      std::make_shared<comm::FakeCommunicator>(world_size), step.speed, time);
   return run_timed_steps(step, communicator, time);
 }
 

@@ -1,4 +1,4 @@
-#include "comm/common_memory.h"
+#include "comm/common_places.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,13 +12,13 @@
 namespace fsdp::comm {
 
 /// Before the data of a place, which it leaves aligned to a cache line.
-struct alignas(64) CommonMemory::Header {
+struct alignas(64) CommonPlaces::Header {
   std::atomic<uint32_t> holders;  ///< ranks that have not given it back
 };
 
 /// What a DataPtr holds on to.
-struct CommonMemory::Hold {
-  std::shared_ptr<CommonMemory> memory;
+struct CommonPlaces::Hold {
+  std::shared_ptr<CommonPlaces> memory;
   void* data;
 
   static void give_back(void* hold) {
@@ -27,12 +27,12 @@ struct CommonMemory::Hold {
   }
 };
 
-CommonMemory::CommonMemory(std::shared_ptr<HostRanks> host, int maker, int ranks)
+CommonPlaces::CommonPlaces(std::shared_ptr<HostRanks> host, int maker, int ranks)
     : host_(std::move(host)), maker_(maker), ranks_(ranks) {
   static_assert(sizeof(Header) == kBesidePlace);
 }
 
-CommonMemory::~CommonMemory() {
+CommonPlaces::~CommonPlaces() {
   if (taken_.empty() && !arena_) return;
   // Other ranks may still use what they have open.
   std::vector<const Header*> headers;
@@ -49,16 +49,16 @@ CommonMemory::~CommonMemory() {
   host_->keep_until_unused(std::move(retired));
 }
 
-CommonMemory::Header& CommonMemory::header(int64_t place) const {
+CommonPlaces::Header& CommonPlaces::header(int64_t place) const {
   return *reinterpret_cast<Header*>(host_->of(maker_).data() + place);
 }
 
-void CommonMemory::reserve(int64_t bytes) {
+void CommonPlaces::reserve(int64_t bytes) {
   std::lock_guard lock(mutex_);
   places_.reserve({.length = bytes, .way = 0});
 }
 
-int64_t CommonMemory::take(int64_t bytes) {
+int64_t CommonPlaces::take(int64_t bytes) {
   FSDP_CHECK(host_->rank() == maker_);
   std::lock_guard lock(mutex_);
   free_what_all_gave_back();
@@ -80,9 +80,9 @@ int64_t CommonMemory::take(int64_t bytes) {
   return taken_.back().place;
 }
 
-void CommonMemory::drop(int64_t place) { header(place).holders.store(0); }
+void CommonPlaces::drop(int64_t place) { header(place).holders.store(0); }
 
-void CommonMemory::free_what_all_gave_back() {
+void CommonPlaces::free_what_all_gave_back() {
   std::erase_if(taken_, [this](const Taken& taken) {
     if (header(taken.place).holders.load(std::memory_order_acquire) > 0) return false;
     places_.give_back(taken.in_arena);
@@ -90,7 +90,7 @@ void CommonMemory::free_what_all_gave_back() {
   });
 }
 
-void CommonMemory::grow() {
+void CommonPlaces::grow() {
   const std::optional<int64_t> bytes = places_.longer();
   if (!bytes) return;
   arena_.reset();  // before there is the next one
@@ -99,7 +99,7 @@ void CommonMemory::grow() {
   if (arena_) places_.grow();
 }
 
-c10::DataPtr CommonMemory::open(int64_t place) {
+c10::DataPtr CommonPlaces::open(int64_t place) {
   void* data = &header(place) + 1;
   auto hold = std::make_unique<Hold>(Hold{shared_from_this(), data});
   std::lock_guard lock(mutex_);
@@ -107,12 +107,12 @@ c10::DataPtr CommonMemory::open(int64_t place) {
   return {data, hold.release(), &Hold::give_back, at::kCPU};
 }
 
-bool CommonMemory::is_open(const void* data) const {
+bool CommonPlaces::is_open(const void* data) const {
   std::lock_guard lock(mutex_);
   return open_.contains(data);
 }
 
-void CommonMemory::close(void* data) {
+void CommonPlaces::close(void* data) {
   {
     std::lock_guard lock(mutex_);
     open_.erase(data);

@@ -1,4 +1,4 @@
-#include "comm/idle_communicator.h"
+#include "comm/fake_communicator.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
@@ -18,11 +18,11 @@ namespace fsdp::comm {
 
 /// Tasks that were issued and are not done, in order. Whoever waits runs them, one thread at a time: the
 /// host's thread of a unit waits too (shard/unit.h).
-class IdleCommunicator::Queue {
+class FakeCommunicator::Queue {
  public:
-  explicit Queue(IdleTiming when) : timing(when) {}
+  explicit Queue(FakeTiming when) : timing(when) {}
 
-  IdleTiming timing;
+  FakeTiming timing;
 
   /// The number of the task, from 1.
   int64_t push(std::function<void()> task) {
@@ -90,7 +90,7 @@ class IdleCommunicator::Queue {
   int64_t done_ = 0;  ///< all up to here; what a task runs itself is done with that task
 };
 
-class IdleCommunicator::QueuedWork final : public Work {
+class FakeCommunicator::QueuedWork final : public Work {
  public:
   QueuedWork(std::shared_ptr<Queue> queue, int64_t number) : queue_(std::move(queue)), number_(number) {}
   void wait() override { queue_->run_up_to(number_); }
@@ -100,28 +100,28 @@ class IdleCommunicator::QueuedWork final : public Work {
   int64_t number_;
 };
 
-IdleCommunicator::IdleCommunicator(int world_size, IdleTiming timing)
-    : IdleCommunicator(world_size, std::make_shared<Queue>(timing)) {}
+FakeCommunicator::FakeCommunicator(int world_size, FakeTiming timing)
+    : FakeCommunicator(world_size, std::make_shared<Queue>(timing)) {}
 
-IdleCommunicator::IdleCommunicator(int world_size, std::shared_ptr<Queue> queue)
+FakeCommunicator::FakeCommunicator(int world_size, std::shared_ptr<Queue> queue)
     : world_size_(world_size), queue_(std::move(queue)) {
   FSDP_CHECK(world_size >= 1, "a world of ", world_size, " ranks");
 }
 
-void IdleCommunicator::set_timing(IdleTiming timing) {
+void FakeCommunicator::set_timing(FakeTiming timing) {
   progress();
   queue_->timing = timing;
 }
 
-void IdleCommunicator::progress() { queue_->run_all(); }
+void FakeCommunicator::progress() { queue_->run_all(); }
 
-std::unique_ptr<Work> IdleCommunicator::issue(std::function<void()> task) {
+std::unique_ptr<Work> FakeCommunicator::issue(std::function<void()> task) {
   int64_t number = queue_->push(std::move(task));
-  if (queue_->timing == IdleTiming::kAtOnce) queue_->run_all();
+  if (queue_->timing == FakeTiming::kAtOnce) queue_->run_all();
   return std::make_unique<QueuedWork>(queue_, number);
 }
 
-std::unique_ptr<Work> IdleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+std::unique_ptr<Work> FakeCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
                                                    const CallSite&) {
   int64_t part = input.numel();
   FSDP_CHECK(output.numel() == world_size_ * part, output.numel(), " elements out, ", part, " in, ",
@@ -134,7 +134,7 @@ std::unique_ptr<Work> IdleCommunicator::all_gather(const at::Tensor& output, con
   });
 }
 
-std::unique_ptr<Work> IdleCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+std::unique_ptr<Work> FakeCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                                        const CallSite&) {
   int64_t part = output.numel();
   FSDP_CHECK(input.numel() == world_size_ * part, input.numel(), " elements in, ", part, " out, ",
@@ -145,34 +145,34 @@ std::unique_ptr<Work> IdleCommunicator::reduce_scatter(const at::Tensor& output,
   });
 }
 
-std::unique_ptr<Work> IdleCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
+std::unique_ptr<Work> FakeCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
   return issue([] {});
 }
 
-std::unique_ptr<Work> IdleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
+std::unique_ptr<Work> FakeCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
   FSDP_CHECK(root == 0, "rank ", root, " has nothing to send");
   return issue([] {});
 }
 
-void IdleCommunicator::barrier(const CallSite&) { progress(); }
+void FakeCommunicator::barrier(const CallSite&) { progress(); }
 
-std::unique_ptr<Work> IdleCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
+std::unique_ptr<Work> FakeCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
 
-std::shared_ptr<Communicator> IdleCommunicator::subgroup(const std::string& name,
+std::shared_ptr<Communicator> FakeCommunicator::subgroup(const std::string& name,
                                                          const std::vector<int>& ranks) {
   if (auto existing = existing_subgroup(name, ranks)) return existing;
-  return std::shared_ptr<Communicator>(new IdleCommunicator(static_cast<int>(ranks.size()), queue_));
+  return std::shared_ptr<Communicator>(new FakeCommunicator(static_cast<int>(ranks.size()), queue_));
 }
 
-at::Tensor IdleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
+at::Tensor FakeCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
   return at::zeros({numel}, at::TensorOptions().dtype(dtype));
 }
 
-std::shared_ptr<Communicator> make_idle_communicator(int world_size, at::Device device) {
-  auto on_host = std::make_shared<IdleCommunicator>(world_size);
+std::shared_ptr<Communicator> make_fake_communicator(int world_size, at::Device device) {
+  auto on_host = std::make_shared<FakeCommunicator>(world_size);
   if (device.is_cpu()) return on_host;
   return make_device_communicator(
-      {.device = device, .host = on_host, .on_device = std::make_shared<IdleCommunicator>(world_size)});
+      {.device = device, .host = on_host, .on_device = std::make_shared<FakeCommunicator>(world_size)});
 }
 
 }  // namespace fsdp::comm
