@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "cli/usage_error.h"
 #include "cli/validators.h"
 #include "data/convert.h"
 #include "data/decode.h"
@@ -14,6 +15,7 @@
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
 #include "util/error.h"
+#include "util/log.h"
 #include "util/progress_bar.h"
 #include "util/text.h"
 
@@ -115,6 +117,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       };
       data::TokenizeReport report = data::tokenize(options);
       bar.clear();
+      if (!report.warning.empty()) util::log_warning(cli::with_flags(report.warning));
       bool documents = options.format && data::has_documents(*options.format);
       print_output(options.output, report.tokens, report.documents, documents);
       if (options.validation_output.empty()) return;

@@ -6,6 +6,7 @@
 
 #include "ckpt_commands.h"
 #include "cli/program.h"
+#include "cli/usage_error.h"
 #include "util/error.h"
 
 int main(int argc, char** argv) {
@@ -33,7 +34,9 @@ int main(int argc, char** argv) {
     auto chosen = std::find_if(commands.begin(), commands.end(),
                                [](const apps::CkptCommand& command) { return command.parser->parsed(); });
     FSDP_CHECK(chosen != commands.end());
-    int code = chosen->run();
+    const int code = cli::run_command(
+        chosen->run,
+        {{"overwrite", "--force"}, {"full", "--format full"}, {"max_file_bytes", "--max-shard-size"}});
     // A result that could not be printed (a full disk behind a redirection) is a failure.
     if (!std::cout.flush()) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
     return code;

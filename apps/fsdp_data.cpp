@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/program.h"
+#include "cli/usage_error.h"
 #include "data_commands.h"
 #include "util/error.h"
 
@@ -19,8 +20,7 @@ int main(int argc, char** argv) {
                     "fsdp-data tokenize 'web/*.jsonl' --tokenizer gpt2/ --output train.bin"},
                    {"from standard input",
                     "zcat dump.jsonl.gz | fsdp-data tokenize - --json-lines --tokenizer "
-                    "llama3/tokenizer.json --output "
-                    "train.u32"},
+                    "llama3/tokenizer.json --output train.u32"},
                    {"a tokenizer of one's own",
                     "fsdp-data train-tokenizer book.txt --vocab-size 8000 --output book.model"},
                    {"what is in a file", "fsdp-data inspect train.bin --tokenizer gpt2/"},
@@ -35,7 +35,11 @@ int main(int argc, char** argv) {
   fsdp::apps::add_decode(app, run);
   if (const auto code = fsdp::cli::parse(app, page, argc, argv)) return *code;
   return fsdp::util::run_guarded([&run] {
-    run();
-    return 0;
+    return fsdp::cli::run_command(
+        [&run] {
+          run();
+          return 0;
+        },
+        {{"model_type", "--type"}});
   });
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cli/program.h"
+#include "cli/usage_error.h"
 #include "generate/generate.h"
 #include "generate/load.h"
 #include "generate/sampler.h"
@@ -169,5 +170,5 @@ int main(int argc, char** argv) {
                "a JSON object a sample: prompt, text, tokens, ids, tokens_per_second, ending");
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   util::MappedAllocator::install();
-  return util::run_guarded([&] { return run(arguments); });
+  return util::run_guarded([&] { return cli::run_command([&] { return run(arguments); }); });
 }

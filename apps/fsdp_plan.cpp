@@ -40,8 +40,8 @@ config::Config preset_config(const std::string& name, const std::string& first,
   const std::string model = util::concat("[model]\npreset = \"", name, "\"\n");
   const auto with = [&](int64_t length) {
     return util::concat(model, "[data]\ntrain = [\"none\"]\nmicro_batch_size = 1\nsequence_length = ", length,
-                        "\n[mixed_precision]\nparam_dtype = \"bfloat16\"\n[activation_checkpointing]\nmode = "
-                        "\"full\"\n");
+                        "\n[mixed_precision]\nparam_dtype = "
+                        "\"bfloat16\"\n[activation_checkpointing]\nmode = \"full\"\n");
   };
   const std::string source = "--preset " + name;
   const int64_t longest = config::parse_config(with(1), source).model.max_position_embeddings;

@@ -137,7 +137,7 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
 
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
   auto communicator = connect(config, environment);
-  cli::print(train::explain_step(config, communicator, {.all_units = all_units}));
+  cli::print(cli::with_flags(train::explain_step(config, communicator, {.all_units = all_units})));
 }
 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
@@ -239,10 +239,9 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
       "and next to no memory. The program fsdp-plan prints the same without loading libtorch");
   CLI::Option* dry_run = app.add_flag(
       "--dry-run", arguments.dry_run,
-      "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the plan "
-      "beside what was measured. Needs the memory of one rank on training.device, reads no data and writes "
-      "no "
-      "file");
+      "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the "
+      "plan beside what was measured. Needs the memory of one rank on training.device, "
+      "reads no data and writes no file");
   plan->excludes(dry_run);
   apps::add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
 }
@@ -310,10 +309,9 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
-  app.add_flag(
-      "--print-config", arguments.print_config,
-      "print every key with its value and where that comes from (default, line of the file, command line), "
-      "and end");
+  app.add_flag("--print-config", arguments.print_config,
+               "print every key with its value and where that comes from (default, line of "
+               "the file, command line), and end");
   CLI::Option* explain = app.add_flag(
       "--explain-step", arguments.explain_step,
       "train two steps from the first weights and print what happened in the second: a timeline of rank 0, "

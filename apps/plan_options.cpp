@@ -22,8 +22,8 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
                  condition + "memory of a rank's device; default: 80, or that of --gpu");
   app.add_option("--gpus-per-node", machines.gpus_per_node,
                  condition +
-                     "ranks of a node, which are linked by --node-bandwidth-gbps; default: all alike, or 8 "
-                     "with --gpu")
+                     "ranks of a node, which are linked by --node-bandwidth-gbps; "
+                     "default: all alike, or 8 with --gpu")
       ->check(cli::at_least(1));
   app.add_option("--node-bandwidth-gbps", machines.node_bandwidth_gbps,
                  condition +

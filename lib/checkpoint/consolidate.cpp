@@ -21,7 +21,7 @@ using util::fail;
 
 namespace {
 
-constexpr const char* kForceRemedy = "choose another output or overwrite it with --force";
+constexpr const char* kForceRemedy = "choose another output or replace it with `overwrite`";
 constexpr const char* kOtherRemedy = "choose another output or remove it";
 
 int64_t bytes_of(const std::vector<TensorInfo>& infos) {
@@ -137,34 +137,35 @@ OutputKind output_kind(const fs::path& output, const ConsolidateOptions& options
   if (!is_folder && (output.extension() == ".h5" || output.extension() == ".hdf5")) {
     fail(ErrorKind::kUsage, "expected the name of a folder or of a .safetensors file and found ",
          output.string(),
-         "; for HDF5 name a folder, which gets full.h5 and manifest.json, and give --format full");
+         "; for HDF5 name a folder, which gets full.h5 and manifest.json, and choose `full`");
   }
   OutputKind kind =
       !is_folder && output.extension() == ".safetensors" ? OutputKind::kSafetensorsFile : OutputKind::kFolder;
   if (options.full) {
     if (kind == OutputKind::kSafetensorsFile) {
-      fail(ErrorKind::kUsage, "--format full makes a folder, and ", output.string(),
+      fail(ErrorKind::kUsage, "`full` makes a folder, and ", output.string(),
            " has the name of a safetensors file; choose another name");
     }
     if (options.overwrite) {
       fail(ErrorKind::kUsage,
-           "--force does not go with --format full, because checkpoints are never "
-           "overwritten; choose another output or remove ",
+           "`overwrite` does not go with `full`, because checkpoints are never overwritten; choose another "
+           "output or remove ",
            output.string());
     }
     kind = OutputKind::kFull;
   }
   if (options.optimizer && kind != OutputKind::kFull) {
-    fail(ErrorKind::kUsage, "--optimizer goes only with --format full; safetensors files hold weights only");
+    fail(ErrorKind::kUsage, "`optimizer` goes only with `full`; safetensors files hold weights only");
   }
   if (options.optimizer && options.ema) {
-    fail(ErrorKind::kUsage,
-         "--optimizer does not go with --ema, because its state belongs to the weights, not "
-         "to their averages; leave out one of the two");
+    fail(
+        ErrorKind::kUsage,
+        "`optimizer` does not go with `ema`, because its state belongs to the weights, not to their averages; "
+        "leave out one of the two");
   }
   if (options.max_file_bytes > 0 && kind != OutputKind::kFolder) {
-    fail(ErrorKind::kUsage, "--max-shard-size goes only with a folder of safetensors as the output, and ",
-         output.string(), " is one file; name a folder and leave out --format");
+    fail(ErrorKind::kUsage, "`max_file_bytes` goes only with a folder of safetensors as the output, and ",
+         output.string(), " is one file; name a folder and leave out `full`");
   }
   return kind;
 }

@@ -34,7 +34,7 @@ fs::path config_path_of(const ImportRequest& request) {
   fs::path path = config_beside(request.source);
   if (!util::is_there(path)) {
     fail(ErrorKind::kCheckpoint, "expected the model's config at ", path.string(),
-         " and found nothing; name it with --config");
+         " and found nothing; name it with `config`");
   }
   return path;
 }
@@ -75,10 +75,9 @@ ConsolidateResult export_model(const ExportRequest& request) {
   const ShardedSource source(request.checkpoint_folder);
   const std::string manifest = (request.checkpoint_folder / kManifestName).string();
   if (source.manifest().model.is_null()) {
-    fail(
-        ErrorKind::kCheckpoint, manifest,
-        " does not say what the model is, so it cannot be exported; fsdp-ckpt consolidate writes its weights "
-        "alone");
+    fail(ErrorKind::kCheckpoint, manifest,
+         " does not say what the model is, so it cannot be exported; fsdp-ckpt "
+         "consolidate writes its weights alone");
   }
   Shapes shapes = hugging_face_shapes(
       options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));

@@ -275,8 +275,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (version < 1) fail(ErrorKind::kCheckpoint, where, " has the impossible format version ", version);
   if (text_of(object, "seal", where) != xxh3_64_of(canonical.without("seal"))) {
     fail(ErrorKind::kCheckpoint, where,
-         " is damaged: its content does not match its seal; restore it from a copy or use an older "
-         "checkpoint");
+         " is damaged: its content does not match its seal; restore it from a "
+         "copy or use an older checkpoint");
   }
 
   Manifest manifest;
@@ -323,8 +323,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
 void require_state(const Manifest& manifest, const fs::path& folder) {
   if (manifest.contents == Contents::kState) return;
   fail(ErrorKind::kCheckpoint, folder.string(),
-       " holds weights only, so no run can be resumed from it; start one from its weights with "
-       "model.init_from=",
+       " holds weights only, so no run can be resumed from it; start one from "
+       "its weights with model.init_from=",
        folder.string(), " and checkpoint.resume=never");
 }
 

@@ -165,8 +165,8 @@ void refuse_links(hid_t file, const std::string& name, const fs::path& path) {
     }
     if (info.type != H5L_TYPE_HARD) {
       throw DamageError(path, concat(path.string(), ": \"", step, "\" on the way to the tensor ", name,
-                                     " is a link to another place; checkpoints have none, so this file was "
-                                     "altered"));
+                                     " is a link to another place; checkpoints have "
+                                     "none, so this file was altered"));
     }
     if (end == std::string::npos) return;
   }

@@ -33,10 +33,9 @@ void open_checkpoint(StoredModel& model, const fs::path& path, bool ema) {
   model.folder = checkpoint_folder(path);
   model.config = read_manifest(model.folder).model;
   if (model.config.is_null()) {
-    fail(
-        ErrorKind::kCheckpoint, (model.folder / kManifestName).string(),
-        " does not say what the model is; fsdp-ckpt consolidate writes its weights, which need a config.json "
-        "beside them");
+    fail(ErrorKind::kCheckpoint, (model.folder / kManifestName).string(),
+         " does not say what the model is; fsdp-ckpt consolidate writes its weights, which need a "
+         "config.json beside them");
   }
   model.weights = open_weights(model.folder);
   if (ema) take_averages(model);

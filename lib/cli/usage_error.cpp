@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <regex>
 
 #include "cli/outline.h"
 #include "util/error.h"
@@ -226,6 +227,32 @@ std::string usage_error_text(const CLI::App& app, const Page& page, const CLI::P
   }
   if (name == "ValidationError") return concat("command line: ", error.what());
   return wrong_value_text(places, error);
+}
+
+std::string with_flags(const std::string& text, const FlagNames& names) {
+  static const std::regex field("`([a-z_]+)`");
+  std::string result;
+  auto end = text.begin();
+  for (std::sregex_iterator match(text.begin(), text.end(), field), none; match != none; ++match) {
+    result.append(end, (*match)[0].first);
+    std::string name = (*match)[1];
+    if (const auto found = names.find(name); found != names.end()) {
+      result += found->second;
+    } else {
+      std::replace(name.begin(), name.end(), '_', '-');
+      result += "--" + name;
+    }
+    end = (*match)[0].second;
+  }
+  return result.append(end, text.end());
+}
+
+int run_command(const std::function<int()>& command, const FlagNames& names) {
+  try {
+    return command();
+  } catch (const util::Error& error) {
+    throw util::Error(error.kind(), with_flags(error.what(), names));
+  }
 }
 
 }  // namespace fsdp::cli

@@ -72,8 +72,8 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
                           model.hidden_size, " / ", heads, " = ", model.hidden_size / heads,
                           "; change model.hidden_size or model.num_attention_heads"));
   conflicts.unless(model.head_dim % 2 == 0, {"model.head_dim"},
-                   concat("model.head_dim: expected an even width, because llama's rotary embedding turns "
-                          "pairs; found ",
+                   concat("model.head_dim: expected an even width, because llama's "
+                          "rotary embedding turns pairs; found ",
                           model.head_dim, "; change it"));
 }
 
@@ -153,12 +153,10 @@ void check_sets(const Config& config, Conflicts& conflicts) {
       weights.empty() || weights.size() == config.data.train.size(), {"data.train_weights", "data.train"},
       concat("data.train_weights: expected one number for each of the ", config.data.train.size(),
              " entries of data.train; found ", weights.size(), "; add or remove some"));
-  conflicts.unless(
-      weights.empty() || config.training.epochs == 0, {"training.epochs", "data.train_weights"},
-      concat(
-          "training.epochs: expected 0 with data.train_weights, because sets with weights end at different "
-          "times; found ",
-          config.training.epochs, "; give training.steps"));
+  conflicts.unless(weights.empty() || config.training.epochs == 0, {"training.epochs", "data.train_weights"},
+                   concat("training.epochs: expected 0 with data.train_weights, because sets with weights "
+                          "end at different times; found ",
+                          config.training.epochs, "; give training.steps"));
 }
 
 void check_optimizer(const Config& config, Conflicts& conflicts) {
@@ -328,8 +326,8 @@ void check_checkpoints(const Config& config, Conflicts& conflicts) {
                    "consolidate makes one file of a sharded checkpoint)");
   conflicts.unless(options.keep_every == 0 || options.keep_last > 0,
                    {"checkpoint.keep_every", "checkpoint.keep_last"},
-                   concat("checkpoint.keep_every: expected 0 with checkpoint.keep_last = 0, which keeps all; "
-                          "found ",
+                   concat("checkpoint.keep_every: expected 0 with "
+                          "checkpoint.keep_last = 0, which keeps all; found ",
                           options.keep_every, "; leave it out or give checkpoint.keep_last a number"));
   const bool starts_elsewhere = !options.init_from.empty();
   conflicts.unless(!starts_elsewhere || config.model.init_from.empty(),

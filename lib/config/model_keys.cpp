@@ -94,14 +94,14 @@ std::vector<Key> model_keys() {
 
       {KEY(data, train), "token files, or patterns of them with *, read as if joined", non_empty(), {}},
       {KEY(data, train_weights),
-       "one number above 0 for each entry of train, which are sets of their own then: shares of their "
-       "samples",
+       "one number above 0 for each entry of train, which are sets of their "
+       "own then: shares of their samples",
        above(0),
        {}},
       {KEY(data, validation), "token files, or patterns of them; none: no validation", {}, {}},
       {KEY(data, tokenizer),
-       "what the tokens are, for whoever turns them into text again: bytes, or the path that fsdp-data was "
-       "given",
+       "what the tokens are, for whoever turns them into text again: bytes, or "
+       "the path that fsdp-data was given",
        non_empty(),
        {}},
       {KEY(data, sequence_length), "tokens of a sample", between(1, 1'000'000), {}},

@@ -14,8 +14,8 @@ std::vector<Key> output_keys() {
        at_least(0),
        {}},
       {KEY(checkpoint, keep_best),
-       "save after each validation with the lowest loss so far, keep that checkpoint and mark it by the link "
-       "\"best\"",
+       "save after each validation with the lowest loss so far, keep that checkpoint "
+       "and mark it by the link \"best\"",
        {},
        {}},
       {KEY(checkpoint, kind),

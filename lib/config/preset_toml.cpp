@@ -69,11 +69,8 @@ std::string preset_toml(const Preset& preset, PresetKeys keys) {
   } else {
     text +=
         "#\n# A key behind \"#\" has the default that stands there. Every key can be given on the command "
-        "line "
-        "too, as "
-        "in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that the program is "
-        "started "
-        "in.\n";
+        "line too, as in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that "
+        "the program is started in.\n";
   }
   size_t used = 0;
   std::string section;

@@ -53,13 +53,10 @@ Preset quickstart() {
                  {"lr_scheduler.warmup_steps", "20", ""},
                  {"lr_scheduler.min_lr_ratio", "0.1", ""},
                  {"fsdp.min_num_params", "600_000",
-                  "parts of the model with at least so many parameters of their own become units, which are "
-                  "gathered, "
-                  "used and freed one after another. A block here has 790 thousand and becomes one; its "
-                  "feed-forward "
-                  "has 528 thousand and stays inside it. The embedding, the head and the last norm belong to "
-                  "the unit "
-                  "around everything"},
+                  "parts of the model with at least so many parameters of their own become units, which "
+                  "are gathered, used and freed one after another. A block here has 790 thousand and "
+                  "becomes one; its feed-forward has 528 thousand and stays inside it. The embedding, the "
+                  "head and the last norm belong to the unit around everything"},
                  {"checkpoint.interval_steps", "200", ""},
                  {"checkpoint.keep_last", "3", ""},
                  {"logging.interval_steps", "20", ""}}};
@@ -120,9 +117,8 @@ PresetValue unit_of_a_block() {
 Preset pretrain() {
   return {.name = "pretrain",
           .about = "a model of 124 million parameters from the beginning",
-          .text = std::string(
-                      "Pre-training: a llama of 124 million parameters on texts of one's own, from random "
-                      "weights.\n\n") +
+          .text = std::string("Pre-training: a llama of 124 million parameters on texts of "
+                              "one's own, from random weights.\n\n") +
                   kMakeData +
                   "\n\nThen train, one process for each core or GPU of this machine:\n\n"
                   "  fsdp-launch --nproc-per-node auto -- fsdp-train configs/pretrain.toml",
@@ -191,9 +187,8 @@ Preset low_memory() {
           run_named("low-memory") + middle_model() + long_run("1", "64") +
           Values{{"fsdp.strategy", "\"full_shard\"", ""},
                  {"fsdp.min_num_params", "2_000_000",
-                  "small units need small buffers: the feed-forward of a block (4.7 million parameters) and "
-                  "the rest of it "
-                  "(2.4) become units of their own"},
+                  "small units need small buffers: the feed-forward of a block (4.7 million parameters) "
+                  "and the rest of it (2.4) become units of their own"},
                  {"fsdp.reshard_root_after_forward", "true", ""},
                  {"fsdp.reshard_last_after_forward", "true", ""},
                  {"fsdp.forward_prefetch", "\"none\"", "one gathered unit at a time"},

@@ -62,8 +62,7 @@ std::vector<Key> sharding_keys() {
        {}},
       {KEY(fsdp, forward_prefetch),
        "gather the next unit beside this one's compute, by the order of the last forward; explicit: one "
-       "order, "
-       "checked over ranks",
+       "order, checked over ranks",
        one_of({"none", "implicit", "explicit"}),
        {}},
       {KEY(fsdp, backward_prefetch),

@@ -78,8 +78,8 @@ Source Source::from_file(const fs::path& path) {
   fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) {
     refuse(
-        "no file of that name; correct the name, or write a config to begin with: fsdp-train init quickstart "
-        "--output ",
+        "no file of that name; correct the name, or write a config to begin with: fsdp-train init "
+        "quickstart --output ",
         path.string());
   }
   if (error) refuse("that it cannot be examined: ", error.message());

@@ -60,8 +60,7 @@ std::vector<Key> training_keys() {
        {}},
       {KEY(training, float32_matmul_precision),
        "of float32 matrix products: highest, or high: on GPUs TF32, factors of 10 bits, several times as "
-       "fast; on "
-       "CPUs with matrix units (Intel AMX) factors of 16 bits, half the work",
+       "fast; on CPUs with matrix units (Intel AMX) factors of 16 bits, half the work",
        one_of({"highest", "high"}),
        {}},
       {KEY(training, fused_kernels),
@@ -70,8 +69,7 @@ std::vector<Key> training_keys() {
        {}},
       {KEY(training, matmul),
        "what multiplies matrices on the CPU: MKL, oneDNN, or the cores' matrix units (Intel AMX), fp32 as "
-       "three "
-       "parts in bf16; auto: the last of these that there is",
+       "three parts in bf16; auto: the last of these that there is",
        one_of({"auto", "mkl", "onednn", "amx"}),
        {}},
       {KEY(training, float8),
@@ -85,8 +83,8 @@ std::vector<Key> training_keys() {
        {}},
       {KEY(training, cuda_graphs),
        "record what each block launches on a GPU, forward and backward, and launch it as one from then on: "
-       "for "
-       "models whose kernels are shorter than launching them; activations keep their memory between steps",
+       "for models whose kernels are shorter than launching them; activations "
+       "keep their memory between steps",
        {},
        {}},
       {KEY(training, no_sync),
@@ -98,9 +96,8 @@ std::vector<Key> training_keys() {
        {},
        {}},
       {KEY(training, skip_zscore),
-       "skip the update of a step whose loss or gradient norm lies so many standard deviations above the "
-       "mean; "
-       "0: none",
+       "skip the update of a step whose loss or gradient norm lies so many standard "
+       "deviations above the mean; 0: none",
        at_least(0),
        {}},
       {KEY(training, skip_window), "of skip_zscore: the last so many updates", between(2, 100'000), {}},
@@ -133,8 +130,7 @@ std::vector<Key> training_keys() {
       {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum", {}, {}},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
        "weight decay (decoupled from the gradient but with adam and sgd); not given: 0.1 with adamw and "
-       "muon, "
-       "0 with the others",
+       "muon, 0 with the others",
        at_least(0),
        {},
        "name"},

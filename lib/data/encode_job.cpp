@@ -18,7 +18,7 @@ constexpr int kMaxDepth = 64;
 [[noreturn]] void refuse(const EncodeJobOptions& options, const TextPart& part, const std::string& found) {
   util::fail(util::ErrorKind::kData, "line ", part.line, " of ", options.files[part.file], " ",
              for_message(found), " where a JSON object with the text \"", options.json_field,
-             "\" was expected; correct the line or name the field with --json-field");
+             "\" was expected; correct the line or name the field with `json_field`");
 }
 
 /// The document in a line.

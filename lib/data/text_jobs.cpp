@@ -129,8 +129,8 @@ void TextJobs::take_text(TextJob& job) {
     if (cut > 0) break;
     if (buffer_.size() > kMaxWholeBytes) {
       input_->refuse(util::concat("is longer than ", kMaxWholeBytes >> 20,
-                                  " MiB, and the tokenizer takes a document whole; cut it into several files "
-                                  "or JSON lines"));
+                                  " MiB, and the tokenizer takes a document whole; cut it into several "
+                                  "files or JSON lines"));
     }
     ends = fill(static_cast<int64_t>(2 * buffer_.size()));
   }

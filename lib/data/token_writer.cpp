@@ -38,12 +38,12 @@ void check_output_name(const fs::path& path, TokenFormat format) {
   std::string extension = path.extension().string();
   if (format == TokenFormat::kU32 && extension != kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " is to hold four bytes a token (u32), which is ",
-         "told by the name NAME", kUint32Extension, "; name it so or choose another --format");
+         "told by the name NAME", kUint32Extension, "; name it so or choose another `format`");
   }
   if (format == TokenFormat::kU16 && extension == kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(),
          " is to hold two bytes a token (u16), and the name ",
-         "tells four; name it NAME.bin or choose --format u32");
+         "tells four; name it NAME.bin or choose the `format` u32");
   }
   if (has_documents(format) && extension != ".bin") {
     fail(ErrorKind::kUsage, "the output ", path.string(), " is to be a pair of files (", to_string(format),
@@ -150,7 +150,7 @@ void TokenWriter::finish() {
     if (size_ > INT32_MAX) {
       fail(ErrorKind::kData, "the output ", path_.string(), " would have ", size_,
            " tokens where llm.c's header counts to ", INT32_MAX,
-           "; write several files or choose another --format");
+           "; write several files or choose another `format`");
     }
     bool two_bytes = format_ == TokenFormat::kLlmcU16;
     LlmcHeader header{.magic = two_bytes ? LlmcHeader::kMagicU16 : LlmcHeader::kMagicU32,

@@ -15,7 +15,6 @@
 #include "data/tokenizer.h"
 #include "data/utf8.h"
 #include "util/error.h"
-#include "util/log.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -37,13 +36,13 @@ fs::path resolved(const std::string& path) {
 void check_output(const std::string& output, const char* option, const std::vector<std::string>& files) {
   std::error_code error;
   if (output.empty() || !fs::path(output).has_filename() || fs::is_directory(output, error)) {
-    fail(ErrorKind::kUsage, option, " \"", output, "\" is a folder where the name of a file was expected; ",
-         "add a file name, such as train.bin");
+    fail(ErrorKind::kUsage, "`", option, "` \"", output,
+         "\" is a folder where the name of a file was expected; ", "add a file name, such as train.bin");
   }
   for (const std::string& text : files) {
     if (text == kStandardInput) continue;
     if (resolved(text) == resolved(output) || fs::equivalent(text, output, error)) {
-      fail(ErrorKind::kUsage, option, " ", output,
+      fail(ErrorKind::kUsage, "`", option, "` ", output,
            " is one of the texts, which would be lost; choose another name");
     }
   }
@@ -53,17 +52,17 @@ void check(const TokenizeOptions& options, const std::vector<std::string>& files
   if (std::count(files.begin(), files.end(), kStandardInput) > 1) {
     fail(ErrorKind::kUsage, "- (standard input) is given more than once and can be read once; give it once");
   }
-  check_output(options.output, "--output", files);
+  check_output(options.output, "output", files);
   if (options.validation_output.empty()) return;
-  check_output(options.validation_output, "--validation-output", files);
+  check_output(options.validation_output, "validation_output", files);
   std::error_code error;
   if (resolved(options.output) == resolved(options.validation_output) ||
       fs::equivalent(options.output, options.validation_output, error)) {
-    fail(ErrorKind::kUsage, "--output and --validation-output name the same file, ", options.output,
+    fail(ErrorKind::kUsage, "`output` and `validation_output` name the same file, ", options.output,
          "; choose two names");
   }
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
-    fail(ErrorKind::kUsage, "--validation-fraction is ", options.validation_fraction,
+    fail(ErrorKind::kUsage, "`validation_fraction` is ", options.validation_fraction,
          " where a number above 0 and below 1 was expected; give 0.1 for a tenth");
   }
 }
@@ -76,12 +75,12 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
                       return file == kStandardInput || is_json_lines(file);
                     });
   if (options.validation_split == "end" && whole_only) {
-    fail(ErrorKind::kUsage, "--validation-split end needs texts whose size is known, and JSON lines or ",
-         "standard input are among these; choose --validation-split documents");
+    fail(ErrorKind::kUsage, "`validation_split` end needs texts whose size is known, and JSON lines or ",
+         "standard input are among these; choose `validation_split` documents");
   }
   if (!options.validation_split.empty() && options.validation_split != "end" &&
       options.validation_split != "documents") {
-    fail(ErrorKind::kUsage, "--validation-split is \"", options.validation_split,
+    fail(ErrorKind::kUsage, "`validation_split` is \"", options.validation_split,
          "\" where end or documents was expected");
   }
   share.by_document = options.validation_split.empty() ? whole_only : options.validation_split == "documents";
@@ -90,7 +89,7 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
 
 [[noreturn]] void refuse_empty_part(const TokenizeOptions& options, int64_t train, int64_t validation,
                                     const char* unit) {
-  fail(ErrorKind::kData, "--validation-fraction ", options.validation_fraction, " splits the texts into ",
+  fail(ErrorKind::kData, "`validation_fraction` ", options.validation_fraction, " splits the texts into ",
        train, " ", unit, " of training and ", validation, " ", unit,
        " of validation, and neither may be empty; ", "give more text or another fraction");
 }
@@ -121,7 +120,7 @@ TokenFormat output_format(const TokenizeOptions& options, const std::string& out
     fail(ErrorKind::kUsage, "the tokenizer ", options.tokenizer, " has ", vocab_size,
          " tokens (with the separator of documents) and two bytes a token (", to_string(format),
          ") hold 65536; name the output NAME", kUint32Extension,
-         " or choose --format llm.c-u32, megatron or fairseq");
+         " or choose the `format` llm.c-u32, megatron or fairseq");
   }
   check_output_name(output, format);
   return format;
@@ -151,14 +150,14 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
     const char* const begin = name.data() + std::strlen("id:");
     const auto [end, error] = std::from_chars(begin, name.data() + name.size(), id);
     if (error != std::errc() || end != name.data() + name.size() || id < 0 || id >= kMaxVocabSize) {
-      fail(ErrorKind::kUsage, "--document-separator ", name, " where id:0 to id:", kMaxVocabSize - 1,
+      fail(ErrorKind::kUsage, "`document_separator` ", name, " where id:0 to id:", kMaxVocabSize - 1,
            " was expected");
     }
     return {id};
   }
   std::optional<int64_t> id = name.empty() || name == "eos" ? tokenizer.end_of_text() : tokenizer.id_of(name);
   if (!id && !name.empty()) {
-    fail(ErrorKind::kUsage, "--document-separator ", name, " is no token of the tokenizer ", tokenizer.name(),
+    fail(ErrorKind::kUsage, "`document_separator` ", name, " is no token of the tokenizer ", tokenizer.name(),
          "; give one that it has, id:N for another id, text:TEXT for a text that is tokenized, or none");
   }
   return id ? std::vector{*id} : std::vector<int64_t>{};
@@ -296,11 +295,13 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   train.finish();
   if (validation) validation->finish();
   const int64_t documents = train.documents() + (validation ? validation->documents() : 0);
+  std::string warning;
   if (documents > 1 && separator.empty() && options.document_separator.empty()) {
-    util::log_warning(util::concat(
-        "nothing separates the ", documents, " documents, because the tokenizer ", options.tokenizer,
-        " has no token that ends a text; --document-separator id:", vocab_size, " (with model.vocab_size = ",
-        vocab_size + 1, ") or text:'\\n\\n' separates them, and none joins them without this warning"));
+    warning = util::concat("nothing separates the ", documents, " documents, because the tokenizer ",
+                           options.tokenizer,
+                           " has no token that ends a text; `document_separator` id:", vocab_size,
+                           " (with model.vocab_size = ", vocab_size + 1,
+                           ") or text:'\\n\\n' separates them, and none joins them without this warning");
   }
   train.commit();
   if (validation) validation->commit();
@@ -308,7 +309,8 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .tokens = train.size(),
           .validation_tokens = validation ? validation->size() : 0,
           .documents = train.documents(),
-          .validation_documents = validation ? validation->documents() : 0};
+          .validation_documents = validation ? validation->documents() : 0,
+          .warning = std::move(warning)};
 }
 
 }  // namespace fsdp::data

@@ -45,6 +45,7 @@ struct TokenizeReport {
   int64_t tokens = 0;             ///< in output
   int64_t validation_tokens = 0;  ///< in validation_output
   int64_t documents = 0, validation_documents = 0;
+  std::string warning{};  ///< of what may not be meant: documents that nothing separates
 };
 
 /// Writes the token files; both appear complete or, after an Error, not at all. Errors: kUsage for options

@@ -77,11 +77,11 @@ void check(const TrainTokenizerOptions& options) {
   }
   // Bytes, three special tokens and a few characters are in every vocabulary.
   if (options.vocab_size < 300 || options.vocab_size > (1 << 24)) {
-    fail(ErrorKind::kUsage, "--vocab-size is ", options.vocab_size,
+    fail(ErrorKind::kUsage, "`vocab_size` is ", options.vocab_size,
          " where 300 to 16,777,216 was expected; 8,000 to 128,000 are usual");
   }
   if (options.model_type != "bpe" && options.model_type != "unigram") {
-    fail(ErrorKind::kUsage, "--type is \"", options.model_type, "\" where bpe or unigram was expected");
+    fail(ErrorKind::kUsage, "`model_type` is \"", options.model_type, "\" where bpe or unigram was expected");
   }
   if (!options.output.ends_with(".model")) {
     fail(ErrorKind::kUsage, "the output ", options.output, " is not told from other files by its name; ",
@@ -120,7 +120,7 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
   auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &model);
   if (!status.ok()) {
     fail(ErrorKind::kData, "SentencePiece cannot learn ", options.vocab_size, " pieces from the texts (",
-         for_message(status.ToString()), "); give more text or another --vocab-size");
+         for_message(status.ToString()), "); give more text or another `vocab_size`");
   }
   util::write_file_atomically(options.output, model);
 }

@@ -33,8 +33,7 @@ Finding check_first_weights(const nn::ModelOptions& model) {
 
 constexpr const char* kRemedy =
     "make them (fsdp-data tokenize) or correct the config; relative paths begin at the folder that the "
-    "program "
-    "is started in";
+    "program is started in";
 
 /// How far the data is read.
 constexpr int64_t kReadTokens = 250'000'000;

@@ -91,10 +91,9 @@ Finding check_cores() {
     finding.text += concat("; the control group grants the time of ", util::fixed(*quota, 1));
     if (*quota < allowed) {
       finding.verdict = Verdict::kWarn;
-      finding.remedy =
-          concat("start at most ", std::max(1, static_cast<int>(*quota)),
-                 " processes and threads together, or raise the container's limit: what is above it "
-                 "stops and goes");
+      finding.remedy = concat("start at most ", std::max(1, static_cast<int>(*quota)),
+                              " processes and threads together, or raise the container's limit: "
+                              "what is above it stops and goes");
     }
   }
   return finding;

@@ -30,9 +30,8 @@ int write_as_other_process(const comm::SharedSegment& segment, pid_t owner, int6
 
 Finding check_shared_memory() {
   const char* remedy =
-      "ranks of this host will talk over gloo, which is slower; allow memfd_create and /proc/PID/fd of one's "
-      "own "
-      "processes (a container's seccomp profile, hidepid)";
+      "ranks of this host will talk over gloo, which is slower; allow memfd_create and /proc/PID/fd of "
+      "one's own processes (a container's seccomp profile, hidepid)";
   try {
     const auto segment = comm::SharedSegment::create(kBytes);
     const auto block = comm::SharedSegment::take_common(segment, comm::SharedSegment::kPage);

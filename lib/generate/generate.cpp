@@ -41,8 +41,8 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
   // Before prompt and new tokens are added up, whose sum need not be a number.
   if (options.max_new_tokens > nn::longest_sequence(model)) {
     fail(ErrorKind::kUsage, "expected at most ", nn::longest_sequence(model),
-         " new tokens, the positions of the model (max_position_embeddings, or sliding_window if less); "
-         "found ",
+         " new tokens, the positions of the model (max_position_embeddings, or "
+         "sliding_window if less); found ",
          options.max_new_tokens, "; ask for fewer");
   }
 }

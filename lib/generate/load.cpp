@@ -67,8 +67,8 @@ std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& s
     return data::make_tokenizer(config::load_resolved_config(config).data.tokenizer);
   }
   fail(ErrorKind::kUsage, "expected a vocabulary in ", stored.folder.string(),
-       " (tokenizer.json, ...) or the config.toml of a run beside it; found neither; name the tokenizer with "
-       "--tokenizer");
+       " (tokenizer.json, ...) or the config.toml of a run beside it; found neither; name "
+       "the tokenizer with `tokenizer`");
 }
 
 std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer) {

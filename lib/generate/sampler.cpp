@@ -43,8 +43,8 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
   for (int64_t id = 0; id < allowed; ++id) {
     if (std::isnan(data[id])) {
       fail(ErrorKind::kDiverged, "the score of token ", id,
-           " is not a number; expected finite ones; the weights are those of a run that diverged, or --dtype "
-           "has too small a range for them");
+           " is not a number; expected finite ones; the weights are those of a run that diverged, or the "
+           "range of the type that they are computed in is too small for them");
     }
     candidates_.push_back({data[id], id});
   }

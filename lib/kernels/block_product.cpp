@@ -201,10 +201,6 @@ bool has_small_products(at::ScalarType type) {
   return is_allowed;
 }
 
-void multiply_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds) {
-  multiply_all_into(std::array{ProductOf{.c = c, .a = a, .adds = adds}}, b);
-}
-
 void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b) {
   for (const auto& [c, a, adds] : products) {
     FSDP_CHECK(has_small_products(a.scalar_type()) && b.scalar_type() == a.scalar_type() &&

@@ -45,17 +45,14 @@ void small_product(const SmallShape& shape, const SmallFactor<T>& a, const Small
 /// To be called by each thread after its last small product.
 inline void end_small_products() { at::native::cpublas::brgemm_release(); }
 
-/// c [m, n], fp32 and contiguous, = a b, or is added to. a: [m, k], b: [k, n], of one type that
-/// has_small_products(); in each, rows or columns are contiguous.
-void multiply_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds);
-
-/// c = a b, or is added to, of several products with one right factor.
+/// c [m, n], fp32 and contiguous, = a [m, k] b, or is added to, for a right factor b [k, n] of the type of a.
 struct ProductOf {
   at::Tensor c, a;
   bool adds;
 };
 
-/// The same for each of `products`, of which b is packed for all at once. No c lies in another.
+/// Computes all of `products`, which share the right factor b, packed once. Their type has_small_products(); in
+/// each factor, rows or columns are contiguous. No c overlaps another.
 void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b);
 
 }  // namespace fsdp::kernels

@@ -44,10 +44,4 @@ at::Tensor ParameterSums::gradient(int64_t vector, const at::Tensor& parameter) 
   return gradient;
 }
 
-at::Tensor ParameterSums::total(int64_t vector) const {
-  at::Tensor sums = at::empty({parts_.width()}, sums_.options());
-  total_into(vector, sums, false);
-  return sums;
-}
-
 }  // namespace fsdp::kernels

@@ -17,8 +17,6 @@ class ParameterSums {
   /// What a backward returns for the parameter whose gradient is that vector: the sums in the parameter's
   /// type, or nothing where they went to the parameter's place (kernels/gradient_sink.h).
   at::Tensor gradient(int64_t vector, const at::Tensor& parameter) const;
-  /// fp32 [width]
-  at::Tensor total(int64_t vector) const;
 
  private:
   void total_into(int64_t vector, const at::Tensor& to, bool adds) const;

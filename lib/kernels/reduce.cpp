@@ -8,16 +8,6 @@
 #include "util/error.h"
 
 namespace fsdp::kernels {
-namespace {
-
-ParameterSums summed_rows(const at::Tensor& x) {
-  FSDP_CHECK(can_fuse(x) && x.is_contiguous());
-  ParameterSums sums(x, 1);
-  KernelsFor(x)->add_rows(x.data_ptr(), sums.of(0), sums.parts());
-  return sums;
-}
-
-}  // namespace
 
 double sum_of_squares(const at::Tensor& x) { return sums_of_squares({x}).front(); }
 
@@ -38,9 +28,10 @@ std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor gradient_of_bias(const at::Tensor& dy, const at::Tensor& bias) {
-  return summed_rows(dy).gradient(0, bias);
+  FSDP_CHECK(can_fuse(dy) && dy.is_contiguous());
+  ParameterSums sums(dy, 1);
+  KernelsFor(dy)->add_rows(dy.data_ptr(), sums.of(0), sums.parts());
+  return sums.gradient(0, bias);
 }
-
-at::Tensor sum_of_rows(const at::Tensor& x) { return summed_rows(x).total(0); }
 
 }  // namespace fsdp::kernels

@@ -17,7 +17,4 @@ std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors);
 /// the bias's type, or nothing where it went to the bias's place (kernels/gradient_sink.h).
 at::Tensor gradient_of_bias(const at::Tensor& dy, const at::Tensor& bias);
 
-/// The sum of the rows of x [..., D], fp32 [D].
-at::Tensor sum_of_rows(const at::Tensor& x);
-
 }  // namespace fsdp::kernels

@@ -55,16 +55,14 @@ void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
   add("--master-addr", options.master_addr, "address of node 0, with --rdzv-backend static");
   add("--master-port", options.master_port,
       "one node: the port that rank 0 listens on (0: one that is free); several: where node 0 meets the "
-      "others "
-      "(0: 29500)");
+      "others (0: 29500)");
   add("--local-addr", options.local_addr, "address by which other nodes reach this one");
   add("--rdzv-backend", texts.backend, "static: nodes have fixed ranks; c10d: ranks as nodes come and go");
   add("--rdzv-endpoint", texts.endpoint, "HOST[:PORT] where the nodes meet, one of them");
   add("--rdzv-id", options.rendezvous.id, "name of the run, the same on all nodes");
   add("--rdzv-conf", texts.conf,
       "KEY=VALUE,...: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
-      "keep_alive_max_attempt, "
-      "is_host, token_file");
+      "keep_alive_max_attempt, is_host, token_file");
   app.add_flag("--standalone", texts.standalone, "one node, whatever the options of --rdzv and --master say")
       ->envname("PET_STANDALONE");
   add("--max-restarts", options.max_restarts, "how often all processes start again after a failure");

@@ -141,7 +141,6 @@ void LineSocket::exchange() {
 void LineSocket::send_some() {
   const ssize_t count = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
   if (count >= 0) {
-    connected_ = true;
     unsent_.erase(0, static_cast<size_t>(count));
   } else if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) {
     close(util::errno_text(errno));
@@ -154,7 +153,6 @@ void LineSocket::receive_some() {
   while (received_.size() <= longest_line_bytes_) {
     const ssize_t count = ::recv(socket_.get(), buffer, sizeof(buffer), 0);
     if (count > 0) {
-      connected_ = true;
       received_.append(buffer, static_cast<size_t>(count));
       continue;
     }

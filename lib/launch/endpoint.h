@@ -47,8 +47,6 @@ class LineSocket {
   /// Longer lines close the connection.
   void set_longest_line(size_t bytes) { longest_line_bytes_ = bytes; }
   bool is_open() const { return socket_.is_open(); }
-  /// Something has been received or the connection stands.
-  bool is_connected() const { return connected_; }
   bool has_unsent() const { return !unsent_.empty(); }
   const std::string& failure() const { return failure_; }
   void close(const std::string& why);
@@ -58,7 +56,6 @@ class LineSocket {
   void receive_some();
 
   Descriptor socket_;
-  bool connected_ = false;
   size_t longest_line_bytes_ = 16 << 10;
   std::string unsent_, received_, failure_;
   size_t taken_ = 0;  ///< bytes of received_ that take_line() has given out

@@ -25,13 +25,4 @@ int64_t count_parameters(const torch::nn::Module& module) {
   return count;
 }
 
-double training_flops_per_token(const ModelOptions& options, int64_t num_parameters,
-                                int64_t sequence_length) {
-  // An untied embedding table is looked up, not multiplied; a tied one is multiplied once, as the head.
-  int64_t looked_up = options.tie_word_embeddings ? 0 : options.vocab_size * options.hidden_size;
-  if (options.architecture == "gpt2") looked_up += options.max_position_embeddings * options.hidden_size;
-  return 6.0 * static_cast<double>(num_parameters - looked_up) +
-         12.0 * static_cast<double>(options.num_hidden_layers * query_width(options) * sequence_length);
-}
-
 }  // namespace fsdp::nn

@@ -19,9 +19,4 @@ std::shared_ptr<Stage> make_decoder(const ModelOptions& options, at::Device devi
 /// Number of parameters, tied ones once.
 int64_t count_parameters(const torch::nn::Module& module);
 
-/// Floating-point operations of the matrix products of one token, forward and backward: 6 a weight that a
-/// token meets plus 12 * layers * width of the queries * T for attention (Chowdhery et al.: PaLM, 2022,
-/// appendix B).
-double training_flops_per_token(const ModelOptions& options, int64_t num_parameters, int64_t sequence_length);
-
 }  // namespace fsdp::nn

@@ -108,8 +108,8 @@ void check_schedule(const ScheduleOptions& schedule) {
   }
   if (schedule.name == "tri_stage" && schedule.min_lr_ratio == 0) {
     fail(ErrorKind::kUsage,
-         "lr_scheduler.min_lr_ratio = 0 must be above 0 for tri_stage, whose decay is exponential; 0.01 is "
-         "usual");
+         "lr_scheduler.min_lr_ratio = 0 must be above 0 for tri_stage, whose "
+         "decay is exponential; 0.01 is usual");
   }
   if (!(schedule.power > 0 && std::isfinite(schedule.power))) {
     fail(ErrorKind::kUsage, "lr_scheduler.power = ", schedule.power,

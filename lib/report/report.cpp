@@ -124,8 +124,8 @@ std::string timeline(const RunRecord& run) {
     return concat("<i style=\"background:var(--", colour, ")\"></i>", says);
   };
   return concat(
-      "<figure class=\"card wide\" style=\"margin-left:0;margin-right:0;margin-bottom:0\"><h2>Communication "
-      "of step ",
+      "<figure class=\"card wide\" "
+      "style=\"margin-left:0;margin-right:0;margin-bottom:0\"><h2>Communication of step ",
       run.trace->step, "<span class=\"legend\">", key("gather", "all-gather"),
       key("reduce", "reduce-scatter"), key("other", "other"), key("waited", "the process waited for it"),
       key("held", "parameters gathered"), "</span></h2>", chart, "<p class=\"note\">From ",

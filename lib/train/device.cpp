@@ -37,9 +37,8 @@ c10::Device prepare_device(const config::TrainingOptions& training, int local_ra
                          float32_products_are_shorter(kernels::matmul_by_name(training.matmul));
   if (!is_of_use && warns) {
     util::log_warning(
-        util::concat("training.float32_matmul_precision: expected \"highest\" on a CPU without a matrix unit "
-                     "(training.matmul "
-                     "= \"amx\"), which multiplies in full precision; found \"",
+        util::concat("training.float32_matmul_precision: expected \"highest\" on a CPU without a matrix "
+                     "unit (training.matmul = \"amx\"), which multiplies in full precision; found \"",
                      training.float32_matmul_precision, "\", which does nothing here; leave it out"));
   }
   return device;

@@ -131,7 +131,7 @@ std::vector<TimelineEvent> select(std::vector<TimelineEvent> events, const Timel
                                      : concat("the units from ", *first, " to ", *last));
   }
   if (!left_out.empty())
-    note = concat("not shown: ", util::join(left_out, "; "), " (--all-units shows everything)\n");
+    note = concat("not shown: ", util::join(left_out, "; "), " (`all_units` shows everything)\n");
   return events;
 }
 

@@ -241,9 +241,9 @@ void Trainer::report_out_of_memory() const {
   }
   util::fail(util::ErrorKind::kUnexpected, "the device is out of memory in step ", position_.step + 1, found,
              "; expected room for a micro-batch of ", config_.data.micro_batch_size,
-             " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), set "
-             "activation_checkpointing.mode to full, or fsdp.cpu_offload to true; fsdp-plan tells what each "
-             "saves, and ",
+             " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), "
+             "set activation_checkpointing.mode to full, or fsdp.cpu_offload to true; "
+             "fsdp-plan tells what each saves, and ",
              who);
 }
 

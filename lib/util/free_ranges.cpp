@@ -46,12 +46,6 @@ void FreeRanges::give_back(int64_t offset, int64_t bytes) {
   free_[offset] = bytes;
 }
 
-int64_t FreeRanges::free_bytes() const {
-  int64_t sum = 0;
-  for (const auto& [offset, bytes] : free_) sum += bytes;
-  return sum;
-}
-
 Arena::Place Arena::take(int64_t bytes, Sort sort) {
   const int64_t room = room_of(bytes);
   Place place = {.sort = sort, .bytes = bytes};

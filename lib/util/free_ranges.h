@@ -17,7 +17,6 @@ class FreeRanges {
   /// Nothing when there is no such part.
   std::optional<int64_t> take(int64_t bytes, int64_t alignment);
   void give_back(int64_t offset, int64_t bytes);
-  int64_t free_bytes() const;
   /// Where the last part begins that is free.
   int64_t last_begin() const { return free_.rbegin()->first; }
 

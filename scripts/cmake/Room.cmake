@@ -65,6 +65,19 @@ function(fsdp_room name)
   endif()
 endfunction()
 
+# fsdp_options(NAME [LINK targets...]): the plain headers of a component (options.h, ...) as fsdp::NAME, for components
+# that link no libtorch.
+function(fsdp_options name)
+  cmake_parse_arguments(OPTIONS "" "" "LINK" ${ARGN})
+  add_library(fsdp_${name} INTERFACE)
+  add_library(fsdp::${name} ALIAS fsdp_${name})
+  target_include_directories(fsdp_${name} INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib>"
+                                                    "$<INSTALL_INTERFACE:include/fsdp>")
+  target_link_libraries(fsdp_${name} INTERFACE ${OPTIONS_LINK})
+  set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS fsdp_${name} EXPORT fsdp)
+endfunction()
+
 function(fsdp_program name sources)
   cmake_parse_arguments(PROGRAM "TORCH;MODULES" "" "LINK" ${ARGN})
   add_executable(${name} ${sources})

@@ -70,7 +70,7 @@ TEST(Consolidate, NeverOverwritesUnlessForced) {
   for (const fs::path& output : {file, folder}) {
     auto [kind, text] = error_of([&] { consolidate(step, output, {}); });
     EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-    EXPECT_THAT(text, HasSubstr("--force"));
+    EXPECT_THAT(text, HasSubstr("`overwrite`"));
   }
   EXPECT_EQ(util::read_file(file), "precious");
   EXPECT_FALSE(fs::exists(folder / "model.safetensors"));
@@ -150,12 +150,12 @@ TEST(Consolidate, RefusesOptionsThatDoNotGoTogether) {
     EXPECT_THAT(text, HasSubstr(what));
     EXPECT_FALSE(fs::exists(root.path() / output));
   };
-  expect_refused("o.h5", {}, "--format full");
-  expect_refused("o.safetensors", {.full = true}, "--format full");
-  expect_refused("o", {.overwrite = true, .full = true}, "--force");
-  expect_refused("o", {.optimizer = true}, "--optimizer");
-  expect_refused("o.safetensors", {.max_file_bytes = 5}, "--max-shard-size");
-  expect_refused("o", {.full = true, .max_file_bytes = 5}, "--max-shard-size");
+  expect_refused("o.h5", {}, "`full`");
+  expect_refused("o.safetensors", {.full = true}, "`full`");
+  expect_refused("o", {.overwrite = true, .full = true}, "`overwrite`");
+  expect_refused("o", {.optimizer = true}, "`optimizer`");
+  expect_refused("o.safetensors", {.max_file_bytes = 5}, "`max_file_bytes`");
+  expect_refused("o", {.full = true, .max_file_bytes = 5}, "`max_file_bytes`");
 }
 
 TEST(Consolidate, WritesAveragesInPlaceOfTheWeightsThatHaveThem) {

@@ -161,7 +161,7 @@ TEST_F(HuggingFaceModel, ComesFromOneFileWithTheConfigBesideItOrNamed) {
   auto [kind, text] =
       error_of([&] { import_model({.source = file, .config = {}, .output = root_.path() / "b"}); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("--config"));
+  EXPECT_THAT(text, HasSubstr("`config`"));
   import_model({.source = file, .config = config, .output = root_.path() / "b"});
   for (const char* name : {"a", "b"}) expect_weights(root_.path() / name, weights);
 }

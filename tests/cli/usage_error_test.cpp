@@ -11,6 +11,7 @@
 #include "cli/program.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
+#include "util/error.h"
 
 namespace fsdp::cli {
 namespace {
@@ -36,16 +37,16 @@ void expect_refused(const std::vector<Refusal>& refusals) {
 TEST(UsageErrors, NameTheNearestOptionOfEveryProgram) {
   expect_refused({{"fsdp-ckpt",
                    {"consolidate", "a", "b", "--optimiser"},
-                   "expected an option of fsdp-ckpt consolidate; found --optimiser; did you mean "
-                   "--optimizer?"},
+                   "expected an option of fsdp-ckpt consolidate; found "
+                   "--optimiser; did you mean --optimizer?"},
                   {"fsdp-launch",
                    {"--nprocs-per-node", "2", "--", "true"},
                    "expected an option of fsdp-launch; found --nprocs-per-node; did you mean "
                    "--nproc-per-node?"},
                   {"fsdp-data",
                    {"inspect", "--tokeniser=bytes", "x"},
-                   "expected an option of fsdp-data inspect; found --tokeniser=bytes; did you mean "
-                   "--tokenizer?"},
+                   "expected an option of fsdp-data inspect; found "
+                   "--tokeniser=bytes; did you mean --tokenizer?"},
                   {"fsdp-plan",
                    {"--gpu-memory", "40"},
                    "expected an option of fsdp-plan; found --gpu-memory; did you mean --gpu-memory-gib?"},
@@ -83,15 +84,14 @@ TEST(UsageErrors, NameTheNearestCommandAndValue) {
       {{"fsdp-train",
         {"init", "finetun"},
         "preset: expected one of quickstart, pretrain, finetune, low-memory, offload, multi-node, hsdp; "
-        "found "
-        "finetun; did you mean finetune?"},
+        "found finetun; did you mean finetune?"},
        {"fsdp-data",
         {"tokenzie", "x"},
         "expected a command of fsdp-data; found tokenzie; did you mean tokenize?"},
        {"fsdp-ckpt",
         {"export", "a", "b", "--dtype", "BFloat16"},
-        "--dtype: expected one of float32, bfloat16, float16, float64; found BFloat16; did you mean "
-        "bfloat16?"}});
+        "--dtype: expected one of float32, bfloat16, float16, float64; found "
+        "BFloat16; did you mean bfloat16?"}});
   const auto result = testing::run({testing::program_path("fsdp-train"), "intit", "finetune"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.err.find("found intit, which is neither; did you mean init?"), std::string::npos)
@@ -106,9 +106,8 @@ TEST(UsageErrors, SayWhatIsMissing) {
         "cut the tensors into); fsdp-ckpt reshard --help tells more"},
        {"fsdp-ckpt",
         {"inspect", "--json"},
-        "expected fsdp-ckpt inspect [OPTIONS] PATH; found no PATH (a checkpoint, a run's output "
-        "folder, a safetensors file or a folder of them); for example: fsdp-ckpt inspect "
-        "checkpoints/run"},
+        "expected fsdp-ckpt inspect [OPTIONS] PATH; found no PATH (a checkpoint, a run's output folder, a "
+        "safetensors file or a folder of them); for example: fsdp-ckpt inspect checkpoints/run"},
        {"fsdp-ckpt",
         {"inspect", "a", "b"},
         "expected fsdp-ckpt inspect [OPTIONS] PATH; found b beside that; leave it out, or put words "
@@ -147,6 +146,19 @@ TEST(UsageErrors, LeaveTheWordsOfALaunchedProgramAlone) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.err.find("--y"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("--max-restarts: expected an integer; found x"), std::string::npos) << result.err;
+}
+
+TEST(UsageErrors, NameFlagsInPlaceOfTheFieldsOfTheLibrary) {
+  const FlagNames names = {{"overwrite", "--force"}};
+  EXPECT_EQ(with_flags("`max_lines` is 0; `overwrite` it, or `run this`", names),
+            "--max-lines is 0; --force it, or `run this`");
+  try {
+    run_command([]() -> int { util::fail(util::ErrorKind::kData, "give `overwrite`"); }, names);
+    FAIL();
+  } catch (const util::Error& error) {
+    EXPECT_STREQ(error.what(), "give --force");
+    EXPECT_EQ(error.kind(), util::ErrorKind::kData);
+  }
 }
 
 }  // namespace

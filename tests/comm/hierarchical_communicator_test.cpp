@@ -233,8 +233,7 @@ TEST(HierarchicalFailures, APeerThatDoesNotComeIsATimeoutThatAllNameAlike) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(errors[static_cast<size_t>(rank)],
                 AllOf(HasSubstr(util::concat("all_reduce of loss (forward) failed on rank ", rank,
-                                             " of 4: no result "
-                                             "within 2 s")),
+                                             " of 4: no result within 2 s")),
                       HasSubstr("no answer from rank 3 (")));
   }
   EXPECT_EQ(errors[3], "");

@@ -56,9 +56,8 @@ TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
   EXPECT_EQ(made(Backend::kGloo, {0, 0, 1, 1}), Made("gloo", ""));
   EXPECT_EQ(made(Backend::kAuto, {0, 1}), Made("gloo", line + "every rank has a host to itself\n"));
   EXPECT_EQ(made(Backend::kAuto, {0, 0, 1}),
-            Made("gloo",
-                 line + "hosts have different numbers of ranks, that of rank 0 has 2 and that of rank 2 has "
-                        "1\n"));
+            Made("gloo", line + "hosts have different numbers of ranks, that of rank 0 "
+                                "has 2 and that of rank 2 has 1\n"));
 }
 
 TEST(MakeCommunicator, RefusesNcclForTensorsInHostMemory) {

@@ -166,8 +166,8 @@ TEST_P(ConnectedSubgroups, ErrorsNameRanksOfTheWholeRun) {
       ADD_FAILURE() << "expected an error";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-      EXPECT_THAT(error.what(), HasSubstr("all_reduce of test (other) failed on rank 1 of 4 (group data: "
-                                          "ranks 1, 3)"));
+      EXPECT_THAT(error.what(), HasSubstr("all_reduce of test (other) failed on rank "
+                                          "1 of 4 (group data: ranks 1, 3)"));
       EXPECT_THAT(error.what(), HasSubstr("no answer from rank 3"));
       ++checked;
     }

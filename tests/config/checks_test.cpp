@@ -107,8 +107,8 @@ TEST(Conflicts, SamplesFitThePositions) {
   Config config;
   config.data.sequence_length = 1025;
   EXPECT_EQ(only_conflict(config),
-            "data.sequence_length: expected at most model.max_position_embeddings = 1024; found 1025; change "
-            "one of the two");
+            "data.sequence_length: expected at most model.max_position_embeddings = 1024; found 1025; "
+            "change one of the two");
 }
 
 TEST(Conflicts, TheSeparatorOfDocumentsIsAToken) {

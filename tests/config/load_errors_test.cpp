@@ -24,8 +24,8 @@ TEST(LoadErrors, UnderlineTheValue) {
             "    4 | betas = [0.9, 1.5]\n"
             "      |         ~~~~~~~~~~");
   EXPECT_EQ(error_of(kTrain + "[optimizer]\nbetas = [0.9, \"b\"]\n"),
-            "c.toml:4: optimizer.betas: expected a list of 2 numbers >= 0 and < 1; found the string \"b\" in "
-            "the list\n"
+            "c.toml:4: optimizer.betas: expected a list of 2 numbers >= 0 and < 1; found the string \"b\" "
+            "in the list\n"
             "    4 | betas = [0.9, \"b\"]\n"
             "      |               ~~~");
 }
@@ -56,8 +56,8 @@ TEST(LoadErrors, NameTheNearestKeyAndSection) {
 
 TEST(LoadErrors, KeysBelongIntoSections) {
   expect_in(error_of("steps = 3\n" + kTrain),
-            "c.toml:1: expected every key in a section; found steps outside of all sections; did you mean "
-            "training.steps?");
+            "c.toml:1: expected every key in a section; found steps outside of all "
+            "sections; did you mean training.steps?");
   expect_in(error_of("stepps = 3\n" + kTrain), "did you mean training.steps?");
   expect_in(error_of("a = 3\n" + kTrain), "outside of all sections; there are the sections run, model, ");
   expect_in(error_of("model = 3\n" + kTrain),
@@ -108,8 +108,8 @@ TEST(LoadErrors, NumbersThatDoNotFit) {
 
 TEST(LoadErrors, KeysAndSectionsStandOnce) {
   EXPECT_EQ(error_of(kTrain + "[training]\nsteps = 3\nsteps = 4\n"),
-            "c.toml:5: expected every key and section once; found a second one, the first is in line 4; keep "
-            "one of them\n"
+            "c.toml:5: expected every key and section once; found a second one, the first is in line 4; "
+            "keep one of them\n"
             "    5 | steps = 4\n"
             "      |         ^");
   expect_in(error_of(kTrain + "[data]\nshuffle = true\n"), "c.toml:3: expected every key and section once");

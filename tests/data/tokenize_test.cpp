@@ -10,7 +10,6 @@
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
 #include "util/file.h"
-#include "util/log.h"
 #include "util/process_memory.h"
 
 namespace fsdp::data {
@@ -124,7 +123,7 @@ TEST(Tokenize, RefusesFractionsThatLeaveAPartEmpty) {
   options.validation_output = folder / "v.bin";
   for (double fraction : {0.0, 1.0, -0.1, 2.0, std::nan("")}) {
     options.validation_fraction = fraction;
-    expect_error(ErrorKind::kUsage, {"--validation-fraction"}, [&] { tokenize(options); });
+    expect_error(ErrorKind::kUsage, {"`validation_fraction`"}, [&] { tokenize(options); });
   }
   for (double fraction : {0.01, 0.99}) {
     options.validation_fraction = fraction;
@@ -255,19 +254,14 @@ TEST(Tokenize, SaysThatNothingSeparatesDocumentsUnlessItIsMeant) {
   TemporaryFolder folder;
   auto options = options_for(folder, {folder.write("a", "the"), folder.write("b", "x")});
   options.tokenizer = "bytes";
-  std::string warnings;
-  util::set_log_sink([&](util::LogLevel, std::string_view line) { warnings.append(line); });
-  tokenize(options);
-  EXPECT_NE(warnings.find("nothing separates the 2 documents"), std::string::npos) << warnings;
-  EXPECT_NE(warnings.find("id:256 (with model.vocab_size = 257)"), std::string::npos) << warnings;
-  warnings.clear();
+  const std::string warning = tokenize(options).warning;
+  EXPECT_NE(warning.find("nothing separates the 2 documents"), std::string::npos) << warning;
+  EXPECT_NE(warning.find("id:256 (with model.vocab_size = 257)"), std::string::npos) << warning;
   options.document_separator = "none";
-  tokenize(options);
+  EXPECT_EQ(tokenize(options).warning, "");
   options.document_separator.clear();
   options.texts.pop_back();
-  tokenize(options);
-  util::set_log_sink({});
-  EXPECT_EQ(warnings, "");
+  EXPECT_EQ(tokenize(options).warning, "");
 }
 
 TEST(Tokenize, TakesNamesOfSpecialTokensAsTextWhereThatIsAskedFor) {
@@ -358,7 +352,7 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
     for (int threads : {1, 2}) {
       auto options = options_for(folder, {path});
       options.threads = threads;
-      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "--json-field"}, [&] { tokenize(options); });
+      expect_error(ErrorKind::kData, {"line 2 of " + path, part, "`json_field`"}, [&] { tokenize(options); });
     }
   };
   refuse("no json", "is not valid JSON");

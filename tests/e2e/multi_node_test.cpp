@@ -151,11 +151,9 @@ TEST_F(MultiNodeTraining, EndsWithTheLossesOfAnUndisturbedRunAfterCrashes) {
   const auto expected = losses_of_one_node(60);
   // Rank 1 is killed once step 10, and in the next round once step 30, has been logged.
   const std::string script =
-      "\"$@\" & child=$!; [ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) step=10;; 1) step=30;; *) "
-      "step=; esac; "
-      "[ -n \"$step\" ] && { until grep -q \"\\\"step\\\": *$step[,}]\" \"$0\" 2>/dev/null; do sleep 0.01; "
-      "done; "
-      "kill -9 $child; }; wait $child";
+      "\"$@\" & child=$!; [ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) step=10;; 1) step=30;; "
+      "*) step=; esac; [ -n \"$step\" ] && { until grep -q \"\\\"step\\\": *$step[,}]\" \"$0\" "
+      "2>/dev/null; do sleep 0.01; done; kill -9 $child; }; wait $child";
   std::vector<std::string> command{program("fsdp-launch"),
                                    "--nproc-per-node",
                                    "2",

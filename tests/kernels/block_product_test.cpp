@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <vector>
 
 #include "kernels/cpu/packing.h"
@@ -13,6 +14,10 @@ namespace fsdp::kernels {
 namespace {
 
 using testing::factor;
+
+void multiply_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds) {
+  multiply_all_into(std::array{ProductOf{.c = c, .a = a, .adds = adds}}, b);
+}
 
 void expect_product(const at::Tensor& a, const at::Tensor& b, bool adds) {
   at::Tensor c = at::randn({a.size(0), b.size(1)});

@@ -291,12 +291,11 @@ TEST(FsdpLaunch, LeavesNoFolderBehind) {
 TEST(FsdpLaunch, GivesWorkersNoDescriptorsOfItsOwn) {
   testing::TemporaryFolder folder;
   // The shell in between closes what this test process has open.
-  const ProgramResult result = run(
-      {"/bin/bash", "-c",
-       "for fd in /proc/self/fd/*; do n=${fd##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done 2>/dev/null; "
-       "exec " +
-           kLauncher + " --nproc-per-node 3 --tee 3 --log-dir " + folder.path().string() +
-           " ls -l /proc/self/fd"});
+  const ProgramResult result = run({"/bin/bash", "-c",
+                                    "for fd in /proc/self/fd/*; do n=${fd##*/}; [ $n -gt 2 ] && eval \"exec "
+                                    "$n>&-\"; done 2>/dev/null; exec " +
+                                        kLauncher + " --nproc-per-node 3 --tee 3 --log-dir " +
+                                        folder.path().string() + " ls -l /proc/self/fd"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   // 0, 1, 2, and the folder that ls reads.
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '>'), 3 * 4) << result.out;

@@ -61,8 +61,7 @@ TEST_F(MultiNode, ShowsTheSameCauseOnAllNodes) {
 TEST_F(MultiNode, StartsAllNodesAgain) {
   const std::string script =
       "echo $RANK in $TORCHELASTIC_RESTART_COUNT at $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && "
-      "exit 0; "
-      "[ $RANK = 1 ] && exit 3; exec sleep 100";
+      "exit 0; [ $RANK = 1 ] && exit 3; exec sleep 100";
   RunningProgram& first = start_static(0, 2, script, {"--max-restarts", "1"});
   RunningProgram& second = start_static(1, 2, script, {"--max-restarts", "1"});
   EXPECT_EQ(first.wait().exit_code, 0);
@@ -247,8 +246,8 @@ TEST_F(MultiNode, ElasticNodesOfOneMachineMeetThoughNoneCouldListenAtFirst) {
 
 TEST_F(MultiNode, ReplacesAKilledNodeByASpareOne) {
   const std::string script =
-      "echo $GROUP_RANK in $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exec "
-      "sleep 100";
+      "echo $GROUP_RANK in $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT "
+      "= 1 ] && exit 0; exec sleep 100";
   const Options one{"--max-restarts", "1"};
   RunningProgram& first = start_elastic("2", script, one);
   RunningProgram& second = start_elastic("2", script, one);

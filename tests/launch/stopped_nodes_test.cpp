@@ -36,8 +36,8 @@ class StoppedNodes : public testing::LaunchedNodes {
 /// A shell function that writes where this worker stands.
 const std::string kSay =
     "say() { printf '{\"doing\": \"%s, step 4, for 5.0 s\", \"collective\": \"%s\", \"step\": 4, "
-    "\"seconds\": 5, "
-    "\"collectives\": %s}' \"$1\" \"$2\" $3 > \"$(dirname $TORCHELASTIC_ERROR_FILE)/activity.json\"; }; ";
+    "\"seconds\": 5, \"collectives\": %s}' \"$1\" \"$2\" $3 > \"$(dirname "
+    "$TORCHELASTIC_ERROR_FILE)/activity.json\"; }; ";
 const std::string kWait = "say 'in all_gather of a' 'all_gather of a' 9; ";
 const std::string kCompute = "say computing '' 9; ";
 

@@ -84,10 +84,10 @@ TEST(Supervisor, GivesAllRanksTheSameMasterPort) {
 }
 
 TEST(Supervisor, NeverMixesLines) {
-  const Outcome outcome = launch_captured(
-      shells(4,
-             "i=0; while [ $i -lt 500 ]; do printf \"$RANK:\"; printf 'aaaaaaaaaa'; echo bbbbbbbbbb; "
-             "i=$((i+1)); done"));
+  const Outcome outcome =
+      launch_captured(shells(4,
+                             "i=0; while [ $i -lt 500 ]; do printf \"$RANK:\"; printf 'aaaaaaaaaa'; "
+                             "echo bbbbbbbbbb; i=$((i+1)); done"));
   std::multiset<std::string> expected;
   for (int rank = 0; rank < 4; ++rank) {
     for (int i = 0; i < 500; ++i) {

@@ -189,12 +189,5 @@ TEST(Decoder, OfFusedKernelsIsThatOfComposedOperations) {
   }
 }
 
-TEST(Decoder, CountsTheFlopsOfTheMatrixProducts) {
-  auto options = tiny_options();
-  int64_t parameters = count_parameters(*make_initialized(options));
-  EXPECT_DOUBLE_EQ(training_flops_per_token(options, parameters, 8),
-                   6.0 * static_cast<double>(parameters - 17 * 12) + 12.0 * 3 * 12 * 8);
-}
-
 }  // namespace
 }  // namespace fsdp::nn

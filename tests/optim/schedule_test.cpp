@@ -134,10 +134,9 @@ TEST(Schedule, TakesTheWarmUpAsAShareOfAllSteps) {
 
 TEST(Schedule, IsCutToARunThatIsTooShortForIt) {
   EXPECT_EQ(cut_of_schedule(named("cosine", 5), 5), "");
-  EXPECT_EQ(
-      cut_of_schedule(named("cosine", 700), 5),
-      "the run has 5 steps, so lr_scheduler.warmup_steps is 5 in place of 700; a longer run has the whole "
-      "schedule");
+  EXPECT_EQ(cut_of_schedule(named("cosine", 700), 5),
+            "the run has 5 steps, so lr_scheduler.warmup_steps is 5 in place of 700; a "
+            "longer run has the whole schedule");
   ScheduleOptions stages = named("tri_stage", 2, 0.1);
   stages.hold_steps = 2;
   stages.decay_steps = 9;

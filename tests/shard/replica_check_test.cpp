@@ -68,9 +68,8 @@ TEST(ReplicaCheck, NamesTheParameterAndTheRank) {
       complaint({.dcn = 2, .data = 2}, options_of("hybrid_shard"), [](Engine& engine, int rank) {
         if (rank == 3) change(engine, "layers.1.weight");
       });
-  EXPECT_THAT(text,
-              HasSubstr("before the first step: expected the same values of parameter layers.1.weight on "
-                        "ranks 1 and 3"));
+  EXPECT_THAT(text, HasSubstr("before the first step: expected the same values of parameter "
+                              "layers.1.weight on ranks 1 and 3"));
   EXPECT_THAT(text, HasSubstr("found different ones on rank 3"));
 }
 

@@ -88,8 +88,8 @@ TEST_F(Float8Training, RefusesPatternsAndModelsWithoutLayers) {
   config_.training.float8_exclude = {"*.0.*", "*.k_porj.*"};
   EXPECT_EQ(refusal(),
             "training.float8_exclude: expected patterns of weights of linear layers such as "
-            "model.layers.1.self_attn.q_proj.weight; found \"*.k_porj.*\", which matches none; correct or "
-            "remove it");
+            "model.layers.1.self_attn.q_proj.weight; found \"*.k_porj.*\", which "
+            "matches none; correct or remove it");
   config_.training.float8_exclude.clear();
   config_.model.hidden_size = 20;
   EXPECT_EQ(

@@ -35,8 +35,8 @@ TEST(Progress, WritesPlainLinesWhereThereIsNoTerminal) {
   progress.show(kStep);
   progress.finish_line();
   EXPECT_EQ(out.str(),
-            "step 50/200  loss 2.0000  ppl 7.39  ETA 1m15s  12,346 tok/s  norm 0.75  lr 0.001000  512.0 MiB  "
-            "data 0.0%\n");
+            "step 50/200  loss 2.0000  ppl 7.39  ETA 1m15s  12,346 tok/s  norm 0.75  lr "
+            "0.001000  512.0 MiB  data 0.0%\n");
 }
 
 TEST(Progress, ShowsUtilisationWaitsScaleAndSkippedSteps) {

@@ -81,9 +81,9 @@ TEST(LimitsDeathTest, MakesAFileThatGrowsTooLargeAnErrorThatNamesTheLimit) {
 
 TEST(Limits, AreNamedWhereALibraryIsRefusedMemory) {
   const Error torch = without_backtrace(
-      std::runtime_error("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
-                         "memory: you tried to "
-                         "allocate 16785408 bytes. Error code 12 (Cannot allocate memory)\nframe #0"));
+      std::runtime_error("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
+                         "allocate memory: you tried to allocate 16785408 bytes. Error code 12 (Cannot "
+                         "allocate memory)\nframe #0"));
   EXPECT_STREQ(torch.what(), "out of memory: this process was refused 16785408 bytes by the system");
   EXPECT_STREQ(without_backtrace(std::bad_alloc()).what(),
                "out of memory: this process was refused an allocation by the system");
