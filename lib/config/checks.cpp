@@ -16,7 +16,7 @@ using util::with_commas;
 
 /// Tokens that one rank may see in a run: the sample number, times any world size, stays inside 64 bits.
 constexpr double kMaxRunTokens = 1e14;
-/// Tokens of one micro-step of a rank: sizes of activations stay inside 64 bits.
+/// Tokens of one micro-batch of a rank: sizes of activations stay inside 64 bits.
 constexpr double kMaxMicroStepTokens = 1e9;
 
 class Conflicts {
@@ -119,10 +119,10 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
                    concat("data.sequence_length: expected at most model.max_position_embeddings = ",
                           config.model.max_position_embeddings, "; found ", data.sequence_length,
                           "; change one of the two"));
-  double micro_step = static_cast<double>(data.micro_batch_size) * static_cast<double>(data.sequence_length);
-  conflicts.unless(micro_step <= kMaxMicroStepTokens, {"data.micro_batch_size", "data.sequence_length"},
+  double micro_batch = static_cast<double>(data.micro_batch_size) * static_cast<double>(data.sequence_length);
+  conflicts.unless(micro_batch <= kMaxMicroStepTokens, {"data.micro_batch_size", "data.sequence_length"},
                    concat("data.micro_batch_size: expected at most ", with_commas(1'000'000'000),
-                          " tokens in a micro-step; found ", data.micro_batch_size, " * ",
+                          " tokens in a micro-batch; found ", data.micro_batch_size, " * ",
                           data.sequence_length, " (data.sequence_length); make one of the two smaller"));
   // Of a global batch a single rank would see all.
   const double rows = std::max(static_cast<double>(data.micro_batch_size) *
@@ -215,7 +215,7 @@ void check_batch_warmup(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       training.batch_warmup_steps == 0 || training.gradient_accumulation_steps != 1,
       {"training.batch_warmup_steps", "training.gradient_accumulation_steps"},
-      concat("training.batch_warmup_steps: expected 0 with one micro-step a step; found ",
+      concat("training.batch_warmup_steps: expected 0 with one micro-batch a step; found ",
              config.training.batch_warmup_steps,
              "; raise training.gradient_accumulation_steps, which the batch grows to, or leave it out"));
 }
@@ -231,7 +231,7 @@ void check_float8(const Config& config, Conflicts& conflicts) {
   const int64_t rows = config.data.micro_batch_size * config.data.sequence_length;
   conflicts.unless(
       !float8 || rows % 16 == 0, {"training.float8", "data.micro_batch_size", "data.sequence_length"},
-      concat("training.float8: expected a multiple of 16 as the tokens of a micro-step, because "
+      concat("training.float8: expected a multiple of 16 as the tokens of a micro-batch, because "
              "products in 8 bits go by sixteens; found ",
              config.data.micro_batch_size, " (data.micro_batch_size) * ", config.data.sequence_length,
              " (data.sequence_length) = ", division(rows, 16), "; change one of the two"));

@@ -1,6 +1,6 @@
 #pragma once
 
-// The whole configuration of a training run: every room's options in one struct, plus those of the run
+// The whole configuration of a training run: every component's options in one struct, plus those of the run
 // itself. config/*_keys.cpp bind each field to its TOML key.
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct TrainingOptions {
   int64_t global_batch_size = 0;
   /// 0: as many as global_batch_size takes in this world (resolve_batch() in global_batch.h).
   int64_t gradient_accumulation_steps = 1;
-  /// Over so many steps the micro-steps a step rise from 1 to that number.
+  /// Over so many steps the micro-batches a step rise from 1 to that number.
   int64_t batch_warmup_steps = 0;
   double max_grad_norm = 1.0;    ///< 0: no clipping (the norm is still reported)
   double label_smoothing = 0.0;  ///< kernels::LossTerms
@@ -42,7 +42,7 @@ struct TrainingOptions {
   std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/float8.h
   std::vector<std::string> float8_exclude;  ///< patterns of the weights of those that stay as they are
   bool cuda_graphs = false;                 ///< nn/stage_graphs.h
-  /// Gradients of micro-steps add up unsharded and are reduced after the last one only (PyTorch's no_sync).
+  /// Gradients of micro-batches add up unsharded and are reduced after the last one only (PyTorch's no_sync).
   bool no_sync = false;
   /// No update, and no end of the run, where the loss or the gradient norm is not finite.
   bool skip_nonfinite = false;

@@ -27,7 +27,7 @@ std::string other_micro_batch(int64_t batch, int64_t world_size, int64_t given) 
 
 void resolve_batch(Config& config, int64_t world_size) {
   const int64_t batch = config.training.global_batch_size, rows = config.data.micro_batch_size;
-  int64_t& micro_steps = config.training.gradient_accumulation_steps;
+  int64_t& micro_batches = config.training.gradient_accumulation_steps;
   if (batch == 0) return;
   const int64_t at_once = world_size * rows;
   if (batch % at_once != 0) {
@@ -37,13 +37,13 @@ void resolve_batch(Config& config, int64_t world_size) {
          at_once, " + ", batch % at_once, "; give ", below > 0 ? concat(below, " or ") : "", below + at_once,
          other_micro_batch(batch, world_size, rows));
   }
-  if (micro_steps != 0 && micro_steps != batch / at_once) {
+  if (micro_batches != 0 && micro_batches != batch / at_once) {
     fail(ErrorKind::kUsage, "training.gradient_accumulation_steps: expected ", batch / at_once,
-         ", because training.global_batch_size = ", batch, " are so many micro-steps of ", world_size,
-         " ranks * ", rows, " (data.micro_batch_size); found ", micro_steps,
+         ", because training.global_batch_size = ", batch, " are so many micro-batches of ", world_size,
+         " ranks * ", rows, " (data.micro_batch_size); found ", micro_batches,
          "; leave one of the two out, or set it to 0");
   }
-  micro_steps = batch / at_once;
+  micro_batches = batch / at_once;
 }
 
 int64_t samples_per_step(const Config& config, int64_t world_size) {

@@ -10,7 +10,7 @@ namespace fsdp::config {
 
 /// Makes training.gradient_accumulation_steps what training.global_batch_size takes on so many ranks; without
 /// such a size changes nothing. Throws util::Error(kUsage), with the numbers and the nearest ones that would
-/// do, where micro-batches of all ranks do not divide it or the given micro-steps make another batch.
+/// do, where micro-batches of all ranks do not divide it or the given micro-batches make another batch.
 void resolve_batch(Config& config, int64_t world_size);
 
 /// Samples a step of all ranks together, after the growth of training.batch_warmup_steps. The config's batch

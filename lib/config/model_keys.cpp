@@ -105,7 +105,7 @@ std::vector<Key> model_keys() {
        non_empty(),
        {}},
       {KEY(data, sequence_length), "tokens of a sample", between(1, 1'000'000), {}},
-      {KEY(data, micro_batch_size), "samples of a rank in a micro-step", between(1, 100'000), {}},
+      {KEY(data, micro_batch_size), "samples of a rank in a micro-batch", between(1, 100'000), {}},
       {KEY(data, documents),
        "mask: attention stays inside documents; split: a sample is of one document, and the rest of its row "
        "does not count; join: as if all were one",

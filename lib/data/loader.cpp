@@ -96,7 +96,7 @@ int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, cons
          files.size(), " tokens, sequence_length ", options.sequence_length, ") where one step consumes ",
          overflow ? "more than 2^63" : std::to_string(per_step), " (", placement.gradient_accumulation_steps,
          " accumulation steps * ", placement.world_size, " ranks * ", options.micro_batch_size,
-         " sequences a micro-step); give more text, or lower data.sequence_length, ",
+         " sequences a micro-batch); give more text, or lower data.sequence_length, ",
          "data.micro_batch_size, training.gradient_accumulation_steps or the number of ranks");
   }
   return per_step;
@@ -178,12 +178,12 @@ double TrainLoader::samples_of(size_t set, int64_t samples) const {
          static_cast<double>(Mixture::kBlock);
 }
 
-Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_step) const {
+Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const {
   FSDP_CHECK(first_global_sample >= 0, "global sample ", first_global_sample);
-  FSDP_CHECK(micro_step >= 0 && micro_step < placement_.gradient_accumulation_steps, "micro-step ",
-             micro_step);
+  FSDP_CHECK(micro_batch >= 0 && micro_batch < placement_.gradient_accumulation_steps, "micro-batch ",
+             micro_batch);
   int64_t rows = options_.micro_batch_size;
-  int64_t first = first_global_sample + (micro_step * placement_.world_size + placement_.rank) * rows;
+  int64_t first = first_global_sample + (micro_batch * placement_.world_size + placement_.rank) * rows;
   BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
     const Mixture::Place place =

@@ -35,15 +35,15 @@ struct Batch {
 struct Placement {
   int rank = 0;
   int world_size = 1;
-  int64_t gradient_accumulation_steps = 1;  ///< A: micro-steps a step (training only)
+  int64_t gradient_accumulation_steps = 1;  ///< A: micro-batches a step (training only)
 };
 
 /// Where a training step gets its batches from.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  /// This rank's rows of a micro-step; first_global_sample is the global position at the start of the step.
-  virtual Batch batch(int64_t first_global_sample, int64_t micro_step) const = 0;
+  /// This rank's rows of a micro-batch; first_global_sample is the global position at the start of the step.
+  virtual Batch batch(int64_t first_global_sample, int64_t micro_batch) const = 0;
 };
 
 class TrainLoader final : public BatchSource {
@@ -54,10 +54,10 @@ class TrainLoader final : public BatchSource {
   /// GiB.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
 
-  /// Row b is the sample at first_global_sample + (micro_step * W + rank) * B + b of the order: that of the
+  /// Row b is the sample at first_global_sample + (micro_batch * W + rank) * B + b of the order: that of the
   /// only set, or what the mixture has there. Throws
   /// Error(kData) for a token id outside the vocabulary.
-  Batch batch(int64_t first_global_sample, int64_t micro_step) const override;
+  Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
 
   /// One, or one for each weight.
   struct Set {
@@ -69,9 +69,9 @@ class TrainLoader final : public BatchSource {
   /// Samples of a set among the first `samples` of the run, about.
   double samples_of(size_t set, int64_t samples) const;
 
-  /// By how much a step of A micro-steps moves the global position: A * W * B.
+  /// By how much a step of A micro-batches moves the global position: A * W * B.
   int64_t samples_per_step() const { return samples_per_step_; }
-  /// By how much each of its micro-steps does.
+  /// By how much each of its micro-batches does.
   int64_t samples_per_micro_step() const {
     return samples_per_step_ / placement_.gradient_accumulation_steps;
   }

@@ -14,7 +14,7 @@ struct DataOptions {
   std::vector<std::string> validation;  ///< token files or patterns; empty: no validation
   std::string tokenizer = "bytes";      ///< what the tokens are; batches do not depend on it
   int64_t sequence_length = 256;        ///< T: tokens a sample; the sample also reads the token after
-  int64_t micro_batch_size = 4;         ///< B: sequences a rank a micro-step
+  int64_t micro_batch_size = 4;         ///< B: sequences a rank a micro-batch
   bool shuffle = true;
   /// "join": samples take no notice of documents; "mask": attention stays inside documents; "split": a sample
   /// is of one document (sample_reader.h).

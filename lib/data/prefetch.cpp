@@ -22,9 +22,9 @@ PrefetchingBatches::~PrefetchingBatches() {
   thread_.join();
 }
 
-Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_step) const {
-  // What a micro-step reads depends on where it begins alone, so one sequence covers steps of any length.
-  const int64_t step = source_.samples_per_micro_step(), position = first_global_sample + micro_step * step;
+Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch) const {
+  // What a micro-batch reads depends on where it begins alone, so one sequence covers steps of any length.
+  const int64_t step = source_.samples_per_micro_step(), position = first_global_sample + micro_batch * step;
   std::unique_lock lock(mutex_);
   const int64_t comes = !ready_.empty() ? ready_.front().position : making_ >= 0 ? making_ : next_;
   if (comes != position) begin_at(position);

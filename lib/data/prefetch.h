@@ -24,7 +24,7 @@ class PrefetchingBatches final : public BatchSource {
   PrefetchingBatches(const TrainLoader& source, int64_t depth);
   ~PrefetchingBatches() override;
 
-  Batch batch(int64_t first_global_sample, int64_t micro_step) const override;
+  Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
 
  private:
   struct Made {

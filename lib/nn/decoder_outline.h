@@ -1,6 +1,6 @@
 #pragma once
 
-// Which stages and parameters the models of this room have, without building one. Needs no libtorch.
+// Which stages and parameters the models of this component have, without building one. Needs no libtorch.
 //
 // It is the registration in the constructors of llama.cpp, gpt2.cpp and their parts, written down once more,
 // in the same order; tests/shard/model_tree_test.cpp holds the one against the other.

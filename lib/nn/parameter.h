@@ -1,6 +1,6 @@
 #pragma once
 
-// Where the layers of this room get their parameters from.
+// Where the layers of this component get their parameters from.
 //
 // A model that is larger than the memory of its process is built on the meta device: its parameters have
 // shapes and no memory until something else, such as shard/engine.h with a ParameterSource, gives them

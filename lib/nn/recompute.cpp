@@ -77,7 +77,7 @@ class RandomStateGuard {
 /// Those of the parameters accumulate on the way, in the pass that apply() runs.
 class RecomputeBackward final : public torch::autograd::Node {
  public:
-  RecomputeBackward(const at::Tensor& input, Surround::Next next, std::optional<RandomState> random_state)
+  RecomputeBackward(const at::Tensor& input, StageHook::Next next, std::optional<RandomState> random_state)
       : input_(input, /*is_output=*/false), next_(std::move(next)), random_state_(std::move(random_state)) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -122,7 +122,7 @@ class RecomputeBackward final : public torch::autograd::Node {
   }
 
   torch::autograd::SavedVariable input_;
-  Surround::Next next_;
+  StageHook::Next next_;
   std::optional<RandomState> random_state_;  ///< none when forward drew no random numbers
 };
 

@@ -7,9 +7,9 @@
 // backward pass of its own through what was recorded. Memory falls from all activations of all stages to one
 // input a stage and all activations of one stage; compute grows by one forward.
 //
-// It is a surround. Attach it after (so inside) one that shards the stage: backward then runs the stage again
+// It is a hook. Attach it after (so inside) one that shards the stage: backward then runs the stage again
 // on the parameters that were gathered for backward anyway. Nothing of the parameters is kept between forward
-// and backward, so their memory may be freed meanwhile. Surrounds of stages within the recomputed one run in
+// and backward, so their memory may be freed meanwhile. StageHooks of stages within the recomputed one run in
 // forward with grad mode off, and again, with grad mode on, in backward.
 //
 // Loss and gradients are those without it, bit for bit. The one exception are parameters that several
@@ -29,7 +29,7 @@ namespace fsdp::nn {
 
 /// Recomputes the stage that it is attached to. Does nothing where grad mode is off (evaluation), and where
 /// neither the input nor a parameter of the stage requires a gradient.
-class Recompute final : public Surround {
+class Recompute final : public StageHook {
  public:
   at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) override;
 };

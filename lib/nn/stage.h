@@ -1,10 +1,10 @@
 #pragma once
 
-// Stage: a module that others may surround.
+// Stage: a module to which hooks can be attached.
 //
 // C++ modules have no forward hooks, so the seam that sharding, activation checkpointing and tracing need is
-// built into the models: a Stage's public forward() is not virtual and runs the attached surrounds, outermost
-// first, around the virtual compute(). A surround changes when memory is there and what autograd records,
+// built into the models: a Stage's public forward() is not virtual and runs the attached hooks, outermost
+// first, around the virtual compute(). A hook changes when memory is there and what autograd records,
 // never the result.
 
 #include <torch/nn/module.h>
@@ -51,20 +51,20 @@ struct StageContext {
 class Stage;
 
 /// Something that runs around a stage's compute().
-class Surround {
+class StageHook {
  public:
   class Next;
 
-  virtual ~Surround() = default;
+  virtual ~StageHook() = default;
 
   /// Returns what `next(input)` returns, or a tensor of equal value.
   virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) = 0;
 };
 
-/// Runs the inner surrounds and compute(). A copy may be kept and called again after around() has returned,
-/// in backward for instance: it holds the context, the inner surrounds as they were attached at the time, and
+/// Runs the inner hooks and compute(). A copy may be kept and called again after around() has returned,
+/// in backward for instance: it holds the context, the inner hooks as they were attached at the time, and
 /// the stage, if a shared_ptr owns it; a stage that none owns must outlive the copy.
-class Surround::Next {
+class StageHook::Next {
  public:
   Next() = default;  ///< of no stage
   at::Tensor operator()(const at::Tensor& input) const;
@@ -74,33 +74,33 @@ class Surround::Next {
  private:
   friend class Stage;
   struct Pass;
-  Next(std::shared_ptr<const Pass> pass, size_t surround) : pass_(std::move(pass)), surround_(surround) {}
+  Next(std::shared_ptr<const Pass> pass, size_t hook) : pass_(std::move(pass)), hook_(hook) {}
 
   std::shared_ptr<const Pass> pass_;
-  size_t surround_ = 0;  ///< the next one
+  size_t hook_ = 0;  ///< the next one
 };
 
-/// A module with one tensor in and one tensor out that surrounds can be attached to.
+/// A module with one tensor in and one tensor out that hooks can be attached to.
 /// Derive from it and implement compute(), or put an existing module behind a StageAdaptor.
 class Stage : public torch::nn::Module, public Hookable {
  public:
-  /// Runs the surrounds around compute(). Shapes are those of the derived stage.
+  /// Runs the hooks around compute(). Shapes are those of the derived stage.
   at::Tensor forward(const at::Tensor& input, const StageContext& context = {});
 
-  /// Attaches a surround inside those that are attached already.
-  void attach(std::shared_ptr<Surround> surround);
+  /// Attaches a hook inside those that are attached already.
+  void attach(std::shared_ptr<StageHook> hook);
   /// Of the hidden states that come in and go out.
   void attach(std::shared_ptr<CallHook> hook) override;
-  void detach_hooks() override { surrounds_ = nullptr; }
+  void detach_hooks() override { hooks_ = nullptr; }
 
  protected:
   virtual at::Tensor compute(const at::Tensor& input, const StageContext& context) = 0;
 
  private:
-  friend class Surround::Next;
-  using Surrounds = std::vector<std::shared_ptr<Surround>>;
+  friend class StageHook::Next;
+  using StageHooks = std::vector<std::shared_ptr<StageHook>>;
 
-  std::shared_ptr<const Surrounds> surrounds_;  ///< null: none; replaced as a whole, since passes share it
+  std::shared_ptr<const StageHooks> hooks_;  ///< null: none; replaced as a whole, since passes share it
 };
 
 /// Makes a stage of any module with `at::Tensor forward(at::Tensor)`. Parameters, buffers and children keep

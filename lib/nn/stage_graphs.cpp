@@ -294,7 +294,7 @@ class GraphedBackward final : public torch::autograd::Node {
   bool holds_ = true;  ///< the activations
 };
 
-class StageGraphs final : public Surround {
+class StageGraphs final : public StageHook {
  public:
   explicit StageGraphs(std::shared_ptr<GraphedStage> stage) : stage_(std::move(stage)) {}
 

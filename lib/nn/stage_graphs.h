@@ -12,11 +12,11 @@
 // graph is recorded, up to kGraphsOfAStage, and beyond that the stage runs kernel by kernel. Inputs of a
 // stage that are not another graph's output are copied.
 //
-// It is a surround; attach it after (so inside) one that shards the stage. Loss and gradients are those
+// It is a hook; attach it after (so inside) one that shards the stage. Loss and gradients are those
 // without it, bit for bit. Runs kernel by kernel as well: what autograd does not record (evaluation),
 // dropout, documents, a cache, and a forward before the backward of the stage's last one has run.
 //
-// Limits: shapes may change from pass to pass, but each is another graph; surrounds and hooks inside the
+// Limits: shapes may change from pass to pass, but each is another graph; hooks inside the
 // stage run while it is recorded and then no more; nothing inside may gather or reduce, or use the targets of
 // the context; what a stage returns is overwritten by its next pass; first derivatives only. The memory of
 // activations stays reserved between steps.

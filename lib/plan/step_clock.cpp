@@ -23,7 +23,7 @@ void StepClock::read(const shard::Command& command) {
     case Kind::kWaitForMove:
     case Kind::kWaitForReduction:
       return wait_until(ends_[command.unit].reduction);
-    case Kind::kFree:
+    case Kind::kReshard:
     case Kind::kAttachGradients:
     case Kind::kHandOver:
       return;

@@ -317,7 +317,7 @@ std::string plan_heading(const Plan& plan) {
                  config.activation_checkpointing.mode == "none" ? "" : ", activations recomputed", "\n");
   text +=
       concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (", plan.machines.world_size,
-             " ranks x ", config.training.gradient_accumulation_steps, " micro-steps x ",
+             " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
              config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   return text + machines_text(plan);
 }

@@ -47,8 +47,8 @@ void UnitMemory::read(const shard::Command& command) {
       return gather(unit);
     case Kind::kWaitForGather:
       return wait(unit.gathered);
-    case Kind::kFree:
-      return free(unit);
+    case Kind::kReshard:
+      return reshard(unit);
     case Kind::kAttachGradients:
       return attach_gradients(unit);
     case Kind::kReduce:
@@ -96,7 +96,7 @@ PoolMemory& UnitMemory::gather_memory(const Unit& unit) {
   return options_.common && unit.sizes->is_cut() ? common_ : pool_;
 }
 
-void UnitMemory::free(Unit& unit) {
+void UnitMemory::reshard(Unit& unit) {
   if (auto parameters = std::exchange(unit.parameters, std::nullopt)) {
     (unit.sizes->communication_bytes() == 0 ? gather_memory(unit) : pool_).give_back(*parameters);
   }

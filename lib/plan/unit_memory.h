@@ -76,7 +76,7 @@ class UnitMemory final : private shard::CommandReader {
   void read(const shard::Command& command) override;
 
   void gather(Unit& unit);
-  void free(Unit& unit);
+  void reshard(Unit& unit);
   PoolMemory& gather_memory(const Unit& unit);
   void attach_gradients(Unit& unit);
   void reduce(Unit& unit);

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
+#include "config/load.h"
+#include "plan/plan.h"
 #include "report/axis.h"
 #include "report/chart.h"
 #include "report/style.h"
+#include "shard/schedule_text.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -42,6 +46,8 @@ std::string escaped(std::string_view text) {
 }
 
 namespace {
+
+constexpr size_t kMostUnits = 8;  ///< with lines of their own in the schedule
 
 std::string tile(const std::string& number, const std::string& what) {
   return concat("<div class=\"card\"><b>", escaped(number), "</b><span>", escaped(what), "</span></div>\n");
@@ -136,6 +142,24 @@ std::string timeline(const RunRecord& run) {
       "</p></figure>\n");
 }
 
+/// The order of a step with the run's config; empty where the folder does not say enough of it, as that of
+/// another version may not.
+std::string schedule(const RunRecord& run) {
+  const auto ranks = std::find_if(run.environment.begin(), run.environment.end(),
+                                  [](const auto& entry) { return entry.first == "ranks"; });
+  if (run.config.empty() || ranks == run.environment.end()) return "";
+  try {
+    const config::Config config = config::load_resolved_config(run.folder / "config.toml");
+    const int world_size = std::max(1, std::atoi(ranks->second.c_str()));
+    const auto units = plan::planned_units(config, comm::resolve_mesh(config.mesh, world_size));
+    const std::string text = schedule_text(units, config::shard_options(config), kMostUnits);
+    return concat("<section class=\"card\"><h2>Schedule of a micro-batch</h2><pre>", escaped(text),
+                  "</pre></section>\n");
+  } catch (const util::Error&) {
+    return "";
+  }
+}
+
 std::string texts(const RunRecord& run) {
   std::string text;
   if (!run.environment.empty()) {
@@ -167,7 +191,8 @@ std::string html_page(const RunRecord& run) {
                    " lines of metrics.jsonl could not be read");
   }
   page += "</p>\n";
-  return page + tiles(run) + charts(run) + timeline(run) + texts(run) + "</main>\n</body>\n</html>\n";
+  return page + tiles(run) + charts(run) + timeline(run) + schedule(run) + texts(run) +
+         "</main>\n</body>\n</html>\n";
 }
 
 std::filesystem::path write_report(const std::filesystem::path& folder) {

@@ -16,8 +16,8 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
       groups_(process_groups(mesh, options.strategy)),
       replicated_groups_(replicated_groups(mesh)),
       pool_(std::make_shared<BufferPool>(groups_.shard)),
-      link_(options.cpu_offload ? std::make_shared<HostLink>(groups_.world->device()) : nullptr),
-      units_(make_units(plans, {pool_, trace, materialize, link_})),
+      offload_(options.cpu_offload ? std::make_shared<OffloadStreams>(groups_.world->device()) : nullptr),
+      units_(make_units(plans, {pool_, trace, materialize, offload_})),
       differentiable_input_(units_.size(), true),
       schedule_(options, scheduled(plans, units_), *this) {
   for (size_t i = 0; i < plans.size(); ++i) {
@@ -58,7 +58,7 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
                    .is_cut = units[i]->is_cut(),
                    .has_replicas = units[i]->groups().replicas() > 1,
                    .has_trainable_parameters = storage.has_trainable_parameters(),
-                   .gradient_moves = storage.gradient_is_away()});
+                   .gradient_moves = storage.gradient_is_offloaded()});
   }
   return all;
 }
@@ -86,7 +86,7 @@ void Engine::read(const Command& command) {
       return unit.start_gather(command.pass == Pass::kForward ? "forward" : "backward");
     case Kind::kWaitForGather:
       return unit.finish_gather(command.pass == Pass::kForward ? "forward" : "backward");
-    case Kind::kFree:
+    case Kind::kReshard:
       return unit.reshard();
     case Kind::kAttachGradients:
       return unit.attach_gradients();
@@ -151,7 +151,7 @@ void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
                "fsdp.move_grads_to_cpu = false; set it and fsdp.cpu_offload, or use the gradients after "
                "backward()");
   }
-  if (!use && link_) link_->drain();
+  if (!use && offload_) offload_->drain();
   gradient_use_ = std::move(use);
 }
 
@@ -188,7 +188,7 @@ void Engine::require_rest(const char* what) const {
 void Engine::reset() {
   schedule_.reset();
   for (auto& unit : units_) unit->reset();
-  if (link_) link_->reset();
+  if (offload_) offload_->reset();
   zero_gradients();
 }
 

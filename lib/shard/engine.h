@@ -144,7 +144,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   comm::MeshShape mesh_;
   ProcessGroups groups_, replicated_groups_;
   std::shared_ptr<BufferPool> pool_;
-  std::shared_ptr<HostLink> link_;  ///< of what is kept in host memory, if anything is
+  std::shared_ptr<OffloadStreams> offload_;  ///< of what is kept in host memory, if anything is
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<bool> differentiable_input_;  ///< of each unit

@@ -55,15 +55,15 @@ void Schedule::use(size_t unit) {
   }
 }
 
-void Schedule::free(size_t unit) {
+void Schedule::reshard(size_t unit) {
   if (units_[unit].parameters == Parameters::kSharded) return;
   use(unit);  // a gather that is under way needs its memory
   units_[unit].parameters = Parameters::kSharded;
-  emit(Kind::kFree, unit);
+  emit(Kind::kReshard, unit);
 }
 
-void Schedule::free_all() {
-  for (size_t i = 0; i < units_.size(); ++i) free(i);
+void Schedule::reshard_all() {
+  for (size_t i = 0; i < units_.size(); ++i) reshard(i);
 }
 
 // ---- forward
@@ -78,8 +78,8 @@ void Schedule::forward_begins(size_t unit, bool records) {
   order_.begin(unit);
   if (records_) ++units_[unit].forwards;
   units_[unit].gathered_ahead = false;
-  if (!order_.follows_last_pass()) free_gathered_ahead();
-  free_kept(/*except=*/unit);
+  if (!order_.follows_last_pass()) reshard_gathered_ahead();
+  reshard_kept(/*except=*/unit);
   for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
   gather_ahead();
 }
@@ -89,11 +89,11 @@ void Schedule::forward_ends(size_t unit, bool backward_follows) {
   order_.end(unit);
   if (unit == 0) return end_pass(backward_follows);
   if (backward_follows && units_[unit].stays_after_forward) return;
-  free_kept(/*except=*/unit);
+  reshard_kept(/*except=*/unit);
   if (keeps_last_) {
     kept_ = unit;
   } else {
-    free(unit);
+    reshard(unit);
   }
 }
 
@@ -103,7 +103,7 @@ void Schedule::begin_pass(bool records) {
   pass_ = Pass::kForward;
   records_ = records;
   // A forward whose loss was never differentiated left units gathered, and the optimizer may have run since.
-  free_all();
+  reshard_all();
   kept_.reset();
   for (Unit& each : units_) each.gathered_ahead = false;
   order_.begin_pass();
@@ -112,16 +112,16 @@ void Schedule::begin_pass(bool records) {
 void Schedule::end_pass(bool backward_follows) {
   records_ = false;
   check_order(units_.size());
-  free_gathered_ahead();
+  reshard_gathered_ahead();
   order_.end_pass();
   phase_ = backward_follows ? Phase::kBackwardIsDue : Phase::kRest;
   if (!backward_follows) {
-    free_all();
+    reshard_all();
     kept_.reset();
     return;
   }
   for (size_t i = 0; i < root_units_; ++i) {
-    if (!units_[i].stays_after_forward) free(i);
+    if (!units_[i].stays_after_forward) reshard(i);
   }
 }
 
@@ -149,15 +149,15 @@ void Schedule::gather_ahead() {
 }
 
 /// For passes that do not go where the last one went.
-void Schedule::free_gathered_ahead() {
+void Schedule::reshard_gathered_ahead() {
   for (size_t i = 0; i < units_.size(); ++i) {
-    if (std::exchange(units_[i].gathered_ahead, false)) free(i);
+    if (std::exchange(units_[i].gathered_ahead, false)) reshard(i);
   }
 }
 
-void Schedule::free_kept(size_t except) {
+void Schedule::reshard_kept(size_t except) {
   if (!kept_ || kept_ == except) return;
-  free(*std::exchange(kept_, std::nullopt));
+  reshard(*std::exchange(kept_, std::nullopt));
 }
 
 // ---- backward
@@ -180,7 +180,7 @@ void Schedule::backward_begins(size_t unit) {
 
 void Schedule::backward_ends(size_t unit) {
   if (unit != 0) {
-    free(unit);
+    reshard(unit);
     ++units_[unit].backwards;
     if (sync_ && units_[unit].has_gradients) reduce(unit);
   }
@@ -205,7 +205,7 @@ void Schedule::whole_backward_ends() {
   }
   for (Unit& each : units_) each.forwards = each.backwards = 0;
   ++backward_passes_;
-  free_all();
+  reshard_all();
   phase_ = Phase::kRest;
   pass_ = Pass::kForward;
 }

@@ -53,7 +53,7 @@ struct Command {
   enum class Kind {
     kGather,            ///< issue the all-gather of the unit's parameters
     kWaitForGather,     ///< from here on the unsharded parameters may be used
-    kFree,              ///< give back the unsharded parameters
+    kReshard,           ///< give back the unsharded parameters
     kAttachGradients,   ///< from here on autograd accumulates into a zeroed buffer of the unit
     kReduce,            ///< issue the reduction of that buffer over the ranks
     kWaitForSending,    ///< until that buffer has been given back; what follows the reduction may go on
@@ -166,11 +166,11 @@ class Schedule {
   void check_order(size_t unit);
   void gather(size_t unit);
   void use(size_t unit);
-  void free(size_t unit);
-  void free_all();
+  void reshard(size_t unit);
+  void reshard_all();
   void gather_ahead();
-  void free_gathered_ahead();
-  void free_kept(size_t except);
+  void reshard_gathered_ahead();
+  void reshard_kept(size_t except);
   void gather_next_in_backward(size_t unit);
   void reduce(size_t unit);
   void wait_until_sent(size_t unit);

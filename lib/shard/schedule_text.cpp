@@ -20,8 +20,8 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
       return is_gathered ? (unit.is_cut() ? "gather " : "cast ") + unit.name : "";
     case Kind::kWaitForGather:
       return is_gathered ? "wait for " + unit.name : "";
-    case Kind::kFree:
-      return is_gathered ? "free " + unit.name : "";
+    case Kind::kReshard:
+      return is_gathered ? "reshard " + unit.name : "";
     case Kind::kAttachGradients:
       return "attach gradients of " + unit.name;
     case Kind::kReduce:

@@ -13,7 +13,7 @@ namespace fsdp::shard {
 
 /// Of a nominal pass (shard/nominal_pass.h) whose order is known. One line an event that has commands:
 ///
-///   forward of layers.1 begins    free layers.0, wait for layers.1, gather layers.2
+///   forward of layers.1 begins    reshard layers.0, wait for layers.1, gather layers.2
 ///
 /// Of more units than `most_units`, beside the root, those in the middle are left out, with a line in their
 /// place; 0: none are.

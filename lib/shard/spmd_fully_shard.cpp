@@ -16,10 +16,10 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// The outermost surround of the module: cuts what comes in, marks what goes out.
-class SpmdSurround final : public nn::Surround {
+/// The outermost hook of the module: cuts what comes in, marks what goes out.
+class SpmdHook final : public nn::StageHook {
  public:
-  SpmdSurround(const comm::Mesh& mesh, ShardOutput shard_output)
+  SpmdHook(const comm::Mesh& mesh, ShardOutput shard_output)
       : mesh_(mesh), shard_output_(std::move(shard_output)) {}
 
   at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
@@ -137,8 +137,8 @@ std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& me
     return inner.contains(&info.module) || (policy && policy(info));
   };
   if (!options.auto_wrap_policy) shard.exclude_stages.clear();
-  // Before the engine's own surrounds, so around them.
-  module.attach(std::make_shared<SpmdSurround>(mesh, std::move(shard_output)));
+  // Before the engine's own hooks, so around them.
+  module.attach(std::make_shared<SpmdHook>(mesh, std::move(shard_output)));
   try {
     auto engine = fully_shard(module, shard, mesh, std::move(trace));
     Roots::instance().add(&module, engine);

@@ -59,7 +59,7 @@ class Counter final : public CommandReader {
         return gather(command);
       case Command::Kind::kWaitForGather:
         return bytes_.wait(gathered_[command.unit]);
-      case Command::Kind::kFree:
+      case Command::Kind::kReshard:
         return bytes_.add(-unit.unsharded_bytes());
       case Command::Kind::kAttachGradients:
         return unit.is_cut() ? bytes_.add(unit.gradient_bytes()) : void();

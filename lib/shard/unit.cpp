@@ -23,12 +23,12 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions&
       groups_(groups),
       options_(options),
       trace_(parts.trace),
-      link_(parts.link),
+      offload_(parts.offload),
       storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options.storage,
                parts.pool, parts.materialize) {
-  if (!storage_.shard_is_away()) return;
-  FSDP_CHECK(link_ != nullptr, "unit ", name_, " has no way to the host");
-  link_->expect_shard(storage_.shard().numel());
+  if (!storage_.shard_is_offloaded()) return;
+  FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
+  offload_->expect_shard(storage_.shard().numel());
 }
 
 Unit::~Unit() {
@@ -53,7 +53,7 @@ void Unit::start_gather(const char* pass) {
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
-  HostLink::Place* place = storage_.shard_is_away() ? &link_->send(storage_.shard()) : nullptr;
+  OffloadStreams::Place* place = storage_.shard_is_offloaded() ? &offload_->send(storage_.shard()) : nullptr;
   const at::Tensor own = place != nullptr ? place->values : storage_.shard();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
   const auto fill = [this, in_place, own, own_is_there](c10::DataPtr common) {
@@ -164,7 +164,7 @@ void Unit::start_reduction() {
   const auto divide = [job, divisor] {
     if (divisor != 1) job->output.div_(divisor);
   };
-  if (storage_.gradient_is_away()) return move_to_host(job, last.enqueue(divide));
+  if (storage_.gradient_is_offloaded()) return move_to_host(job, last.enqueue(divide));
   added_ = last.enqueue([this, job, divide] {
     divide();
     storage_.add_to_shard_gradient(job->output);
@@ -175,12 +175,12 @@ void Unit::start_reduction() {
 /// The stream of the collectives has no part in it.
 void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced) {
   leaving_ = job->output;
-  left_ = link_->receive([job, reduced = std::move(reduced)] {
+  left_ = offload_->receive([job, reduced = std::move(reduced)] {
     reduced->wait();
     job->on_host = UnitStorage::copy_to_host(job->output);
     job->output.reset();
   });
-  on_host_ = link_->then([this, job, left = left_] {
+  on_host_ = offload_->then([this, job, left = left_] {
     left.synchronize();
     storage_.add_to_shard_gradient(job->on_host);
   });
@@ -222,8 +222,8 @@ void Unit::finish_reduction() {
 }
 
 void Unit::use_gradient(std::function<void()> use) {
-  FSDP_CHECK(link_ != nullptr, "unit ", name_, " has no thread of the host");
-  on_host_ = link_->then([added = std::move(added_), use = std::move(use)] {
+  FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no thread of the host");
+  on_host_ = offload_->then([added = std::move(added_), use = std::move(use)] {
     if (added) added->wait();
     use();
   });

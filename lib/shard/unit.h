@@ -23,7 +23,7 @@
 // stream had been given.
 //
 // Shards in host memory reach the device, and gradients leave it, on streams of their own
-// (shard/host_link.h): the gather waits for the copy of its shard, and no collective for the copy of a
+// (shard/offload_streams.h): the gather waits for the copy of its shard, and no collective for the copy of a
 // gradient. With gradients in host memory finish_reduction() makes the caller wait, too, until they are
 // there.
 //
@@ -35,7 +35,7 @@
 #include <string>
 
 #include "comm/trace.h"
-#include "shard/host_link.h"
+#include "shard/offload_streams.h"
 #include "shard/process_groups.h"
 #include "shard/traffic.h"
 #include "shard/unit_options.h"
@@ -49,7 +49,7 @@ struct UnitParts {
   std::shared_ptr<BufferPool> pool;
   std::shared_ptr<comm::Trace> trace = nullptr;  ///< hears of the unsharded buffers, if there is one
   Materialize materialize = {};
-  std::shared_ptr<HostLink> link = nullptr;  ///< needed for what is kept in host memory
+  std::shared_ptr<OffloadStreams> offload = nullptr;  ///< needed for what is kept in host memory
 };
 
 class Unit {
@@ -94,7 +94,7 @@ class Unit {
   void finish_moving();
   /// Waits until the mean over ranks has been added to the shard's gradient; no effect when it has.
   void finish_reduction();
-  /// Runs `use` on the thread of the link when the reductions issued so far are in the shard's gradient, and
+  /// Runs `use` on the offload thread when the reductions issued so far are in the shard's gradient, and
   /// that is there for the host. finish_reduction() waits for it and throws what it threw.
   void use_gradient(std::function<void()> use);
 
@@ -121,7 +121,7 @@ class Unit {
   ProcessGroups groups_;
   UnitOptions options_;
   std::shared_ptr<comm::Trace> trace_;
-  std::shared_ptr<HostLink> link_;
+  std::shared_ptr<OffloadStreams> offload_;
   UnitStorage storage_;
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_, unpacking_;

@@ -59,8 +59,8 @@ class UnitStorage {
   void add_to_shard_gradient(const at::Tensor& mean);
 
   /// Whether shards live in host memory and parameters on another device; likewise gradients.
-  bool shard_is_away() const { return shard_.device() != unsharded_.device(); }
-  bool gradient_is_away() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
+  bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
+  bool gradient_is_offloaded() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
   /// Issues a copy of `mean` to pinned memory; it is there for the host when the host has waited.
   static at::Tensor copy_to_host(const at::Tensor& mean);
 

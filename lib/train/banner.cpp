@@ -62,12 +62,12 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
     largest_unit_bytes = std::max(largest_unit_bytes, unit->storage().unsharded_bytes());
   }
   const int world = engine.communicator().world_size();
-  const int64_t micro_steps = config.training.gradient_accumulation_steps;
+  const int64_t micro_batches = config.training.gradient_accumulation_steps;
   const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
   const double epochs = static_cast<double>(loader.samples_per_step() * config.training.steps) /
                         static_cast<double>(loader.num_samples());
   const shard::StepFormula step =
-      shard::step_formula(engine, {.micro_batches = micro_steps, .no_sync = config.training.no_sync});
+      shard::step_formula(engine, {.micro_batches = micro_batches, .no_sync = config.training.no_sync});
   const int64_t sent =
       step.traffic.all_gather_bytes + step.traffic.reduce_scatter_bytes + step.traffic.all_reduce_bytes;
 
@@ -104,7 +104,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
                    human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");
   }
   text += concat("batch      ", loader.samples_per_step(), " sequences = ", with_commas(tokens),
-                 " tokens a step (", world, " ranks x ", micro_steps, " micro-steps x ",
+                 " tokens a step (", world, " ranks x ", micro_batches, " micro-batches x ",
                  config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,
                  " steps are ");

@@ -22,7 +22,7 @@ struct ComputeRecorder::Record {
 
 /// Backward of a stage lies between two identities of the graph: one on the output, behind which the stage's
 /// backward begins when the unit has been gathered, and one on the input.
-class ComputeRecorder::Watch final : public nn::Surround {
+class ComputeRecorder::Watch final : public nn::StageHook {
  public:
   Watch(std::shared_ptr<Record> record, std::string unit, bool is_model)
       : record_(std::move(record)), unit_(std::move(unit)), is_model_(is_model) {}

@@ -34,10 +34,10 @@ class RandomBatches final : public data::BatchSource {
  public:
   explicit RandomBatches(const config::Config& config) : config_(config) {}
 
-  data::Batch batch(int64_t first_global_sample, int64_t micro_step) const override {
+  data::Batch batch(int64_t first_global_sample, int64_t micro_batch) const override {
     auto tokens = [&](const char* what) {
       at::Generator generator = util::named_generator(
-          static_cast<uint64_t>(config_.run.seed), concat(what, " ", first_global_sample, " ", micro_step));
+          static_cast<uint64_t>(config_.run.seed), concat(what, " ", first_global_sample, " ", micro_batch));
       return at::randint(config_.model.vocab_size,
                          {config_.data.micro_batch_size, config_.data.sequence_length}, generator,
                          at::TensorOptions().dtype(at::kLong));
@@ -84,7 +84,7 @@ void wait_for(at::Device device) {
 }
 
 /// Lets communication go on where a unit has computed, forward and backward, while all that it uses is there.
-class ProgressInCompute final : public nn::Surround {
+class ProgressInCompute final : public nn::StageHook {
  public:
   /// `on`: whether it does.
   ProgressInCompute(std::shared_ptr<comm::FakeCommunicator> communicator, std::shared_ptr<bool> on)
@@ -107,16 +107,16 @@ class ProgressInCompute final : public nn::Surround {
   std::shared_ptr<bool> on_;
 };
 
-/// On the stages that are units, inside whatever surrounds them.
+/// On the stages that are units, inside whatever hooks they have.
 void attach_progress(RunParts& parts, const std::shared_ptr<comm::FakeCommunicator>& communicator,
                      const std::shared_ptr<bool>& on) {
-  auto surround = std::make_shared<ProgressInCompute>(communicator, on);
+  auto hook = std::make_shared<ProgressInCompute>(communicator, on);
   auto modules = parts.model->named_modules();
   for (const auto& unit : parts.engine->units()) {
     if (parts.engine->is_root(*unit)) continue;
     auto* stage = dynamic_cast<nn::Stage*>(modules[unit->name()].get());
     FSDP_CHECK(stage != nullptr, unit->name(), " is no stage");
-    stage->attach(surround);
+    stage->attach(hook);
   }
 }
 

@@ -19,7 +19,7 @@ constexpr const char* kForm =
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// Inside the forward of the root stage this rank computes and others wait for it.
-class FaultsInForward final : public nn::Surround {
+class FaultsInForward final : public nn::StageHook {
  public:
   FaultsInForward(const FaultInjection& faults, comm::Communicator& communicator, const int64_t& steps_done)
       : faults_(faults), communicator_(communicator), steps_done_(steps_done) {}

@@ -23,7 +23,7 @@
 
 namespace fsdp::train {
 
-static_assert(plan::kShardsOnTheDevice == shard::HostLink::kPlaces);
+static_assert(plan::kShardsOnTheDevice == shard::OffloadStreams::kPlaces);
 
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
   return {.rank = communicator.rank(),

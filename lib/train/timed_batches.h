@@ -14,9 +14,9 @@ class TimedBatches final : public data::BatchSource {
  public:
   explicit TimedBatches(const data::BatchSource& source) : source_(source) {}
 
-  data::Batch batch(int64_t first_global_sample, int64_t micro_step) const override {
+  data::Batch batch(int64_t first_global_sample, int64_t micro_batch) const override {
     const auto begin = Clock::now();
-    data::Batch batch = source_.batch(first_global_sample, micro_step);
+    data::Batch batch = source_.batch(first_global_sample, micro_batch);
     waited_ += Clock::now() - begin;
     return batch;
   }

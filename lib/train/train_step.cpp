@@ -25,25 +25,25 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
   engine.zero_gradients();
-  const int64_t micro_steps =
-      position.micro_steps > 0 ? position.micro_steps : options_.gradient_accumulation_steps;
+  const int64_t micro_batches =
+      position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
   at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
   std::vector<MicroBatch> all;
-  if (options_.counts_vary) all = batches_with_shares(position, micro_steps);
+  if (options_.counts_vary) all = batches_with_shares(position, micro_batches);
   ArrivingGradients arriving(
       engine, parts_.optimizer,
       {.norm_type = options_.norm_type, .updates = updates_as_gradients_arrive_, .lr = position.lr});
-  for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    const bool is_last = micro_step + 1 == micro_steps;
+  for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+    const bool is_last = micro_batch + 1 == micro_batches;
     engine.set_requires_gradient_sync(!options_.no_sync || is_last);
     std::optional<shard::GradientUse> use;
     if (is_last && engine.options().move_grads_to_cpu) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
     }
-    losses += run_micro_batch(options_.counts_vary
-                                  ? std::move(all[static_cast<size_t>(micro_step)])
-                                  : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_step),
-                                               static_cast<double>(micro_steps)});
+    losses += run_micro_batch(
+        options_.counts_vary ? std::move(all[static_cast<size_t>(micro_batch)])
+                             : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_batch),
+                                          static_cast<double>(micro_batches)});
   }
 
   StepResult result;
@@ -85,12 +85,12 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
 }
 
 std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosition& position,
-                                                                  int64_t micro_steps) {
+                                                                  int64_t micro_batches) {
   std::vector<MicroBatch> batches;
   at::Tensor sum = at::zeros({1}, at::kDouble);
   double& counted = *sum.data_ptr<double>();
-  for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    batches.push_back({parts_.batches.batch(position.first_global_sample, micro_step)});
+  for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+    batches.push_back({parts_.batches.batch(position.first_global_sample, micro_batch)});
     counted += static_cast<double>(batches.back().batch.counted);
   }
   comm::Communicator& communicator = parts_.engine.communicator();

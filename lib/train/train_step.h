@@ -33,8 +33,8 @@ struct StepPosition {
   int64_t step = 1;                 ///< 1-based, for messages
   int64_t first_global_sample = 0;  ///< the run's sample position before the step
   double lr = 0.0;
-  int64_t samples = 0;      ///< of the step, over all ranks, for messages; 0: not known
-  int64_t micro_steps = 0;  ///< of this step; 0: StepOptions::gradient_accumulation_steps
+  int64_t samples = 0;        ///< of the step, over all ranks, for messages; 0: not known
+  int64_t micro_batches = 0;  ///< of this step; 0: StepOptions::gradient_accumulation_steps
 };
 
 struct StepResult {
@@ -81,7 +81,7 @@ class TrainStep {
   /// double on the device, which is not waited for.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
   /// All of a step, where the shares depend on them. Collective.
-  std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t micro_steps);
+  std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t micro_batches);
   void share_loss(double local_loss, StepResult& result);
   void update_shards(double lr, double gradient_scale);
   /// Asks the guard about a step that scaled gradients do not explain; whether to update.

@@ -101,9 +101,9 @@ void Trainer::tell_batch() {
   if (before == 0 || before == now || !is_first_rank()) return;
   util::log_info(util::concat("the global batch is ", now, " samples a step from here on (",
                               communicator_->world_size(), " ranks x ", config_.data.micro_batch_size, " x ",
-                              config_.training.gradient_accumulation_steps, " micro-steps); it was ", before,
-                              " up to step ", position_.step, "; training.global_batch_size = ", before,
-                              " keeps it"));
+                              config_.training.gradient_accumulation_steps, " micro-batches); it was ",
+                              before, " up to step ", position_.step,
+                              "; training.global_batch_size = ", before, " keeps it"));
 }
 
 config::Config Trainer::config_as_given() const {
@@ -272,15 +272,15 @@ void Trainer::train() {
     faults_.at(FaultPlace::kStep, step + 1);
     if (trace_) trace_->begin_step(step + 1);
     double lr = optim::lr_at(config_.optimizer, config_.lr_scheduler, step + 1, steps);
-    const int64_t micro_steps = micro_steps_of(config_.training, step + 1);
-    const int64_t samples = loader_->samples_per_micro_step() * micro_steps;
+    const int64_t micro_batches = micro_steps_of(config_.training, step + 1);
+    const int64_t samples = loader_->samples_per_micro_step() * micro_batches;
     profile.begin_step(step + 1);
     progress_.begin(util::concat("step ", step + 1), step);
     StepResult result = train_step.run({.step = step + 1,
                                         .first_global_sample = samples_seen,
                                         .lr = lr,
                                         .samples = samples,
-                                        .micro_steps = micro_steps});
+                                        .micro_batches = micro_batches});
     profile.end_step();
     ++step;
     samples_seen += samples;

@@ -61,7 +61,7 @@ class Trainer {
  private:
   /// Says so when a run that resumes sees another number of samples a step.
   void tell_batch();
-  /// With the micro-steps that were given, so that the run's config.toml serves other numbers of ranks too.
+  /// With the micro-batches that were given, so that the run's config.toml serves other numbers of ranks too.
   config::Config config_as_given() const;
   void open_data();
   void count_steps();

@@ -1,6 +1,6 @@
 #pragma once
 
-// What most files of the tensor rooms need of libtorch, compiled once. Sources still include what they use.
+// What most files of the components with tensors need of libtorch, compiled once. Sources still include what they use.
 #include <ATen/ATen.h>
 
 #include <algorithm>

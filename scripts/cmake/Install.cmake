@@ -1,17 +1,17 @@
 # cmake --install BUILD --prefix P: programs, libraries, headers and the CMake package fsdp.
 #   find_package(fsdp 0.1 CONFIG REQUIRED)
-#   target_link_libraries(mine PRIVATE fsdp::fsdp)        # or single rooms: fsdp::shard
+#   target_link_libraries(mine PRIVATE fsdp::fsdp)        # or single components: fsdp::shard
 # libtorch stays where it is; with --component libtorch it is copied into the prefix, which then stands alone.
 include(CMakePackageConfigHelpers)
 set(package_dir lib/cmake/fsdp)
 set(libtorch_dir lib/fsdp/libtorch)  # below the prefix
 
-# All rooms at once.
-get_property(rooms GLOBAL PROPERTY FSDP_ROOMS)
+# All components at once.
+get_property(components GLOBAL PROPERTY FSDP_COMPONENTS)
 add_library(fsdp_all INTERFACE)
 add_library(fsdp::fsdp ALIAS fsdp_all)
 set_target_properties(fsdp_all PROPERTIES EXPORT_NAME fsdp)
-target_link_libraries(fsdp_all INTERFACE ${rooms})
+target_link_libraries(fsdp_all INTERFACE ${components})
 install(TARGETS fsdp_all EXPORT fsdp)
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/lib/" DESTINATION include/fsdp FILES_MATCHING PATTERN "*.h"

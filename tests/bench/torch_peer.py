@@ -5,7 +5,7 @@ One process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchr
 object a step and one of the whole run. The venv needs torch, numpy and, for --init and --save, safetensors.
 
 Tokens: a file of little-endian uint16. Sample i is tokens[i*seq : i*seq + seq + 1], the inputs and, one token on, the
-targets. Row b of rank r in micro-step m of step s is sample ((s*accum + m)*world + r)*batch + b, modulo the number of
+targets. Row b of rank r in micro-batch m of step s is sample ((s*accum + m)*world + r)*batch + b, modulo the number of
 whole samples; so reads fsdp-train with data.shuffle=false.
 """
 import argparse

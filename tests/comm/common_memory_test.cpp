@@ -130,9 +130,8 @@ TEST(CommonMemory, OfASubgroupIsItsOwn) {
 }
 
 TEST(CommonMemory, IsAbsentOverGloo) {
-  testing::run_ranks_over_gloo({.world_size = 2}, [](Group& communicator) {
-    EXPECT_EQ(communicator->common_memory(), nullptr);
-  });
+  testing::run_ranks_over_gloo(
+      {.world_size = 2}, [](Group& communicator) { EXPECT_EQ(communicator->common_memory(), nullptr); });
 }
 
 TEST(CommonMemory, AnAllGatherWritesEachPartOnce) {

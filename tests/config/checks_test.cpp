@@ -196,7 +196,7 @@ TEST(Conflicts, RegularValidationNeedsFiles) {
 TEST(Conflicts, ABatchOfOneMicroStepHasNoWarmup) {
   Config config;
   config.training.batch_warmup_steps = 5;
-  EXPECT_NE(only_conflict(config).find("training.batch_warmup_steps: expected 0 with one micro-step"),
+  EXPECT_NE(only_conflict(config).find("training.batch_warmup_steps: expected 0 with one micro-batch"),
             std::string::npos);
   config.training.gradient_accumulation_steps = 2;
   EXPECT_TRUE(find_conflicts(config).empty());

@@ -21,11 +21,11 @@ std::string refusal(Config config, int64_t world_size) {
 
 TEST(GlobalBatch, IsTheSameOnAnyNumberOfRanks) {
   const std::pair<int64_t, int64_t> micro_steps_of_ranks[] = {{1, 16}, {2, 8}, {8, 2}, {16, 1}};
-  for (const auto& [ranks, micro_steps] : micro_steps_of_ranks) {
+  for (const auto& [ranks, micro_batches] : micro_steps_of_ranks) {
     Config config = batch_of(64, 4);
     EXPECT_EQ(config.training.gradient_accumulation_steps, 0);
     resolve_batch(config, ranks);
-    EXPECT_EQ(config.training.gradient_accumulation_steps, micro_steps);
+    EXPECT_EQ(config.training.gradient_accumulation_steps, micro_batches);
     EXPECT_EQ(samples_per_step(config, ranks), 64);
   }
   Config without = parse_config(kTrain, "c.toml", {"training.gradient_accumulation_steps=3"});
@@ -56,7 +56,7 @@ TEST(GlobalBatch, AgreesWithMicroStepsThatAreGiven) {
   EXPECT_EQ(
       refusal(config, 4),
       "training.gradient_accumulation_steps: expected 4, because training.global_batch_size = 64 are so "
-      "many micro-steps of 4 ranks * 4 (data.micro_batch_size); found 8; leave one "
+      "many micro-batches of 4 ranks * 4 (data.micro_batch_size); found 8; leave one "
       "of the two out, or set it to 0");
 }
 

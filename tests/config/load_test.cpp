@@ -44,7 +44,7 @@ train = ["data/shakespeare.bin"]
 validation = []
 tokenizer = "bytes"
 sequence_length = 256
-micro_batch_size = 4                      # sequences a rank a micro-step
+micro_batch_size = 4                      # sequences a rank a micro-batch
 shuffle = true
 
 [training]

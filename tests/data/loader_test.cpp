@@ -117,7 +117,7 @@ TEST(TrainLoader, FollowsTheDocumentedOrderWithoutShuffling) {
   }
 }
 
-// The same samples in the same order, whatever the ranks, micro-steps and rows among which they are dealt
+// The same samples in the same order, whatever the ranks, micro-batches and rows among which they are dealt
 // out.
 TEST(TrainLoader, ShufflesIndependentlyOfWorldSize) {
   TemporaryFolder folder;

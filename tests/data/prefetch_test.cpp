@@ -23,10 +23,10 @@ TEST(PrefetchingBatches, GivesWhatItsSourceGivesInAnyOrder) {
   const TrainLoader loader(options_of(write_tokens(folder, "a", counting(201))), 256, 1, {0, 2, 3});
   for (int64_t depth : {1, 3, 50}) {
     const PrefetchingBatches ahead(loader, depth);
-    // Whole steps, steps of fewer micro-steps, a jump back as after a restore, the same again.
-    for (auto [first, micro_steps] :
+    // Whole steps, steps of fewer micro-batches, a jump back as after a restore, the same again.
+    for (auto [first, micro_batches] :
          {std::pair<int64_t, int64_t>{0, 3}, {12, 3}, {24, 1}, {28, 2}, {0, 3}, {0, 1}}) {
-      for (int64_t micro = 0; micro < micro_steps; ++micro) {
+      for (int64_t micro = 0; micro < micro_batches; ++micro) {
         const Batch expected = loader.batch(first, micro), found = ahead.batch(first, micro);
         EXPECT_TRUE(found.inputs.equal(expected.inputs)) << first << " " << micro;
         EXPECT_TRUE(found.targets.equal(expected.targets));

@@ -48,7 +48,7 @@ class WatchedStage final : public Stage {
   at::Tensor first_, second_;
 };
 
-class CountingSurround final : public Surround {
+class CountingHook final : public StageHook {
  public:
   at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
     recording.push_back(at::GradMode::is_enabled());
@@ -238,11 +238,11 @@ TEST(Recompute, BearsParametersThatAreFreedBetweenForwardAndBackward) {
   EXPECT_TRUE(stage->second().grad().equal(plain->second().grad()));
 }
 
-TEST(Recompute, RunsInnerSurroundsAgainAndOuterOnesOnce) {
+TEST(Recompute, RunsInnerHooksAgainAndOuterOnesOnce) {
   auto options = tiny_options();
   auto model = make_initialized(options), plain = make_initialized(options);
-  auto outer = std::make_shared<CountingSurround>(), inner = std::make_shared<CountingSurround>(),
-       nested = std::make_shared<CountingSurround>();
+  auto outer = std::make_shared<CountingHook>(), inner = std::make_shared<CountingHook>(),
+       nested = std::make_shared<CountingHook>();
   auto stage_of = [&](const std::string& path) {
     return std::dynamic_pointer_cast<Stage>(model->named_modules()[path]);
   };
@@ -318,7 +318,7 @@ TEST(CheckpointActivations, AttachesToTheOutermostStagesOfTheTypes) {
   auto options = tiny_options();
   auto model = make_initialized(options);
   checkpoint_activations(*model, {"feed_forward", "block"});
-  auto inner = std::make_shared<CountingSurround>();
+  auto inner = std::make_shared<CountingHook>();
   for (const auto& module : model->modules()) {
     auto stage = std::dynamic_pointer_cast<Stage>(module);
     if (stage && stage->type_name() == "feed_forward") stage->attach(inner);
@@ -345,7 +345,7 @@ TEST(ApplyCheckpointing, FollowsTheMode) {
   auto computed_with = [](const CheckpointingOptions& options) {
     testing::ChainStage chain(2, 3);
     apply_checkpointing(chain, options);
-    auto inner = std::make_shared<CountingSurround>();
+    auto inner = std::make_shared<CountingHook>();
     chain.layer(0).attach(inner);
     chain.forward(at::ones({1, 3})).sum().backward();
     return inner->recording.size();

@@ -9,7 +9,7 @@
 namespace fsdp::nn {
 namespace {
 
-class Scribe final : public Surround {
+class Scribe final : public StageHook {
  public:
   Scribe(std::string name, std::vector<std::string>& log) : name_(std::move(name)), log_(log) {}
   at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) override {
@@ -24,7 +24,7 @@ class Scribe final : public Surround {
   std::vector<std::string>& log_;
 };
 
-TEST(Stage, RunsSurroundsOutermostFirst) {
+TEST(Stage, RunsHooksOutermostFirst) {
   testing::MatrixStage stage(2, 2);
   std::vector<std::string> log;
   stage.attach(std::make_shared<Scribe>("shard", log));
@@ -38,7 +38,7 @@ TEST(Stage, RunsSurroundsOutermostFirst) {
 }
 
 /// Keeps the continuation of the last call.
-class Keeper final : public Surround {
+class Keeper final : public StageHook {
  public:
   at::Tensor around(Stage&, const at::Tensor& input, const Next& next) override {
     kept = next;
@@ -47,7 +47,7 @@ class Keeper final : public Surround {
   Next kept;
 };
 
-TEST(Stage, LetsASurroundGoOnLaterAsAtTheTimeOfTheCall) {
+TEST(Stage, LetsAHookGoOnLaterAsAtTheTimeOfTheCall) {
   std::vector<std::string> log;
   auto stage = std::make_shared<testing::MatrixStage>(2, 2);
   auto keeper = std::make_shared<Keeper>();

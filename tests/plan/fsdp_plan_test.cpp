@@ -34,7 +34,7 @@ TEST(FsdpPlan, OfATrillionParametersTakesUnderASecondAndUnder100MB) {
   EXPECT_EQ(result.out, plan_text(make_plan(config, {})));
 }
 
-// As fsdp-plan does, this test links the room alone.
+// As fsdp-plan does, this test links the component alone.
 TEST(FsdpPlan, LoadsNoLibtorch) {
   std::ifstream maps("/proc/self/maps");
   ASSERT_TRUE(maps.good());
@@ -70,7 +70,7 @@ TEST(FsdpPlan, NeedsNoConfigForAWellKnownModel) {
   for (const char* part :
        {"it fits, with data.micro_batch_size up to ", " TFLOP/s a GPU, MFU 37.7% (recomputation",
         "training   15,000,000,000,000 tokens take ", " days\n", "8,030,261,248 parameters",
-        "524,288 tokens a step (64 ranks x 1 micro-steps x 2 sequences x 4096 tokens)",
+        "524,288 tokens a step (64 ranks x 1 micro-batches x 2 sequences x 4096 tokens)",
         "machines   h100-sxm, 80 GiB, 8 a node, 3600 Gbit/s inside it, 400 between nodes",
         "50% of the 989.5 that its data sheet gives"}) {
     EXPECT_NE(result.out.find(part), std::string::npos) << part << "\n" << result.out;

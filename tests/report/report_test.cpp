@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "config/print.h"
 #include "report/chart.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
@@ -54,6 +55,20 @@ TEST(Report, DrawsTheCurvesOfARunInOnePageOfItsOwn) {
   for (const char* outside : {"http:", "https:", "<script", "url(", "@import", "src="}) {
     EXPECT_THAT(page, Not(HasSubstr(outside)));
   }
+}
+
+TEST(Report, ShowsTheScheduleOfTheRunsConfig) {
+  TemporaryFolder folder;
+  write(folder / "metrics.jsonl", kMetrics);
+  config::Config config;
+  config.data.train = {"none.bin"};
+  config.fsdp.backward_prefetch = "post";
+  write(folder / "config.toml", config::to_toml(config));
+  write(folder / "environment.json", R"({"ranks":2})");
+  EXPECT_THAT(util::read_file(write_report(folder.path())),
+              HasSubstr("reduce lm_head, gather model.layers.3"));
+  write(folder / "config.toml", "[fsdp]\nof_another_version = 1\n");
+  EXPECT_THAT(util::read_file(write_report(folder.path())), Not(HasSubstr("Schedule of a micro-batch")));
 }
 
 TEST(Report, CountsTheLinesThatAreNone) {

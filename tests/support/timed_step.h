@@ -159,7 +159,7 @@ class SleepingCommunicator final : public TimedCommunicator {
 };
 
 /// Spends time in the forward and the backward of a stage.
-class TimedCompute final : public nn::Surround {
+class TimedCompute final : public nn::StageHook {
  public:
   TimedCompute(std::shared_ptr<StepTime> time, double forward, double backward)
       : time_(std::move(time)), forward_(forward), backward_(backward) {}
@@ -178,7 +178,7 @@ class TimedCompute final : public nn::Surround {
 };
 
 /// Makes the output of a stage its own, as that of most models is; a chain's is that of its last layer.
-class OwnOutput final : public nn::Surround {
+class OwnOutput final : public nn::StageHook {
  public:
   at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
     return next(input).clone();

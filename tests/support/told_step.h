@@ -19,7 +19,7 @@
 namespace fsdp::testing {
 
 /// Tells the log where the forward and the backward of a stage end.
-class StageMarks final : public nn::Surround {
+class StageMarks final : public nn::StageHook {
  public:
   explicit StageMarks(std::string unit) : unit_(std::move(unit)) {}
 

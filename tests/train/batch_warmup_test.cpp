@@ -12,9 +12,9 @@ std::vector<int64_t> first_steps(int64_t accumulation, int64_t warmup, int64_t c
   config::TrainingOptions options;
   options.gradient_accumulation_steps = accumulation;
   options.batch_warmup_steps = warmup;
-  std::vector<int64_t> micro_steps;
-  for (int64_t step = 1; step <= count; ++step) micro_steps.push_back(micro_steps_of(options, step));
-  return micro_steps;
+  std::vector<int64_t> micro_batches;
+  for (int64_t step = 1; step <= count; ++step) micro_batches.push_back(micro_steps_of(options, step));
+  return micro_batches;
 }
 
 TEST(BatchWarmup, RisesEvenlyToTheWholeBatch) {

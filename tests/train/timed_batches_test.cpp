@@ -8,13 +8,13 @@ namespace {
 /// Takes some time, and tells how much of it passed.
 class SlowSource final : public data::BatchSource {
  public:
-  data::Batch batch(int64_t first_global_sample, int64_t micro_step) const override {
+  data::Batch batch(int64_t first_global_sample, int64_t micro_batch) const override {
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
     while (Clock::now() - begin < std::chrono::milliseconds(2)) {
     }
     data::Batch batch;
-    batch.valid_rows = first_global_sample + micro_step;
+    batch.valid_rows = first_global_sample + micro_batch;
     return batch;
   }
 };

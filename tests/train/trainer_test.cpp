@@ -53,7 +53,7 @@ TEST_F(TrainerTest, SeesEachSampleOnceWhileTheBatchGrows) {
   config_.training.steps = 5;
   train(2, config_);
   const std::vector<double> tokens = values_of(folder_ / "out/metrics.jsonl", "tokens");
-  // 1, 2, 3, 4, 4 micro-steps of 2 ranks * 2 rows * 8 tokens.
+  // 1, 2, 3, 4, 4 micro-batches of 2 ranks * 2 rows * 8 tokens.
   EXPECT_EQ(tokens, (std::vector<double>{32, 96, 192, 320, 448}));
   const std::vector<double> whole = values_of(folder_ / "out/metrics.jsonl", "loss");
   // Stopped in between and resumed with other ranks and the same global batches, it is the same run.
@@ -141,7 +141,7 @@ TEST_F(TrainerTest, SaysWhenAResumeChangesTheGlobalBatch) {
   util::set_log_level(util::LogLevel::kInfo);
   const std::string lines = testing::log_lines([&] { train(1, config_); });
   EXPECT_NE(
-      lines.find("the global batch is 2 samples a step from here on (1 ranks x 2 x 1 micro-steps); it was "
+      lines.find("the global batch is 2 samples a step from here on (1 ranks x 2 x 1 micro-batches); it was "
                  "4 up to step 2; training.global_batch_size = 4 keeps it"),
       std::string::npos)
       << lines;

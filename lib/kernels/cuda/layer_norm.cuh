@@ -2,9 +2,7 @@
 
 // LayerNorm of rows (kernels/fused.h), a row by a team of threads.
 
-#include "kernels/cuda/teams.cuh"
-#include "kernels/row_parts.h"
-#include "kernels/rows.h"
+#include "kernels/cuda/norm_grad.cuh"
 
 namespace fsdp::kernels::cuda {
 
@@ -31,10 +29,7 @@ struct LayerNormKernel {
     T* y = static_cast<T*>(a.y) + offset;
 
     Row<T, Shape> values;
-    values.load(static_cast<const T*>(a.x) + offset, packs);
-    if (a.residual != nullptr) {
-      values.add(static_cast<const T*>(a.residual) + offset, static_cast<T*>(a.sum) + offset, packs);
-    }
+    load_sum(values, a, offset, packs);
 
     float total[1] = {0};
     Shape::for_packs(packs, [&](int v, int index) {
@@ -79,72 +74,27 @@ struct LayerNormKernel {
   }
 };
 
-// With n = (x - mean) * r, y = n * w + b: dx = r * (w dy - mean(w dy) - n * mean(w dy * n)). A block goes
-// through the rows of a part.
-template <typename T, typename Shape>
-struct LayerNormGradKernel {
-  using Arguments = RowsInParts<LayerNormGradRows>;
-  using Sum = TeamSum<Shape::kTeam, Shape::kThreads, 2>;
-  using Columns = ColumnSums<Shape, 2>;
-  struct Shared {
-    typename Sum::Shared sum;
-    typename Columns::Shared columns;
-  };
-  static constexpr int kThreads = Shape::kThreads;
+/// With n = (x - mean) * r, y = n * w + b: dx = r * (w dy - mean(w dy) - n * mean(w dy * n)).
+struct LayerNormGrad {
+  using Rows = LayerNormGradRows;
+  static constexpr int kSums = 2;
 
-  FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
-    const LayerNormGradRows& a = arguments.rows;
-    const int all_packs = static_cast<int>(a.width / Shape::kPack);
-    const auto width = static_cast<float>(a.width);
-    float* const to[2] = {a.dweight + block() * a.width, a.dbias + block() * a.width};
-    Columns columns(to, all_packs);
-    Sum sum_up(shared.sum);
-    Row<T, Shape> weight;
-    weight.load(static_cast<const T*>(a.weight), all_packs);
-
-    // The teams of a block take a row each at a time, and those left over none.
-    const int64_t end = arguments.end();
-    for (int64_t first = arguments.begin(); first < end; first += Shape::kTeams) {
-      const int64_t row = first + Shape::number(), offset = row * a.width;
-      const int packs = row < end ? all_packs : 0;
-      const float reciprocal = row < end ? a.reciprocal[row] : 0, mean = row < end ? a.mean[row] : 0;
-      Row<T, Shape> x, dy, dsum;
-      x.load(static_cast<const T*>(a.x) + offset, packs);
-      dy.load(static_cast<const T*>(a.dy) + offset, packs);
-      if (a.dsum != nullptr) dsum.load(static_cast<const T*>(a.dsum) + offset, packs);
-
-      float sums[2] = {0, 0};  // of w dy and of w dy n
-      Shape::for_packs(packs, [&](int v, int index) {
-        const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
-        FSDP_UNROLL
-        for (int i = 0; i < Shape::kPack; ++i) {
-          const float normed = (to_float(values.at[i]) - mean) * reciprocal;
-          const float gradient = to_float(gradients.at[i]), weighted = gradient * to_float(factors.at[i]);
-          sums[0] += weighted;
-          sums[1] += weighted * normed;
-          columns.add(0, v, index, i, gradient * normed);
-          columns.add(1, v, index, i, gradient);
-        }
-      });
-      sum_up(sums);
-      const float mean_sum = sums[0] / width, mean_product = sums[1] / width;
-
-      Shape::for_packs(packs, [&](int v, int index) {
-        const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
-        float dx[Shape::kPack];
-        FSDP_UNROLL
-        for (int i = 0; i < Shape::kPack; ++i) {
-          const float normed = (to_float(values.at[i]) - mean) * reciprocal;
-          const float weighted = to_float(gradients.at[i]) * to_float(factors.at[i]);
-          dx[i] = reciprocal * (weighted - mean_sum - normed * mean_product);
-        }
-        if (a.dsum != nullptr) add_pack(dx, dsum.at(v, index));
-        store_pack(static_cast<T*>(a.dx) + offset + static_cast<int64_t>(index) * Shape::kPack,
-                   rounded<T>(dx));
-      });
-    }
-    columns.finish(shared.columns);
+  FSDP_DEVICE LayerNormGrad(const Rows& a, int64_t row, bool is_there)
+      : reciprocal(is_there ? a.reciprocal[row] : 0), mean(is_there ? a.mean[row] : 0) {}
+  FSDP_DEVICE static float* column(const Rows& a, int sum) { return sum == 0 ? a.dweight : a.dbias; }
+  /// Adds w dy and w dy n to the sums.
+  FSDP_DEVICE void add(float x, float dy, float weight, float (&sums)[2], float (&of_columns)[2]) const {
+    const float normed = (x - mean) * reciprocal, weighted = dy * weight;
+    sums[0] += weighted;
+    sums[1] += weighted * normed;
+    of_columns[0] = dy * normed;
+    of_columns[1] = dy;
   }
+  FSDP_DEVICE float dx(float x, float dy, float weight, const float (&means)[2]) const {
+    return reciprocal * (dy * weight - means[0] - (x - mean) * reciprocal * means[1]);
+  }
+
+  float reciprocal, mean;
 };
 
 template <typename T, typename Launch>
@@ -161,7 +111,8 @@ template <typename T, typename Launch>
 void layer_norm_backward(const Launch& launch, const LayerNormGradRows& a, const RowParts& parts) {
   const bool fit = fit_packs<T>(a.width, a.dy, a.x, a.weight, a.dsum, a.dx, a.dweight, a.dbias);
   with_row_shape<T, 2>(a.width, fit, [&](auto shape) {
-    launch.template run<LayerNormGradKernel<T, decltype(shape)>>(Grid{parts.count()}, {a, parts.each()});
+    launch.template run<NormGradKernel<T, decltype(shape), LayerNormGrad>>(Grid{parts.count()},
+                                                                           {a, parts.each()});
   });
 }
 

@@ -2,9 +2,7 @@
 
 // RMSNorm of rows (kernels/fused.h), a row by a team of threads.
 
-#include "kernels/cuda/teams.cuh"
-#include "kernels/row_parts.h"
-#include "kernels/rows.h"
+#include "kernels/cuda/norm_grad.cuh"
 
 namespace fsdp::kernels::cuda {
 
@@ -22,10 +20,7 @@ struct RmsNormKernel {
     T* y = static_cast<T*>(a.y) + offset;
 
     Row<T, Shape> values;
-    values.load(static_cast<const T*>(a.x) + offset, packs);
-    if (a.residual != nullptr) {
-      values.add(static_cast<const T*>(a.residual) + offset, static_cast<T*>(a.sum) + offset, packs);
-    }
+    load_sum(values, a, offset, packs);
 
     float squares[1] = {0};
     Shape::for_packs(packs, [&](int v, int index) {
@@ -51,66 +46,24 @@ struct RmsNormKernel {
   }
 };
 
-// With n = x * r, y = n * w: dx = r * (w dy - n * mean(w dy * n)). A block goes through the rows of a part.
-template <typename T, typename Shape>
-struct RmsNormGradKernel {
-  using Arguments = RowsInParts<RmsNormGradRows>;
-  using Sum = TeamSum<Shape::kTeam, Shape::kThreads, 1>;
-  using Columns = ColumnSums<Shape, 1>;
-  struct Shared {
-    typename Sum::Shared sum;
-    typename Columns::Shared columns;
-  };
-  static constexpr int kThreads = Shape::kThreads;
+/// With n = x * r, y = n * w: dx = r * (w dy - n * mean(w dy * n)).
+struct RmsNormGrad {
+  using Rows = RmsNormGradRows;
+  static constexpr int kSums = 1;
 
-  FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
-    const RmsNormGradRows& a = arguments.rows;
-    const int all_packs = static_cast<int>(a.width / Shape::kPack);
-    float* const to[1] = {a.dweight + block() * a.width};
-    Columns columns(to, all_packs);
-    Sum sum_up(shared.sum);
-    Row<T, Shape> weight;
-    weight.load(static_cast<const T*>(a.weight), all_packs);
-
-    // The teams of a block take a row each at a time, and those left over none.
-    const int64_t end = arguments.end();
-    for (int64_t first = arguments.begin(); first < end; first += Shape::kTeams) {
-      const int64_t row = first + Shape::number(), offset = row * a.width;
-      const int packs = row < end ? all_packs : 0;
-      const float reciprocal = row < end ? a.reciprocal[row] : 0;
-      Row<T, Shape> x, dy, dsum;
-      x.load(static_cast<const T*>(a.x) + offset, packs);
-      dy.load(static_cast<const T*>(a.dy) + offset, packs);
-      if (a.dsum != nullptr) dsum.load(static_cast<const T*>(a.dsum) + offset, packs);
-
-      float product[1] = {0};
-      Shape::for_packs(packs, [&](int v, int index) {
-        const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
-        FSDP_UNROLL
-        for (int i = 0; i < Shape::kPack; ++i) {
-          const float of_normed = to_float(values.at[i]) * reciprocal * to_float(gradients.at[i]);
-          product[0] += of_normed * to_float(factors.at[i]);
-          columns.add(0, v, index, i, of_normed);
-        }
-      });
-      sum_up(product);
-      const float mean = product[0] / static_cast<float>(a.width);
-
-      Shape::for_packs(packs, [&](int v, int index) {
-        const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
-        float dx[Shape::kPack];
-        FSDP_UNROLL
-        for (int i = 0; i < Shape::kPack; ++i) {
-          const float normed = to_float(values.at[i]) * reciprocal;
-          dx[i] = reciprocal * (to_float(gradients.at[i]) * to_float(factors.at[i]) - normed * mean);
-        }
-        if (a.dsum != nullptr) add_pack(dx, dsum.at(v, index));
-        store_pack(static_cast<T*>(a.dx) + offset + static_cast<int64_t>(index) * Shape::kPack,
-                   rounded<T>(dx));
-      });
-    }
-    columns.finish(shared.columns);
+  FSDP_DEVICE RmsNormGrad(const Rows& a, int64_t row, bool is_there)
+      : reciprocal(is_there ? a.reciprocal[row] : 0) {}
+  FSDP_DEVICE static float* column(const Rows& a, int) { return a.dweight; }
+  /// Adds w dy n to the sum.
+  FSDP_DEVICE void add(float x, float dy, float weight, float (&sums)[1], float (&of_columns)[1]) const {
+    of_columns[0] = x * reciprocal * dy;
+    sums[0] += of_columns[0] * weight;
   }
+  FSDP_DEVICE float dx(float x, float dy, float weight, const float (&means)[1]) const {
+    return reciprocal * (dy * weight - x * reciprocal * means[0]);
+  }
+
+  float reciprocal;
 };
 
 template <typename T, typename Launch>
@@ -127,7 +80,8 @@ template <typename T, typename Launch>
 void rms_norm_backward(const Launch& launch, const RmsNormGradRows& a, const RowParts& parts) {
   const bool fit = fit_packs<T>(a.width, a.dy, a.x, a.weight, a.dsum, a.dx, a.dweight);
   with_row_shape<T, 2>(a.width, fit, [&](auto shape) {
-    launch.template run<RmsNormGradKernel<T, decltype(shape)>>(Grid{parts.count()}, {a, parts.each()});
+    launch.template run<NormGradKernel<T, decltype(shape), RmsNormGrad>>(Grid{parts.count()},
+                                                                         {a, parts.each()});
   });
 }
 

@@ -1,7 +1,7 @@
 // Shards and gradients in host memory: the streams of their copies, and what is done with gradients as they
 // arrive.
 
-#include "shard/host_link.h"
+#include "shard/offload_streams.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -122,7 +122,7 @@ TEST_F(HostLinkStreams, ShardsAreCopiedBesideComputationAndCollectives) {
       waits_for_computation += of_computation.contains(entry.event) ? 1 : 0;
     }
   }
-  EXPECT_EQ(waits_for_computation, HostLink::kPlaces);
+  EXPECT_EQ(waits_for_computation, OffloadStreams::kPlaces);
 }
 
 TEST_F(HostLinkStreams, GradientsAreCopiedBesideComputationAndCollectives) {

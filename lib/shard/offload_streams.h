@@ -1,6 +1,6 @@
 #pragma once
 
-// HostLink: the way of shards and gradients between the host's memory, where fsdp.cpu_offload keeps them, and
+// OffloadStreams: the way of shards and gradients between the host's memory, where fsdp.cpu_offload keeps them, and
 // the device that computes; and the thread of the host that goes on with gradients when they have arrived.
 //
 // A device copies in both directions at once, so each has a stream of its own beside those of computation and
@@ -23,13 +23,13 @@
 
 namespace fsdp::shard {
 
-class HostLink {
+class OffloadStreams {
  public:
   /// Shards on the device at a time: one that is gathered, one that is copied. Each place takes as much
   /// memory as the largest shard; plan::plan_memory() counts it.
   static constexpr int kPlaces = 2;
 
-  explicit HostLink(at::Device device);
+  explicit OffloadStreams(at::Device device);
 
   /// A unit's shard has `numel` elements. Before the first send().
   void expect_shard(int64_t numel);
@@ -40,7 +40,7 @@ class HostLink {
     util::Event there;                 ///< the copy has ended; to be waited for on the stream that reads
     std::unique_ptr<comm::Work> left;  ///< the last use of the values; to be set when it has been issued
    private:
-    friend class HostLink;
+    friend class OffloadStreams;
     at::Tensor memory_;
   };
 

@@ -1,4 +1,4 @@
-#include "shard/host_link.h"
+#include "shard/offload_streams.h"
 
 #include <ATen/ops/empty.h>
 
@@ -9,15 +9,15 @@
 
 namespace fsdp::shard {
 
-HostLink::HostLink(at::Device device) : device_(device) {
+OffloadStreams::OffloadStreams(at::Device device) : device_(device) {
   if (device_.is_cpu()) return;
   to_device_.emplace(util::Stream::Options{.name = "fsdp to device", .device = device_});
   to_host_.emplace(util::Stream::Options{.name = "fsdp to host", .device = device_});
 }
 
-void HostLink::expect_shard(int64_t numel) { largest_shard_ = std::max(largest_shard_, numel); }
+void OffloadStreams::expect_shard(int64_t numel) { largest_shard_ = std::max(largest_shard_, numel); }
 
-HostLink::Place& HostLink::send(const at::Tensor& shard) {
+OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
   FSDP_CHECK(to_device_ && shard.numel() <= largest_shard_);
   Place& place = places_[next_];
   next_ = (next_ + 1) % places_.size();
@@ -33,19 +33,19 @@ HostLink::Place& HostLink::send(const at::Tensor& shard) {
   return place;
 }
 
-util::Event HostLink::receive(std::function<void()> copy) {
+util::Event OffloadStreams::receive(std::function<void()> copy) {
   FSDP_CHECK(to_host_);
   return to_host_->run_apart(std::move(copy));
 }
 
-util::Event HostLink::then(std::function<void()> task) {
+util::Event OffloadStreams::then(std::function<void()> task) {
   if (!thread_) {
     thread_ = std::make_unique<util::Stream>(util::Stream::Options{.name = "fsdp gradients"});
   }
   return thread_->run(std::move(task));
 }
 
-void HostLink::drain() {
+void OffloadStreams::drain() {
   if (!thread_) return;
   try {
     then([] {}).wait();
@@ -54,7 +54,7 @@ void HostLink::drain() {
   }
 }
 
-void HostLink::reset() {
+void OffloadStreams::reset() {
   drain();
   thread_.reset();
 }

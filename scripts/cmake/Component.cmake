@@ -1,9 +1,9 @@
-# fsdp_room(NAME [TORCH | MODULES] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
-# TORCH rooms share one precompiled header of libtorch's tensors, MODULES rooms one of its modules too: a second of
+# fsdp_component(NAME [TORCH | MODULES] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
+# TORCH components share one precompiled header of libtorch's tensors, MODULES components one of its modules too: a second of
 # templates in each file. Each is installed with its headers (Install.cmake).
-# What only the CUDA flavour has of a CUDA room lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
+# What only the CUDA flavour has of a CUDA component lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
-# fsdp_program(NAME SOURCES [TORCH | MODULES] [LINK targets...]) and fsdp_room_test(ROOM ...) use the same flags.
+# fsdp_program(NAME SOURCES [TORCH | MODULES] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 
 function(fsdp_flags target)
@@ -33,7 +33,7 @@ function(fsdp_use_torch_header target)
   endif()
 endfunction()
 
-function(fsdp_room name)
+function(fsdp_component name)
   cmake_parse_arguments(ROOM "TORCH;MODULES;CUDA" "" "LINK;SOURCES" ${ARGN})
   if(NOT ROOM_SOURCES)
     file(GLOB ROOM_SOURCES CONFIGURE_DEPENDS *.cpp)
@@ -48,7 +48,7 @@ function(fsdp_room name)
                                                  "$<INSTALL_INTERFACE:include/fsdp>")
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib)
-  set_property(GLOBAL APPEND PROPERTY FSDP_ROOMS fsdp::${name})
+  set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
   target_link_libraries(fsdp_${name} PUBLIC ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
   fsdp_use_torch_header(fsdp_${name} ${ARGN})
@@ -100,22 +100,22 @@ function(fsdp_test_program name sources)
   target_compile_options(${name} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
 endfunction()
 
-# Every *_test.cpp of tests/ROOM in one binary, one ctest entry: loading libtorch once a room keeps the suite short.
+# Every *_test.cpp of tests/COMPONENT in one binary, one ctest entry: loading libtorch once a component keeps the suite short.
 # Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
-function(fsdp_room_test room)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${room}/*_test.cpp)
-  fsdp_test_program(${room}_test "${sources}" ${ARGN})
-  target_link_libraries(${room}_test PRIVATE GTest::gtest_main)
-  add_test(NAME ${FSDP_TEST_PREFIX}${room} COMMAND ${room}_test)
-  set_tests_properties(${FSDP_TEST_PREFIX}${room} PROPERTIES TIMEOUT 600 LABELS unit)
+function(fsdp_component_test component)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/*_test.cpp)
+  fsdp_test_program(${component}_test "${sources}" ${ARGN})
+  target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
+  add_test(NAME ${FSDP_TEST_PREFIX}${component} COMMAND ${component}_test)
+  set_tests_properties(${FSDP_TEST_PREFIX}${component} PROPERTIES TIMEOUT 600 LABELS unit)
 
-  file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${room}/cuda/*_test.cpp)
+  file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
   if(FSDP_WITH_CUDA AND gpu_sources)
-    fsdp_test_program(${room}_gpu_test "${gpu_sources};${PROJECT_SOURCE_DIR}/tests/support/gpu_main.cpp" ${ARGN})
-    target_link_libraries(${room}_gpu_test PRIVATE GTest::gtest fsdp::cuda libtorch::cuda libtorch::cuda_headers)
-    add_test(NAME ${FSDP_TEST_PREFIX}${room}_gpu COMMAND ${room}_gpu_test)
+    fsdp_test_program(${component}_gpu_test "${gpu_sources};${PROJECT_SOURCE_DIR}/tests/support/gpu_main.cpp" ${ARGN})
+    target_link_libraries(${component}_gpu_test PRIVATE GTest::gtest fsdp::cuda libtorch::cuda libtorch::cuda_headers)
+    add_test(NAME ${FSDP_TEST_PREFIX}${component}_gpu COMMAND ${component}_gpu_test)
     # One at a time: each measures memory that it takes to be its own.
-    set_tests_properties(${FSDP_TEST_PREFIX}${room}_gpu PROPERTIES TIMEOUT 600 LABELS "unit;gpu" SKIP_RETURN_CODE 77
+    set_tests_properties(${FSDP_TEST_PREFIX}${component}_gpu PROPERTIES TIMEOUT 600 LABELS "unit;gpu" SKIP_RETURN_CODE 77
                                                                   RESOURCE_LOCK gpu)
   endif()
 endfunction()
