@@ -66,7 +66,7 @@ TEST(Report, ShowsTheScheduleOfTheRunsConfig) {
   write(folder / "config.toml", config::to_toml(config));
   write(folder / "environment.json", R"({"ranks":2})");
   EXPECT_THAT(util::read_file(write_report(folder.path())),
-              HasSubstr("reduce lm_head, gather model.layers.3"));
+              HasSubstr("reduce model.layers.3.mlp, gather model.layers.2"));
   write(folder / "config.toml", "[fsdp]\nof_another_version = 1\n");
   EXPECT_THAT(util::read_file(write_report(folder.path())), Not(HasSubstr("Schedule of a micro-batch")));
 }
