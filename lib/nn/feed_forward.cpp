@@ -7,9 +7,10 @@
 
 namespace fsdp::nn {
 
-GatedFeedForward::GatedFeedForward(const ModelOptions& options)
-    : compute_(options), activation_(options.hidden_act) {
+GatedFeedForward::GatedFeedForward(const ModelOptions& options) : compute_(options) {
   const FeedForwardSpec spec = feed_forward_spec(options);
+  activation_ = spec.activation;
+  has_fused_kernel_ = spec.has_fused_kernel;
   gate_proj_ = register_linear<Linear>(*this, spec.inputs[0], compute_);
   up_proj_ = register_linear<Linear>(*this, spec.inputs[1], compute_);
   down_proj_ = register_linear<Linear>(*this, spec.output, compute_);
@@ -18,9 +19,11 @@ GatedFeedForward::GatedFeedForward(const ModelOptions& options)
 at::Tensor GatedFeedForward::compute(const at::Tensor& x, const StageContext&) {
   const auto both = forward_all(x, {gate_proj_.get(), up_proj_.get()});
   const at::Tensor &gate = both[0], &up = both[1];
-  if (activation_ == Activation::kGeluTanh) return down_proj_->forward(at::gelu(gate, "tanh") * up);
-  const bool fused = compute_.fused && kernels::can_fuse(gate);
-  return down_proj_->forward(fused ? kernels::swiglu(gate, up) : at::silu(gate) * up);
+  if (has_fused_kernel_ && compute_.fused && kernels::can_fuse(gate)) {
+    return down_proj_->forward(kernels::swiglu(gate, up));
+  }
+  const bool is_silu = activation_ == Activation::kSilu;
+  return down_proj_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up);
 }
 
 GeluFeedForward::GeluFeedForward(const ModelOptions& options) : compute_(options) {

@@ -129,8 +129,6 @@ class Schedule {
 
   /// How many backward passes have ended or been given up.
   int64_t backward_passes() const { return backward_passes_; }
-  size_t unit_count() const { return units_.size(); }
-  const ScheduledUnit& unit(size_t index) const { return units_[index].traits; }
   /// How many of the first units belong to the root stage.
   size_t root_units() const { return root_units_; }
   bool in_backward() const { return phase_ == Phase::kBackward; }
