@@ -12,6 +12,7 @@
 #include "kernels/block_product.h"
 #include "kernels/cpu/attention_loops.h"
 #include "kernels/cpu/tiles.h"
+#include "kernels/meta.h"
 #include "kernels/tile_product.h"
 #include "util/error.h"
 #include "util/parallel.h"
@@ -327,13 +328,25 @@ class BackwardPass {
   const Tensors& t_;
 };
 
+/// Of meta tensors.
+void take_scratch_of(const at::Tensor& q, const at::Tensor& k, bool backward) {
+  const Sizes sizes(q, k, Matmul::kMkl);
+  const AttentionSizes memory = sizes.memory(q);
+  touch_scratch(backward ? memory.backward_bytes() : memory.forward_bytes(), sizes.batch * sizes.kv_heads);
+  for (int i = 0; i < (backward ? 2 : 1); ++i) {
+    note_product(sizes.batch * sizes.heads * sizes.tokens, 2 * sizes.tokens, sizes.head_dim);
+  }
+}
+
 class CausalAttention final : public Function<CausalAttention> {
  public:
   static Variable forward(AutogradContext* context, const Variable& q, const Variable& k, const Variable& v,
                           Matmul matmul) {
     at::Tensor y = at::empty(q.sizes(), q.options());
     at::Tensor log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
-    if (q.scalar_type() == at::kFloat) {
+    if (q.is_meta()) {
+      take_scratch_of(q, k, /*backward=*/false);
+    } else if (q.scalar_type() == at::kFloat) {
       ForwardPass<float>({q, k, v, y, log_sums}, matmul).run();
     } else {
       ForwardPass<at::BFloat16>({q, k, v, y, log_sums}, matmul).run();
@@ -350,7 +363,9 @@ class CausalAttention final : public Function<CausalAttention> {
     at::Tensor dy = gradients[0].contiguous();
     at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
                dv = at::empty(v.sizes(), v.options());
-    if (q.scalar_type() == at::kFloat) {
+    if (q.is_meta()) {
+      take_scratch_of(q, k, /*backward=*/true);
+    } else if (q.scalar_type() == at::kFloat) {
       BackwardPass<float>({q, k, v, s[3], s[4], dy, dq, dk, dv}, matmul).run();
     } else {
       BackwardPass<at::BFloat16>({q, k, v, s[3], s[4], dy, dq, dk, dv}, matmul).run();
@@ -362,7 +377,7 @@ class CausalAttention final : public Function<CausalAttention> {
 }  // namespace
 
 bool can_attend(const at::Tensor& q) {
-  return q.is_cpu() && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
+  return is_for_cpu(q) && q.numel() > 0 && q.size(-1) % 2 == 0 && q.stride(-1) == 1 &&
          loops_for(q.scalar_type()) != nullptr && has_small_products(q.scalar_type());
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/packing.h"
 #include "kernels/factor_blocks.h"
+#include "kernels/meta.h"
 #include "util/error.h"
 #include "util/parallel.h"
 
@@ -210,6 +211,10 @@ void multiply_all_into(std::span<const ProductOf> products, const at::Tensor& b)
     if (b.size(0) == 0 && !adds) c.zero_();
   }
   if (b.numel() == 0 || products.empty()) return;
+  if (b.is_meta()) {
+    for (const ProductOf& each : products) note_product(each.a.size(0), b.size(1), b.size(0));
+    return;
+  }
   if (b.scalar_type() == at::kFloat) {
     BlockProduct<float>(products, b).run();
   } else {

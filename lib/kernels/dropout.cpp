@@ -85,6 +85,7 @@ at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
 }
 
 at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
+  if (given.is_meta()) return at::empty_like(given.contiguous());
   if (given.is_cpu()) return dropped_on_cpu(given.contiguous(), choice);
   if (can_fuse(given)) return dropped_on_gpu(given.contiguous(), choice);
   // Other types and devices: the choice for ones, where it can be made.

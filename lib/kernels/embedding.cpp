@@ -12,6 +12,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
 #include "kernels/row_kernels.h"
 #include "util/parallel.h"
 
@@ -30,6 +31,7 @@ constexpr int64_t kColumns = 64;
 /// summed in the order of the rows.
 template <typename T>
 void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids) {
+  if (rows.is_meta()) return;
   const int64_t width = table.size(1), count = ids.numel();
   auto* to = table.data_ptr<float>();
   const T* from = rows.const_data_ptr<T>();
@@ -49,6 +51,7 @@ void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor&
 void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids, bool adds) {
   const c10::DeviceGuard guard(rows.device());
   const auto [sorted, order] = at::sort(ids.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  if (rows.is_meta()) return;
   cuda::embedding_backward(element_of(rows), {.dy = rows.const_data_ptr(),
                                               .ids = sorted.const_data_ptr<int64_t>(),
                                               .order = order.const_data_ptr<int64_t>(),
@@ -73,7 +76,7 @@ class Embedding final : public Function<Embedding> {
     if (!can_fuse(dy)) return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), {}};
     if (auto place = take_gradient_place(weight, at::kFloat)) {
       if (!place->adds) place->memory.zero_();
-      if (dy.is_cuda()) {
+      if (is_for_cuda(dy)) {
         add_rows_on_gpu(place->memory, dy, ids, place->adds);
       } else if (dy.scalar_type() == at::kFloat) {
         add_rows<float>(place->memory, dy, ids);
@@ -82,7 +85,7 @@ class Embedding final : public Function<Embedding> {
       }
       return {at::Tensor(), at::Tensor()};
     }
-    if (dy.is_cuda()) {
+    if (is_for_cuda(dy)) {
       at::Tensor table = at::zeros({weight.size(0), weight.size(1)}, dy.options());
       add_rows_on_gpu(table, dy, ids, /*adds=*/false);
       return {table, at::Tensor()};

@@ -15,6 +15,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/float8_numbers.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
 #include "kernels/reduce.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -40,6 +41,7 @@ Float8Matrix rounded_on_gpu(const at::Tensor& x, const at::Tensor& largest, at::
   Float8Matrix result{.values = {}, .transposed = {}, .inverse_scale = at::empty({}, largest.options())};
   if (orders.values) result.values = at::empty({rows, width}, x.options().dtype(type));
   if (orders.transposed) result.transposed = at::empty({width, rows}, x.options().dtype(type));
+  if (x.is_meta()) return result;
   cuda::round_to_float8({.x = x.const_data_ptr(),
                          .largest = largest.const_data_ptr<float>(),
                          .values = orders.values ? result.values.data_ptr() : nullptr,
@@ -69,19 +71,25 @@ struct Product {
   bool fast = false;
 
   at::Tensor of_type(at::ScalarType type, const std::optional<at::Tensor>& bias = std::nullopt) const {
-    if (a.values.is_cuda()) {
+    if (a.values.is_meta()) note_product(a.values.size(0), b.values.size(0), b.values.size(1), true);
+    if (is_for_cuda(a.values)) {
+      if (a.values.is_meta()) {
+        return at::empty({a.values.size(0), b.values.size(0)}, a.inverse_scale.options().dtype(type));
+      }
       const auto added = bias && !is_aligned(*bias) ? bias->clone() : bias;
       return at::_scaled_mm(a.values, b.values.t(), a.inverse_scale, b.inverse_scale, added, std::nullopt,
                             type, fast);
     }
-    at::Tensor sums = product(a.values.to(at::kFloat), b.values.to(at::kFloat), matmul);
+    at::Tensor sums = multiplied(a.values.to(at::kFloat), b.values.to(at::kFloat));
     sums.mul_(a.inverse_scale.mul(b.inverse_scale));
     if (bias) sums.add_(*bias);
     return sums.to(type);
   }
 
   void put(const GradientSink::Place& place) const {
-    if (!place.adds && place.memory.is_cuda() && is_aligned(place.memory)) {
+    if (!place.adds && place.memory.is_meta() && is_for_cuda(place.memory)) {
+      note_product(a.values.size(0), b.values.size(0), b.values.size(1), true);
+    } else if (!place.adds && place.memory.is_cuda() && is_aligned(place.memory)) {
       at::Tensor to = place.memory;
       at::_scaled_mm_out(to, a.values, b.values.t(), a.inverse_scale, b.inverse_scale, std::nullopt,
                          std::nullopt, to.scalar_type(), fast);
@@ -90,6 +98,13 @@ struct Product {
     } else {
       place.memory.copy_(part);
     }
+  }
+
+ private:
+  /// a b^T in fp32.
+  at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right) const {
+    if (!left.is_meta()) return product(left, right, matmul);
+    return at::empty({left.size(0), right.size(0)}, left.options());
   }
 };
 
@@ -180,7 +195,7 @@ bool fits_float8(at::IntArrayRef weight) {
 }
 
 bool can_multiply_float8(const at::Tensor& x, const at::Tensor& weight) {
-  return (x.is_cpu() || x.is_cuda()) && x.scalar_type() == at::kBFloat16 &&
+  return (is_for_cpu(x) || is_for_cuda(x)) && x.scalar_type() == at::kBFloat16 &&
          weight.scalar_type() == at::kBFloat16 && x.numel() > 0 &&
          x.numel() / x.size(-1) % kFloat8Multiple == 0 && fits_float8(weight.sizes());
 }
@@ -230,7 +245,7 @@ Float8Matrix to_float8(const at::Tensor& x, const at::Tensor& largest, at::Scala
   at::NoGradGuard no_grad;
   FSDP_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kBFloat16, x.sizes());
   FSDP_CHECK(type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2);
-  if (x.is_cuda()) return rounded_on_gpu(x, largest, type, orders);
+  if (is_for_cuda(x)) return rounded_on_gpu(x, largest, type, orders);
   const float most = largest_number(type);
   const at::Tensor scale = at::div(at::full_like(largest, most), largest.clamp_min(kLeastMagnitude));
   const at::Tensor values = x.to(at::kFloat).mul_(scale).clamp_(-most, most).to(type);

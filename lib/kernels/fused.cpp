@@ -46,7 +46,8 @@ class Rotary final : public Function<Rotary> {
 }  // namespace
 
 bool can_fuse(const at::Tensor& x) {
-  const bool has_kernels = x.is_cpu() || (x.is_cuda() && cuda::row_kernels(Element::kFloat) != nullptr);
+  const bool has_kernels =
+      x.is_cpu() || x.is_meta() || (x.is_cuda() && cuda::row_kernels(Element::kFloat) != nullptr);
   return has_kernels && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
 }
 

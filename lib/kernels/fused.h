@@ -20,8 +20,8 @@
 
 namespace fsdp::kernels {
 
-/// Whether there are kernels for the tensor's device and type: fp32 and bf16, on the CPU and, in programs
-/// built with CUDA, on its devices.
+/// Whether there are kernels for the tensor's device and type: fp32 and bf16, on the CPU, on meta
+/// (kernels/meta.h) and, in programs built with CUDA, on its devices.
 bool can_fuse(const at::Tensor& x);
 
 /// Zhang and Sennrich: Root Mean Square Layer Normalization, 2019. x: [..., D], weight: [D] of x's type.

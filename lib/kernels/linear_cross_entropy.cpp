@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/fused.h"
+#include "kernels/meta.h"
 #include "kernels/row_kernels.h"
 #include "util/error.h"
 
@@ -24,7 +25,7 @@ constexpr int64_t kChunkElements = 16 << 20;
 constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
 int64_t chunk_rows(const at::Tensor& x, int64_t vocabulary) {
-  if (x.is_cpu()) return cross_entropy_chunk_rows(x.size(0), vocabulary);
+  if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
   const int64_t row_bytes = vocabulary * static_cast<int64_t>(x.element_size());
   return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
 }

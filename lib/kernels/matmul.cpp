@@ -9,6 +9,7 @@
 
 #include <utility>
 
+#include "kernels/meta.h"
 #include "kernels/products.h"
 #include "kernels/reduce.h"
 #include "util/error.h"
@@ -133,7 +134,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) 
 
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul) {
   std::vector<at::Tensor> results;
-  if (!computes_here(x, matmul) || !(x.is_cuda() || multiplies_here(x, matmul))) {
+  if (!computes_here(x, matmul) || !(is_for_cuda(x) || multiplies_here(x, matmul))) {
     for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
     return results;
   }
@@ -154,7 +155,7 @@ at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
   at::NoGradGuard no_grad;
-  return !a.is_cuda() && computes_here(a, matmul) ? product_of(a, b.t(), matmul) : at::mm(a, b.t());
+  return !is_for_cuda(a) && computes_here(a, matmul) ? product_of(a, b.t(), matmul) : at::mm(a, b.t());
 }
 
 void product_into(const at::Tensor& to, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {

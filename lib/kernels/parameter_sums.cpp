@@ -6,16 +6,17 @@
 #include <array>
 
 #include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
 #include "util/error.h"
 
 namespace fsdp::kernels {
 
 ParameterSums::ParameterSums(const at::Tensor& x, int64_t vectors)
     : element_(element_of(x)),
-      parts_(rows_of(x), x.size(-1), x.is_cpu() ? RowParts::kCpu : RowParts::kDevice) {
+      parts_(rows_of(x), x.size(-1), is_for_cpu(x) ? RowParts::kCpu : RowParts::kDevice) {
   const auto options = x.options().dtype(at::kFloat);
   const std::array<int64_t, 3> shape{vectors, parts_.count(), parts_.width()};
-  sums_ = x.is_cpu() ? at::zeros(shape, options) : at::empty(shape, options);
+  sums_ = is_for_cpu(x) ? at::zeros(shape, options) : at::empty(shape, options);
 }
 
 float* ParameterSums::of(int64_t vector) const {

@@ -10,6 +10,7 @@
 
 #include "kernels/fused.h"
 #include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
 #include "kernels/tile_product.h"
 
 namespace fsdp::kernels {
@@ -19,7 +20,7 @@ namespace {
 constexpr int64_t kLeastRows = 64;
 bool has_few_rows(const at::Tensor& a) { return a.size(0) < kLeastRows; }
 
-bool is_cpu_float(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
+bool is_cpu_float(const at::Tensor& x) { return is_for_cpu(x) && x.scalar_type() == at::kFloat; }
 
 bool goes_to_tiles(const at::Tensor& x, Matmul matmul) {
   return matmul == Matmul::kAmx && x.numel() > 0 && can_multiply_by_tiles(x);
@@ -32,6 +33,12 @@ bool is_packed_for_tiles(const at::Tensor& a, Matmul matmul) {
 
 /// a b^T + bias
 at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  if (a.is_meta()) {
+    note_product(a.size(0), b.size(0), a.size(1));
+    if (!a.is_contiguous()) a.contiguous();  // transposed factors are copied
+    if (!b.is_contiguous()) b.contiguous();
+    return at::empty({a.size(0), b.size(0)}, a.options());
+  }
   using Operator =
       at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
                  c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
@@ -48,15 +55,15 @@ void multiply_here(const ProductOf& product, const at::Tensor& b, Matmul matmul)
 
 bool computes_here(const at::Tensor& x, Matmul matmul) {
   if (x.numel() == 0) return false;
-  if (x.is_cuda()) return can_fuse(x);
+  if (is_for_cuda(x)) return can_fuse(x);
   if (matmul == Matmul::kMkl) return false;
   // Of bf16 without tiles it is the gradient of the weight that is computed here.
   return is_cpu_float(x) || goes_to_tiles(x, matmul) ||
-         (x.is_cpu() && x.scalar_type() == at::kBFloat16 && has_small_products(at::kBFloat16));
+         (is_for_cpu(x) && x.scalar_type() == at::kBFloat16 && has_small_products(at::kBFloat16));
 }
 
 bool multiplies_here(const at::Tensor& x, Matmul matmul) {
-  return goes_to_tiles(x, matmul) || (x.is_cpu() && has_small_products(x.scalar_type()));
+  return goes_to_tiles(x, matmul) || (is_for_cpu(x) && has_small_products(x.scalar_type()));
 }
 
 void multiply_here(std::span<const ProductOf> products, const at::Tensor& b, Matmul matmul) {
@@ -119,22 +126,23 @@ void add_product_of(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, M
 }
 
 bool multiplies_in_place(const at::Tensor& a, Matmul matmul) {
-  return a.is_cuda() || is_packed_for_tiles(a, matmul);
+  return is_for_cuda(a) || is_packed_for_tiles(a, matmul);
 }
 
 void multiply_in_place(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool adds, Matmul matmul) {
-  if (!a.is_cuda()) {
+  if (!is_for_cuda(a)) {
     multiply_here({.c = c, .a = a, .adds = adds}, b, matmul);
   } else if (c.scalar_type() == a.scalar_type()) {
     adds ? at::addmm_out(c, c, a, b) : at::mm_out(c, a, b);
   } else {
+    if (a.is_meta()) return note_product(a.size(0), b.size(1), a.size(1));
     adds ? at::addmm_out(c, c, a, b, c.scalar_type()) : at::mm_out(c, a, b, c.scalar_type());
   }
 }
 
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
                            Matmul matmul) {
-  if (a.is_cuda()) {
+  if (is_for_cuda(a)) {
     auto place = take_gradient_place(weight, at::kFloat);
     if (!place) place = take_gradient_place(weight, a.scalar_type());
     if (!place) return at::mm(a, b);

@@ -6,8 +6,23 @@
 namespace fsdp::kernels {
 namespace {
 
+/// Becomes a pointer to any function that returns nothing: one that does nothing.
+struct Nothing {
+  template <typename... Arguments>
+  using Function = void (*)(Arguments...);
+  template <typename... Arguments>
+  constexpr operator Function<Arguments...>() const {  // NOLINT(google-explicit-constructor)
+    return [](Arguments...) {};
+  }
+};
+
 const RowKernels& kernels_on(const c10::Device& device, Element element) {
+  constexpr Nothing kNothing;
+  static const RowKernels on_meta{kNothing, kNothing, kNothing, kNothing, kNothing, kNothing,
+                                  kNothing, kNothing, kNothing, kNothing, kNothing, kNothing,
+                                  kNothing, kNothing, kNothing, kNothing};
   if (device.is_cpu()) return cpu_row_kernels(element);
+  if (device.is_meta()) return on_meta;
   const RowKernels* kernels = device.is_cuda() ? cuda::row_kernels(element) : nullptr;
   FSDP_CHECK(kernels != nullptr, "no kernels on ", device.str());
   return *kernels;

@@ -1,6 +1,6 @@
 #pragma once
 
-// How kernels share rows out, without libtorch, so that plans can tell the memory of it.
+// How kernels share rows out.
 
 #include <algorithm>
 #include <cstdint>

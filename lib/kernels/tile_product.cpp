@@ -7,6 +7,7 @@
 #include "kernels/block_product.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/factor_blocks.h"
+#include "kernels/meta.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
 #include "util/parallel.h"
@@ -256,13 +257,19 @@ void set_float32_parts(int parts) {
 int float32_parts() { return parts_of_float32; }
 
 bool can_multiply_by_tiles(const at::Tensor& x) {
-  return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
+  return is_for_cpu(x) && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
          util::has_matrix_unit();
 }
 
 void multiply_by_tiles(const TileProducts& products) {
   if (products.results.empty()) return;
   check(products);
+  if (products.rights.front().is_meta()) {
+    for (const at::Tensor& a : products.lefts) {
+      for (const at::Tensor& b : products.rights) note_product(a.size(0), b.size(1), b.size(0));
+    }
+    return;
+  }
   if (products.rights.front().size(0) > 0) return TiledProduct(products).run();
   for (const auto& [c, adds, bias] : products.results) {
     if (!adds) c.zero_();

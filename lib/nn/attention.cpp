@@ -8,6 +8,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/fused.h"
+#include "kernels/meta.h"
 #include "nn/dropout.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
@@ -92,6 +93,9 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
   if (compute.fused && kernels::can_attend(q)) {
     return kernels::causal_attention(q, k, v, compute.matmul);
   }
+  if (q.is_meta()) {
+    return kernels::meta_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2);
+  }
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                           /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
                                           /*is_causal=*/true, /*scale=*/std::nullopt,
@@ -116,11 +120,15 @@ LlamaAttention::LlamaAttention(const ModelOptions& options)
       head_dim_(head_width(options)),
       dropout_(options.attention_dropout),
       compute_(options) {
-  const std::vector<LinearSpec> layers = attention_layers(options);
-  q_proj_ = register_linear<Linear>(*this, layers[0], compute_);
-  k_proj_ = register_linear<Linear>(*this, layers[1], compute_);
-  v_proj_ = register_linear<Linear>(*this, layers[2], compute_);
-  o_proj_ = register_linear<Linear>(*this, layers[3], compute_);
+  const int64_t hidden = options.hidden_size, queries = query_width(options), keys = key_width(options);
+  const bool biased = options.attention_bias || options.qkv_bias;
+  const auto linear = [this](const char* name, int64_t in, int64_t out, bool has_bias) {
+    return register_module(name, std::make_shared<Linear>(in, out, compute_, has_bias));
+  };
+  q_proj_ = linear("q_proj", hidden, queries, biased);
+  k_proj_ = linear("k_proj", hidden, keys, biased);
+  v_proj_ = linear("v_proj", hidden, keys, biased);
+  o_proj_ = linear("o_proj", queries, hidden, options.attention_bias);
 }
 
 at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
@@ -141,9 +149,9 @@ at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const Sta
 
 Gpt2Attention::Gpt2Attention(const ModelOptions& options)
     : num_heads_(options.num_attention_heads), dropout_(options.attention_dropout), compute_(options) {
-  const std::vector<LinearSpec> layers = attention_layers(options);
-  c_attn_ = register_linear<TransposedLinear>(*this, layers[0], compute_);
-  c_proj_ = register_linear<TransposedLinear>(*this, layers[1], compute_);
+  const int64_t hidden = options.hidden_size;
+  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute_));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute_));
 }
 
 at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext& context) {

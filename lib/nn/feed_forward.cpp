@@ -7,29 +7,30 @@
 
 namespace fsdp::nn {
 
-GatedFeedForward::GatedFeedForward(const ModelOptions& options) : compute_(options) {
-  const FeedForwardSpec spec = feed_forward_spec(options);
-  activation_ = spec.activation;
-  has_fused_kernel_ = spec.has_fused_kernel;
-  gate_proj_ = register_linear<Linear>(*this, spec.inputs[0], compute_);
-  up_proj_ = register_linear<Linear>(*this, spec.inputs[1], compute_);
-  down_proj_ = register_linear<Linear>(*this, spec.output, compute_);
+GatedFeedForward::GatedFeedForward(const ModelOptions& options)
+    : compute_(options), activation_(options.hidden_act) {
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
+    return register_module(name, std::make_shared<Linear>(in, out, compute_, options.mlp_bias));
+  };
+  gate_proj_ = linear("gate_proj", options.hidden_size, options.intermediate_size);
+  up_proj_ = linear("up_proj", options.hidden_size, options.intermediate_size);
+  down_proj_ = linear("down_proj", options.intermediate_size, options.hidden_size);
 }
 
 at::Tensor GatedFeedForward::compute(const at::Tensor& x, const StageContext&) {
   const auto both = forward_all(x, {gate_proj_.get(), up_proj_.get()});
   const at::Tensor &gate = both[0], &up = both[1];
-  if (has_fused_kernel_ && compute_.fused && kernels::can_fuse(gate)) {
+  const bool is_silu = activation_ == Activation::kSilu;
+  if (is_silu && compute_.fused && kernels::can_fuse(gate)) {
     return down_proj_->forward(kernels::swiglu(gate, up));
   }
-  const bool is_silu = activation_ == Activation::kSilu;
   return down_proj_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up);
 }
 
 GeluFeedForward::GeluFeedForward(const ModelOptions& options) : compute_(options) {
-  const FeedForwardSpec spec = feed_forward_spec(options);
-  c_fc_ = register_linear<TransposedLinear>(*this, spec.inputs[0], compute_);
-  c_proj_ = register_linear<TransposedLinear>(*this, spec.output, compute_);
+  const int64_t hidden = options.hidden_size, inner = options.intermediate_size;
+  c_fc_ = register_module("c_fc", std::make_shared<TransposedLinear>(hidden, inner, compute_));
+  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(inner, hidden, compute_));
 }
 
 at::Tensor GeluFeedForward::compute(const at::Tensor& x, const StageContext&) {

@@ -20,7 +20,6 @@ class GatedFeedForward final : public Stage {
  private:
   Compute compute_;
   Activation activation_;
-  bool has_fused_kernel_;
   std::shared_ptr<Linear> gate_proj_, up_proj_, down_proj_;
 };
 

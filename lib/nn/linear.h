@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "nn/compute.h"
-#include "nn/layer_specs.h"
 
 namespace fsdp::nn {
 
@@ -20,7 +19,6 @@ namespace fsdp::nn {
 class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, bool biased = false);
-  Linear(const LinearSpec& spec, const Compute& compute) : Linear(spec.in, spec.out, compute, spec.biased) {}
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
@@ -38,13 +36,6 @@ class Linear : public torch::nn::Module {
   bool float8_ = false;
 };
 
-/// Registers the layer of a spec, which says itself whether it is a Linear or a TransposedLinear.
-template <typename Layer>
-std::shared_ptr<Layer> register_linear(torch::nn::Module& module, const LinearSpec& spec,
-                                       const Compute& compute) {
-  return module.register_module(spec.name, std::make_shared<Layer>(spec, compute));
-}
-
 /// What each of the layers makes of x.
 std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers);
 
@@ -52,8 +43,6 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
 class TransposedLinear : public torch::nn::Module {
  public:
   TransposedLinear(int64_t in_features, int64_t out_features, const Compute& compute = {});
-  TransposedLinear(const LinearSpec& spec, const Compute& compute)
-      : TransposedLinear(spec.in, spec.out, compute) {}
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
   /// x W, for a caller whose next kernel adds bias().

@@ -1,7 +1,7 @@
 #pragma once
 
 // The stages and parameters of a model as two lists of names and shapes: what others need to know of a model
-// that is not there. A decoder's follows from its options alone (nn/decoder_outline.h). Needs no libtorch.
+// that need not be there (shard/model_tree.h makes it of one, on meta too). Needs no libtorch.
 
 #include <cstddef>
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include <ATen/ops/rms_norm.h>
 
 #include "kernels/fused.h"
+#include "kernels/meta.h"
 #include "nn/parameter.h"
 
 namespace fsdp::nn {
@@ -44,7 +45,7 @@ at::Tensor LayerNorm::forward(const at::Tensor& x) const {
   }
   // libtorch's CPU kernel sums the gradients of weight and bias in their own type, its CUDA kernel in fp32.
   at::ScalarType type = weight_.scalar_type();
-  if (x.is_cpu() && at::isReducedFloatingType(type)) type = at::kFloat;
+  if (kernels::is_for_cpu(x) && at::isReducedFloatingType(type)) type = at::kFloat;
   at::Tensor normed = at::layer_norm(x.to(type), weight_.sizes(), weight_.to(type), bias_.to(type), epsilon_);
   return normed.to(x.scalar_type());
 }

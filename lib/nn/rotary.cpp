@@ -16,6 +16,7 @@ RotaryTable::RotaryTable(const ModelOptions& options) : options_(options) {
 }
 
 std::pair<at::Tensor, at::Tensor> RotaryTable::angles(int64_t length, const at::Device& device) {
+  if (device.is_meta()) return angles_from(0, length, device);  // of a plan, which leaves the table as it is
   // Cast values would keep the rounding of the type that they were computed for.
   bool valid = cos_.scalar_type() == cos_type_ && sin_.scalar_type() == sin_type_ &&
                cos_.device() == device && sin_.device() == device;

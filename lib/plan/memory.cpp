@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "optim/parameter_groups.h"
-#include "plan/activations.h"
+#include "plan/recorded_pass.h"
 #include "plan/unit_memory.h"
 #include "shard/matrix_shares.h"
 #include "shard/step_formula.h"
@@ -15,16 +15,6 @@ namespace {
 using shard::UnitSizes;
 
 constexpr int kStepsUntilAllAreAlike = 3;
-
-/// The angles of rotary positions, and the tokens.
-int64_t inputs(const ActivationShape& shape) {
-  const nn::ModelOptions& model = shape.model;
-  int64_t bytes = 2 * 8 * shape.count();
-  if (model.architecture == "llama") {
-    bytes += 2 * shape.tokens * nn::head_width(model) * shape.buffer_element;
-  }
-  return bytes;
-}
 
 /// Tensors of a range's size that the composed arithmetic has at once at most (lib/optim).
 int64_t composed_temporaries(const optim::OptimizerOptions& options) {
@@ -82,7 +72,7 @@ struct StepPeak {
 };
 
 StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& units,
-                   const ActivationShape& shape, const UnitMemory::Options& options) {
+                   const RecordedPass& pass, const UnitMemory::Options& options) {
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   MemoryTape tape;
   UnitMemory memory(config, units, tape, options);
@@ -90,8 +80,8 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
   // between the first and the last do, these do too.
   for (int step = 0; step < kStepsUntilAllAreAlike; ++step) {
     tape.reset_peak();
-    if (micro_batches > 1) run_micro_batch(shape, tape, memory.events(/*sync=*/!config.training.no_sync));
-    run_micro_batch(shape, tape, memory.events(/*sync=*/true));
+    if (micro_batches > 1) pass.play(tape, memory.events(/*sync=*/!config.training.no_sync));
+    pass.play(tape, memory.events(/*sync=*/true));
     if (options.count_moved) tape.touch(update_temporaries(config, units));
     memory.zero_gradients();
   }
@@ -103,12 +93,12 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
 /// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
 /// rest need not come from the same step.
 StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
-                                 const ActivationShape& shape, UnitMemory::Options options) {
+                                 const RecordedPass& pass, UnitMemory::Options options) {
   StepPeak most;
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
     options.timing = timing;
-    const StepPeak peak = step_peak(config, units, shape, options);
+    const StepPeak peak = step_peak(config, units, pass, options);
     if (peak.arena.length > most.arena.length) most.arena = peak.arena;
     most.common = std::max(most.common, peak.common);
     most.beside = std::max(most.beside, peak.beside);
@@ -133,9 +123,8 @@ bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& u
 /// only of those on its own.
 int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
   const bool common = shares_memory(config, units);
-  ActivationShape shape = activation_shape(config);
-  shape.float8_on_cpu = true;
-  const StepPeak peak = step_peak_at_any_timing(config, units, shape, {.common = common});
+  const StepPeak peak =
+      step_peak_at_any_timing(config, units, record_pass(config, PassDevice::kCpu), {.common = common});
   int64_t bytes = util::most_held_bytes(beside + peak.sum());
   if (common) {
     const int64_t ranks = units.front().groups.shards;
@@ -181,39 +170,46 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
   return traffic;
 }
 
-MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
+int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,
+                    const RecordedPass& pass) {
+  if (!config.fsdp.cpu_offload) {
+    int64_t shards = 0;
+    for (const UnitSizes& unit : units) shards += unit.shard_bytes();
+    return shards + optimizer_state_bytes(config.optimizer, units) + pass.kept_bytes() +
+           step_peak_at_any_timing(config, units, pass, {}).sum();
+  }
+  int64_t largest_shard = 0, largest_gradient = 0;
+  for (const UnitSizes& unit : units) {
+    largest_shard = std::max(largest_shard, unit.shard_bytes());
+    if (unit.is_cut()) largest_gradient = std::max(largest_gradient, unit.reduce_payload_bytes());
+  }
+  // While one is copied to the host, the next is reduced.
+  if (!config.fsdp.move_grads_to_cpu) largest_gradient = 0;
+  return pass.kept_bytes() + step_peak_at_any_timing(config, units, pass, {.count_moved = false}).sum() +
+         kShardsOnTheDevice * largest_shard + largest_gradient;
+}
+
+MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units,
+                       const RecordedPass& pass) {
   const shard::StepFormula step = shard::step_formula(
       units, config::shard_options(config),
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
-  const ActivationShape shape = activation_shape(config);
-
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);
   for (const UnitSizes& unit : units) plan.gradients += shard_gradient_bytes(config, unit);
   plan.buffers = step.unsharded_bytes;
-  plan.saved_activations = saved_activation_bytes(shape);
-  const int64_t at_rest = plan.shards + plan.optimizer + inputs(shape);
-  plan.peak = at_rest + step_peak_at_any_timing(config, units, shape, {}).sum();
+  plan.saved_activations = pass.saved_bytes();
+  const int64_t at_rest = plan.shards + plan.optimizer + pass.kept_bytes();
+  plan.device_peak = device_peak(config, units, pass);
+  plan.peak = config.fsdp.cpu_offload ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()
+                                      : plan.device_peak;
   plan.resident = resident_bytes(config, units, at_rest);
-  plan.device_peak = plan.peak;
-  if (config.fsdp.cpu_offload) {
-    plan.device_peak =
-        inputs(shape) + step_peak_at_any_timing(config, units, shape, {.count_moved = false}).sum();
-    int64_t largest_shard = 0, largest_gradient = 0;
-    for (const UnitSizes& unit : units) {
-      largest_shard = std::max(largest_shard, unit.shard_bytes());
-      if (unit.is_cut()) largest_gradient = std::max(largest_gradient, unit.reduce_payload_bytes());
-    }
-    plan.device_peak += kShardsOnTheDevice * largest_shard;
-    // While one is copied to the host, the next is reduced.
-    if (config.fsdp.move_grads_to_cpu) plan.device_peak += largest_gradient;
-  }
   return plan;
 }
 
 BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common) {
-  const StepPeak peak = step_peak_at_any_timing(config, units, activation_shape(config), {.common = common});
+  const StepPeak peak = step_peak_at_any_timing(config, units, record_pass(config), {.common = common});
   return {.own = peak.arena, .common = peak.common};
 }
 

@@ -9,16 +9,16 @@
 //                from the end of a unit's backward to the begin of the next step
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h. The pool
 //                keeps them from step to step
-//   activations  what autograd saves and what kernels take on the way (plan/activations.h)
+//   activations  what autograd saves and what kernels take on the way (plan/recorded_pass.h)
 //
-// The peak is where these are largest together, in a walk through a step: the model's activations
-// (plan/activations.h), with what units take and give back on the way (plan/unit_memory.h), and the
-// optimizer at its end.
+// The peak is where these are largest together, in a walk through a step: the model's recorded pass, with what
+// units take and give back on the way (plan/unit_memory.h), and the optimizer at its end.
 
 #include <cstdint>
 #include <vector>
 
 #include "config/config.h"
+#include "plan/recorded_pass.h"
 #include "shard/traffic.h"
 #include "shard/unit_sizes.h"
 #include "util/free_ranges.h"
@@ -43,8 +43,12 @@ struct MemoryPlan {
   int64_t device_peak = 0;  ///< without what cpu_offload keeps in host memory
 };
 
-/// `units` are those of the config's model.
-MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units);
+/// `units` are those of the config's model, `pass` is the config's (record_pass()).
+MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                       const RecordedPass& pass);
+/// MemoryPlan::device_peak alone.
+int64_t device_peak(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                    const RecordedPass& pass);
 
 /// The memory for buffers of units with which no step asks for more, however fast the network is.
 struct BufferShapes {

@@ -6,8 +6,9 @@
 #include <limits>
 
 #include "config/global_batch.h"
-#include "nn/decoder_outline.h"
-#include "plan/flops.h"
+#include "nn/decoder.h"
+#include "plan/recorded_pass.h"
+#include "shard/model_tree.h"
 #include "shard/root_unit.h"
 #include "util/error.h"
 
@@ -42,16 +43,11 @@ void check_machines(const PlanOptions& options) {
   }
 }
 
-/// The device peak of the config in a world.
-int64_t device_peak(const config::Config& config, const std::vector<shard::UnitSizes>& units) {
-  return plan_memory(config, units).device_peak;
-}
-
 int64_t largest_micro_batch(config::Config config, const std::vector<shard::UnitSizes>& units,
                             int64_t limit) {
   auto fits = [&](int64_t rows) {
     config.data.micro_batch_size = rows;
-    return device_peak(config, units) <= limit;
+    return device_peak(config, units, record_pass(config)) <= limit;
   };
   if (!fits(1)) return 0;
   int64_t low = 1, high = 2;  // low fits
@@ -112,7 +108,7 @@ class Adviser {
 
  private:
   bool try_it(const std::string& change) {
-    int64_t peak = device_peak(config_, planned_units(config_, mesh_));
+    const int64_t peak = device_peak(config_, planned_units(config_, mesh_), record_pass(config_));
     advice_.push_back({.change = change, .device_peak = peak, .fits = peak <= limit_});
     return peak <= limit_;
   }
@@ -146,10 +142,11 @@ class Adviser {
   /// The fewest ranks that are enough, as a multiple by a power of two.
   bool more_ranks() {
     const comm::MeshShape before = mesh_;
+    const RecordedPass pass = record_pass(config_);  // which the number of ranks does not change
     while (mesh_.world_size() <= kMostRanks / 2) {
       mesh_.data *= 2;
       if (!keeps_global_batch()) break;
-      if (device_peak(config_, planned_units(config_, mesh_)) > limit_) continue;
+      if (device_peak(config_, planned_units(config_, mesh_), pass) > limit_) continue;
       return try_it(concat(mesh_.world_size(), " ranks"));
     }
     mesh_ = before;  // as many as there may be are not enough
@@ -196,7 +193,8 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 }
 
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh) {
-  const nn::ModelOutline model = nn::decoder_outline(config.model);
+  const auto stages = nn::make_decoder(config.model, at::kMeta);
+  const nn::ModelOutline model = shard::make_model_tree(*stages).outline;
   std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
   // Tokens need no gradient, so nothing tells when the backward of an embedding ends.
   for (const nn::OutlineNode& node : model.nodes) {
@@ -222,13 +220,15 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
       plan.units, config::shard_options(config),
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
   plan.optimizer_traffic = optimizer_traffic(config.optimizer, plan.units);
-  plan.memory = plan_memory(config, plan.units);
+  const RecordedPass pass = record_pass(config);
+  plan.memory = plan_memory(config, plan.units, pass);
   plan.time = plan_time(config, plan.units,
                         {.flops_per_second = options.flops_tflops * 1e12,
                          .bytes_per_second = options.bandwidth_gbps * 1e9 / 8,
                          .replica_bytes_per_second = options.dcn_bandwidth_gbps * 1e9 / 8,
                          .ranks_of_node = options.gpus_per_node,
-                         .node_bytes_per_second = options.node_bandwidth_gbps * 1e9 / 8});
+                         .node_bytes_per_second = options.node_bandwidth_gbps * 1e9 / 8},
+                        pass);
   plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
   const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);

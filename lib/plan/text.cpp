@@ -6,7 +6,6 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "plan/linear_layers.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -175,7 +174,7 @@ std::string time_table(const Plan& plan) {
   std::string text = "time of a step (a simple model of it: lib/plan/time.h)\n";
   text += row("compute", duration(time.compute),
               concat(printed("%.4g TFLOP", time.flops / 1e12),
-                     float8_choice(plan.config).on ? ", float8 twice as fast" : ""));
+                     plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
   text += row("communication", duration(time.communication), "");
   text += row("exposed, without compute beside it", duration(time.exposed),
               printed("%.0f%% of the communication", share(time.exposed, time.communication)));

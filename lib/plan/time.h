@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/recorded_pass.h"
 #include "plan/step_clock.h"
 #include "shard/unit_sizes.h"
 
@@ -29,12 +30,18 @@ struct TimePlan {
   double compute = 0;
   double communication = 0;  ///< of all collectives, one after another
   double exposed = 0;
-  double flops = 0;  ///< of this rank, recomputation included
+  double flops = 0;            ///< of this rank, recomputation included
+  double flops_in_float8 = 0;  ///< of these
 
   double step() const { return compute + exposed; }
 };
 
+/// `pass` is the config's.
 TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                   const MachineSpeed& speed);
+                   const MachineSpeed& speed, const RecordedPass& pass);
+inline TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                          const MachineSpeed& speed) {
+  return plan_time(config, units, speed, record_pass(config));
+}
 
 }  // namespace fsdp::plan

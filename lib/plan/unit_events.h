@@ -1,14 +1,14 @@
 #pragma once
 
 // UnitEvents: runs the schedule of a model's units (shard/schedule.h) as the walk through its stages goes
-// (plan/activations.h).
+// (plan/recorded_pass.h).
 
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "plan/activations.h"
+#include "plan/recorded_pass.h"
 #include "shard/schedule.h"
 #include "shard/unit_sizes.h"
 

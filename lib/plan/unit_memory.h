@@ -3,7 +3,7 @@
 // UnitMemory: what the units of a model take and give back of tensor memory in a step, as numbers: gathered
 // parameters, gradients before and after their reduction. It reads the commands of the schedule that the engine
 // executes (shard/schedule.h) and does on sizes what shard::Unit and shard::BufferPool do on buffers; the walk
-// through the model (plan/activations.h) says which stage begins and ends. tests/train/plan_test.cpp compares
+// through the model (plan/recorded_pass.h) says which stage begins and ends. tests/train/plan_test.cpp compares
 // the sums with what the engine takes.
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "config/config.h"
-#include "plan/activations.h"
 #include "plan/memory_tape.h"
+#include "plan/recorded_pass.h"
 #include "plan/unit_events.h"
 #include "shard/schedule.h"
 #include "shard/unit_sizes.h"

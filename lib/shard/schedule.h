@@ -8,7 +8,7 @@
 //   Engine              executes them on the shards and buffers of units (shard/engine.h)
 //   step_formula()      counts them, and the bytes that they hold at once (shard/step_formula.h)
 //   plan::UnitMemory    adds up memory beside activations (plan/unit_memory.h)
-//   plan::Clocks        adds up seconds (plan/time.cpp)
+//   plan::StepClock     adds up seconds (plan/step_clock.h)
 //   schedule_text()     prints them (shard/schedule_text.h); lib/README.md shows such a text
 //
 // The rules, each with the option of ShardOptions that changes it:

@@ -81,10 +81,14 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
                                       {weights, communicator->device()});
     // Else the buffers of the first step would be memory of their own each.
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
-    const plan::BufferShapes buffers =
-        plan::buffer_shapes(config, shard::unit_sizes(*parts.engine), common != nullptr);
-    parts.engine->buffer_pool().reserve(buffers.own);
-    if (common != nullptr) common->reserve(buffers.common);
+    try {
+      const plan::BufferShapes buffers =
+          plan::buffer_shapes(config, shard::unit_sizes(*parts.engine), common != nullptr);
+      parts.engine->buffer_pool().reserve(buffers.own);
+      if (common != nullptr) common->reserve(buffers.common);
+    } catch (const util::Error& error) {
+      util::log_info(util::concat("buffers are allocated as the first step asks for them: ", error.what()));
+    }
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
   });

@@ -10,7 +10,7 @@
 #include "config/print.h"
 #include "kernels/matmul.h"
 #include "optim/schedule.h"
-#include "plan/flops.h"
+#include "plan/recorded_pass.h"
 #include "shard/engine_sizes.h"
 #include "shard/replica_check.h"
 #include "shard/root_unit.h"

@@ -6,7 +6,7 @@
 
 #include "config/load.h"
 #include "config/print.h"
-#include "nn/decoder_outline.h"
+#include "support/decoder_outline.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -19,7 +19,7 @@ Config with_preset(const std::string& name, const std::vector<std::string>& over
 
 int64_t count_parameters(const nn::ModelOptions& options) {
   int64_t count = 0;
-  for (const nn::OutlineParameter& parameter : nn::decoder_outline(options).parameters) {
+  for (const nn::OutlineParameter& parameter : testing::decoder_outline(options).parameters) {
     int64_t numel = 1;
     for (int64_t size : parameter.shape) numel *= size;
     count += numel;

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "plan/flops.h"
 #include "plan/plan.h"
+#include "plan/recorded_pass.h"
 
 namespace fsdp::plan {
 namespace {

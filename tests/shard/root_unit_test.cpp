@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/decoder_outline.h"
 #include "shard/unit_sizes.h"
+#include "support/decoder_outline.h"
 
 namespace fsdp::shard {
 namespace {
@@ -16,7 +16,7 @@ BlocksInRoot found_with(const ShardOptions& options, int ranks = 4) {
   model.intermediate_size = 352;
   model.num_hidden_layers = 4;
   model.num_attention_heads = model.num_key_value_heads = 4;
-  return blocks_in_root(unit_sizes(nn::decoder_outline(model), options, {.data = ranks}));
+  return blocks_in_root(unit_sizes(testing::decoder_outline(model), options, {.data = ranks}));
 }
 
 ShardOptions from(int64_t min_num_params) {

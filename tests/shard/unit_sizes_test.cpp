@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "comm/fake_communicator.h"
-#include "nn/decoder_outline.h"
 #include "shard/engine_sizes.h"
+#include "support/decoder_outline.h"
 #include "support/sharded_run.h"
 
 namespace fsdp::shard {
@@ -34,7 +34,7 @@ TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
       auto planned = nn::make_decoder(model, at::kMeta);
       std::vector<UnitSizes> expected = unit_sizes(*engine);
       std::vector<UnitSizes> sizes = unit_sizes(*planned, options, {.data = world});
-      EXPECT_EQ(sizes, unit_sizes(nn::decoder_outline(model), options, {.data = world}));
+      EXPECT_EQ(sizes, unit_sizes(testing::decoder_outline(model), options, {.data = world}));
       ASSERT_EQ(sizes.size(), expected.size());
       for (size_t i = 0; i < sizes.size(); ++i) {
         EXPECT_EQ(sizes[i], expected[i]) << expected[i].name;

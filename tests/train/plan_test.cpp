@@ -34,6 +34,7 @@ config::Config small_config(const std::string& architecture = "llama") {
   config.data.sequence_length = 64;
   config.data.micro_batch_size = 2;
   config.fsdp.min_num_params = 100'000;
+  config.training.device = "cpu";  // what is measured here
   return config;
 }
 
@@ -80,7 +81,6 @@ void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat
 void float8(config::Config& config) {
   bf16(config);
   config.training.float8 = "tensorwise";
-  config.training.device = "cpu";  // what is measured here
 }
 void recompute(config::Config& config) { config.activation_checkpointing.mode = "full"; }
 

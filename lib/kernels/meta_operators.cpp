@@ -1,0 +1,128 @@
+#include <ATen/core/op_registration/op_registration.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "kernels/meta.h"
+
+namespace fsdp::kernels {
+namespace {
+
+thread_local const MetaDevice* device_of_thread = nullptr;
+
+// ---- operations of libtorch, as its CPU kernels take memory
+
+at::Tensor index_select(const at::Tensor& x, int64_t dim, const at::Tensor& index) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[static_cast<size_t>(dim < 0 ? dim + x.dim() : dim)] = index.numel();
+  return at::empty(shape, x.options());
+}
+
+at::Tensor embedding_dense_backward(const at::Tensor& gradient, const at::Tensor&, int64_t rows, int64_t,
+                                    bool) {
+  return at::empty({rows, gradient.size(-1)}, gradient.options());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor& x, at::IntArrayRef shape,
+                                                          const std::optional<at::Tensor>&,
+                                                          const std::optional<at::Tensor>&, double) {
+  std::vector<int64_t> statistics = x.sizes().vec();
+  std::fill(statistics.end() - static_cast<int64_t>(shape.size()), statistics.end(), 1);
+  return {at::empty_like(x), at::empty(statistics, x.options()), at::empty(statistics, x.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
+    const at::Tensor&, const at::Tensor& x, at::IntArrayRef shape, const at::Tensor&, const at::Tensor&,
+    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, std::array<bool, 3> wanted) {
+  const auto like = [&](bool is_wanted, at::IntArrayRef sizes) {
+    return is_wanted ? at::empty(sizes, x.options()) : at::Tensor();
+  };
+  return {like(wanted[0], x.sizes()), like(wanted[1], shape), like(wanted[2], shape)};
+}
+
+/// Sizes of the tiles of libtorch's attention on the CPU, by the length of a row.
+struct Tile {
+  explicit Tile(int64_t tokens)
+      : queries(std::min<int64_t>(tokens >= 768   ? 256
+                                  : tokens >= 192 ? 64
+                                                  : 32,
+                                  tokens)),
+        keys(std::min<int64_t>(512, tokens)) {}
+  int64_t queries, keys;
+};
+constexpr int64_t kFloat = sizeof(float);
+
+bool is_low(const at::Tensor& x) { return x.element_size() < kFloat; }
+
+void note_attention(const at::Tensor& q, const at::Tensor& k, int times) {
+  for (int i = 0; i < times; ++i) note_product(q.size(0) * q.size(1) * q.size(2), 2 * k.size(2), q.size(3));
+}
+
+/// [B, heads, T, head_dim] in the memory order [B, T, heads, head_dim].
+at::Tensor heads_like(const at::Tensor& x) {
+  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
+}
+
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&,
+                                             double, bool, const std::optional<at::Tensor>&,
+                                             std::optional<double>) {
+  note_attention(q, k, 1);
+  const at::Tensor log_sums =
+      at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat)).transpose(1, 2);
+  at::Tensor y = heads_like(q);
+  const Tile tile(q.size(2));
+  int64_t scratch = kFloat * tile.queries * (tile.keys + 2 + q.size(3));
+  if (is_low(q)) scratch += q.element_size() * tile.queries * tile.keys;
+  if (meta_device().type == c10::kCPU) touch_scratch(scratch, meta_device().threads);
+  return {y, log_sums};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor&,
+    const at::Tensor&, double, bool, const std::optional<at::Tensor>&, std::optional<double>) {
+  note_attention(q, k, 2);
+  const std::tuple gradients{heads_like(q), heads_like(k), heads_like(v)};
+  const Tile tile(q.size(2));
+  const int64_t element = kFloat + (is_low(q) ? q.element_size() : 0);
+  if (meta_device().type == c10::kCPU) {
+    touch_scratch(2 * tile.queries * tile.keys * element, meta_device().threads);
+  }
+  return gradients;
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, operators) {
+  operators.impl("index_select", &index_select);
+  operators.impl("embedding_dense_backward", &embedding_dense_backward);
+  operators.impl("native_layer_norm", &layer_norm);
+  operators.impl("native_layer_norm_backward", &layer_norm_backward);
+  operators.impl("_scaled_dot_product_flash_attention_for_cpu", &attention);
+  operators.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &attention_backward);
+}
+
+}  // namespace
+
+MetaDeviceGuard::MetaDeviceGuard(const MetaDevice& device)
+    : before_(std::exchange(device_of_thread, &device)) {}
+
+MetaDeviceGuard::~MetaDeviceGuard() { device_of_thread = before_; }
+
+const MetaDevice& meta_device() {
+  static const MetaDevice cpu;
+  return device_of_thread == nullptr ? cpu : *device_of_thread;
+}
+
+void touch_scratch(int64_t bytes_of_thread, int64_t most_threads) {
+  const int64_t threads = std::min(meta_device().threads, most_threads);
+  at::empty({bytes_of_thread * threads}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
+}
+
+at::Tensor meta_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
+                                                                     /*is_causal=*/true));
+}
+
+}  // namespace fsdp::kernels

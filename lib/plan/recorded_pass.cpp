@@ -1,0 +1,321 @@
+#include "plan/recorded_pass.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
+#include "nn/decoder.h"
+#include "nn/float8.h"
+#include "nn/loss.h"
+#include "nn/parameter.h"
+#include "nn/recompute.h"
+#include "plan/meta_memory.h"
+#include "shard/autograd_hooks.h"
+#include "util/compute_threads.h"
+#include "util/dtype.h"
+#include "util/error.h"
+#include "util/matrix_units.h"
+
+namespace fsdp::plan {
+namespace {
+
+using Kind = RecordedPass::Event::Kind;
+
+/// Collects the events of a pass on the calling thread while it lives.
+class Recorder {
+ public:
+  Recorder(c10::DeviceType device, bool counts_memory)
+      : memory_({.takes = [this](int64_t bytes) { return take(bytes); },
+                 .gives = [this](size_t number) { give(number); }}),
+        device_{.type = device,
+                .threads = util::default_compute_threads(),
+                .multiplies =
+                    [this](double flops, bool in_float8) {
+                      events_.push_back({in_float8 ? Kind::kMultiplyInFloat8 : Kind::kMultiply, flops});
+                    }},
+        device_guard_(device_),
+        callback_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(&called).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {
+    if (!counts_memory) unheard_.emplace();
+  }
+  ~Recorder() { at::removeCallback(callback_); }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  void at_stage(Kind kind, size_t path) { events_.push_back({kind, 0, static_cast<int64_t>(path)}); }
+  void turn() { events_.push_back({Kind::kTurn}); }
+
+  RecordedPass take_pass(std::vector<std::string> paths) {
+    int64_t kept = 0;
+    for (const size_t at : open_) kept += std::exchange(events_[at].value, 0);
+    open_.clear();
+    return {std::move(events_), std::move(paths), kept};
+  }
+
+ private:
+  size_t take(int64_t bytes) {
+    open_.insert(events_.size());
+    events_.push_back({Kind::kTake, 0, bytes});
+    return events_.size() - 1;
+  }
+  void give(size_t at) {
+    if (open_.erase(at) == 0) return;
+    events_.push_back({Kind::kGive, 0, events_[at].value});
+  }
+
+  /// Before an operation of libtorch.
+  static std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& function) {
+    const std::string_view name = function.name();
+    const size_t first = name == "aten::mm" || name == "aten::bmm"                                    ? 0
+                         : name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::addmm_" ? 1
+                                                                                                      : 2;
+    const auto inputs = function.inputs();
+    if (first == 2 || inputs.size() < first + 2) return nullptr;
+    const at::Tensor &a = inputs[first].toTensor(), &b = inputs[first + 1].toTensor();
+    if (a.is_meta()) kernels::note_product(a.numel() / a.size(-1), b.size(-1), a.size(-1));
+    return nullptr;
+  }
+
+  std::vector<RecordedPass::Event> events_;
+  std::set<size_t> open_;  ///< takes that nothing has given back
+  MetaMemory memory_;
+  std::optional<MetaMemory::Unheard> unheard_;
+  kernels::MetaDevice device_;
+  kernels::MetaDeviceGuard device_guard_;
+  at::CallbackHandle callback_;
+};
+
+/// Writes down where a stage stands, as shard/unit_hook.h sees it.
+class StageHook final : public nn::CallHook {
+ public:
+  StageHook(Recorder& recorder, size_t path) : recorder_(recorder), path_(path) {}
+
+  std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
+    recorder_.at_stage(Kind::kForwardBegins, path_);
+    if (!at::GradMode::is_enabled()) return nullptr;
+    const nn::CallTensors with_gradient = differentiable(inputs);
+    if (!with_gradient.empty()) {
+      shard::when_backward_ends(with_gradient, [this] { recorder_.at_stage(Kind::kBackwardEnds, path_); });
+    }
+    return nullptr;
+  }
+
+  void after(const nn::CallTensors& outputs) override {
+    recorder_.at_stage(Kind::kForwardEnds, path_);
+    if (!at::GradMode::is_enabled()) return;
+    const auto begun = std::make_shared<bool>(false);
+    for (at::Tensor* output : differentiable(outputs)) {
+      shard::when_backward_begins(*output, [this, begun] {
+        if (!std::exchange(*begun, true)) recorder_.at_stage(Kind::kBackwardBegins, path_);
+      });
+    }
+  }
+
+ private:
+  static nn::CallTensors differentiable(const nn::CallTensors& tensors) {
+    nn::CallTensors found;
+    std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(found),
+                 [](const at::Tensor* tensor) { return tensor->requires_grad(); });
+    return found;
+  }
+
+  Recorder& recorder_;
+  size_t path_;
+};
+
+/// Stands for the place of a parameter's gradient in a buffer of its unit (shard/gradient_buffer.h), whose memory
+/// is the unit's.
+class UnitGradient final : public kernels::GradientSink {
+ public:
+  struct Options {
+    at::ScalarType type = at::kFloat;  ///< of the buffer
+    bool in_one_piece = true;
+    bool holds = false;  ///< a gradient of an earlier micro-batch
+    bool on_cpu = true;
+  };
+  UnitGradient(const at::Tensor& parameter, const Options& options)
+      : options_(options), holds_(options.holds) {
+    const MetaMemory::Unheard unheard;
+    memory_ = at::empty(parameter.sizes(), parameter.options().dtype(options.type).requires_grad(false));
+  }
+
+  void operator()(const at::Tensor& parameter) override {
+    const at::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) return;
+    // Sums of two types go by a converted copy on the CPU.
+    if (holds_ && options_.on_cpu && gradient.scalar_type() != options_.type) gradient.to(options_.type);
+    holds_ = true;
+    at::Tensor(parameter).mutable_grad() = at::Tensor();
+  }
+
+  std::optional<Place> place(at::ScalarType type) const override {
+    if (!options_.in_one_piece || type != options_.type) return std::nullopt;
+    return Place{memory_, holds_};
+  }
+
+ private:
+  void note_taken() override { holds_ = true; }
+
+  Options options_;
+  bool holds_;
+  at::Tensor memory_;
+};
+
+std::shared_ptr<nn::Stage> meta_model(nn::ModelOptions options, at::ScalarType type,
+                                      at::ScalarType buffer_type = at::kFloat) {
+  // Another machine may have the matrix units that this one lacks.
+  if (options.matmul == "amx" && !util::has_matrix_unit()) options.matmul = "auto";
+  const nn::ParameterType parameters_of(type);
+  auto model = nn::make_decoder(options, at::kMeta);
+  for (at::Tensor& buffer : model->buffers()) {
+    if (buffer.is_floating_point()) buffer.set_data(buffer.to(buffer_type));
+  }
+  return model;
+}
+
+at::Tensor meta_tokens(int64_t rows, int64_t tokens) {
+  return at::empty({rows, tokens}, at::TensorOptions().dtype(at::kLong).device(at::kMeta));
+}
+
+void keep_gradients_in_units(nn::Stage& model, const config::Config& config, bool on_cpu) {
+  const UnitGradient::Options options{
+      .type = util::dtype_from_name(config.mixed_precision.reduce_dtype),
+      .in_one_piece = config.fsdp.layout == "flat",
+      .holds = config.training.no_sync && config.training.gradient_accumulation_steps > 1,
+      .on_cpu = on_cpu};
+  std::set<const void*> seen;
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter,
+                                                   std::make_unique<UnitGradient>(parameter, options));
+  }
+}
+
+void use_float8(nn::Stage& model, const config::Config& config) {
+  if (config.training.float8 == "none") return;
+  std::vector<std::string> exclude = config.training.float8_exclude;
+  const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
+  exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
+  nn::use_float8(model, exclude);
+}
+
+nn::LossOptions loss_options(const config::Config& config) {
+  const nn::ModelOptions& model = config.model;
+  nn::LossOptions options;
+  options.terms = {.label_smoothing = config.training.label_smoothing, .z_loss = config.training.z_loss};
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0) {
+    options.dropout.emplace();
+  }
+  return options;
+}
+
+RecordedPass record(const config::Config& config, c10::DeviceType device) {
+  Recorder recorder(device, /*counts_memory=*/true);
+  std::vector<std::string> paths;
+  std::shared_ptr<nn::Stage> model;
+  {
+    const MetaMemory::Unheard unheard;
+    model = meta_model(config.model, util::dtype_from_name(config.mixed_precision.param_dtype),
+                       util::dtype_from_name(config.mixed_precision.buffer_dtype));
+    use_float8(*model, config);
+    for (const auto& item : model->named_modules(/*name_prefix=*/std::string(), /*include_self=*/true)) {
+      auto* stage = dynamic_cast<nn::Hookable*>(item.value().get());
+      if (stage == nullptr) continue;
+      stage->attach(std::make_shared<StageHook>(recorder, paths.size()));
+      paths.push_back(item.key());
+    }
+    keep_gradients_in_units(*model, config, device == c10::kCPU);
+    nn::apply_checkpointing(*model, config.activation_checkpointing);
+  }
+  const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length;
+  const at::Tensor ids = meta_tokens(rows, tokens), targets = meta_tokens(rows, tokens);
+  at::Tensor loss = nn::loss_of(*model, ids, targets, loss_options(config));
+  recorder.turn();
+  loss.backward();
+  loss.reset();
+  recorder.at_stage(Kind::kBackwardEnds, 0);
+  return recorder.take_pass(std::move(paths));
+}
+
+}  // namespace
+
+void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
+  for (const auto& [kind, flops, value] : events_) {
+    switch (kind) {
+      case Kind::kTake:
+        tape.take(value);
+        break;
+      case Kind::kGive:
+        tape.give(value);
+        break;
+      case Kind::kMultiply:
+        events.computes({.flops = flops});
+        break;
+      case Kind::kMultiplyInFloat8:
+        events.computes({.flops = flops, .flops_in_float8 = flops});
+        break;
+      case Kind::kForwardBegins:
+        events.forward_begins(paths_[static_cast<size_t>(value)]);
+        break;
+      case Kind::kForwardEnds:
+        events.forward_ends(paths_[static_cast<size_t>(value)]);
+        break;
+      case Kind::kTurn:
+        break;
+      case Kind::kBackwardBegins:
+        events.backward_begins(paths_[static_cast<size_t>(value)]);
+        break;
+      case Kind::kBackwardEnds:
+        events.backward_ends(paths_[static_cast<size_t>(value)]);
+        break;
+    }
+  }
+}
+
+int64_t RecordedPass::saved_bytes() const {
+  int64_t live = 0;
+  for (const Event& event : events_) {
+    if (event.kind == Kind::kTurn) break;
+    if (event.kind == Kind::kTake) live += event.value;
+    if (event.kind == Kind::kGive) live -= event.value;
+  }
+  return live;
+}
+
+double RecordedPass::flops() const {
+  double flops = 0;
+  for (const Event& event : events_) flops += event.flops;
+  return flops;
+}
+
+RecordedPass record_pass(const config::Config& config, PassDevice device) {
+  const bool on_cpu = device == PassDevice::kCpu || config.training.device == "cpu";
+  try {
+    return record(config, on_cpu ? c10::kCPU : c10::kCUDA);
+  } catch (const c10::Error& error) {
+    util::fail(util::ErrorKind::kUsage, "model.architecture \"", config.model.architecture,
+               "\": expected operations of which libtorch knows the results' sizes (meta kernels), found ",
+               error.what_without_backtrace(), "; such a model cannot be planned");
+  }
+}
+
+double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length) {
+  const at::NoGradGuard no_grad;
+  Recorder recorder(c10::kCPU, /*counts_memory=*/false);
+  const auto stages = meta_model(model, at::kFloat);
+  nn::loss_of(*stages, meta_tokens(1, sequence_length), meta_tokens(1, sequence_length));
+  return 3 * recorder.take_pass({}).flops() / static_cast<double>(sequence_length);
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,143 @@
+#include "plan/recorded_pass.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::plan {
+namespace {
+
+config::Config config_of(const std::string& architecture, const std::string& dtype,
+                         const std::vector<std::string>& recomputed = {}) {
+  config::Config config;
+  config.model.architecture = architecture;
+  config.model.hidden_size = 24;
+  config.model.intermediate_size = 40;
+  config.model.num_attention_heads = 4;
+  config.model.num_key_value_heads = architecture == "llama" ? 2 : 4;
+  config.model.num_hidden_layers = 3;
+  config.model.vocab_size = 50;
+  config.model.max_position_embeddings = 8;
+  config.data.micro_batch_size = 2;
+  config.data.sequence_length = 8;
+  config.mixed_precision.param_dtype = dtype;
+  config.training.device = "cpu";
+  if (!recomputed.empty()) {
+    config.activation_checkpointing.mode = "full";
+    config.activation_checkpointing.stage_types = recomputed;
+  }
+  return config;
+}
+
+int64_t saved_by_a_block(config::Config config) {
+  const int64_t before = record_pass(config).saved_bytes();
+  ++config.model.num_hidden_layers;
+  return record_pass(config).saved_bytes() - before;
+}
+
+int64_t peak_of(const config::Config& config, PassDevice device = PassDevice::kOfConfig) {
+  MemoryTape tape;
+  record_pass(config, device).play(tape);
+  EXPECT_EQ(tape.live(), 0);
+  return tape.peak();
+}
+
+TEST(RecordedPass, GivesBackAllThatItTakes) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    for (const char* dtype : {"float32", "bfloat16", "float16"}) {
+      for (bool tied : {false, true}) {
+        for (const std::vector<std::string>& recomputed :
+             {std::vector<std::string>{}, {"block"}, {"attention"}, {"feed_forward", "head"}}) {
+          config::Config config = config_of(architecture, dtype, recomputed);
+          config.model.tie_word_embeddings = tied;
+          EXPECT_GT(peak_of(config), record_pass(config).saved_bytes())
+              << architecture << dtype << tied << util::join(recomputed, ",");
+        }
+      }
+    }
+  }
+}
+
+TEST(RecordedPass, KeepsTokensAndTargetsAlone) {
+  EXPECT_EQ(record_pass(config_of("gpt2", "float32")).kept_bytes(), 2 * 8 * 2 * 8);
+}
+
+TEST(RecordedPass, InEightBitsSavesAsInSixteen) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    config::Config config = config_of(architecture, "bfloat16");
+    config.training.device = "cuda";
+    config.model.hidden_size = config.model.intermediate_size = 256;
+    const int64_t saved = record_pass(config).saved_bytes(), in_sixteen = peak_of(config);
+    config.training.float8 = "tensorwise";
+    // The largest magnitudes of inputs and weights are saved too.
+    EXPECT_NEAR(static_cast<double>(record_pass(config).saved_bytes()), static_cast<double>(saved), 500);
+    const int64_t on_gpu = peak_of(config);
+    EXPECT_GT(on_gpu, in_sixteen);
+    EXPECT_GT(peak_of(config, PassDevice::kCpu), on_gpu) << "factors in fp32";
+    config.training.float8_exclude = {"*"};
+    EXPECT_EQ(peak_of(config), in_sixteen);
+  }
+}
+
+TEST(RecordedPass, OfABlockOfComposedOperationsSavesWhatTheFormulaSays) {
+  const int64_t N = 16, D = 24, I = 40, K = 12, H = 4;
+  const auto saved = [&](const char* architecture, const char* dtype) {
+    config::Config config = config_of(architecture, dtype);
+    config.model.fused_kernels = config.training.fused_kernels = false;
+    return saved_by_a_block(config);
+  };
+  EXPECT_EQ(saved("llama", "float32"),
+            2 * (12 * N * D + 4 * N) + 4 * N * (2 * D + 2 * K) + 4 * N * H + 4 * 4 * N * I);
+  EXPECT_EQ(saved("gpt2", "float32"), 2 * (8 * N * D + 8 * N) + 4 * 4 * N * D + 4 * N * H + 2 * 4 * N * I);
+  EXPECT_EQ(saved("gpt2", "bfloat16"),
+            2 * (6 * N * D + 8 * N + 8 * D) + 4 * 2 * N * D + 4 * N * H + 2 * 2 * N * I);
+}
+
+TEST(RecordedPass, OfAFusedBlockSavesWhatTheFormulaSays) {
+  const int64_t N = 16, D = 24, I = 40, K = 12, H = 4;
+  for (int64_t e : {4, 2}) {
+    const char* dtype = e == 4 ? "float32" : "bfloat16";
+    EXPECT_EQ(saved_by_a_block(config_of("llama", dtype)),
+              2 * (2 * e * N * D + 4 * N) + e * N * (2 * D + 2 * K) + 4 * N * H + 3 * e * N * I);
+    EXPECT_EQ(saved_by_a_block(config_of("gpt2", dtype)),
+              2 * (2 * e * N * D + 8 * N) + 4 * e * N * D + 4 * N * H + 2 * e * N * I);
+  }
+}
+
+TEST(RecordedPass, OfARecomputedBlockSavesItsInput) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    EXPECT_EQ(saved_by_a_block(config_of(architecture, "float32", {"block"})), 4 * 16 * 24);
+    EXPECT_EQ(saved_by_a_block(config_of(architecture, "bfloat16", {"block"})), 2 * 16 * 24);
+  }
+}
+
+TEST(RecordedPass, MultipliesAThirdMoreWhereBlocksAreRecomputed) {
+  for (const char* device : {"cpu", "cuda"}) {
+    config::Config config = config_of("llama", "float32");
+    config.training.device = device;
+    const double once = record_pass(config).flops();
+    // The head's three products and the blocks' six.
+    EXPECT_DOUBLE_EQ(once, 16 * model_flops_a_token(config.model, 8)) << device;
+    config.activation_checkpointing.mode = "full";
+    const double head = 16 * 6.0 * 24 * 50;
+    EXPECT_DOUBLE_EQ(record_pass(config).flops(), head + (once - head) * 4 / 3) << device;
+  }
+}
+
+TEST(RecordedPass, TellsStagesInTheOrderOfBackward) {
+  config::Config config = config_of("llama", "float32");
+  config.model.num_hidden_layers = 1;
+  std::vector<std::string> ended;
+  MemoryTape tape;
+  StageEvents events;
+  events.backward_ends = [&](const std::string& path) { ended.push_back(path); };
+  record_pass(config).play(tape, events);
+  EXPECT_EQ(ended, (std::vector<std::string>{"lm_head", "model.layers.0.mlp", "model.layers.0.self_attn",
+                                             "model.layers.0", ""}));
+}
+
+}  // namespace
+}  // namespace fsdp::plan
