@@ -1,7 +1,7 @@
 // A convolutional net with residual blocks: each block is a unit. Group norms keep their statistics within a
 // sample, so the ranks need not exchange them.
 
-#include <nn/hooked.h>
+#include <fsdp/module.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -33,7 +33,7 @@ struct ResidualBlockImpl : torch::nn::Module {
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     for (int i = 0; i < 3; ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), fsdp::nn::Hooked<ResidualBlockImpl>(16)));
+      blocks.push_back(register_module("block" + std::to_string(i), fsdp::Hooked<ResidualBlockImpl>(16)));
     }
   }
   at::Tensor forward(const at::Tensor& images) {
@@ -42,8 +42,9 @@ struct NetImpl : torch::nn::Module {
     return head(x.mean({2, 3}));
   }
 
-  torch::nn::Conv2d stem = register_module("stem", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).stride(2)));
-  std::vector<fsdp::nn::Hooked<ResidualBlockImpl>> blocks;
+  torch::nn::Conv2d stem =
+      register_module("stem", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).stride(2)));
+  std::vector<fsdp::Hooked<ResidualBlockImpl>> blocks;
   torch::nn::Linear head = register_module("head", torch::nn::Linear(16, 10));
 };
 
@@ -51,7 +52,7 @@ struct NetImpl : torch::nn::Module {
 
 int main() {
   torch::manual_seed(1);  // the same first weights on every rank
-  fsdp::nn::Hooked<NetImpl> net;
+  fsdp::Hooked<NetImpl> net;
   return examples::train(net, [&](int64_t first, int64_t rows, int64_t) {
     // Images of waves; the class is their frequency.
     const at::Tensor row = at::arange(first, first + rows).view({rows, 1, 1, 1});

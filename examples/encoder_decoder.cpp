@@ -1,7 +1,7 @@
 // An encoder and a decoder that attends to what the encoder gives: torch's own transformer layers as units.
 // The decoder layers have several inputs, one of which, the memory, goes to each of them.
 
-#include <nn/hooked.h>
+#include <fsdp/module.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -27,17 +27,19 @@ struct Request {
 
 /// Gives scores [T, B, kTokens] and the memory [T, B, kWidth].
 struct TranslatorImpl : torch::nn::Module {
-  using EncoderLayer = fsdp::nn::Hooked<torch::nn::TransformerEncoderLayerImpl>;
-  using DecoderLayer = fsdp::nn::Hooked<torch::nn::TransformerDecoderLayerImpl>;
+  using EncoderLayer = fsdp::Hooked<torch::nn::TransformerEncoderLayerImpl>;
+  using DecoderLayer = fsdp::Hooked<torch::nn::TransformerDecoderLayerImpl>;
 
   TranslatorImpl() {
     for (const std::string layer : {"0", "1"}) {
       const torch::nn::TransformerEncoderLayerOptions encoder(kWidth, 4);
       const torch::nn::TransformerDecoderLayerOptions decoder(kWidth, 4);
       encoders.push_back(register_module(
-          "encoder" + layer, EncoderLayer(torch::nn::TransformerEncoderLayerOptions(encoder).dim_feedforward(48).dropout(0))));
+          "encoder" + layer,
+          EncoderLayer(torch::nn::TransformerEncoderLayerOptions(encoder).dim_feedforward(48).dropout(0))));
       decoders.push_back(register_module(
-          "decoder" + layer, DecoderLayer(torch::nn::TransformerDecoderLayerOptions(decoder).dim_feedforward(48).dropout(0))));
+          "decoder" + layer,
+          DecoderLayer(torch::nn::TransformerDecoderLayerOptions(decoder).dim_feedforward(48).dropout(0))));
     }
   }
 
@@ -52,9 +54,12 @@ struct TranslatorImpl : torch::nn::Module {
     return {head(x), memory};
   }
 
-  at::Tensor place(const at::Tensor& ids) { return tokens(ids) + positions(at::arange(ids.size(0))).unsqueeze(1); }
+  at::Tensor place(const at::Tensor& ids) {
+    return tokens(ids) + positions(at::arange(ids.size(0))).unsqueeze(1);
+  }
 
-  fsdp::nn::Hooked<torch::nn::EmbeddingImpl> tokens = register_module("tokens", fsdp::nn::Hooked<torch::nn::EmbeddingImpl>(kTokens, kWidth));
+  fsdp::Hooked<torch::nn::EmbeddingImpl> tokens =
+      register_module("tokens", fsdp::Hooked<torch::nn::EmbeddingImpl>(kTokens, kWidth));
   torch::nn::Embedding positions = register_module("positions", torch::nn::Embedding(kLength, kWidth));
   std::vector<EncoderLayer> encoders;
   std::vector<DecoderLayer> decoders;
@@ -65,7 +70,7 @@ struct TranslatorImpl : torch::nn::Module {
 
 int main() {
   torch::manual_seed(1);  // the same first weights on every rank
-  fsdp::nn::Hooked<TranslatorImpl> translator;
+  fsdp::Hooked<TranslatorImpl> translator;
   return examples::train(translator, [&](int64_t first, int64_t rows, int64_t) {
     // To be learned: the source backwards.
     const at::Tensor source =
@@ -73,8 +78,8 @@ int main() {
     const at::Tensor backwards = source.flip(0);
     const auto [scores, memory] = translator(
         Request{.source = source.narrow(0, 0, kLength), .target = backwards.narrow(0, 0, kLength)});
-    const at::Tensor loss = torch::nn::functional::cross_entropy(
-        scores.flatten(0, 1), backwards.narrow(0, 1, kLength).flatten());
+    const at::Tensor loss =
+        torch::nn::functional::cross_entropy(scores.flatten(0, 1), backwards.narrow(0, 1, kLength).flatten());
     return loss + 1e-3 * memory.square().mean();  // both results have gradients
   });
 }

@@ -1,7 +1,7 @@
 // Two towers that bring pairs close: a tower for queries and one for documents, trained against each other. The
 // document tower runs twice in a pass (the right and a wrong document), the reranker in every other step only.
 
-#include <nn/hooked.h>
+#include <fsdp/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
@@ -50,20 +50,21 @@ struct RetrieverImpl : torch::nn::Module {
   std::map<std::string, at::Tensor> forward(const Pairs& pairs, bool reranks) {
     const at::Tensor query = queries(pairs.queries, at::ones({pairs.queries.size(0), pairs.queries.size(1)}));
     const at::Tensor right = documents(pairs.right), wrong = documents(pairs.wrong);
-    std::map<std::string, at::Tensor> margins = {{"towers", (query * right).sum(-1) - (query * wrong).sum(-1)}};
+    std::map<std::string, at::Tensor> margins = {
+        {"towers", (query * right).sum(-1) - (query * wrong).sum(-1)}};
     if (reranks) margins["reranker"] = reranker(std::pair(query, right)) - reranker(std::pair(query, wrong));
     return margins;
   }
-  fsdp::nn::Hooked<TowerImpl> queries = register_module("queries", fsdp::nn::Hooked<TowerImpl>());
-  fsdp::nn::Hooked<TowerImpl> documents = register_module("documents", fsdp::nn::Hooked<TowerImpl>());
-  fsdp::nn::Hooked<RerankerImpl> reranker = register_module("reranker", fsdp::nn::Hooked<RerankerImpl>());
+  fsdp::Hooked<TowerImpl> queries = register_module("queries", fsdp::Hooked<TowerImpl>());
+  fsdp::Hooked<TowerImpl> documents = register_module("documents", fsdp::Hooked<TowerImpl>());
+  fsdp::Hooked<RerankerImpl> reranker = register_module("reranker", fsdp::Hooked<RerankerImpl>());
 };
 
 }  // namespace
 
 int main() {
   torch::manual_seed(1);  // the same first weights on every rank
-  fsdp::nn::Hooked<RetrieverImpl> retriever;
+  fsdp::Hooked<RetrieverImpl> retriever;
   return examples::train(retriever, [&](int64_t first, int64_t rows, int64_t step) {
     const at::Tensor row = at::arange(first, first + rows).view({-1, 1}), token = at::arange(5);
     const Pairs pairs{.queries = (row * 5 + token) % kTokens,

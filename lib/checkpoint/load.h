@@ -11,6 +11,7 @@
 
 namespace fsdp::checkpoint {
 
+/// What a load puts up with.
 struct LoadOptions {
   /// Every tensor in the checkpoint must be among the destinations, if with an empty range.
   bool refuse_unexpected = false;

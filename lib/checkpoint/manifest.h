@@ -56,6 +56,7 @@ struct TensorEntry {
   std::unordered_map<size_t, int64_t> numel_in_file{};  ///< elements that a file holds, where it holds any
 };
 
+/// What a sharded checkpoint says of itself.
 struct Manifest {
   int64_t step = 0;  ///< optimizer steps done
   int64_t world_size = 0;

@@ -11,6 +11,7 @@
 
 namespace fsdp::checkpoint {
 
+/// What the slices are for.
 enum class SlicePurpose {
   kSave,  ///< of ranks that hold the same, each gives a part of it; together they give it once
   kLoad,  ///< every rank wants all that it holds

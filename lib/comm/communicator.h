@@ -30,6 +30,7 @@ struct CallSite {
   const char* pass = "other";  ///< forward, backward, optimizer, other
 };
 
+/// What a reduction makes of the ranks' elements: their sum or the largest.
 enum class ReduceOp { kSum, kMax };
 
 /// A collective or task in progress. Its tensors must not be read or written until it is done. Destroying a
@@ -49,6 +50,7 @@ std::unique_ptr<Work> done_work();
 
 class CommonMemory;
 
+/// One rank's end of a group of ranks. Its collectives are called by all of them in the same order.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;

@@ -7,6 +7,7 @@
 
 namespace fsdp::comm {
 
+/// This process in its run. Without a launcher: the only one.
 struct LaunchEnvironment {
   int rank = 0;
   int world_size = 1;
@@ -28,8 +29,7 @@ struct LaunchEnvironment {
 /// - torchrun and fsdp-launch: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 ///   TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT;
 /// - srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_TASKS_PER_NODE; the
-/// master
-///   is the first host of SLURM_STEP_NODELIST, at a port made of SLURM_JOB_ID, unless MASTER_ADDR and
+///   master is the first host of SLURM_STEP_NODELIST, at a port made of SLURM_JOB_ID, unless MASTER_ADDR and
 ///   MASTER_PORT say otherwise;
 /// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; over several nodes MASTER_ADDR
 ///   too.

@@ -24,6 +24,7 @@
 
 namespace fsdp::comm {
 
+/// Replicas over the slow network, shards, and parts of layers (which nothing serves yet).
 enum class MeshAxis { kDcn, kData, kModel };
 
 inline constexpr std::array<MeshAxis, 3> kMeshAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kModel};

@@ -27,6 +27,7 @@ constexpr auto enum_names(Backend) {
                                                  {Backend::kNccl, "nccl"}});
 }
 
+/// Of make_communicator().
 struct CommOptions {
   Backend backend = Backend::kAuto;
   double timeout_seconds = 60;  ///< of a collective, and of the rendezvous

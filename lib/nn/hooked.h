@@ -188,6 +188,7 @@ class Hooked : public torch::nn::ModuleHolder<HookedModule<M>> {
     return (*this)->forward(std::forward<Arguments>(arguments)...);
   }
 };
+/// Hooked for the elements of a torch::nn::Sequential.
 template <typename M, typename Signature = at::Tensor(const at::Tensor&)>
 using SequentialHooked = torch::nn::ModuleHolder<SequentialHookedModule<M, Signature>>;
 

@@ -11,13 +11,14 @@ namespace fsdp::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms = {});
 
-/// The mean loss of the model's scores of ids [B, T] against targets [B, T], by whichever way the model has:
-/// it may give the loss itself (StageContext::targets), or its scores.
+/// Of loss_of(). `documents`: attention stays inside each; null: a row is one document.
 struct LossOptions {
   kernels::LossTerms terms = {};
   std::optional<DropoutChoice> dropout = std::nullopt;
   std::shared_ptr<const DocumentStarts> documents = nullptr;
 };
+/// The mean loss of the model's scores of ids [B, T] against targets [B, T], by whichever way the model has:
+/// it may give the loss itself (StageContext::targets), or its scores.
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options = {});
 

@@ -22,7 +22,7 @@ constexpr auto enum_names(Activation) {
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
   /// Of config/model_presets.h, whose values the options below have where nothing else was given; or empty.
-  std::string preset;
+  std::string preset = {};
   std::string architecture = "llama";  ///< "llama" or "gpt2"
   int64_t vocab_size = 256;
   int64_t hidden_size = 256;
@@ -57,7 +57,7 @@ struct ModelOptions {
   double attention_dropout = 0.0;       ///< of the attention's weights (attn_pdrop)
   double hidden_dropout = 0.0;          ///< of what a half of a block adds to its input (resid_pdrop)
   bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
-  std::string init_from;  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
+  std::string init_from = {};  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   std::vector<std::string> init_unused{};  ///< patterns of its tensors that the model may have no place for
   bool init_broadcast =
       false;  ///< rank 0 alone reads or makes the first weights and sends them to the others

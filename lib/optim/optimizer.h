@@ -34,6 +34,7 @@ struct FlatParameter {
   std::vector<Range> ranges;  ///< ascending, without overlap
 };
 
+/// One optimizer over the shards of one rank.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -131,6 +132,7 @@ class Optimizer {
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };
 
+/// Of all optimizers, as OptimizerOptions::name takes them.
 std::vector<std::string> optimizer_names();
 
 /// Throws Error(kUsage) for an unknown name or a number outside its range. `matrices` must outlive the

@@ -19,6 +19,7 @@ struct ParameterGroupOptions {
   bool operator==(const ParameterGroupOptions&) const = default;
 };
 
+/// Which optimizer, and its numbers; names and defaults are PyTorch's.
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
@@ -30,14 +31,14 @@ struct OptimizerOptions {
   /// Not given: default_weight_decay(name).
   std::optional<double> weight_decay = std::nullopt;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
-  std::vector<std::string> no_decay;
+  std::vector<std::string> no_decay = {};
   /// muon: patterns of matrices that adamw updates, as it does all that are no matrices.
   std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*", "*wte*", "*wpe*"};
   int64_t ns_steps = 5;                                             ///< muon
   std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< muon
   std::string adjust_lr_fn = "original";                            ///< muon; or "match_rms_adamw"
   /// Of several that match, the first counts. no_decay goes before their weight decay.
-  std::vector<ParameterGroupOptions> groups;
+  std::vector<ParameterGroupOptions> groups = {};
   /// Of an exponential moving average of the weights that is kept beside them, in fp32 and sharded alike;
   /// 0: none.
   double ema_decay = 0.0;
@@ -54,6 +55,7 @@ inline double weight_decay_of(const OptimizerOptions& options) {
   return options.weight_decay.value_or(default_weight_decay(options.name));
 }
 
+/// Which learning-rate schedule, and its numbers (optim/schedule.h).
 struct ScheduleOptions {
   std::string name = "constant";  ///< one of schedule_names()
   int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate

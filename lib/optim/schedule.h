@@ -29,6 +29,7 @@
 
 namespace fsdp::optim {
 
+/// Of all schedules, as ScheduleOptions::name takes them.
 std::vector<std::string> schedule_names();
 
 /// Throws Error(kUsage) for an unknown name or a number outside its range.

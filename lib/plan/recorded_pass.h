@@ -82,7 +82,8 @@ RecordedPass record_pass(const config::Config& config, PassDevice device = PassD
 /// Floating-point operations, a multiplication and an addition being two, that a forward and a backward of one
 /// token ask for by the model's definition: three times the products of its forward, in rows of
 /// `sequence_length` tokens, the half of attention that causality hides counted. What recomputation adds is not
-/// in it: model FLOPs utilisation counts so (Chowdhery et al.: PaLM, 2022, appendix B).
+/// in it: model FLOPs utilisation counts so (Chowdhery et al.: PaLM, 2022, appendix B). 0 for a model that
+/// cannot be planned.
 double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length);
 
 }  // namespace fsdp::plan

@@ -22,7 +22,7 @@ struct MixedPrecisionOptions {
   bool keep_low_precision_grads = false;
   /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 whatever the others
   /// are: "*norm*".
-  std::vector<std::string> keep_float32;
+  std::vector<std::string> keep_float32 = {};
 };
 
 /// What a wrap policy sees of a stage.
@@ -39,6 +39,7 @@ using WrapPolicy = std::function<bool(const StageInfo& info)>;
 using DimensionPolicy =
     std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
 
+/// How a model is cut into units and these into shards, and in which order they are gathered, freed and reduced.
 struct ShardOptions {
   /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward),
   /// "hybrid_shard" and "hybrid_shard_zero2" (the same within a slice, mesh axis data, with a replica in each
@@ -54,29 +55,29 @@ struct ShardOptions {
   /// on every rank, and their gradients are all-reduced.
   bool shard_1d_parameters = false;
   /// Decides in place of these two. Library only.
-  DimensionPolicy dimension_policy;
+  DimensionPolicy dimension_policy = {};
 
   /// Auto-wrap threshold: a stage with at least this many parameters that no unit inside it holds becomes a
   /// unit.
   int64_t min_num_params = 100'000;
   /// Stage types (Stage::type_name()) that become units whatever their size.
-  std::vector<std::string> wrap_stages;
+  std::vector<std::string> wrap_stages = {};
   /// Stage types that never become units themselves; stages inside them may.
   std::vector<std::string> exclude_stages = {"attention"};
   /// Stage types inside which nothing becomes a unit.
-  std::vector<std::string> leaf_stages;
+  std::vector<std::string> leaf_stages = {};
   /// Decides in place of min_num_params and wrap_stages. Library only.
-  WrapPolicy wrap_policy;
+  WrapPolicy wrap_policy = {};
   /// Exactly these stages and the root become units, in place of any policy. Library only.
-  std::vector<const nn::Hookable*> units;
+  std::vector<const nn::Hookable*> units = {};
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
-  std::vector<std::string> replicated_parameters;
+  std::vector<std::string> replicated_parameters = {};
 
   /// full_shard: free a unit's parameters after its forward and gather them again in backward. Off: one
   /// gather a step, more memory.
   bool reshard_after_forward = true;
   /// Patterns of names of units that stay gathered from forward to backward all the same.
-  std::vector<std::string> keep_after_forward;
+  std::vector<std::string> keep_after_forward = {};
   /// Free the root unit as well; off: it stays from its forward to the end of backward.
   bool reshard_root_after_forward = false;
   /// Free the unit that forward uses last as well; off: it stays, because backward begins with it.
@@ -98,7 +99,7 @@ struct ShardOptions {
   /// with a float16 reduction the power of two nearest the square root of the world size.
   double gradient_predivide_factor = 0;
 
-  MixedPrecisionOptions mixed_precision;
+  MixedPrecisionOptions mixed_precision = {};
 };
 
 }  // namespace fsdp::shard

@@ -34,6 +34,7 @@ namespace fsdp::shard {
 /// Marks what comes out of the module, in place of the rule that a tensor is sharded on its batch dimension.
 using ShardOutput = std::function<void(const at::Tensor& output, const comm::Mesh& mesh)>;
 
+/// Of spmd_fully_shard().
 struct SpmdOptions {
   SpmdOptions() {
     shard.layout = "per_parameter";

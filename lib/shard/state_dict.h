@@ -28,15 +28,20 @@
 
 namespace fsdp::shard {
 
+/// An entry of a state dict.
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
 };
 
-using FullStateDict = std::vector<NamedTensor>;     ///< by parameter
-using ShardedStateDict = std::vector<TensorSlice>;  ///< by parameter
-using LocalStateDict = std::vector<NamedTensor>;    ///< by unit: [shard_numel]
+/// Whole tensors, by parameter.
+using FullStateDict = std::vector<NamedTensor>;
+/// This rank's ranges, by parameter.
+using ShardedStateDict = std::vector<TensorSlice>;
+/// This rank's flat shards, by unit: [shard_numel].
+using LocalStateDict = std::vector<NamedTensor>;
 
+/// Which ranks get the whole tensors, and where.
 struct FullStateDictOptions {
   bool rank0_only = false;  ///< the other ranks take part in the gathers and get an empty state dict
   bool to_host = false;     ///< the tensors lie in host memory

@@ -1,13 +1,79 @@
 #include "train/evaluate.h"
 
-#include <optional>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <numbers>
 
 #include "comm/mesh.h"
 #include "config/checks.h"
+#include "data/tokenizer.h"
+#include "nn/loss.h"
 #include "train/run_parts.h"
 #include "util/error.h"
+#include "util/log.h"
+#include "util/text.h"
 
 namespace fsdp::train {
+
+double Validation::perplexity() const { return std::exp(loss); }
+
+std::optional<double> Validation::bits_per_byte() const {
+  if (!bytes || *bytes == 0) return std::nullopt;
+  return loss * static_cast<double>(tokens) / std::numbers::ln2 / static_cast<double>(*bytes);
+}
+
+std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
+                                   comm::Communicator& communicator, const ValidationHooks& hooks) {
+  at::NoGradGuard no_grad;
+  enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kSums };
+  at::Tensor totals = at::zeros({kSums}, at::kDouble);
+  double* sums = totals.data_ptr<double>();
+  for (int64_t index = 0; index < loader.num_batches(); ++index) {
+    if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
+    data::Batch batch = loader.batch(index);
+    // A batch in which nothing counts still runs: its forward is collective.
+    at::Tensor loss =
+        nn::loss_of(model, batch.inputs.to(communicator.device()), batch.targets.to(communicator.device()),
+                    {.documents = batch.document_starts});
+    if (batch.counted == 0) continue;
+    const auto tokens = static_cast<double>(batch.counted);
+    sums[kLosses] += loss.item<double>() * tokens;
+    sums[kTokens] += tokens;
+    if (hooks.bytes == nullptr) continue;
+    auto counted = hooks.bytes->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
+    counted ? sums[kBytes] += static_cast<double>(*counted) : sums[kForeignBatches] += 1;
+  }
+  communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
+  Validation validation{.loss = sums[kLosses] / sums[kTokens],
+                        .samples = loader.num_samples(),
+                        .tokens = static_cast<int64_t>(sums[kTokens]),
+                        .bytes = std::nullopt};
+  if (hooks.bytes != nullptr && sums[kForeignBatches] == 0) {
+    validation.bytes = static_cast<int64_t>(sums[kBytes]);
+  }
+  return validation;
+}
+
+std::string validation_text(const Validation& validation) {
+  const std::optional<double> bits = validation.bits_per_byte();
+  return util::concat("loss ", util::fixed(validation.loss, 4), ", perplexity ",
+                      util::fixed(validation.perplexity(), 2),
+                      bits ? util::concat(", ", util::fixed(*bits, 4), " bits per byte") : "", " over ",
+                      validation.samples, " samples");
+}
+
+std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank) {
+  try {
+    return std::make_unique<data::TokenBytes>(*data::make_tokenizer(config.data.tokenizer));
+  } catch (const util::Error& error) {
+    if (is_first_rank) {
+      util::log_warning(util::concat("validations will not tell the bits per byte: ", error.what()));
+    }
+    return nullptr;
+  }
+}
 
 Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights) {

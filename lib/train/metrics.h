@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "train/evaluator.h"
+#include "train/evaluate.h"
 #include "train/metrics_csv.h"
 #include "train/record_file.h"
 #include "train/tensorboard.h"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/batch_warmup.h"
-
 namespace fsdp::train {
 
 int64_t steps_of_epochs(const config::TrainingOptions& options, const data::TrainLoader& loader,

@@ -15,10 +15,9 @@
 #include "shard/replica_check.h"
 #include "shard/root_unit.h"
 #include "train/banner.h"
-#include "train/batch_warmup.h"
 #include "train/block_graphs.h"
 #include "train/data_record.h"
-#include "train/evaluator.h"
+#include "train/evaluate.h"
 #include "train/peak_rate.h"
 #include "train/run_environment.h"
 #include "train/run_length.h"
@@ -72,6 +71,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   tell_batch();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
   peak_ = find_peak_rate(config_, *communicator_);
+  flops_a_token_ = plan::model_flops_a_token(config_.model, config_.data.sequence_length);
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
     prepare_output();
@@ -350,8 +350,7 @@ void Trainer::report(const StepResult& result, double lr) {
                                       kernels::matmul_by_name(config_.training.matmul))
                : 0.0;
   };
-  const double flops_per_second =
-      reading.tokens_per_second * plan::model_flops_a_token(config_.model, config_.data.sequence_length);
+  const double flops_per_second = reading.tokens_per_second * flops_a_token_;
   metrics.mfu = utilisation(peak_, flops_per_second / communicator_->world_size(), measure_again);
   metrics.peak_tflops = peak_.flops_per_second / 1e12;
   metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);

@@ -92,6 +92,7 @@ class Trainer {
   std::optional<data::TrainLoader> loader_;
   std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null: none
   std::optional<TimedBatches> batches_;                 ///< of the loader or what loads ahead of it
+  double flops_a_token_ = 0;                            ///< of the model's definition, forward and backward
   PeakRate peak_;                                       ///< raised by rank 0 where a step was faster
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known

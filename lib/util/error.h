@@ -27,6 +27,7 @@ enum class ErrorKind : int {
 /// Exit code of a run that was told to stop and saved first (EX_TEMPFAIL).
 inline constexpr int kExitPreempted = 75;
 
+/// What the library throws for failures that are not its own defects.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}

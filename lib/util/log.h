@@ -10,6 +10,7 @@
 
 namespace fsdp::util {
 
+/// How severe a line is, least first; kOff is above all.
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
 void log_debug(std::string_view message);

@@ -4,18 +4,14 @@
 //   consumer FOLDER                 under a launcher, or as one process
 //   consumer FOLDER THREADS [STEP]  threads as ranks; from the checkpoint of that step in the folder
 
-#include <checkpoint/load.h>
-#include <checkpoint/save.h>
-#include <checkpoint/state_slices.h>
-#include <comm/launch_environment.h>
-#include <comm/make_communicator.h>
-#include <comm/thread_communicator.h>
-#include <optim/engine_shards.h>
-#include <shard/fully_shard.h>
-#include <shard/grad_norm.h>
+#include <fsdp/checkpoint.h>
+#include <fsdp/communicator.h>
+#include <fsdp/error.h>
+#include <fsdp/fully_shard.h>
+#include <fsdp/grad_norm.h>
+#include <fsdp/optimizer.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>
-#include <util/error.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -27,7 +23,7 @@
 
 namespace {
 
-using Communicator = std::shared_ptr<fsdp::comm::Communicator>;
+using Communicator = std::shared_ptr<fsdp::Communicator>;
 
 at::Tensor loss_of(Tagger& model, int rank, int64_t step) {
   at::Tensor ids = (at::arange(40).view({10, 4}) * (3 + rank) + step) % Tagger::kTokens;
@@ -40,27 +36,26 @@ double train(const Communicator& communicator, const std::filesystem::path& fold
              int64_t last) {
   torch::manual_seed(1);  // the same first weights on every rank
   auto model = std::make_shared<Tagger>();
-  auto engine = fsdp::shard::fully_shard(*model, {.min_num_params = 2000}, communicator);
+  auto engine = fsdp::fully_shard(*model, {.min_num_params = 2000}, communicator);
 
-  fsdp::optim::OptimizerOptions options{.name = "adamw", .lr = 1e-2};
-  auto optimizer = fsdp::optim::make_optimizer(options, fsdp::optim::flat_parameters(*engine, options));
-  auto state = [&](auto purpose) { return fsdp::checkpoint::state_slices(*engine, *optimizer, purpose); };
+  fsdp::OptimizerOptions options{.name = "adamw", .lr = 1e-2};
+  auto optimizer = fsdp::make_optimizer(options, fsdp::flat_parameters(*engine, options));
+  auto state = [&](auto purpose) { return fsdp::state_slices(*engine, *optimizer, purpose); };
   if (first > 0) {
-    auto from = folder / fsdp::checkpoint::step_folder_name(first);
-    fsdp::checkpoint::load_slices(from, fsdp::checkpoint::read_manifest(from),
-                                  state(fsdp::checkpoint::SlicePurpose::kLoad));
+    auto from = folder / fsdp::step_folder_name(first);
+    fsdp::load_slices(from, fsdp::read_manifest(from), state(fsdp::SlicePurpose::kLoad));
     optimizer->set_step_count(first);
   }
   at::Tensor loss;
   for (int64_t step = first; step < last; ++step) {
     engine->zero_gradients();
     loss = loss_of(*model, communicator->rank(), step);
-    loss.backward();                                         // gathers, frees and reduces as it goes
-    fsdp::shard::clip_grad_norm(*engine, /*max_norm=*/1.0);  // of all ranks together
-    optimizer->step(fsdp::optim::shard_gradients(*engine), options.lr);  // on this rank's shards
+    loss.backward();                                              // gathers, frees and reduces as it goes
+    fsdp::clip_grad_norm(*engine, /*max_norm=*/1.0);              // of all ranks together
+    optimizer->step(fsdp::shard_gradients(*engine), options.lr);  // on this rank's shards
   }
-  fsdp::checkpoint::save_sharded({.root = folder, .step = last, .layout = "flat"},
-                                 state(fsdp::checkpoint::SlicePurpose::kSave), *communicator);
+  fsdp::save_sharded({.root = folder, .step = last, .layout = "flat"}, state(fsdp::SlicePurpose::kSave),
+                     *communicator);
   return loss.item<double>();
 }
 // [end of example]
@@ -77,14 +72,13 @@ int run(const Communicator& communicator, const std::filesystem::path& folder, i
 }  // namespace
 
 int main(int argc, char** argv) {
-  return fsdp::util::run_guarded([&] {
-    if (argc < 2) fsdp::util::fail(fsdp::util::ErrorKind::kUsage, "usage: consumer FOLDER [threads]");
+  return fsdp::run_guarded([&] {
+    if (argc < 2) fsdp::fail(fsdp::ErrorKind::kUsage, "usage: consumer FOLDER [threads]");
     const std::filesystem::path folder = argv[1];
-    if (argc == 2)
-      return run(fsdp::comm::make_communicator(fsdp::comm::read_launch_environment(), {}), folder);
+    if (argc == 2) return run(fsdp::make_communicator(fsdp::read_launch_environment(), {}), folder);
     const int64_t begin = argc > 3 ? std::stoll(argv[3]) : 0;
     std::atomic<int> failures = 0;
-    fsdp::comm::run_ranks_as_threads(std::stoi(argv[2]), [&](fsdp::comm::Communicator& communicator) {
+    fsdp::run_ranks_as_threads(std::stoi(argv[2]), [&](fsdp::Communicator& communicator) {
       // Owned by whoever runs the threads.
       const int code = run(Communicator(std::shared_ptr<void>(), &communicator), folder, begin);
       if (code != EXIT_SUCCESS) ++failures;

@@ -2,7 +2,7 @@
 
 // A model that the library knows nothing of: torch's own encoder layers between an embedding and a head.
 
-#include <nn/stage.h>
+#include <fsdp/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/transformerlayer.h>
@@ -10,13 +10,13 @@
 #include <memory>
 #include <string>
 
-class Tagger final : public fsdp::nn::Stage {
+class Tagger final : public fsdp::Stage {
  public:
   static constexpr int64_t kTokens = 32, kTags = 7, kWidth = 24, kLayers = 3;
 
   Tagger() {
     embedding_ = register_module("embedding", torch::nn::Embedding(kTokens, kWidth));
-    layers_ = register_module("layers", std::make_shared<fsdp::nn::StageList>());
+    layers_ = register_module("layers", std::make_shared<fsdp::StageList>());
     for (int64_t i = 0; i < kLayers; ++i) {
       auto options = torch::nn::TransformerEncoderLayerOptions(kWidth, 4).dim_feedforward(48).dropout(0.0);
       auto layer = std::make_shared<torch::nn::TransformerEncoderLayerImpl>(options);
@@ -28,16 +28,16 @@ class Tagger final : public fsdp::nn::Stage {
 
  protected:
   /// ids: [T, B] int64 -> scores: [T, B, kTags]
-  at::Tensor compute(const at::Tensor& ids, const fsdp::nn::StageContext& context) override {
+  at::Tensor compute(const at::Tensor& ids, const fsdp::StageContext& context) override {
     at::Tensor x = embedding_->forward(ids);
     for (const auto& layer : *layers_) x = layer->forward(x, context);
     return head_->forward(x);
   }
 
  private:
-  using EncoderStage = fsdp::nn::StageAdaptor<torch::nn::TransformerEncoderLayerImpl>;
+  using EncoderStage = fsdp::StageAdaptor<torch::nn::TransformerEncoderLayerImpl>;
 
   torch::nn::Embedding embedding_{nullptr};
-  std::shared_ptr<fsdp::nn::StageList> layers_;
+  std::shared_ptr<fsdp::StageList> layers_;
   torch::nn::Linear head_{nullptr};
 };

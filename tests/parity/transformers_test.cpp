@@ -12,10 +12,10 @@
 #include "checkpoint/hugging_face_config.h"
 #include "e2e/programs.h"
 #include "nn/options.h"
+#include "support/build_model.h"
 #include "support/safetensors_files.h"
 #include "support/tiny_config.h"
 #include "support/tiny_models.h"
-#include "train/build_model.h"
 #include "util/error.h"
 #include "util/file.h"
 
@@ -73,7 +73,7 @@ Case case_of(const std::string& name) {
 
 at::Tensor logits_of(const std::string& folder, nn::ModelOptions options) {
   options.init_from = folder;
-  auto model = train::build_model(options, 1);
+  auto model = testing::build_model(options, 1);
   at::NoGradGuard no_grad;
   return model->forward(testing::token_rows(0, 2, 11, options.vocab_size)).flatten();
 }

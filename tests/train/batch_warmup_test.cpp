@@ -1,9 +1,9 @@
-#include "train/batch_warmup.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <vector>
+
+#include "train/run_length.h"
 
 namespace fsdp::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/build_model.h"
+#include "support/build_model.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ class BuildModelTest : public ::testing::Test {
  protected:
   /// Writes the weights of a model of these options, tied ones once.
   std::string exported(const nn::ModelOptions& options, uint64_t seed) {
-    auto model = build_model(options, seed);
+    auto model = testing::build_model(options, seed);
     testing::NamedTensors tensors;
     for (const auto& parameter : model->named_parameters()) {
       if (options.tie_word_embeddings && parameter.key() == "lm_head.weight") continue;
@@ -28,7 +28,7 @@ class BuildModelTest : public ::testing::Test {
 
   std::string failure(const nn::ModelOptions& options) {
     try {
-      build_model(options, 1);
+      testing::build_model(options, 1);
     } catch (const util::Error& error) {
       EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
       return error.what();
@@ -44,9 +44,9 @@ TEST_F(BuildModelTest, TakesEveryWeightFromTheFile) {
   for (bool tied : {false, true}) {
     auto options = testing::tiny_options();
     options.tie_word_embeddings = tied;
-    auto original = build_model(options, 5);
+    auto original = testing::build_model(options, 5);
     options.init_from = exported(options, 5);
-    auto loaded = build_model(options, 6);
+    auto loaded = testing::build_model(options, 6);
     for (const auto& parameter : original->named_parameters()) {
       EXPECT_TRUE(at::equal(parameter.value(), loaded->named_parameters()[parameter.key()]))
           << parameter.key();
@@ -56,13 +56,13 @@ TEST_F(BuildModelTest, TakesEveryWeightFromTheFile) {
 
 TEST_F(BuildModelTest, TakesTheWeightsOfACheckpoint) {
   auto options = testing::tiny_options("gpt2");
-  auto original = build_model(options, 5);
+  auto original = testing::build_model(options, 5);
   testing::NamedTensors tensors;
   for (const auto& parameter : original->named_parameters()) {
     tensors.emplace_back(util::concat("model/", parameter.key()), parameter.value().detach());
   }
   options.init_from = testing::save_checkpoint(folder_ / "run", tensors, 3).string();
-  auto loaded = build_model(options, 6);
+  auto loaded = testing::build_model(options, 6);
   for (const auto& parameter : original->named_parameters()) {
     EXPECT_TRUE(at::equal(parameter.value(), loaded->named_parameters()[parameter.key()])) << parameter.key();
   }

@@ -11,11 +11,11 @@
 #include "comm/single_communicator.h"
 #include "nn/decoder.h"
 #include "shard/fully_shard.h"
+#include "support/build_model.h"
 #include "support/counting_allocator.h"
 #include "support/safetensors_files.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
-#include "train/build_model.h"
 #include "train/run_parts.h"
 
 namespace fsdp::train {
@@ -52,7 +52,7 @@ class InitialWeights : public ::testing::Test {
   /// undefined.
   template <typename Change>
   fs::path exported(const nn::ModelOptions& options, const Change& change) {
-    auto model = build_model(options, 5);
+    auto model = testing::build_model(options, 5);
     testing::NamedTensors tensors;
     std::set<const void*> seen;
     for (const auto& parameter : model->named_parameters()) {
@@ -99,7 +99,7 @@ TEST_F(InitialWeights, AreBitwiseThoseOfAWholeModelAtAnyNumberOfRanks) {
       config_.model.tie_word_embeddings = tied;
       for (bool stored : {false, true}) {
         config_.model.init_from = stored ? exported(config_.model).string() : "";
-        auto whole = build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
+        auto whole = testing::build_model(config_.model, static_cast<uint64_t>(config_.run.seed));
         for (const char* layout : {"flat", "per_parameter"}) {
           config_.fsdp.layout = layout;
           for (int world_size : {1, 2, 3, 8}) {
@@ -122,10 +122,10 @@ TEST_F(InitialWeights, OfALowerPrecisionAreConverted) {
     return tensor.to(name.find("mlp") != std::string::npos ? at::kHalf : at::kBFloat16);
   });
   config_.model.init_from = path.string();
-  auto whole = build_model(config_.model, 1);
-  EXPECT_FALSE(
-      at::equal(whole->named_parameters()["lm_head.weight"],
-                build_model(testing::tiny_config(folder_).model, 5)->named_parameters()["lm_head.weight"]));
+  auto whole = testing::build_model(config_.model, 1);
+  EXPECT_FALSE(at::equal(
+      whole->named_parameters()["lm_head.weight"],
+      testing::build_model(testing::tiny_config(folder_).model, 5)->named_parameters()["lm_head.weight"]));
   expect_values_of(*whole, beginning(3, config_), "bfloat16 and float16");
 }
 
@@ -154,7 +154,7 @@ TEST_F(InitialWeights, AreReadOnceInAllAndByTheirOwnersOnly) {
 TEST_F(InitialWeights, WithBroadcastAreReadByTheFirstRankOnly) {
   config_.model.init_from = exported(config_.model).string();
   config_.model.init_broadcast = true;
-  auto whole = build_model(config_.model, 1);
+  auto whole = testing::build_model(config_.model, 1);
   comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
     config::Config config = config_;
     if (communicator.rank() != 0) config.model.init_from = folder_ / "not there";
@@ -199,7 +199,7 @@ TEST_F(InitialWeights, ThatDoNotFitAreListedAtOnceOnEveryRank) {
 TEST_F(InitialWeights, WithTensorsThatNothingUsesAreRefusedUnlessThoseAreNamed) {
   const auto write = [&](const testing::NamedTensors& more) {
     testing::NamedTensors tensors = more;
-    for (const auto& parameter : build_model(testing::tiny_options(), 5)->named_parameters()) {
+    for (const auto& parameter : testing::build_model(testing::tiny_options(), 5)->named_parameters()) {
       tensors.emplace_back(parameter.key(), parameter.value().detach().clone());
     }
     testing::write_safetensors(folder_ / "more.safetensors", tensors);
@@ -209,21 +209,21 @@ TEST_F(InitialWeights, WithTensorsThatNothingUsesAreRefusedUnlessThoseAreNamed) 
   write({{"model.layers.0.self_attn.rotary_emb.inv_freq", at::ones({3})}});
   const auto whole = beginning(2, config_);
   write({{"model.layers.0.self_attn.q_norm.weight", at::ones({3})}, {"score.weight", at::ones({2, 12})}});
-  auto [kind, text] = error_of([&] { build_model(config_.model, 1); });
+  auto [kind, text] = error_of([&] { testing::build_model(config_.model, 1); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
   EXPECT_THAT(text, AllOf(HasSubstr("unexpected: model.layers.0.self_attn.q_norm.weight, score.weight"),
                           HasSubstr("model.init_unused")));
   config_.model.init_unused = {"score.*"};
-  EXPECT_THAT(error_of([&] { build_model(config_.model, 1); }).second,
+  EXPECT_THAT(error_of([&] { testing::build_model(config_.model, 1); }).second,
               AllOf(HasSubstr("q_norm"), ::testing::Not(HasSubstr("score"))));
   config_.model.init_unused.push_back("*.q_norm.weight");
-  expect_values_of(*build_model(config_.model, 1), whole, "with unused tensors");
+  expect_values_of(*testing::build_model(config_.model, 1), whole, "with unused tensors");
 }
 
 TEST_F(InitialWeights, MayLackThePrefixOfTheLanguageModelAndHaveMasks) {
   config_.model = testing::tiny_options("gpt2");
   config_.model.tie_word_embeddings = true;
-  auto model = build_model(config_.model, 5);
+  auto model = testing::build_model(config_.model, 5);
   testing::NamedTensors tensors = {{"h.0.attn.bias", at::ones({1, 1, 4, 4})}};
   for (const auto& parameter : model->named_parameters()) {
     const std::string prefix = "transformer.";

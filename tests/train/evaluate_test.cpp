@@ -1,4 +1,4 @@
-#include "train/evaluator.h"
+#include "train/evaluate.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,29 @@
+#pragma once
+
+/// \file
+/// All public headers. What they do not name is internal: it lies under fsdp/internal where the library is
+/// installed, and may change with any version.
+///
+/// \code{.cpp}
+/// // A model of one's own on all ranks of the launcher.
+/// std::shared_ptr<fsdp::Engine> shard(torch::nn::Module& model) {
+///   auto communicator = fsdp::make_communicator(fsdp::read_launch_environment(), {});
+///   return fsdp::fully_shard(model, {.min_num_params = 100'000}, communicator);
+/// }
+/// \endcode
+/// Collective, errors, lifetime: as each header says.
+
+#include <fsdp/checkpoint.h>
+#include <fsdp/communicator.h>
+#include <fsdp/decoder.h>
+#include <fsdp/error.h>
+#include <fsdp/fully_shard.h>
+#include <fsdp/grad_norm.h>
+#include <fsdp/log.h>
+#include <fsdp/mesh.h>
+#include <fsdp/module.h>
+#include <fsdp/optimizer.h>
+#include <fsdp/recompute.h>
+#include <fsdp/schedule.h>
+#include <fsdp/spmd.h>
+#include <fsdp/state_dict.h>

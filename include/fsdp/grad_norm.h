@@ -1,0 +1,32 @@
+#pragma once
+
+/// \file
+/// The norm of the whole gradient, over all units and ranks, and clipping by it
+/// (torch.nn.utils.clip_grad_norm_): what every rank holds whole counts once.
+///
+/// Collective: all of it, one all-reduce of a double each.
+///
+/// Errors: Error(kUsage) while gradients wait to be reduced (a micro-batch without sync, a backward under
+/// way).
+///
+/// Lifetime: nothing is kept.
+///
+/// \code{.cpp}
+/// bool clip_or_skip(fsdp::Engine& engine) {
+///   const double norm = fsdp::clip_grad_norm(engine, /*max_norm=*/1.0);  // before clipping
+///   if (std::isfinite(norm)) return true;
+///   std::cerr << "not finite: " << fsdp::first_unit_that_is_not_finite(engine) << "\n";
+///   return false;
+/// }
+/// \endcode
+
+#include "shard/grad_norm.h"
+
+namespace fsdp {
+
+using shard::clip_grad_norm;
+using shard::first_unit_that_is_not_finite;
+using shard::grad_norm;
+using shard::unit_with_largest_gradient;
+
+}  // namespace fsdp

@@ -1,0 +1,30 @@
+#pragma once
+
+/// \file
+/// Activation checkpointing: a stage keeps its input alone and runs again in backward (Chen et al.: Training
+/// deep nets with sublinear memory cost, 2016). Losses and gradients stay bit for bit the same.
+///
+/// Collective: nothing by itself.
+///
+/// Errors: Error(kUsage) for a type that no stage has, for the root's, and for second derivatives.
+///
+/// Lifetime: the hooks belong to the stages. Attach them after fully_shard(), so that they lie inside the
+/// units.
+///
+/// \code{.cpp}
+/// std::shared_ptr<fsdp::Engine> shard_and_recompute(fsdp::Stage& model,
+///                                                   const std::shared_ptr<fsdp::Communicator>& communicator) {
+///   auto engine = fsdp::fully_shard(model, {}, communicator);
+///   fsdp::checkpoint_activations(model, {"block"});
+///   return engine;
+/// }
+/// \endcode
+
+#include "nn/recompute.h"
+
+namespace fsdp {
+
+using nn::checkpoint_activations;
+using nn::Recompute;
+
+}  // namespace fsdp

@@ -1,0 +1,33 @@
+#pragma once
+
+/// \file
+/// FSDP via SPMD (PyTorch/XLA's FSDPv2) on the same engine: parameters are cut one by one on a mesh axis, the
+/// batch over dcn x data. Whole batches go in, the rank's rows come out.
+///
+/// Collective: spmd_fully_shard(), forward and backward.
+///
+/// Errors: Error(kUsage) for a module that is sharded already and for marks and options that contradict each
+/// other.
+///
+/// Lifetime: as in fsdp/fully_shard.h; marks belong to tensors and go with them.
+///
+/// \code{.cpp}
+/// at::Tensor rows_of_this_rank(fsdp::Stage& model, const fsdp::Mesh& mesh, const at::Tensor& whole_batch) {
+///   fsdp::SpmdOptions options;
+///   options.auto_wrap_policy = fsdp::stage_type_policy({"block"});
+///   auto engine = fsdp::spmd_fully_shard(model, mesh, {}, options);
+///   return model.forward(whole_batch);                  // [B, ...] in, [B / (dcn * data), ...] out
+/// }
+/// \endcode
+
+#include "shard/spmd_fully_shard.h"
+
+namespace fsdp {
+
+using shard::mark_sharding;
+using shard::ShardOutput;
+using shard::spmd_fully_shard;
+using shard::SpmdOptions;
+using shard::stage_type_policy;
+
+}  // namespace fsdp
