@@ -1,8 +1,8 @@
 #pragma once
 
 // fsdp-plan, and fsdp-train --plan: what a run needs, on machines that need not be there. From the config
-// alone: the model is there in outline, its units are chosen as fully_shard() chooses them, and everything
-// else is arithmetic. No processes, no data, no memory to speak of, and no libtorch.
+// alone: the model is built on meta tensors, its units are chosen as fully_shard() chooses them, one pass of it
+// is recorded (plan/recorded_pass.h), and everything else is arithmetic. No other processes, no data.
 
 #include <cstdint>
 #include <optional>
