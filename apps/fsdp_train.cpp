@@ -236,7 +236,7 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
       "--plan", arguments.plan,
       "print what a rank of the run would need, computed from the config alone: memory, communication, time, "
       "the largest micro batch that fits, and what to change when none does. Needs no data, no other process "
-      "and next to no memory. The program fsdp-plan prints the same without loading libtorch");
+      "and next to no memory. The program fsdp-plan prints the same");
   CLI::Option* dry_run = app.add_flag(
       "--dry-run", arguments.dry_run,
       "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the "

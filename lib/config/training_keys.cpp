@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "config/key_tables.h"
+#include "optim/parameter_groups.h"
+#include "optim/schedule.h"
 
 namespace fsdp::config {
 namespace {
@@ -13,7 +15,7 @@ Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
 Constraint an_optimizer() {
-  Constraint constraint = one_of({"adamw", "adam", "sgd", "lion", "muon"});
+  Constraint constraint = one_of(optim::optimizer_names());
   constraint.because =
       "adafactor is not among them: it keeps sums of rows and columns of whole matrices, which no shard has; "
       "muon works with whole matrices, and lion keeps half of adamw's state";
@@ -153,10 +155,7 @@ std::vector<Key> training_keys() {
        from_up_to_below(0, 1),
        {}},
 
-      {KEY(lr_scheduler, name),
-       "course of the learning rate",
-       one_of({"constant", "cosine", "linear", "wsd", "inverse_sqrt", "polynomial", "tri_stage"}),
-       {}},
+      {KEY(lr_scheduler, name), "course of the learning rate", one_of(optim::schedule_names()), {}},
       {KEY(lr_scheduler, warmup_steps), "steps of linear warm-up", at_least(0), {}},
       {KEY(lr_scheduler, warmup_ratio),
        "in place of warmup_steps: the warm-up's share of all steps, such as 0.03; 0: warmup_steps count",

@@ -305,8 +305,6 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   for (auto& [original, copy] : rests) original.copy_(copy);
 }
 
-std::vector<std::string> optimizer_names() { return {"adamw", "adam", "sgd", "lion", "muon"}; }
-
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters, WholeMatrices* matrices) {
   if (options.name == "adamw") {

@@ -132,9 +132,6 @@ class Optimizer {
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };
 
-/// Of all optimizers, as OptimizerOptions::name takes them.
-std::vector<std::string> optimizer_names();
-
 /// Throws Error(kUsage) for an unknown name or a number outside its range. `matrices` must outlive the
 /// optimizer; muon needs it.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,

@@ -31,23 +31,42 @@ double weight_decay_of(const OptimizerOptions& options, const Treatment& treatme
 
 namespace {
 
-std::vector<StateKind> own_state_kinds(const OptimizerOptions& options) {
-  using Elements = StateKind::Elements;
-  if (options.name == "adamw" || options.name == "adam") return {{"exp_avg"}, {"exp_avg_sq"}};
-  if (options.name == "lion") return {{"exp_avg"}};
-  if (options.name == "sgd" && options.momentum != 0) return {{"momentum_buffer"}};
-  if (options.name == "muon") {
-    return {{"momentum_buffer", Elements::kMatrices},
-            {"exp_avg", Elements::kOthers},
-            {"exp_avg_sq", Elements::kOthers}};
-  }
-  return {};
+std::vector<StateKind> of_adam(const OptimizerOptions&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
+
+std::vector<StateKind> of_lion(const OptimizerOptions&) { return {{"exp_avg"}}; }
+
+std::vector<StateKind> of_sgd(const OptimizerOptions& options) {
+  if (options.momentum == 0) return {};
+  return {{"momentum_buffer"}};
 }
+
+std::vector<StateKind> of_muon(const OptimizerOptions&) {
+  using Elements = StateKind::Elements;
+  return {{"momentum_buffer", Elements::kMatrices},
+          {"exp_avg", Elements::kOthers},
+          {"exp_avg_sq", Elements::kOthers}};
+}
+
+struct NamedOptimizer {
+  const char* name;
+  std::vector<StateKind> (*own_states)(const OptimizerOptions&);
+};
+constexpr NamedOptimizer kOptimizers[] = {
+    {"adamw", of_adam}, {"adam", of_adam}, {"sgd", of_sgd}, {"lion", of_lion}, {"muon", of_muon}};
 
 }  // namespace
 
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const NamedOptimizer& optimizer : kOptimizers) names.emplace_back(optimizer.name);
+  return names;
+}
+
 std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
-  std::vector<StateKind> kinds = own_state_kinds(options);
+  std::vector<StateKind> kinds;
+  for (const NamedOptimizer& optimizer : kOptimizers) {
+    if (options.name == optimizer.name) kinds = optimizer.own_states(options);
+  }
   if (options.ema_decay > 0) kinds.push_back({kEmaState});
   return kinds;
 }

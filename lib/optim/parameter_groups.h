@@ -44,6 +44,9 @@ struct StateKind {
   }
 };
 
+/// Of all optimizers, as OptimizerOptions::name takes them.
+std::vector<std::string> optimizer_names();
+
 /// Those of the optimizer of that name, and the average of the weights last; none for an unknown name.
 std::vector<StateKind> state_kinds(const OptimizerOptions& options);
 

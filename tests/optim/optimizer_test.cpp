@@ -363,6 +363,25 @@ void expect_refused(const OptimizerOptions& options, const std::string& part) {
   }
 }
 
+/// Of an optimizer without any.
+class NoMatrices : public WholeMatrices {
+ public:
+  bool has_matrices(size_t) const override { return false; }
+  void map(size_t, const at::Tensor&, const Function&) override {}
+};
+
+TEST(MakeOptimizer, MakesEveryOneThatHasAName) {
+  NoMatrices matrices;
+  for (const std::string& name : optimizer_names()) {
+    OptimizerOptions options;
+    options.name = name;
+    options.momentum = 0.9;
+    const auto optimizer = make_optimizer(options, {parameter_of(at::zeros({2}))}, &matrices);
+    EXPECT_EQ(optimizer->options().name, name);
+    EXPECT_FALSE(optimizer->states().empty()) << name;
+  }
+}
+
 TEST(MakeOptimizer, RefusesOptionsWithoutMeaning) {
   OptimizerOptions options;
   options.name = "adamn";
