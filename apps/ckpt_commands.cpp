@@ -20,6 +20,7 @@
 #include "checkpoint/stored_model.h"
 #include "cli/program.h"
 #include "config/print.h"
+#include "config/value.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -227,14 +228,30 @@ CkptCommand add_inspect(CLI::App& app) {
   });
 }
 
+/// What model.init_from needs beside it for the model of a plug-in.
+std::string plugin_section(const checkpoint::StoredModel& stored, const std::string& source) {
+  const std::string head = "[model]\n";
+  std::string text = stored.plugin_config;
+  const size_t at = text.find(head);
+  if (at != std::string::npos) {
+    text.insert(at + head.size(), "init_from = " + config::quoted_text(source) + "\n");
+  }
+  return "[run]\nplugins = " + config::toml_text(stored.plugins) + "\n" + text;
+}
+
 CkptCommand add_config(CLI::App& app) {
   Command command(app, "config", "prints the section [model] of a config that goes on from these weights");
   command.positional(
       "PATH", command->source,
       "a checkpoint, a run's output folder, or a folder (or safetensors file) of Hugging Face");
   return command.runs([](const Arguments& arguments, const util::ByteProgress&) {
+    const checkpoint::StoredModel stored = checkpoint::open_model(arguments.source);
+    if (!stored.plugin_config.empty()) {
+      std::cout << (arguments.as_json ? text_of(stored.config) : plugin_section(stored, arguments.source));
+      return 0;
+    }
     config::Config config;
-    config.model = checkpoint::open_model(arguments.source).options;
+    config.model = stored.options;
     config.model.init_from = arguments.source;
     if (arguments.as_json) {
       std::cout << text_of(checkpoint::hugging_face_config(config.model));

@@ -1,6 +1,9 @@
 #include "config_words.h"
 
 #include "config/keys.h"
+#include "config/plugins.h"
+#include "config/print.h"
+#include "plugin/load.h"
 
 namespace fsdp::apps {
 
@@ -17,6 +20,13 @@ std::vector<cli::Word> config_words() {
     words.push_back(word);
   }
   return words;
+}
+
+std::string keys_for_help(const std::vector<std::string>& plugins, const std::string& config_path,
+                          const std::vector<std::string>& overrides) {
+  plugin::load_with_configs(plugins);
+  config::try_to_load_plugins(config_path, overrides);
+  return "Keys of the config:\n\n" + config::key_reference();
 }
 
 }  // namespace fsdp::apps

@@ -1,7 +1,8 @@
 #pragma once
 
-// The keys of the config as words of a command line.
+// The keys of the config on a command line.
 
+#include <string>
 #include <vector>
 
 #include "cli/page.h"
@@ -10,5 +11,10 @@ namespace fsdp::apps {
 
 /// section.key of every key, with its meaning, its default, and the values to choose from.
 std::vector<cli::Word> config_words();
+
+/// The part of --help on the keys of the config, with those of the plug-ins that the command line and the config
+/// name.
+std::string keys_for_help(const std::vector<std::string>& plugins, const std::string& config_path,
+                          const std::vector<std::string>& overrides);
 
 }  // namespace fsdp::apps

@@ -9,10 +9,13 @@
 
 #include "cli/program.h"
 #include "cli/usage_error.h"
+#include "config/plugins.h"
 #include "generate/generate.h"
 #include "generate/load.h"
 #include "generate/sampler.h"
 #include "generate_output.h"
+#include "plugin/load.h"
+#include "plugin_option.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -29,6 +32,7 @@ using util::fail;
 struct Arguments {
   std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash;
   bool ema = false, json = false;
+  std::vector<std::string> plugins;
   std::optional<int64_t> max_new_tokens;
   generate::GenerationOptions options;
 };
@@ -76,7 +80,9 @@ int run(Arguments& arguments) {
   generate::GenerationOptions& options = arguments.options;
   generate::check_sampling(options.sampling);
   const std::string prompt = read_prompt(arguments);
-  const checkpoint::StoredModel stored = checkpoint::open_model(arguments.checkpoint, arguments.ema);
+  plugin::load_with_configs(arguments.plugins, plugin::Trust::kCommandLine);
+  config::load_plugins({});
+  const checkpoint::StoredModel stored = generate::open_model(arguments.checkpoint, arguments.ema);
   const at::ScalarType dtype = generate::compute_type(stored, arguments.dtype);
   const auto tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(stored)
                                                      : data::make_tokenizer(arguments.tokenizer);
@@ -168,6 +174,7 @@ int main(int argc, char** argv) {
   app.add_flag("--ema", arguments.ema, "the averages of the weights that a run keeps (optimizer.ema_decay)");
   app.add_flag("--json", arguments.json,
                "a JSON object a sample: prompt, text, tokens, ids, tokens_per_second, ending");
+  apps::add_plugin_option(app, arguments.plugins, "");
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   util::MappedAllocator::install();
   return util::run_guarded([&] { return cli::run_command([&] { return run(arguments); }); });

@@ -1,5 +1,4 @@
-// fsdp-plan CONFIG.toml [section.key=value ...]: what fsdp-train --plan prints, in a program without
-// libtorch.
+// fsdp-plan CONFIG.toml [section.key=value ...]: what fsdp-train --plan prints, in a program that does not train.
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -9,10 +8,11 @@
 #include "cli/program.h"
 #include "config/load.h"
 #include "config/model_presets.h"
-#include "config/print.h"
 #include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"
+#include "plugin/load.h"
+#include "plugin_option.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
       "--plan, in some MiB of memory.",
       "fsdp-plan");
   std::string config_path, preset;
-  std::vector<std::string> overrides;
+  std::vector<std::string> overrides, plugins;
   apps::PlanArguments arguments;
   CLI::Option* config = app.add_option("config", config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", overrides, "section.key=value, in place of what the file says");
@@ -67,7 +67,8 @@ int main(int argc, char** argv) {
          "with recomputation; keys behind it change that")
       ->check(cli::one_of(preset_names()));
   apps::add_plan_options(app, arguments);
-  app.footer("Keys of the config:\n\n" + config::key_reference());
+  apps::add_plugin_option(app, plugins, "run.plugins");
+  app.footer([&] { return apps::keys_for_help(plugins, config_path, overrides); });
   const cli::Page page{
       .name = "fsdp-plan",
       .summary = "what a rank of a training run would need, computed from its config",
@@ -80,6 +81,7 @@ int main(int argc, char** argv) {
                    {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
       .words = apps::config_words()};
   if (const auto code = cli::parse(app, page, argc, argv)) return *code;
+  plugin::load_with_configs(plugins);
   return util::run_guarded([&] {
     if (preset.empty() && config->count() == 0) {
       util::fail(

@@ -19,6 +19,8 @@
 #include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"
+#include "plugin/load.h"
+#include "plugin_option.h"
 #include "report/report.h"
 #include "train/device.h"
 #include "train/dry_run.h"
@@ -38,7 +40,7 @@ namespace {
 struct Arguments {
   std::string command;  ///< as a shell takes it
   std::string config_path;
-  std::vector<std::string> overrides;
+  std::vector<std::string> overrides, plugins;
   bool print_config = false;
   bool explain_step = false;
   bool all_units = false;
@@ -309,6 +311,7 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->check(cli::not_empty());
   app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
+  apps::add_plugin_option(app, arguments.plugins, "run.plugins");
   app.add_flag("--print-config", arguments.print_config,
                "print every key with its value and where that comes from (default, line of "
                "the file, command line), and end");
@@ -334,8 +337,11 @@ int main(int argc, char** argv) {
   add_plan_options(app, arguments);
   std::function<int()> command;
   apps::add_train_commands(app, command);
-  app.footer("Keys of the config:\n\n" + config::key_reference());
+  app.footer([&arguments] {
+    return apps::keys_for_help(arguments.plugins, arguments.config_path, arguments.overrides);
+  });
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
+  plugin::load_with_configs(arguments.plugins);
   std::vector<std::string> words;
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");

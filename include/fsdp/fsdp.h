@@ -23,6 +23,7 @@
 #include <fsdp/mesh.h>
 #include <fsdp/module.h>
 #include <fsdp/optimizer.h>
+#include <fsdp/plugin.h>
 #include <fsdp/recompute.h>
 #include <fsdp/schedule.h>
 #include <fsdp/spmd.h>

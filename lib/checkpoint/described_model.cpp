@@ -5,6 +5,7 @@
 #include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/weights_format.h"
+#include "util/error.h"
 #include "util/presence.h"
 
 namespace fsdp::checkpoint {
@@ -25,8 +26,25 @@ std::optional<DescribedModel> described_model(const fs::path& weights) {
     model.where = config.string();
     model.config = read_config_json(config);
   }
-  model.options = options_from_hugging_face(model.config, model.where);
+  read_model_config(model);
   return model;
+}
+
+void read_model_config(DescribedModel& model) {
+  const nlohmann::json& config = model.config;
+  if (!config.is_object() || !config.contains(kPluginConfig)) {
+    model.options = options_from_hugging_face(config, model.where);
+    return;
+  }
+  try {
+    model.options.architecture = config.at("model_type").get<std::string>();
+    model.plugin_config = config.at(kPluginConfig).get<std::string>();
+    model.plugins = config.value(kPluginNames, std::vector<std::string>());
+  } catch (const nlohmann::json::exception&) {
+    util::fail(util::ErrorKind::kCheckpoint, model.where, ": expected texts for \"model_type\" and \"",
+               kPluginConfig, "\" and a list of them for \"", kPluginNames,
+               "\"; found other types; take it from the run's newest checkpoint");
+  }
 }
 
 fs::path config_beside(const fs::path& weights) {

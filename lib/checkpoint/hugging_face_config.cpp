@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "checkpoint/model_traits.h"
+#include "nn/architectures.h"
 #include "util/enum_names.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -238,6 +239,7 @@ void update_llama(json& config, const nn::ModelOptions& options) {
 }  // namespace
 
 nlohmann::json hugging_face_config(const nn::ModelOptions& options) {
+  FSDP_CHECK(nn::is_built_in_architecture(options.architecture), options.architecture);
   nlohmann::json config = {{"vocab_size", options.vocab_size},
                            {"initializer_range", options.initializer_range},
                            {"tie_word_embeddings", options.tie_word_embeddings},

@@ -79,6 +79,11 @@ ConsolidateResult export_model(const ExportRequest& request) {
          " does not say what the model is, so it cannot be exported; fsdp-ckpt "
          "consolidate writes its weights alone");
   }
+  if (source.manifest().model.contains(kPluginConfig)) {
+    fail(ErrorKind::kUsage, "expected a model that transformers knows (llama, gpt2); found ",
+         source.manifest().model.value("model_type", json()).dump(), " of a plug-in in ", manifest,
+         "; fsdp-ckpt consolidate writes its weights, with a config.json that fsdp-generate --plugin reads");
+  }
   Shapes shapes = hugging_face_shapes(
       options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
   Misfits misfits;

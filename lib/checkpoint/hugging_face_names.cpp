@@ -5,6 +5,7 @@
 
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/manifest.h"
+#include "nn/architectures.h"
 #include "util/error.h"
 #include "util/name_patterns.h"
 #include "util/text.h"
@@ -33,6 +34,12 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+MatchedWeights named_alike(const Weights& source) {
+  MatchedWeights matched;
+  for (const std::string& name : source.names()) matched.names.emplace(name, name);
+  return matched;
+}
+
 }  // namespace
 
 void Misfits::refuse_any(const std::string& who, const std::string& config) const {
@@ -54,6 +61,7 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
 
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused) {
+  if (!nn::is_built_in_architecture(options.architecture)) return named_alike(source);
   const std::map<std::string, std::vector<int64_t>> shapes = hugging_face_shapes(options);
   const bool gpt2 = options.architecture == "gpt2";
   const std::string prefix = gpt2 ? "transformer." : "model.";

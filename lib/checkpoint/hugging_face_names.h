@@ -32,6 +32,7 @@ struct MatchedWeights {
       misfits;  ///< what the source lacks, and what it has beside the weights, or in another shape or type
 };
 
+/// For the model of a plug-in, whose shapes are not known here, every tensor has its own name.
 /// `may_be_unused`: patterns of names in the source that may be there and are no weights of the model.
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused = {});

@@ -5,7 +5,6 @@
 
 #include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_names.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/sharded_source.h"
@@ -63,10 +62,10 @@ StoredModel open_model(const fs::path& path, bool ema) {
   StoredModel model;
   const bool is_checkpoint = format_of(path) == WeightsFormat::kCheckpoint;
   is_checkpoint ? open_checkpoint(model, path, ema) : open_safetensors(model, path, ema);
-  const std::string where = (model.folder / (is_checkpoint ? kManifestName : "config.json")).string();
-  model.options = options_from_hugging_face(model.config, where);
+  model.where = (model.folder / (is_checkpoint ? kManifestName : "config.json")).string();
+  read_model_config(model);
   MatchedWeights matched = match_weights(model.weights, model.options);
-  matched.misfits.refuse_any(path.string(), where);
+  matched.misfits.refuse_any(path.string(), model.where);
   model.names = std::move(matched.names);
   return model;
 }

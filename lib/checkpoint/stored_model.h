@@ -4,20 +4,17 @@
 
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/weights.h"
-#include "nn/options.h"
 
 namespace fsdp::checkpoint {
 
-struct StoredModel {
-  std::filesystem::path folder;  ///< that of the step or of Hugging Face's files
-  nn::ModelOptions options;
-  nlohmann::json config;                     ///< with Hugging Face's keys
-  Weights weights;                           ///< not read yet
-  std::map<std::string, std::string> names;  ///< of every parameter of the model: its name in `weights`
+struct StoredModel : DescribedModel {
+  Weights weights;  ///< not read yet
+  /// Of every parameter of the model: its name in `weights`. For the model of a plug-in of every tensor.
+  std::map<std::string, std::string> names;
 };
 
 /// Of a checkpoint's step folder, a run's output folder (the newest complete checkpoint), a safetensors file

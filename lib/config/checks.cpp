@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/mesh_shape.h"
+#include "nn/architectures.h"
 #include "shard/option_conflicts.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -38,6 +39,7 @@ std::string division(int64_t value, int64_t divisor) {
 void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
   int64_t heads = model.num_attention_heads;
   int64_t key_value_heads = model.num_key_value_heads;
+  if (!nn::is_built_in_architecture(model.architecture)) return;  // ModelKind::check
   bool divides = model.head_dim > 0 || model.hidden_size % heads == 0;
   conflicts.unless(divides, {"model.hidden_size", "model.num_attention_heads", "model.head_dim"},
                    concat("model.hidden_size: expected a multiple of model.num_attention_heads; found ",
@@ -79,6 +81,7 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
 
 /// One that could be exported.
 void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
+  if (!nn::is_built_in_architecture(model.architecture)) return;
   const bool window = model.sliding_window > 0, llama_bias = model.attention_bias || model.mlp_bias;
   conflicts.unless(model.qkv_bias + window + llama_bias <= 1,
                    {"model.qkv_bias", "model.sliding_window", "model.attention_bias", "model.mlp_bias"},
@@ -204,6 +207,16 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
                    {"lr_scheduler.min_lr_ratio", "lr_scheduler.name"},
                    "lr_scheduler.min_lr_ratio: expected a number above 0 with tri_stage, whose decay is "
                    "exponential; found 0; 0.01 is usual");
+}
+
+void check_loss(const Config& config, Conflicts& conflicts) {
+  const TrainingOptions& training = config.training;
+  conflicts.unless(
+      training.loss == nn::kCrossEntropy || (training.label_smoothing == 0 && training.z_loss == 0),
+      {"training.loss", "training.label_smoothing", "training.z_loss"},
+      concat("training.loss: expected cross_entropy with training.label_smoothing or training.z_loss, which "
+             "are terms of it; found ",
+             training.loss, "; leave these out"));
 }
 
 void check_batch_warmup(const Config& config, Conflicts& conflicts) {
@@ -361,6 +374,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_sets(config, conflicts);
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);
+  check_loss(config, conflicts);
   check_batch_warmup(config, conflicts);
   check_float8(config, conflicts);
   check_cuda_graphs(config, conflicts);

@@ -20,6 +20,7 @@ struct RunOptions {
   std::string name = "run";
   std::string output_dir = "checkpoints/run";  ///< checkpoints, metrics.jsonl, resolved config
   int64_t seed = 1234;
+  std::vector<std::string> plugins;  ///< shared libraries (plugin/plugin.h)
 };
 
 struct TrainingOptions {
@@ -31,8 +32,9 @@ struct TrainingOptions {
   int64_t gradient_accumulation_steps = 1;
   /// Over so many steps the micro-batches a step rise from 1 to that number.
   int64_t batch_warmup_steps = 0;
-  double max_grad_norm = 1.0;    ///< 0: no clipping (the norm is still reported)
-  double label_smoothing = 0.0;  ///< kernels::LossTerms
+  double max_grad_norm = 1.0;          ///< 0: no clipping (the norm is still reported)
+  std::string loss = "cross_entropy";  ///< of losses() (nn/architectures.h)
+  double label_smoothing = 0.0;        ///< kernels::LossTerms
   double z_loss = 0.0;
   double norm_type = 2.0;                            ///< p of the p-norm; inf: the largest magnitude
   std::string device = "auto";                       ///< train/device.h
@@ -92,6 +94,8 @@ struct Config {
   comm::CommOptions comm;
   checkpoint::CheckpointOptions checkpoint;
   LoggingOptions logging;
+  /// Of the keys that plug-ins have added; the options above that take such values have copies.
+  util::PluginValues plugin_values;
 };
 
 /// [fsdp] and [mixed_precision] together, as the engine takes them.

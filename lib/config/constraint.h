@@ -26,13 +26,19 @@ struct Constraint {
   size_t length = 0;         ///< of a list; 0: any
 };
 
+/// Numbers from min on.
 Constraint at_least(double min);
+/// Numbers from min to max, both included.
 Constraint between(double min, double max);
+/// Numbers above min.
 Constraint above(double min);
+/// Numbers from min on and below max.
 Constraint from_up_to_below(double min, double max);
+/// One of these strings; of a bool or an integer as TOML writes it.
 Constraint one_of(std::vector<std::string> choices);
 /// The only value that works, and the reason.
 Constraint only(std::string choice, std::string because);
+/// A string with at least one character, a list with at least one entry.
 Constraint non_empty();
 
 /// Whether `value` is allowed. NaN never is, infinity only where `also` says so, text with control characters

@@ -59,7 +59,7 @@ std::vector<PresetValue> model_values(const nn::ModelOptions& model) {
   config.model = model;
   std::vector<PresetValue> values;
   for (const Key& key : all_keys()) {
-    if (key.section != "model" || !is_determined_by_weights(key.name)) continue;
+    if (!is_determined_by_weights(key.full_name())) continue;
     const Value value = value_of(key, config);
     // What both have in common needs no line, but for what is a size.
     if (value == value_of(key, defaults) && !std::holds_alternative<int64_t>(value)) continue;
@@ -79,6 +79,12 @@ Preset finetune_preset(const fs::path& folder) {
   if (!stored) {
     util::fail(util::ErrorKind::kCheckpoint, "expected weights whose model is written beside them at ",
                folder.string(), "; found no config.json there; put that of the weights there");
+  }
+  if (!stored->plugin_config.empty()) {
+    util::fail(util::ErrorKind::kUsage,
+               "--from: expected a model that is built in; found that of a plug-in, ",
+               stored->options.architecture, ", at ", folder.string(),
+               "; go on with the config.toml of its run, and model.init_from");
   }
   const nn::ModelOptions& model = stored->options;
   const std::string tokenizer = tokenizer_in(stored->folder);

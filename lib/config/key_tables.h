@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/keys.h"
+#include "util/registry.h"
 
 /// Section, name and field of a key at once: names in TOML are those of the fields, so they cannot drift.
 #define KEY(section, name) \
@@ -18,6 +19,15 @@
   }
 
 namespace fsdp::config {
+
+/// The names that a registry has; of those that have one only, the message says where others come from.
+template <typename Entry>
+Constraint one_of_registered(const util::Registry<Entry>& registry) {
+  Constraint constraint = one_of(registry.names());
+  if (constraint.choices.size() == 1)
+    constraint.because = "this version has no other; a plug-in can add some";
+  return constraint;
+}
 
 std::vector<Key> model_keys();
 std::vector<Key> training_keys();

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <type_traits>
 
 #include "config/key_tables.h"
+#include "config/plugins.h"
+#include "util/error.h"
 
 namespace fsdp::config {
 namespace {
@@ -18,12 +21,49 @@ std::vector<Key> joined(std::initializer_list<std::vector<Key>> tables) {
   return keys;
 }
 
+struct KeyTable {
+  std::vector<Key> plugin_keys;
+  std::vector<Key> all;
+
+  KeyTable() { build(); }
+  void build() { all = joined({model_keys(), training_keys(), sharding_keys(), output_keys(), plugin_keys}); }
+};
+
+KeyTable& table() {
+  static KeyTable table;
+  return table;
+}
+
+Value as_value(const util::PluginValue& value) {
+  return std::visit([](const auto& held) -> Value { return held; }, value);
+}
+
+util::PluginValue as_plugin_value(const Value& value) {
+  return std::visit(
+      [](const auto& held) -> util::PluginValue {
+        if constexpr (std::is_constructible_v<util::PluginValue, decltype(held)>) {
+          return held;
+        } else {
+          FSDP_CHECK(false, "a plug-in has no key of parameter groups");
+        }
+      },
+      value);
+}
+
 }  // namespace
 
-const std::vector<Key>& all_keys() {
-  static const std::vector<Key> keys =
-      joined({model_keys(), training_keys(), sharding_keys(), output_keys()});
-  return keys;
+const std::vector<Key>& all_keys() { return table().all; }
+
+void add_plugin_section(const std::string& section, std::vector<Key> keys) {
+  const std::vector<std::string> sections = section_names();
+  if (std::find(sections.begin(), sections.end(), section) != sections.end()) {
+    util::fail(util::ErrorKind::kUsage,
+               "expected the name of a plug-in that is no section of the config; found ", section,
+               "; choose another name");
+  }
+  std::vector<Key>& known = table().plugin_keys;
+  known.insert(known.end(), std::make_move_iterator(keys.begin()), std::make_move_iterator(keys.end()));
+  table().build();
 }
 
 std::vector<std::string> section_names() {
@@ -46,6 +86,9 @@ Value value_of(const Key& key, Config& config) {
       [&config](auto field) -> Value {
         if constexpr (std::is_same_v<decltype(field), EnumField>) {
           return field.name(config);
+        } else if constexpr (std::is_same_v<decltype(field), PluginField>) {
+          const util::PluginValue* set = config.plugin_values.find(field.key);
+          return as_value(set != nullptr ? *set : field.initial);
         } else {
           return field(config);
         }
@@ -58,6 +101,8 @@ void set_value(const Key& key, Config& config, const Value& value) {
       [&](auto field) {
         if constexpr (std::is_same_v<decltype(field), EnumField>) {
           field.set(config, std::get<std::string>(value));
+        } else if constexpr (std::is_same_v<decltype(field), PluginField>) {
+          config.plugin_values.set(field.key, as_plugin_value(value));
         } else {
           using Held = std::remove_reference_t<decltype(field(config))>;
           field(config) = std::get<Held>(value);

@@ -34,11 +34,17 @@ struct EnumField {
   std::vector<std::string> (*names)();
 };
 
-/// The field of a Config that a key sets: of a type of Value, or an enum.
+/// The value of a key that a plug-in has added: in Config::plugin_values.
+struct PluginField {
+  std::string key;  ///< full name
+  util::PluginValue initial;
+};
+
+/// The field of a Config that a key sets: of a type of Value, or an enum, or a plug-in's.
 using Field = std::variant<std::string& (*)(Config&), int64_t& (*)(Config&), double& (*)(Config&),
                            bool& (*)(Config&), std::vector<std::string>& (*)(Config&),
                            std::vector<double>& (*)(Config&), std::vector<int64_t>& (*)(Config&),
-                           std::vector<optim::ParameterGroupOptions>& (*)(Config&), EnumField>;
+                           std::vector<optim::ParameterGroupOptions>& (*)(Config&), EnumField, PluginField>;
 
 struct Key {
   std::string section;
@@ -52,7 +58,8 @@ struct Key {
   std::string full_name() const { return section + "." + name; }
 };
 
-/// All keys; those of a section stand together. The default of a key is its field in Config{}.
+/// All keys; those of a section stand together, those of plug-ins (config/plugins.h) last. The default of a
+/// key is its field in Config{}.
 const std::vector<Key>& all_keys();
 
 /// Names of the sections, in the order of the table.

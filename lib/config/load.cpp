@@ -11,8 +11,10 @@
 #include "config/convert.h"
 #include "config/keys.h"
 #include "config/model_comparison.h"
+#include "config/model_description.h"
 #include "config/model_presets.h"
 #include "config/parse.h"
+#include "config/plugins.h"
 #include "config/report.h"
 #include "config/source.h"
 #include "config/suggest.h"
@@ -20,6 +22,7 @@
 #include "util/error.h"
 #include "util/hub.h"
 #include "util/presence.h"
+#include "util/text.h"
 
 namespace fsdp::config {
 namespace {
@@ -55,6 +58,8 @@ enum class Completeness { kMayLackTheModel, kIsWhole };
 class Loader {
  public:
   explicit Loader(Completeness completeness) : completeness_(completeness) {}
+  /// Before all else, because the keys of plug-ins have to be known.
+  void load_plugins(const Source& source, const std::vector<std::string>& overrides);
   void read_file(const Source& source);
   void read_override(const std::string& text);
   /// Completes and checks the whole; throws if anything was wrong. `file` is named by errors without a line.
@@ -72,8 +77,10 @@ class Loader {
   void refuse_unknown(const Source& source, const Entry& entry);
   void apply_preset();
   void apply_stored_model();
-  void fill_model(const checkpoint::DescribedModel& stored);
-  void refuse_differences(const checkpoint::DescribedModel& stored);
+  void fill_model(const nn::ModelOptions& stored, const std::string& where);
+  void refuse_differences(const nn::ModelOptions& stored, const std::string& where);
+  /// Gives the components' options their copies of what several of them read.
+  void share_values();
   /// Whether the key was given, with a value that counts.
   bool has(const Key& key) const;
   void check_defaults(const Source& file);
@@ -87,8 +94,44 @@ class Loader {
   std::map<std::string, std::string> stored_;  ///< by full name, of what is not given: the file that says it
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
+  std::vector<std::string> plugins_;
   bool file_was_read_ = true;
 };
+
+std::vector<std::string> named_plugins(const Source& source, const std::vector<std::string>& overrides,
+                                       std::optional<Region>* place = nullptr) {
+  std::vector<std::string> named;
+  const auto read = [&](const Source& from, bool is_file) {
+    try {
+      for (const Entry& entry : parse_toml(from)) {
+        if (entry.section != "run" || entry.name != "plugins") continue;
+        named = std::get<std::vector<std::string>>(convert(*find_key("run", "plugins"), entry.value));
+        if (place) *place = is_file ? std::optional(entry.value.region) : std::nullopt;
+      }
+    } catch (const SyntaxError&) {  // who reads all of it says so
+    } catch (const Misfit&) {
+    }
+  };
+  read(source, true);
+  for (const std::string& text : overrides) {
+    const Source from = Source::from_override(text);
+    if (!override_defect(from) && trimmed(text.substr(0, text.find('='))) == "run.plugins") read(from, false);
+  }
+  return named;
+}
+
+void Loader::load_plugins(const Source& source, const std::vector<std::string>& overrides) {
+  std::optional<Region> place;
+  const std::vector<std::string> named = named_plugins(source, overrides, &place);
+  try {
+    plugins_ = config::load_plugins(named);
+  } catch (const util::Error& error) {
+    if (!place) throw;
+    Report report;  // of nothing else: without its plug-ins most of a configuration may be unknown
+    report.add(source, place, error.what());
+    report.throw_if_any();
+  }
+}
 
 void Loader::read_file(const Source& source) {
   std::vector<Entry> entries;
@@ -156,8 +199,7 @@ void Loader::read_override(const std::string& text) {
   }
   std::string value = trimmed(text.substr(equals + 1));
   Region value_region{.line = 1, .column = equals + 1, .length = text.size() - equals - 1};
-  bool is_string = std::holds_alternative<std::string& (*)(Config&)>(key->field) ||
-                   std::holds_alternative<EnumField>(key->field);
+  bool is_string = std::holds_alternative<std::string>(value_of(*key, config_));
   if (is_string && !value.starts_with('"') && !value.starts_with('\'')) {
     Literal literal;
     literal.kind = Literal::Kind::kString;
@@ -236,7 +278,7 @@ void Loader::apply_stored_model() {
       // Who opens the weights says so, unless the model cannot be known without them.
       const std::vector<Key>& keys = all_keys();
       const bool any = std::any_of(keys.begin(), keys.end(), [&](const Key& key) {
-        return key.section == "model" && is_determined_by_weights(key.name) && has(key);
+        return is_determined_by_weights(key.full_name()) && has(key);
       });
       if (any) return;
       util::fail(util::ErrorKind::kUsage,
@@ -246,8 +288,9 @@ void Loader::apply_stored_model() {
     }
     const auto stored = checkpoint::described_model(path);
     if (!stored) return;
-    fill_model(*stored);
-    refuse_differences(*stored);
+    const nn::ModelOptions options = model_of(*stored);
+    fill_model(options, stored->where);
+    refuse_differences(options, stored->where);
   } catch (const util::Error& error) {
     // One of another kind has its own exit code, unless there is more that is wrong.
     if (error.kind() != util::ErrorKind::kUsage && report_.empty()) throw;
@@ -255,31 +298,35 @@ void Loader::apply_stored_model() {
   }
 }
 
-void Loader::fill_model(const checkpoint::DescribedModel& stored) {
+void Loader::fill_model(const nn::ModelOptions& stored, const std::string& where) {
   Config described;
-  described.model = stored.options;
+  described.model = stored;
+  described.plugin_values = stored.plugin_values;
   for (const Key& key : all_keys()) {
-    if (key.section != "model" || has(key)) continue;
+    const bool of_model = key.section == "model" || is_determined_by_weights(key.full_name());
+    if (!of_model || has(key)) continue;
     if (key.name == "preset" || key.name.starts_with("init_")) continue;
     set_value(key, config_, value_of(key, described));
-    stored_[key.full_name()] = stored.where;
+    stored_[key.full_name()] = where;
   }
 }
 
-void Loader::refuse_differences(const checkpoint::DescribedModel& stored) {
-  const std::vector<ModelDifference> differences = compare_models(config_.model, stored.options);
+void Loader::refuse_differences(const nn::ModelOptions& stored, const std::string& where) {
+  share_values();
+  const std::vector<ModelDifference> differences = compare_models(config_.model, stored);
   for (const ModelDifference& difference : differences) {
-    const auto found = given_.find("model." + difference.key);
+    const auto found = given_.find(difference.key);
     FSDP_CHECK(found != given_.end(), difference.key);
     const bool last = &difference == &differences.back();  // the remedy is the same for all
     report_.add(*found->second.source, found->second.region,
-                util::concat(difference_text(difference, stored.where), last ? "; " : "; leave the key out",
+                util::concat(difference_text(difference, where), last ? "; " : "; leave the key out",
                              last ? kDifferenceRemedy : ""));
     found->second.is_wrong = true;
   }
 }
 
 Config Loader::finish(const Source& file) {
+  config_.run.plugins = plugins_;
   apply_preset();
   apply_stored_model();
   for (const Key& key : all_keys()) {
@@ -292,14 +339,25 @@ Config Loader::finish(const Source& file) {
   if (config_.training.global_batch_size > 0 && !given_.contains("training.gradient_accumulation_steps")) {
     config_.training.gradient_accumulation_steps = 0;
   }
-  config_.optimizer.fused = config_.model.fused_kernels = config_.training.fused_kernels;
-  config_.model.matmul = config_.training.matmul;
+  share_values();
   if (file_was_read_) {  // otherwise all that it gives would be missed
     check_defaults(file);
     check_conflicts(file);
   }
   report_.throw_if_any();
   return config_;
+}
+
+void Loader::share_values() {
+  config_.optimizer.fused = config_.model.fused_kernels = config_.training.fused_kernels;
+  config_.model.matmul = config_.training.matmul;
+  for (const Key& key : all_keys()) {
+    if (std::holds_alternative<PluginField>(key.field)) set_value(key, config_, value_of(key, config_));
+  }
+  for (util::PluginValues* values : {&config_.model.plugin_values, &config_.data.plugin_values,
+                                     &config_.optimizer.plugin_values, &config_.lr_scheduler.plugin_values}) {
+    *values = config_.plugin_values;
+  }
 }
 
 std::string Loader::default_origin(const Key& key) const {
@@ -333,6 +391,7 @@ std::map<std::string, std::string> Loader::origins(const Source& file) const {
 TracedConfig load(const Source& source, const std::vector<std::string>& overrides,
                   Completeness completeness = Completeness::kMayLackTheModel) {
   Loader loader(completeness);
+  loader.load_plugins(source, overrides);
   loader.read_file(source);
   for (const std::string& text : overrides) loader.read_override(text);
   Config config = loader.finish(source);
@@ -340,6 +399,33 @@ TracedConfig load(const Source& source, const std::vector<std::string>& override
 }
 
 }  // namespace
+
+namespace {
+
+PluginLoader& plugin_loader() {
+  static PluginLoader loader;
+  return loader;
+}
+
+}  // namespace
+
+void set_plugin_loader(PluginLoader loader) { plugin_loader() = std::move(loader); }
+
+std::vector<std::string> load_plugins(const std::vector<std::string>& named) {
+  if (plugin_loader()) return plugin_loader()(named);
+  if (named.empty()) return {};
+  util::fail(util::ErrorKind::kUsage,
+             "run.plugins: expected none, because this program loads no plug-ins; found ",
+             util::join(named, ", "), "; leave it out");
+}
+
+void try_to_load_plugins(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  try {
+    load_plugins(
+        named_plugins(file.empty() ? Source::from_text("", "") : Source::from_file(file), overrides));
+  } catch (const util::Error&) {  // who loads the configuration says so
+  }
+}
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   return trace_config(file, overrides).config;

@@ -1,39 +1,28 @@
 #include "config/model_comparison.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 
 #include "checkpoint/described_model.h"
 #include "config/keys.h"
+#include "config/model_description.h"
+#include "nn/architectures.h"
 #include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::config {
 namespace {
 
-const std::set<std::string_view> kOfBoth = {"architecture",
-                                            "vocab_size",
-                                            "hidden_size",
-                                            "intermediate_size",
-                                            "num_hidden_layers",
-                                            "num_attention_heads",
-                                            "max_position_embeddings",
-                                            "tie_word_embeddings"};
-const std::set<std::string_view> kOfGpt2 = {"layer_norm_epsilon"};
-const std::set<std::string_view> kOfLlama = {"num_key_value_heads",
-                                             "head_dim",
-                                             "attention_bias",
-                                             "qkv_bias",
-                                             "mlp_bias",
-                                             "hidden_act",
-                                             "rope_theta",
-                                             "rope_type",
-                                             "sliding_window",
-                                             "rope_factor",
-                                             "rms_norm_eps",
-                                             "rope_low_freq_factor",
-                                             "rope_high_freq_factor",
-                                             "rope_original_length"};
+const std::set<std::string_view> kOfAll = {"model.architecture",        "model.vocab_size",
+                                           "model.hidden_size",         "model.intermediate_size",
+                                           "model.num_hidden_layers",   "model.num_attention_heads",
+                                           "model.tie_word_embeddings", "model.max_position_embeddings"};
+
+bool is_of(const std::string& architecture, const std::string& key) {
+  const nn::Architecture* found = nn::architectures().find(architecture);
+  return found != nullptr && std::find(found->keys.begin(), found->keys.end(), key) != found->keys.end();
+}
 
 /// The same model with one spelling of what can be said in several ways.
 nn::ModelOptions normalized(nn::ModelOptions options) {
@@ -54,28 +43,31 @@ nn::ModelOptions normalized(nn::ModelOptions options) {
 }  // namespace
 
 bool is_determined_by_weights(const std::string& key) {
-  return kOfBoth.contains(key) || kOfGpt2.contains(key) || kOfLlama.contains(key);
+  const std::vector<std::string> names = nn::architectures().names();
+  return kOfAll.contains(key) ||
+         std::any_of(names.begin(), names.end(), [&](const std::string& name) { return is_of(name, key); });
 }
 
 std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const nn::ModelOptions& stored) {
   Config mine, theirs;
   mine.model = normalized(given);
   theirs.model = normalized(stored);
+  mine.plugin_values = given.plugin_values;
+  theirs.plugin_values = stored.plugin_values;
   const bool same_architecture = given.architecture == stored.architecture;
-  const auto& of_architecture = given.architecture == "gpt2" ? kOfGpt2 : kOfLlama;
   std::vector<ModelDifference> differences;
   for (const Key& key : all_keys()) {
-    if (key.section != "model") continue;
-    if (!kOfBoth.contains(key.name) && !(same_architecture && of_architecture.contains(key.name))) continue;
+    const std::string name = key.full_name();
+    if (!kOfAll.contains(name) && !(same_architecture && is_of(given.architecture, name))) continue;
     const Value my_value = value_of(key, mine), their_value = value_of(key, theirs);
     if (my_value == their_value) continue;
-    differences.push_back({key.name, toml_text(my_value), toml_text(their_value)});
+    differences.push_back({name, toml_text(my_value), toml_text(their_value)});
   }
   return differences;
 }
 
 std::string difference_text(const ModelDifference& difference, const std::string& where) {
-  return util::concat("model.", difference.key, ": expected ", difference.stored, ", as ", where,
+  return util::concat(difference.key, ": expected ", difference.stored, ", as ", where,
                       " says of the weights in model.init_from; found ", difference.given);
 }
 
@@ -83,7 +75,7 @@ void require_same_model(const nn::ModelOptions& given, const std::filesystem::pa
   const auto stored = checkpoint::described_model(weights);
   if (!stored) return;
   std::vector<std::string> texts;
-  for (const ModelDifference& difference : compare_models(given, stored->options)) {
+  for (const ModelDifference& difference : compare_models(given, model_of(*stored))) {
     texts.push_back(difference_text(difference, stored->where));
   }
   if (texts.empty()) return;

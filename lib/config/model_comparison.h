@@ -10,12 +10,12 @@
 
 namespace fsdp::config {
 
-/// Whether weights determine the key of [model], so that another value would make another model of them:
+/// Whether weights determine the key (its full name), so that another value would make another model of them:
 /// sizes, biases, rotary positions, epsilons, the tied head. Others, such as dropout, are free.
 bool is_determined_by_weights(const std::string& key);
 
 struct ModelDifference {
-  std::string key;            ///< without "model."
+  std::string key;            ///< full name
   std::string given, stored;  ///< as TOML
 };
 

@@ -2,6 +2,8 @@
 
 #include "config/key_tables.h"
 #include "config/model_presets.h"
+#include "data/datasets.h"
+#include "nn/architectures.h"
 
 namespace fsdp::config {
 namespace {
@@ -24,9 +26,14 @@ std::vector<Key> model_keys() {
       {KEY(run, name), "name of the run in logs", non_empty(), {}},
       {KEY(run, output_dir), "folder of checkpoints, metrics and the resolved config", non_empty(), {}},
       {KEY(run, seed), "of initial weights and sample order", at_least(0), {}},
+      {KEY(run, plugins),
+       "shared libraries that add models, losses, optimizers, schedules, data sets and sections of keys; each "
+       "runs as part of this program",
+       {},
+       {}},
 
       {KEY(model, preset), "a well-known model, for the keys of [model] that are not given", a_preset(), {}},
-      {KEY(model, architecture), "family of the model", one_of({"llama", "gpt2"}), {}},
+      {KEY(model, architecture), "family of the model", one_of_registered(nn::architectures()), {}},
       {KEY(model, vocab_size), "tokens of the vocabulary", between(1, 10'000'000), {}},
       {KEY(model, hidden_size), "width of the hidden states", between(1, kMaxWidth), {}},
       {KEY(model, intermediate_size), "width inside the feed-forward", between(1, kMaxWidth), {}},
@@ -92,6 +99,10 @@ std::vector<Key> model_keys() {
        {},
        {}},
 
+      {KEY(data, dataset),
+       "what opens train and validation; a plug-in can add others",
+       one_of_registered(data::datasets()),
+       {}},
       {KEY(data, train), "token files, or patterns of them with *, read as if joined", non_empty(), {}},
       {KEY(data, train_weights),
        "one number above 0 for each entry of train, which are sets of their "

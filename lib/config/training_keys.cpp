@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "config/key_tables.h"
+#include "nn/architectures.h"
 #include "optim/parameter_groups.h"
 #include "optim/schedule.h"
 
@@ -42,6 +43,10 @@ std::vector<Key> training_keys() {
       {KEY(training, batch_warmup_steps),
        "so many steps the micro-batches a step rise from 1 to gradient_accumulation_steps; 0: all have as many",
        at_least(0),
+       {}},
+      {KEY(training, loss),
+       "what training minimizes; validation tells the cross entropy whatever it is",
+       one_of_registered(nn::losses()),
        {}},
       {KEY(training, label_smoothing),
        "share of a target's probability that the loss spreads evenly over the vocabulary",
@@ -155,7 +160,10 @@ std::vector<Key> training_keys() {
        from_up_to_below(0, 1),
        {}},
 
-      {KEY(lr_scheduler, name), "course of the learning rate", one_of(optim::schedule_names()), {}},
+      {KEY(lr_scheduler, name),
+       "course of the learning rate",
+       one_of_registered(optim::schedule_shapes()),
+       {}},
       {KEY(lr_scheduler, warmup_steps), "steps of linear warm-up", at_least(0), {}},
       {KEY(lr_scheduler, warmup_ratio),
        "in place of warmup_steps: the warm-up's share of all steps, such as 0.03; 0: warmup_steps count",

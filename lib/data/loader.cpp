@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "data/text_input.h"
+#include "data/open_samples.h"
 #include "util/error.h"
 #include "util/hash.h"
 
@@ -14,9 +14,6 @@ namespace {
 
 using util::ErrorKind;
 using util::fail;
-
-/// Files up to this size are searched for bad ids before training starts; it takes well under a second.
-constexpr int64_t kMaxScannedBytes = int64_t{1} << 30;
 
 /// Options that no arithmetic below could bear; config refuses them already, other callers may not.
 const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
@@ -34,38 +31,33 @@ const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const
   return options;
 }
 
-/// With patterns replaced by what fits them.
-std::vector<std::string> required(const std::vector<std::string>& paths, const char* key) {
-  if (paths.empty()) {
+std::unique_ptr<Samples> open_entries(const std::vector<std::string>& entries, const char* key,
+                                      const DataOptions& options, int64_t vocab_size) {
+  if (entries.empty()) {
     fail(ErrorKind::kUsage, key, " names no token file; list at least one (fsdp-data tokenize makes them)");
   }
-  return expand_patterns(paths);
+  return open_samples({.entries = entries, .options = options, .vocab_size = vocab_size});
 }
 
-void scan_if_small(const TokenFiles& files, int64_t vocab_size) {
-  bool small = files.bytes() <= kMaxScannedBytes;
-  if (small && files.largest_possible_id() >= vocab_size) check_all_ids(files, vocab_size);
-}
-
-TrainLoader::Set open_set(const std::string& name, const std::vector<std::string>& paths,
+TrainLoader::Set open_set(const std::string& name, const std::vector<std::string>& entries,
                           const DataOptions& options, int64_t vocab_size, uint64_t seed) {
-  SampleReader reader(paths, options, vocab_size);
-  const int64_t samples = reader.num_samples();
+  std::unique_ptr<Samples> opened = open_entries(entries, "data.train", options, vocab_size);
+  const int64_t samples = opened->num_samples();
   // Of one set too few are told below, with what a step needs.
   if (samples == 0 && !name.empty()) {
-    fail(ErrorKind::kData, "the set ", name, " of data.train holds ", reader.files().size(),
+    fail(ErrorKind::kData, "the set ", name, " of data.train holds ", opened->num_tokens(),
          " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
          options.sequence_length + 1, "; give more text or leave it out");
   }
   return {.name = name,
-          .samples = std::move(reader),
+          .samples = std::move(opened),
           .order = SampleOrder(std::max<int64_t>(samples, 1), options.shuffle, seed)};
 }
 
 std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t vocab_size, uint64_t seed) {
   std::vector<TrainLoader::Set> sets;
   if (options.train_weights.empty()) {
-    sets.push_back(open_set("", required(options.train, "data.train"), options, vocab_size, seed));
+    sets.push_back(open_set("", options.train, options, vocab_size, seed));
     return sets;
   }
   if (options.train_weights.size() != options.train.size()) {
@@ -74,8 +66,7 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t voca
   }
   for (const std::string& entry : options.train) {
     // Sets of the same length are not to be walked alike.
-    sets.push_back(
-        open_set(entry, required({entry}, "data.train"), options, vocab_size, util::hash_of(seed, entry)));
+    sets.push_back(open_set(entry, {entry}, options, vocab_size, util::hash_of(seed, entry)));
   }
   return sets;
 }
@@ -83,19 +74,20 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t voca
 /// A * W * B, after making sure that the only set holds so many samples.
 int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, const DataOptions& options,
                                  const Placement& placement) {
-  const TokenFiles& files = sets.front().samples.files();
+  const Samples& first = *sets.front().samples;
   int64_t per_step = 0;
   bool overflow = __builtin_mul_overflow(placement.gradient_accumulation_steps,
                                          static_cast<int64_t>(placement.world_size), &per_step) ||
                   __builtin_mul_overflow(per_step, options.micro_batch_size, &per_step);
-  const int64_t samples = sets.front().samples.num_samples();
+  const int64_t samples = first.num_samples();
   if (overflow || (sets.size() == 1 && samples < per_step)) {
-    fail(ErrorKind::kData, "the training files (data.train, from ", files.paths().front(), " on) hold ",
-         samples, " samples (",
+    fail(ErrorKind::kData, "the training files (data.train, from ", first.name(), " on) hold ", samples,
+         " samples (",
          options.documents == "split" ? "of documents apart: " : "(tokens - 1) / sequence_length: ",
-         files.size(), " tokens, sequence_length ", options.sequence_length, ") where one step consumes ",
-         overflow ? "more than 2^63" : std::to_string(per_step), " (", placement.gradient_accumulation_steps,
-         " accumulation steps * ", placement.world_size, " ranks * ", options.micro_batch_size,
+         first.num_tokens(), " tokens, sequence_length ", options.sequence_length,
+         ") where one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
+         placement.gradient_accumulation_steps, " accumulation steps * ", placement.world_size, " ranks * ",
+         options.micro_batch_size,
          " sequences a micro-batch); give more text, or lower data.sequence_length, ",
          "data.micro_batch_size, training.gradient_accumulation_steps or the number of ranks");
   }
@@ -113,8 +105,8 @@ class BatchBuilder {
     if (options.documents == "mask") starts_ = std::make_shared<std::vector<std::vector<int64_t>>>();
   }
 
-  void add(const SampleReader& samples, int64_t sample) {
-    SampleReader::Row row = samples.read(sample, input_, target_);
+  void add(const Samples& samples, int64_t sample) {
+    Samples::Row row = samples.read(sample, input_, target_);
     if (starts_) starts_->push_back(std::move(row.document_starts));
     batch_.counted += row.counted;
     ++batch_.valid_rows;
@@ -157,7 +149,6 @@ TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_
       sets_(open_sets(options, vocab_size, seed)),
       samples_per_step_(checked_samples_per_step(sets_, options, placement)) {
   if (!options.train_weights.empty()) mixture_.emplace(options.train_weights, options.shuffle, seed);
-  for (const Set& set : sets_) scan_if_small(set.samples.files(), vocab_size);
 }
 
 int64_t TrainLoader::num_samples() const {
@@ -168,7 +159,7 @@ int64_t TrainLoader::num_samples() const {
 
 int64_t TrainLoader::num_tokens() const {
   int64_t sum = 0;
-  for (const Set& set : sets_) sum += set.samples.files().size();
+  for (const Set& set : sets_) sum += set.samples->num_tokens();
   return sum;
 }
 
@@ -189,7 +180,7 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
     const Mixture::Place place =
         mixture_ ? mixture_->at(first + row) : Mixture::Place{.set = 0, .index = first + row};
     const Set& set = sets_[place.set];
-    builder.add(set.samples, set.order.sample(place.index));
+    builder.add(*set.samples, set.order.sample(place.index));
   }
   Batch batch = builder.take();
   batch.first_row = first;
@@ -201,19 +192,17 @@ ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_siz
     : options_(checked(options, vocab_size, placement)),
       vocab_size_(vocab_size),
       placement_(placement),
-      samples_(required(options.validation, "data.validation"), options, vocab_size),
-      num_samples_(samples_.num_samples()) {
+      samples_(open_entries(options.validation, "data.validation", options, vocab_size)),
+      num_samples_(samples_->num_samples()) {
   FSDP_CHECK(max_samples >= 0, "max_samples ", max_samples);
   if (num_samples_ == 0) {
-    fail(ErrorKind::kData, "the validation files (data.validation, from ", samples_.files().paths().front(),
-         " on) hold ", samples_.files().size(),
-         " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
-         options.sequence_length + 1, "; give more text or lower data.sequence_length");
+    fail(ErrorKind::kData, "the validation files (data.validation, from ", samples_->name(), " on) hold ",
+         samples_->num_tokens(), " tokens where a sample of data.sequence_length = ", options.sequence_length,
+         " needs ", options.sequence_length + 1, "; give more text or lower data.sequence_length");
   }
   if (max_samples > 0) num_samples_ = std::min(num_samples_, max_samples);
   // No batch is larger than what there is to walk.
   options_.micro_batch_size = std::min(options_.micro_batch_size, num_samples_);
-  scan_if_small(samples_.files(), vocab_size);
 }
 
 int64_t ValidationLoader::num_batches() const {
@@ -229,7 +218,7 @@ Batch ValidationLoader::batch(int64_t index) const {
   BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
     if (first + row < num_samples_) {
-      builder.add(samples_, first + row);
+      builder.add(*samples_, first + row);
     } else {
       builder.add_ignored();
     }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Batches from token files. Sample i of sequence length T is the tokens [i*T, i*T + T + 1): inputs, and the
-// targets one further. The tokens after the last whole sample are not used.
+// Batches from the samples of a data set. Of token files, sample i of sequence length T is the tokens
+// [i*T, i*T + T + 1): inputs, and the targets one further. The tokens after the last whole sample are not used.
 //
 // Nothing here is collective and nothing is remembered between calls: a batch depends on its global position
 // only, which is what makes a resumed run, at any world size, repeat and skip nothing.
@@ -48,10 +48,9 @@ class BatchSource {
 
 class TrainLoader final : public BatchSource {
  public:
-  /// Opens options.train. Throws Error(kData) for a file that cannot be used (see TokenFiles), for fewer
+  /// Opens options.train (open_samples.h). Throws Error(kData) for an entry that cannot be used, for fewer
   /// samples than one step of all ranks consumes (of sets with weights: for a set without any), and for token
-  /// ids outside the vocabulary as far as they are looked for here: everywhere when the files total at most 1
-  /// GiB.
+  /// ids outside the vocabulary as far as open_samples() looks for them.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
 
   /// Row b is the sample at first_global_sample + (micro_batch * W + rank) * B + b of the order: that of the
@@ -62,7 +61,7 @@ class TrainLoader final : public BatchSource {
   /// One, or one for each weight.
   struct Set {
     std::string name;  ///< its entry in options.train; "" of the only one
-    SampleReader samples;
+    std::unique_ptr<Samples> samples;
     SampleOrder order;
   };
   const std::vector<Set>& sets() const { return sets_; }
@@ -104,7 +103,7 @@ class ValidationLoader {
   /// micro_batch_size or, when that is less, the number of samples.
   Batch batch(int64_t index) const;
 
-  const TokenFiles& files() const { return samples_.files(); }
+  const Samples& samples() const { return *samples_; }
 
   /// Samples that all ranks walk together.
   int64_t num_samples() const { return num_samples_; }
@@ -113,7 +112,7 @@ class ValidationLoader {
   DataOptions options_;
   int64_t vocab_size_;
   Placement placement_;
-  SampleReader samples_;
+  std::unique_ptr<Samples> samples_;
   int64_t num_samples_;
 };
 

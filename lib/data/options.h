@@ -4,10 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "util/plugin_values.h"
+
 namespace fsdp::data {
 
 struct DataOptions {
-  /// Token files or patterns of them, read as if all were joined.
+  std::string dataset = "token_files";  ///< of datasets() (data/datasets.h): what opens `train`
+  /// Token files or patterns of them, read as if all were joined; of another data set what that opens.
   std::vector<std::string> train;
   /// One for each of `train`, which are sets of their own then: the shares of their samples. Empty: one set.
   std::vector<double> train_weights;
@@ -23,6 +26,7 @@ struct DataOptions {
   int64_t document_separator = -1;
   bool allow_changed = false;    ///< resume although the files are not those of the checkpoint
   int64_t prefetch_batches = 2;  ///< made ahead by a thread; 0: none
+  util::PluginValues plugin_values = {};
 };
 
 }  // namespace fsdp::data

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "data/data_identity.h"
 #include "data/tokenizer.h"
 #include "util/error.h"
 
@@ -35,6 +36,8 @@ SampleReader::SampleReader(const std::vector<std::string>& paths, const DataOpti
                "\"; expected join, mask or split");
   }
 }
+
+nlohmann::json SampleReader::identity() const { return identity_of(*files_); }
 
 SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
   DocumentSamples::Range range{.begin = sample * sequence_length_, .tokens = sequence_length_ + 1};

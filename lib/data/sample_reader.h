@@ -13,32 +13,28 @@
 #include <string>
 #include <vector>
 
+#include "data/datasets.h"
 #include "data/documents.h"
 #include "data/options.h"
+#include "data/samples.h"
 #include "data/token_files.h"
 
 namespace fsdp::data {
 
-/// Target of a token that does not count: the default ignore_index of cross entropy.
-inline constexpr int64_t kIgnoredTarget = -100;
-
-/// Thread-safe.
-class SampleReader {
+class SampleReader final : public Samples {
  public:
   /// Opens the files. `key` names them in messages. Throws Error(kData) for a file that cannot be used, and
   /// Error(kUsage) where documents are asked for and not to be found.
   SampleReader(const std::vector<std::string>& paths, const DataOptions& options, int64_t vocab_size);
 
-  int64_t num_samples() const { return num_samples_; }
+  int64_t num_samples() const override { return num_samples_; }
+  int64_t num_tokens() const override { return files_->size(); }
+  std::string name() const override { return files_->paths().front(); }
   const TokenFiles& files() const { return *files_; }
 
-  struct Row {
-    int64_t counted = 0;  ///< targets that count
-    /// With "mask": where documents begin in the row, 0 first. Else empty.
-    std::vector<int64_t> document_starts;
-  };
-  /// inputs, targets: [T]. Throws Error(kData) for a token id outside the vocabulary.
-  Row read(int64_t sample, int64_t* inputs, int64_t* targets) const;
+  /// Throws Error(kData) for a token id outside the vocabulary.
+  Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override;
+  nlohmann::json identity() const override;
 
  private:
   int64_t sequence_length_;
@@ -50,6 +46,8 @@ class SampleReader {
 };
 
 /// Whether rows may have targets that do not count.
-inline bool counts_vary(const DataOptions& options) { return options.documents != "join"; }
+inline bool counts_vary(const DataOptions& options) {
+  return options.documents != "join" || options.dataset != kTokenFiles;
+}
 
 }  // namespace fsdp::data

@@ -3,9 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <set>
 
+#include "checkpoint/hugging_face_names.h"
 #include "checkpoint/model_files.h"
 #include "config/load.h"
+#include "config/model_description.h"
 #include "nn/decoder.h"
 #include "nn/parameter.h"
 #include "util/dtype.h"
@@ -42,16 +45,31 @@ at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::st
        "\"; choose one of these");
 }
 
+checkpoint::StoredModel open_model(const std::filesystem::path& path, bool ema) {
+  checkpoint::StoredModel stored = checkpoint::open_model(path, ema);
+  stored.options = config::model_of(stored);
+  return stored;
+}
+
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype) {
   nn::ParameterType type(dtype);
   auto model = nn::make_decoder(stored.options);
-  for (const auto& parameter : model->named_parameters()) {
+  std::set<const void*> loaded;  // under one of the names of a tied weight
+  checkpoint::Misfits misfits;
+  const auto parameters = model->named_parameters();
+  for (const auto& parameter : parameters) {
     parameter.value().set_requires_grad(false);
-    auto name = stored.names.find(parameter.key());
-    // The other name of a tied weight.
+    const auto name = stored.names.find(parameter.key());
     if (name == stored.names.end()) continue;
-    stored.weights.read_into(name->second, parameter.value());
+    loaded.insert(parameter.value().unsafeGetTensorImpl());
+    checkpoint::compare_shape(parameter.key(), stored.weights.info(name->second).shape,
+                              parameter.value().sizes().vec(), misfits);
+    if (misfits.misshapen.empty()) stored.weights.read_into(name->second, parameter.value());
   }
+  for (const auto& parameter : parameters) {
+    if (!loaded.contains(parameter.value().unsafeGetTensorImpl())) misfits.missing.push_back(parameter.key());
+  }
+  misfits.refuse_any(stored.folder.string(), stored.where);
   return model;
 }
 

@@ -16,6 +16,10 @@
 
 namespace fsdp::generate {
 
+/// checkpoint::open_model(), with the options of a plug-in's model too. Throws Error(kCheckpoint) where the
+/// plug-in is not loaded.
+checkpoint::StoredModel open_model(const std::filesystem::path& path, bool ema = false);
+
 /// In which type a model is to compute: `name` of a type, or "auto", which is bfloat16 for weights that are
 /// stored in it and float32 for all others. Throws Error(kUsage) for other names.
 at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::string& name);

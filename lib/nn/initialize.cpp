@@ -4,33 +4,25 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <set>
 
+#include "nn/decoder.h"
 #include "util/error.h"
 #include "util/seeded_random.h"
 
 namespace fsdp::nn {
 namespace {
 
-bool ends_with(const std::string& text, const std::string& ending) {
-  return text.size() >= ending.size() &&
-         text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
-}
-
 /// Of the normal distribution; nothing for what is no matrix.
 std::optional<double> deviation_of(const std::string& name, size_t dimensions, const ModelOptions& options) {
   if (dimensions < 2) return std::nullopt;
-  double deviation = options.initializer_range;
-  if (options.architecture == "gpt2" && ends_with(name, "c_proj.weight")) {
-    deviation /= std::sqrt(2.0 * static_cast<double>(options.num_hidden_layers));
-  }
-  return deviation;
+  const auto& deviation = model_kind(options.architecture).deviation;
+  return deviation ? deviation(name, options) : options.initializer_range;
 }
 
 void fill_vector(const std::string& name, const at::Tensor& values) {
-  values.fill_(ends_with(name, "bias") ? 0.0 : 1.0);
+  values.fill_(name.ends_with("bias") ? 0.0 : 1.0);
 }
 
 /// at::normal_() makes the values of a tensor that is contiguous and not smaller, one such group after the

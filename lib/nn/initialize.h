@@ -13,9 +13,9 @@
 
 namespace fsdp::nn {
 
-/// Normal(0, initializer_range) for matrices, 1 for the weights of norms, 0 for biases; for gpt2 the
-/// projections back into the residual stream (c_proj) are scaled by 1/sqrt(2 * layers) (GPT-2 paper,
-/// section 2.3).
+/// Normal(0, initializer_range) for matrices, or as ModelKind::deviation says: for gpt2 the projections back
+/// into the residual stream (c_proj) are scaled by 1/sqrt(2 * layers) (GPT-2 paper, section 2.3). Vectors are
+/// 0 where their name ends with "bias", and 1 otherwise.
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed);
 

@@ -1,6 +1,7 @@
 #include "nn/key_value_cache.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -52,6 +53,7 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::append(const Stage& attention, 
 
 void KeyValueCache::select_rows(const at::Tensor& rows) {
   at::NoGradGuard no_grad;
+  if (seen_.defined()) seen_ = seen_.index_select(0, rows);
   for (auto& [stage, kept] : of_) {
     for (at::Tensor* memory : {&kept.keys, &kept.values}) {
       std::vector<int64_t> shape = memory->sizes().vec();
@@ -63,19 +65,40 @@ void KeyValueCache::select_rows(const at::Tensor& rows) {
   }
 }
 
-at::Tensor scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache) {
+at::Tensor KeyValueCache::whole_rows(const at::Tensor& ids) {
+  require_room(ids.size(1) + (seen_.defined() ? seen_.size(1) : 0));
+  seen_ = seen_.defined() ? at::cat({seen_, ids}, 1) : ids;
+  return seen_;
+}
+
+namespace {
+
+/// -> [B, T, vocab_size], or [B, 1, vocab_size] if only those of the last token are asked for.
+at::Tensor cached_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache, bool only_last) {
   at::NoGradGuard no_grad;
   StageContext context;
   context.cache = &cache;
-  return model.forward(ids, context);
+  context.only_last = only_last;
+  const int64_t tokens = ids.size(1), before = cache.length();
+  at::Tensor all;
+  if (cache.has_whole_rows()) {
+    all = model.forward(cache.whole_rows(ids));
+  } else {
+    all = model.forward(ids, context);
+    if (cache.length() == before) cache.whole_rows(ids);
+  }
+  const int64_t wanted = only_last ? 1 : tokens;
+  return all.narrow(1, all.size(1) - wanted, wanted);
+}
+
+}  // namespace
+
+at::Tensor scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache) {
+  return cached_scores(model, ids, cache, /*only_last=*/false);
 }
 
 at::Tensor next_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache) {
-  at::NoGradGuard no_grad;
-  StageContext context;
-  context.cache = &cache;
-  context.only_last = true;
-  return model.forward(ids, context).select(1, 0);
+  return cached_scores(model, ids, cache, /*only_last=*/true).select(1, 0);
 }
 
 at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) {

@@ -43,15 +43,22 @@ class KeyValueCache {
   /// For models, when all stages have appended.
   void advance(int64_t tokens) { length_ += tokens; }
 
+  /// Of a model that keeps nothing here, and so runs on whole rows: the tokens of a row so far, then `ids`.
+  /// ids: [B, T] int64 -> [B, length so far + T]
+  at::Tensor whole_rows(const at::Tensor& ids);
+  bool has_whole_rows() const { return seen_.defined(); }
+
  private:
   struct Kept {
     at::Tensor keys, values;  // [B, kv_heads, capacity, head_dim]
   };
   std::unordered_map<const Stage*, Kept> of_;
+  at::Tensor seen_;  ///< [B, L] int64: tokens of whole_rows(); undefined: it was not called
   int64_t capacity_, length_ = 0, max_positions_;
 };
 
-/// Scores of all new tokens: ids: [B, T] int64, which follow what is in the cache -> [B, T, vocab_size].
+/// Scores of all new tokens: ids: [B, T] int64, which follow what is in the cache -> [B, T, vocab_size]. A
+/// model that does not advance() the cache is run on the whole rows.
 /// Equal to the last T of what the model gives for the whole rows, up to rounding. Collective where the model
 /// is sharded; records nothing for a backward.
 at::Tensor scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache);

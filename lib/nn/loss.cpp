@@ -24,11 +24,12 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options) {
   StageContext context;
-  context.targets = targets;
+  if (!options.function) context.targets = targets;
   context.loss_terms = options.terms;
   context.dropout = options.dropout;
   context.documents = options.documents;
   at::Tensor output = model.forward(ids, context);
+  if (options.function) return options.function(output, targets, options.plugin_values);
   return output.dim() == 0 ? output : next_token_loss(output, targets, options.terms);
 }
 

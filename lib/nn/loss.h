@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "nn/architectures.h"
 #include "nn/stage.h"
 
 namespace fsdp::nn {
@@ -13,7 +14,10 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
 
 /// Of loss_of(). `documents`: attention stays inside each; null: a row is one document.
 struct LossOptions {
-  kernels::LossTerms terms = {};
+  kernels::LossTerms terms = {};  ///< of the built-in loss
+  /// In place of it, and what it is given; null: the built-in loss.
+  LossFunction function = nullptr;
+  util::PluginValues plugin_values = {};
   std::optional<DropoutChoice> dropout = std::nullopt;
   std::shared_ptr<const DocumentStarts> documents = nullptr;
 };

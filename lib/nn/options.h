@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "util/enum_names.h"
+#include "util/plugin_values.h"
 
 namespace fsdp::nn {
 
@@ -23,7 +24,7 @@ constexpr auto enum_names(Activation) {
 struct ModelOptions {
   /// Of config/model_presets.h, whose values the options below have where nothing else was given; or empty.
   std::string preset = {};
-  std::string architecture = "llama";  ///< "llama" or "gpt2"
+  std::string architecture = "llama";  ///< of architectures() (nn/architectures.h)
   int64_t vocab_size = 256;
   int64_t hidden_size = 256;
   int64_t intermediate_size = 688;
@@ -65,6 +66,8 @@ struct ModelOptions {
   // How, not what: training.fused_kernels and training.matmul.
   bool fused_kernels = true;    ///< kernels/fused.h; off: libtorch's operations, composed by autograd
   std::string matmul = "auto";  ///< of fp32 products on the CPU, see kernels/matmul.h
+
+  util::PluginValues plugin_values = {};
 };
 
 /// Width of a head, of all queries and of all keys (or values) side by side.

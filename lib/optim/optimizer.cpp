@@ -14,7 +14,7 @@
 #include "optim/sgd.h"
 #include "util/error.h"
 #include "util/parallel.h"
-#include "util/text.h"
+#include "util/registry.h"
 
 namespace fsdp::optim {
 namespace {
@@ -305,21 +305,46 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   for (auto& [original, copy] : rests) original.copy_(copy);
 }
 
+namespace {
+
+using Parameters = std::vector<FlatParameter>;
+
+template <typename Made>
+std::unique_ptr<Optimizer> make_plain(const OptimizerOptions& options, Parameters parameters,
+                                      WholeMatrices*) {
+  return std::make_unique<Made>(options, std::move(parameters));
+}
+
+template <Adam::Decay kDecay>
+std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, Parameters parameters, WholeMatrices*) {
+  return std::make_unique<Adam>(options, kDecay, std::move(parameters));
+}
+
+std::unique_ptr<Optimizer> make_muon(const OptimizerOptions& options, Parameters parameters,
+                                     WholeMatrices* matrices) {
+  return std::make_unique<Muon>(options, std::move(parameters), matrices);
+}
+
+util::Registry<OptimizerFactory>& factories() {
+  static util::Registry<OptimizerFactory> factories("optimizer",
+                                                    {{"adamw", make_adam<Adam::Decay::kDecoupled>},
+                                                     {"adam", make_adam<Adam::Decay::kInGradient>},
+                                                     {"sgd", make_plain<Sgd>},
+                                                     {"lion", make_plain<Lion>},
+                                                     {"muon", make_muon}});
+  return factories;
+}
+
+}  // namespace
+
+void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make) {
+  optimizer_traits().add(name, traits);
+  factories().add(name, std::move(make));
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters, WholeMatrices* matrices) {
-  if (options.name == "adamw") {
-    return std::make_unique<Adam>(options, Adam::Decay::kDecoupled, std::move(parameters));
-  }
-  if (options.name == "adam") {
-    return std::make_unique<Adam>(options, Adam::Decay::kInGradient, std::move(parameters));
-  }
-  if (options.name == "muon") return std::make_unique<Muon>(options, std::move(parameters), matrices);
-  if (options.name == "lion") return std::make_unique<Lion>(options, std::move(parameters));
-  if (options.name == "sgd") return std::make_unique<Sgd>(options, std::move(parameters));
-  std::string near = util::nearest(options.name, optimizer_names());
-  fail(ErrorKind::kUsage, "unknown optimizer.name \"", options.name,
-       "\"; expected one of: ", util::join(optimizer_names(), ", "),
-       near.empty() ? "" : "; did you mean \"" + near + "\"?");
+  return factories().get(options.name, "optimizer.name")(options, std::move(parameters), matrices);
 }
 
 }  // namespace fsdp::optim

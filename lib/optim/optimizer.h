@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -131,6 +132,13 @@ class Optimizer {
   int64_t step_count_ = 0;
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };
+
+/// Makes an optimizer of optimizer_traits(); as make_optimizer() below.
+using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(
+    const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices)>;
+
+/// Adds one to those that OptimizerOptions::name can be. Throws Error(kUsage) for a name that is taken.
+void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make);
 
 /// Throws Error(kUsage) for an unknown name or a number outside its range. `matrices` must outlive the
 /// optimizer; muon needs it.

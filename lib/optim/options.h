@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "util/plugin_values.h"
+
 namespace fsdp::optim {
 
 /// Parameters that are treated apart.
@@ -43,13 +45,12 @@ struct OptimizerOptions {
   /// 0: none.
   double ema_decay = 0.0;
   bool fused = true;  ///< kernels of one pass over memory; off: the same arithmetic from tensor operations
+  util::PluginValues plugin_values = {};
 };
 
 /// The optimizer's own: 0.1 for those that large models are trained with (adamw, muon), 0 for the others (sgd
 /// and adam, as torch.optim has it; lion, as its authors' code has it).
-inline double default_weight_decay(std::string_view name) {
-  return name == "sgd" || name == "adam" || name == "lion" ? 0.0 : 0.1;
-}
+double default_weight_decay(std::string_view name);
 
 inline double weight_decay_of(const OptimizerOptions& options) {
   return options.weight_decay.value_or(default_weight_decay(options.name));
@@ -65,6 +66,7 @@ struct ScheduleOptions {
   int64_t decay_steps = 0;
   double min_lr_ratio = 0.0;  ///< the rate never falls under this share of lr after warm-up
   double power = 1.0;         ///< polynomial
+  util::PluginValues plugin_values = {};
 };
 
 /// Dynamic loss scaling (optim/grad_scaler.h).

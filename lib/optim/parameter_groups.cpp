@@ -47,26 +47,28 @@ std::vector<StateKind> of_muon(const OptimizerOptions&) {
           {"exp_avg_sq", Elements::kOthers}};
 }
 
-struct NamedOptimizer {
-  const char* name;
-  std::vector<StateKind> (*own_states)(const OptimizerOptions&);
-};
-constexpr NamedOptimizer kOptimizers[] = {
-    {"adamw", of_adam}, {"adam", of_adam}, {"sgd", of_sgd}, {"lion", of_lion}, {"muon", of_muon}};
-
 }  // namespace
 
-std::vector<std::string> optimizer_names() {
-  std::vector<std::string> names;
-  for (const NamedOptimizer& optimizer : kOptimizers) names.emplace_back(optimizer.name);
-  return names;
+util::Registry<OptimizerTraits>& optimizer_traits() {
+  static util::Registry<OptimizerTraits> traits("optimizer", {{"adamw", {of_adam, 0.1}},
+                                                              {"adam", {of_adam}},
+                                                              {"sgd", {of_sgd}},
+                                                              {"lion", {of_lion}},
+                                                              {"muon", {of_muon, 0.1}}});
+  return traits;
+}
+
+std::vector<std::string> optimizer_names() { return optimizer_traits().names(); }
+
+double default_weight_decay(std::string_view name) {
+  const OptimizerTraits* traits = optimizer_traits().find(name);
+  return traits == nullptr ? 0.1 : traits->default_weight_decay;
 }
 
 std::vector<StateKind> state_kinds(const OptimizerOptions& options) {
   std::vector<StateKind> kinds;
-  for (const NamedOptimizer& optimizer : kOptimizers) {
-    if (options.name == optimizer.name) kinds = optimizer.own_states(options);
-  }
+  const OptimizerTraits* traits = optimizer_traits().find(options.name);
+  if (traits != nullptr && traits->states != nullptr) kinds = traits->states(options);
   if (options.ema_decay > 0) kinds.push_back({kEmaState});
   return kinds;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "optim/options.h"
+#include "util/registry.h"
 
 namespace fsdp::optim {
 
@@ -44,7 +45,15 @@ struct StateKind {
   }
 };
 
-/// Of all optimizers, as OptimizerOptions::name takes them.
+/// What the options say of an optimizer without making one.
+struct OptimizerTraits {
+  std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;  ///< its own; null: none
+  double default_weight_decay = 0;
+};
+
+/// What OptimizerOptions::name can be.
+util::Registry<OptimizerTraits>& optimizer_traits();
+/// The names of these.
 std::vector<std::string> optimizer_names();
 
 /// Those of the optimizer of that name, and the average of the weights last; none for an unknown name.

@@ -13,16 +13,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// One step after the warm-up.
-struct Moment {
-  int64_t peak;   ///< f
-  int64_t step;   ///< s, above f and at most S
-  int64_t total;  ///< S
-
-  double progress() const { return static_cast<double>(step - peak) / static_cast<double>(total - peak); }
-};
-
-using Shape = double (*)(const ScheduleOptions&, const Moment&);
+using Moment = ScheduleMoment;
 
 double to_floor(const ScheduleOptions& schedule, double share) {
   return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * share;
@@ -64,34 +55,23 @@ double tri_stage(const ScheduleOptions& schedule, const Moment& at) {
   return std::pow(schedule.min_lr_ratio, std::min(done, 1.0));
 }
 
-struct NamedShape {
-  const char* name;
-  Shape shape;
-};
-constexpr NamedShape kShapes[] = {
-    {"constant", constant},         {"cosine", cosine},         {"linear", linear},      {"wsd", wsd},
-    {"inverse_sqrt", inverse_sqrt}, {"polynomial", polynomial}, {"tri_stage", tri_stage}};
-
-Shape shape_of(const std::string& name) {
-  for (const NamedShape& candidate : kShapes) {
-    if (name == candidate.name) return candidate.shape;
-  }
-  std::string near = util::nearest(name, schedule_names());
-  fail(ErrorKind::kUsage, "unknown lr_scheduler.name \"", name,
-       "\"; expected one of: ", util::join(schedule_names(), ", "),
-       near.empty() ? "" : "; did you mean \"" + near + "\"?");
-}
-
 }  // namespace
 
-std::vector<std::string> schedule_names() {
-  std::vector<std::string> names;
-  for (const NamedShape& shape : kShapes) names.emplace_back(shape.name);
-  return names;
+util::Registry<ScheduleShape>& schedule_shapes() {
+  static util::Registry<ScheduleShape> shapes("learning-rate schedule", {{"constant", constant},
+                                                                         {"cosine", cosine},
+                                                                         {"linear", linear},
+                                                                         {"wsd", wsd},
+                                                                         {"inverse_sqrt", inverse_sqrt},
+                                                                         {"polynomial", polynomial},
+                                                                         {"tri_stage", tri_stage}});
+  return shapes;
 }
 
+std::vector<std::string> schedule_names() { return schedule_shapes().names(); }
+
 void check_schedule(const ScheduleOptions& schedule) {
-  shape_of(schedule.name);
+  schedule_shapes().get(schedule.name, "lr_scheduler.name");
   if (schedule.warmup_steps < 0 || schedule.hold_steps < 0 || schedule.decay_steps < 0) {
     fail(ErrorKind::kUsage, "lr_scheduler.warmup_steps = ", schedule.warmup_steps,
          ", lr_scheduler.hold_steps = ", schedule.hold_steps,
@@ -153,7 +133,8 @@ double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule,
   if (step < warmup) return optimizer.lr * static_cast<double>(step) / static_cast<double>(warmup);
   int64_t peak = std::max<int64_t>(warmup, 1);
   if (step <= peak) return optimizer.lr;
-  return optimizer.lr * shape_of(schedule.name)(schedule, {peak, step, total_steps});
+  return optimizer.lr *
+         schedule_shapes().get(schedule.name, "lr_scheduler.name")(schedule, {peak, step, total_steps});
 }
 
 }  // namespace fsdp::optim

@@ -22,14 +22,30 @@
 // cut: first the warm-up, then hold and decay. Steps after S keep the share of step S.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "optim/options.h"
+#include "util/registry.h"
 
 namespace fsdp::optim {
 
-/// Of all schedules, as ScheduleOptions::name takes them.
+/// A step after the warm-up.
+struct ScheduleMoment {
+  int64_t peak;   ///< f
+  int64_t step;   ///< s, above f and at most S
+  int64_t total;  ///< S
+
+  double progress() const { return static_cast<double>(step - peak) / static_cast<double>(total - peak); }
+};
+
+/// The share of the rate at such a step. A pure function: nothing of it is saved.
+using ScheduleShape = std::function<double(const ScheduleOptions&, const ScheduleMoment&)>;
+
+/// What ScheduleOptions::name can be.
+util::Registry<ScheduleShape>& schedule_shapes();
+/// The names of these.
 std::vector<std::string> schedule_names();
 
 /// Throws Error(kUsage) for an unknown name or a number outside its range.

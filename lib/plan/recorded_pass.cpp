@@ -214,6 +214,8 @@ nn::LossOptions loss_options(const config::Config& config) {
   const nn::ModelOptions& model = config.model;
   nn::LossOptions options;
   options.terms = {.label_smoothing = config.training.label_smoothing, .z_loss = config.training.z_loss};
+  options.function = nn::losses().get(config.training.loss, "training.loss");
+  options.plugin_values = config.plugin_values;
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0) {
     options.dropout.emplace();
   }

@@ -7,11 +7,11 @@
 #include "checkpoint/best.h"
 #include "checkpoint/damage.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save_full.h"
 #include "checkpoint/state_slices.h"
 #include "checkpoint/weights.h"
+#include "config/model_description.h"
 #include "optim/parameter_groups.h"
 #include "train/data_record.h"
 #include "train/model_record.h"
@@ -60,7 +60,7 @@ Checkpointer::Checkpointer(const config::Config& config, const TrainingState& st
       state_(state),
       communicator_(communicator),
       hooks_(std::move(hooks)),
-      model_(checkpoint::hugging_face_config(config.model)) {}
+      model_(config::model_description(config)) {}
 
 void Checkpointer::remember_model() {
   model_ = train::remember_model(config_, {.resume = resumed_from_, .init = started_from_});

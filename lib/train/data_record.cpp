@@ -9,10 +9,10 @@ namespace fsdp::train {
 nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation) {
   nlohmann::json files = nlohmann::json::array();
   for (const auto& set : training.sets()) {
-    for (auto& file : data::identity_of(set.samples.files())) files.push_back(std::move(file));
+    for (auto& file : set.samples->identity()) files.push_back(std::move(file));
   }
   nlohmann::json record = {{"train", std::move(files)}};
-  if (validation != nullptr) record["validation"] = data::identity_of(validation->files());
+  if (validation != nullptr) record["validation"] = validation->samples().identity();
   return record;
 }
 

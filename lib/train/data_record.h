@@ -9,7 +9,7 @@
 
 namespace fsdp::train {
 
-/// data::identity_of() the files of training and, where there are any, of validation.
+/// data::Samples::identity() of training and, where there is any, of validation.
 nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
 
 /// kData when the files that a run resumes with are not those of `recorded`; a warning in its place when they

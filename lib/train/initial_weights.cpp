@@ -56,7 +56,14 @@ class StoredWeights final : public shard::ParameterSource {
     for (const std::string& other : parameter.other_names) {
       if (name == names_.end()) name = names_.find(other);
     }
-    FSDP_CHECK(name != names_.end(), parameter.name);
+    if (name == names_.end()) {
+      util::fail(util::ErrorKind::kCheckpoint, "the weights of model.init_from ", weights_.path().string(),
+                 " are not those that [model] describes; missing: ", parameter.name);
+    }
+    checkpoint::Misfits misfits;
+    checkpoint::compare_shape(parameter.name, weights_.info(name->second).shape,
+                              parameter.tensor.sizes().vec(), misfits);
+    misfits.refuse_any("of model.init_from " + weights_.path().string(), "[model]");
     weights_.read_columns_into(name->second, range.begin, out.view({range.rows, -1}));
   }
 

@@ -11,7 +11,9 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/weights.h"
+#include "config/model_description.h"
 #include "data/tokenizer.h"
+#include "nn/architectures.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -173,7 +175,9 @@ void keep_files(const config::Config& config, const fs::path& origin, const json
 
 json remember_model(const config::Config& config, const ModelOrigin& origin) {
   const Found found = found_at(config, origin);
-  json model = checkpoint::inherited_config(config.model, found.config);
+  json model = nn::is_built_in_architecture(config.model.architecture)
+                   ? checkpoint::inherited_config(config.model, found.config)
+                   : config::model_description(config);
   if (!model.contains("eos_token_id")) {
     if (const auto id = end_of_text(config.data.tokenizer)) {
       model["eos_token_id"] = *id;

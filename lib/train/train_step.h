@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data/loader.h"
+#include "nn/loss.h"
 #include "nn/stage.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
@@ -19,7 +20,7 @@ namespace fsdp::train {
 
 struct StepOptions {
   int64_t gradient_accumulation_steps = 1;
-  kernels::LossTerms loss_terms = {};  ///< part of the loss that is reported too
+  nn::LossOptions loss = {};  ///< without what differs from batch to batch; its terms are reported too
   /// Whether batches differ in how many of their targets count: each then has its share of the loss.
   bool counts_vary = false;
   std::optional<uint64_t> dropout_key = std::nullopt;  ///< nothing: the model drops nothing

@@ -3,7 +3,7 @@
 # templates in each file. Each is installed with its headers (Install.cmake).
 # What only the CUDA flavour has of a CUDA component lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
-# fsdp_program(NAME SOURCES [TORCH | MODULES] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
+# fsdp_program(NAME SOURCES [TORCH | MODULES] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 
 function(fsdp_flags target)
@@ -78,10 +78,21 @@ function(fsdp_options name)
   install(TARGETS fsdp_${name} EXPORT fsdp)
 endfunction()
 
+# PLUGINS: a program that loads plug-ins. They take symbols from it, so it has all of the components that they build on.
 function(fsdp_program name sources)
-  cmake_parse_arguments(PROGRAM "TORCH;MODULES" "" "LINK" ${ARGN})
+  cmake_parse_arguments(PROGRAM "TORCH;MODULES;PLUGINS" "" "LINK" ${ARGN})
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${PROGRAM_LINK})
+  if(PROGRAM_PLUGINS)
+    set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)
+    target_link_libraries(${name} PRIVATE fsdp::plugin)
+    set(whole "")
+    foreach(component IN ITEMS plugin nn kernels optim data data_options groups outline config tensor dtype util)
+      list(APPEND whole "$<TARGET_FILE:fsdp_${component}>")
+    endforeach()
+    list(JOIN whole "," whole)
+    target_link_options(${name} PRIVATE "LINKER:--whole-archive,${whole},--no-whole-archive")
+  endif()
   fsdp_flags(${name})
   fsdp_use_torch_header(${name} ${ARGN})
 endfunction()

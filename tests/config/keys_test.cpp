@@ -6,6 +6,7 @@
 #include <set>
 
 #include "config/config_text.h"
+#include "config/plugins.h"
 #include "config/print.h"
 
 namespace fsdp::config {
@@ -68,6 +69,7 @@ const std::map<std::string, Sample>& samples() {
       {"run.name", {"\"trial\"", "\"\""}},
       {"run.output_dir", {"\"out\"", "\"\""}},
       {"run.seed", {"7", "-1"}},
+      {"run.plugins", {"[\"libmine.so\"]", "[\"\"]"}},
       {"model.preset", {"\"llama-15m\"", "\"llama-15b\""}},
       {"model.architecture", {"\"gpt2\"", "\"lama\""}},
       {"model.head_dim", {"64", "-2"}},
@@ -99,6 +101,7 @@ const std::map<std::string, Sample>& samples() {
       {"model.init_from", {"\"weights\"", "\"a\\nb\"", {"model.hidden_size=256"}}},
       {"model.init_unused", {"[\"score.*\"]", "[\"\"]", {"model.init_from=w", "model.hidden_size=256"}}},
       {"model.init_broadcast", {"true", "1"}},
+      {"data.dataset", {"\"token_files\"", "\"rows\""}},
       {"data.train", {"[\"b.bin\", 'c.bin']", "[]"}},
       {"data.train_weights", {"[2]", "[0]"}},
       {"data.documents", {"\"mask\"", "\"cut\""}},
@@ -115,6 +118,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.global_batch_size", {"64", "-1"}},
       {"training.gradient_accumulation_steps", {"2", "-1"}},
       {"training.batch_warmup_steps", {"5", "-1", {"training.gradient_accumulation_steps=2"}}},
+      {"training.loss", {"\"cross_entropy\"", "\"hinge\""}},
       {"training.label_smoothing", {"0.1", "1"}},
       {"training.z_loss", {"1e-4", "-1"}},
       {"training.max_grad_norm", {"0", "-1"}},
@@ -233,6 +237,7 @@ const std::map<std::string, Sample>& samples() {
 
 TEST(Keys, EveryKeyTakesAGoodValueAndRefusesABadOne) {
   EXPECT_EQ(samples().size(), all_keys().size());
+  set_plugin_loader([](const std::vector<std::string>& named) { return named; });
   Config base = parse_config(kTrain, "c.toml");
   for (const Key& key : all_keys()) {
     SCOPED_TRACE(key.full_name());
@@ -249,6 +254,12 @@ TEST(Keys, EveryKeyTakesAGoodValueAndRefusesABadOne) {
     EXPECT_NE(message.find("; found "), std::string::npos) << message;
     EXPECT_TRUE(!is_fixed || message.find("(this version ") != std::string::npos) << message;
   }
+  set_plugin_loader(nullptr);
+}
+
+TEST(Keys, AProgramThatLoadsNoPluginsRefusesThem) {
+  const std::string message = error_of(std::string("[run]\nplugins = [\"libmine.so\"]\n") + kTrain);
+  EXPECT_TRUE(message.starts_with("c.toml:2: run.plugins: expected none")) << message;
 }
 
 TEST(Keys, EveryKeyRefusesAValueOfAnotherType) {

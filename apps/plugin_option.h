@@ -1,0 +1,22 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/validators.h"
+
+namespace fsdp::apps {
+
+/// Adds --plugin, which may be given several times. `key`: of the config that names plug-ins too; empty: what
+/// the program reads names none that it would load.
+inline void add_plugin_option(CLI::App& app, std::vector<std::string>& plugins, const std::string& key) {
+  const std::string beside =
+      key.empty() ? "; a checkpoint that names one does not make it load" : ", as " + key + " does";
+  app.add_option("--plugin", plugins,
+                 "load this shared library, which adds models and the like (<fsdp/plugin.h>)" + beside)
+      ->allow_extra_args(false)
+      ->check(cli::not_empty());
+}
+
+}  // namespace fsdp::apps

@@ -1,0 +1,59 @@
+#pragma once
+
+/// \file
+/// Plug-ins: shared libraries that add models, losses, optimizers, learning-rate schedules, data sets and a
+/// section of config keys to fsdp-train, fsdp-plan and fsdp-generate. run.plugins or --plugin loads them. A
+/// project makes one by fsdp_add_plugin() of the CMake package; examples/plugin is one with all of these.
+///
+/// Collective: the plug-in's function is called on every rank, before anything is. A model, loss or optimizer is
+/// called by all ranks alike and needs no communication of its own.
+///
+/// Errors: Error(kUsage) for a name that is taken. What a plug-in throws ends the program as the library's own
+/// errors do: Error with its message and exit code.
+///
+/// Lifetime: a plug-in is never unloaded; what it registers lives as long as the program.
+///
+/// \code{.cpp}
+/// // Mean squared error of the probability of the target: [training] loss = "brier", [scores] scale = 2.0
+/// at::Tensor brier(const at::Tensor& logits, const at::Tensor& targets, const fsdp::PluginValues& values) {
+///   const at::Tensor counts = targets.ne(-100);
+///   const at::Tensor p = logits.to(at::kFloat).softmax(-1);
+///   const at::Tensor of_target = p.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1);
+///   const at::Tensor errors = (1 - of_target).square().masked_fill(~counts, 0);
+///   return values.get<double>("scores.scale") * errors.sum() / counts.sum().clamp_min(1);
+/// }
+/// void add_to(fsdp::Registrar& registrar) {
+///   registrar.add_key("scale", 1.0, "factor of the loss", fsdp::above(0));
+///   registrar.add_loss("brier", brier);
+/// }
+/// // FSDP_PLUGIN(scores, add_to) at the end of the file, outside of all namespaces
+/// \endcode
+
+#include "nn/parameter.h"
+#include "plugin/plugin.h"
+
+namespace fsdp {
+
+using config::above;
+using config::at_least;
+using config::between;
+using config::Constraint;
+using config::non_empty;
+using config::one_of;
+using data::kIgnoredTarget;
+using data::OpenSamples;
+using data::Samples;
+using data::SamplesRequest;
+using nn::empty_parameter;
+using nn::LossFunction;
+using nn::ModelKind;
+using optim::OptimizerFactory;
+using optim::OptimizerTraits;
+using optim::ScheduleMoment;
+using optim::ScheduleShape;
+using optim::StateKind;
+using plugin::Registrar;
+using util::PluginValue;
+using util::PluginValues;
+
+}  // namespace fsdp

@@ -1,0 +1,100 @@
+#include "data/open_samples.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "data/sample_reader.h"
+#include "data/text_input.h"
+#include "util/error.h"
+#include "util/hash.h"
+#include "util/text.h"
+
+namespace fsdp::data {
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+/// Files up to this size are searched for bad ids before training starts; it takes well under a second.
+constexpr int64_t kMaxScannedBytes = int64_t{1} << 30;
+
+/// Those of a data set that is not built in: rows are compared with what the loader promises of them, and the
+/// identity, where the data set gives none, is a hash of rows.
+class ForeignSamples final : public Samples {
+ public:
+  ForeignSamples(std::unique_ptr<Samples> samples, const SamplesRequest& request)
+      : samples_(std::move(samples)),
+        dataset_(request.options.dataset),
+        length_(request.options.sequence_length),
+        vocab_size_(request.vocab_size) {
+    if (samples_ == nullptr || samples_->num_samples() < 0) {
+      fail(ErrorKind::kData, "data.dataset ", dataset_, ": expected samples of ",
+           util::join(request.entries, ", "), "; found none; correct the plug-in");
+    }
+  }
+
+  int64_t num_samples() const override { return samples_->num_samples(); }
+  int64_t num_tokens() const override { return samples_->num_tokens(); }
+  std::string name() const override { return samples_->name(); }
+
+  Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override {
+    Row row = samples_->read(sample, inputs, targets);
+    row.counted = 0;
+    for (int64_t i = 0; i < length_; ++i) {
+      const bool counts = targets[i] != kIgnoredTarget;
+      row.counted += counts ? 1 : 0;
+      require_token(inputs[i], sample, i);
+      if (counts) require_token(targets[i], sample, i);
+    }
+    return row;
+  }
+
+  nlohmann::json identity() const override {
+    nlohmann::json identity = samples_->identity();
+    return identity.empty() ? nlohmann::json::array({hash_of_rows()}) : identity;
+  }
+
+ private:
+  void require_token(int64_t id, int64_t sample, int64_t place) const {
+    if (id >= 0 && id < vocab_size_) return;
+    fail(ErrorKind::kData, "data.dataset ", dataset_,
+         ": expected tokens below model.vocab_size = ", vocab_size_, "; found ", id, " at place ", place,
+         " of sample ", sample, " of ", name(), "; correct the data or raise model.vocab_size");
+  }
+
+  nlohmann::json hash_of_rows() const {
+    constexpr int64_t kRows = 64;
+    const int64_t samples = num_samples(), rows = std::min(samples, kRows);
+    std::vector<int64_t> row(static_cast<size_t>(2 * length_));
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      samples_->read(i * (samples / rows), row.data(), row.data() + length_);
+      hash = util::mix64(hash ^ util::xxh3_64(row.data(), row.size() * sizeof(int64_t)));
+    }
+    char text[17];
+    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
+    return {{"name", name()}, {"tokens", num_tokens()}, {"documents", samples}, {"sampled_xxh3_64", text}};
+  }
+
+  std::unique_ptr<Samples> samples_;
+  std::string dataset_;
+  int64_t length_, vocab_size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Samples> open_samples(const SamplesRequest& request) {
+  if (const OpenSamples& open = datasets().get(request.options.dataset, "data.dataset")) {
+    return std::make_unique<ForeignSamples>(open(request), request);
+  }
+  auto reader =
+      std::make_unique<SampleReader>(expand_patterns(request.entries), request.options, request.vocab_size);
+  const TokenFiles& files = reader->files();
+  if (files.bytes() <= kMaxScannedBytes && files.largest_possible_id() >= request.vocab_size) {
+    check_all_ids(files, request.vocab_size);
+  }
+  return reader;
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,128 @@
+#include "plugin/load.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "config/plugins.h"
+#include "plugin/plugin.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/text.h"
+
+namespace fsdp::plugin {
+namespace fs = std::filesystem;
+namespace {
+
+using util::ErrorKind;
+using util::fail;
+
+/// The file that is meant, or the name alone where the system has to search for it.
+std::string resolved(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(path, error)) return fs::weakly_canonical(path, error).string();
+  if (path.find('/') == std::string::npos) return path;
+  fail(ErrorKind::kUsage, "expected a plug-in (a shared library); found nothing at ", path,
+       "; correct the path in run.plugins, or name the library by --plugin");
+}
+
+/// Compares what stands in the file, since loading it runs code of it.
+void require_same_build(const std::string& path) {
+  const std::string file = util::read_file(path);
+  constexpr std::string_view marker = FSDP_PLUGIN_MARKER;
+  const size_t at = file.find(marker);
+  if (at == std::string::npos || file.size() - at < sizeof(Description)) {
+    fail(ErrorKind::kUsage, "expected a plug-in, a shared library with FSDP_PLUGIN (<fsdp/plugin.h>); found ",
+         "another file at ", path, "; name the library that the plug-in's build has made");
+  }
+  const char* text = file.data() + at + offsetof(Description, built_for);
+  const std::string found(text, strnlen(text, sizeof(Description::built_for)));
+  if (found == FSDP_PLUGIN_BUILT_FOR) return;
+  fail(ErrorKind::kUsage, "expected a plug-in that was built for ", FSDP_PLUGIN_BUILT_FOR, "; found one for ",
+       util::printable(found), " at ", path, "; build it again with the package of this program");
+}
+
+/// What is loaded, for as long as the program runs.
+class Loaded {
+ public:
+  void load(const std::string& path) {
+    const std::string file = resolved(path);
+    if (std::find(files_.begin(), files_.end(), file) != files_.end()) return;
+    const bool searched = file.find('/') == std::string::npos;
+    if (!searched) require_same_build(file);
+    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      const char* why = dlerror();
+      fail(ErrorKind::kUsage, "expected a plug-in that can be loaded; found ", path,
+           ", of which the system says: ", why != nullptr ? why : "nothing",
+           "; correct the path, or build the plug-in again");
+    }
+    const auto* description = static_cast<const Description*>(dlsym(library, "fsdp_plugin_description"));
+    if (description == nullptr) {
+      fail(ErrorKind::kUsage,
+           "expected a plug-in, a shared library with FSDP_PLUGIN (<fsdp/plugin.h>); found ", path,
+           ", which has none");
+    }
+    if (searched && std::string_view(description->built_for) != FSDP_PLUGIN_BUILT_FOR) {
+      fail(ErrorKind::kUsage, "expected a plug-in that was built for ", FSDP_PLUGIN_BUILT_FOR,
+           "; found one for ", description->built_for, " as ", path,
+           "; build it again with the package of this program");
+    }
+    files_.push_back(file);
+    try {
+      Registrar registrar(description->name);
+      description->add_to(registrar);
+      registrar.finish();
+    } catch (const util::Error& error) {
+      fail(error.kind(), "the plug-in ", description->name, " (", path, "): ", error.what());
+    }
+  }
+
+ private:
+  std::vector<std::string> files_;
+};
+
+Loaded& loaded() {
+  static Loaded loaded;
+  return loaded;
+}
+
+std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
+
+std::vector<std::string> joined(const std::vector<std::string>& named, const std::vector<std::string>& given,
+                                Trust trust) {
+  std::vector<std::string> all;
+  const auto given_as = [&](const std::string& path) {
+    return std::find_if(given.begin(), given.end(),
+                        [&](const std::string& other) { return file_name(other) == file_name(path); });
+  };
+  for (const std::string& path : named) {
+    const auto found = given_as(path);
+    if (found == given.end() && trust == Trust::kCommandLine) {
+      fail(ErrorKind::kUsage, "run.plugins: expected plug-ins that the command line names; found ", path,
+           "; if you trust that library, add --plugin ", util::shell_word(path));
+    }
+    all.push_back(found == given.end() ? path : *found);
+  }
+  for (const std::string& path : given) {
+    if (std::find(all.begin(), all.end(), path) == all.end()) all.push_back(path);
+  }
+  return all;
+}
+
+}  // namespace
+
+void load_with_configs(std::vector<std::string> given, Trust trust) {
+  config::set_plugin_loader([given = std::move(given), trust](const std::vector<std::string>& named) {
+    std::vector<std::string> all = joined(named, given, trust);
+    for (const std::string& path : all) loaded().load(path);
+    return all;
+  });
+}
+
+}  // namespace fsdp::plugin

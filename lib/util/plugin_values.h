@@ -1,0 +1,45 @@
+#pragma once
+
+// Values of the config keys that plug-ins add (plugin/plugin.h), as the options of each component carry them.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "util/error.h"
+
+namespace fsdp::util {
+
+/// The types that such a key can have.
+using PluginValue = std::variant<std::string, int64_t, double, bool, std::vector<std::string>,
+                                 std::vector<double>, std::vector<int64_t>>;
+
+/// By the keys' full names, such as "mine.width_factor".
+class PluginValues {
+ public:
+  /// Throws Error(kUsage) where no plug-in that is loaded has the key, or has it with another type.
+  template <typename T>
+  const T& get(const std::string& key) const {
+    const auto found = values_.find(key);
+    if (found == values_.end()) {
+      fail(ErrorKind::kUsage, key, ": expected a key that a plug-in has added; found none of that name");
+    }
+    if (const T* value = std::get_if<T>(&found->second)) return *value;
+    fail(ErrorKind::kUsage, key, ": expected a key of the type that is asked for; found another type");
+  }
+  const PluginValue* find(const std::string& key) const {
+    const auto found = values_.find(key);
+    return found == values_.end() ? nullptr : &found->second;
+  }
+  void set(const std::string& key, PluginValue value) { values_[key] = std::move(value); }
+
+  bool operator==(const PluginValues&) const = default;
+
+ private:
+  std::map<std::string, PluginValue> values_;
+};
+
+}  // namespace fsdp::util

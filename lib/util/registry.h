@@ -1,0 +1,64 @@
+#pragma once
+
+// What a config chooses by name: the entries that are built in, and those that plug-ins add.
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "util/error.h"
+#include "util/text.h"
+
+namespace fsdp::util {
+
+/// Entries in the order in which they were added. Not thread-safe: add before other threads read.
+template <typename Entry>
+class Registry {
+ public:
+  struct Named {
+    std::string name;
+    Entry entry;
+  };
+
+  /// `kind` says in messages what the entries are: "optimizer".
+  Registry(std::string kind, std::vector<Named> built_in)
+      : kind_(std::move(kind)), entries_(std::move(built_in)) {}
+
+  /// Throws Error(kUsage) for a name that is empty or taken.
+  void add(std::string name, Entry entry) {
+    if (name.empty() || find(name) != nullptr) {
+      fail(ErrorKind::kUsage, "expected a name for the ", kind_, " that no other has; found \"", name,
+           "\"; choose another name");
+    }
+    entries_.push_back({std::move(name), std::move(entry)});
+  }
+
+  /// nullptr if there is none. Valid until the next add().
+  const Entry* find(std::string_view name) const {
+    const auto found =
+        std::find_if(entries_.begin(), entries_.end(), [&](const Named& each) { return each.name == name; });
+    return found == entries_.end() ? nullptr : &found->entry;
+  }
+
+  /// Throws Error(kUsage) for an unknown name; `key` is that of the config which gives it.
+  const Entry& get(std::string_view name, const char* key) const {
+    if (const Entry* entry = find(name)) return *entry;
+    const std::string near = nearest(name, names());
+    fail(ErrorKind::kUsage, "unknown ", key, " \"", name, "\"; expected one of: ", join(names(), ", "),
+         near.empty() ? "" : "; did you mean \"" + near + "\"?");
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const Named& each : entries_) names.push_back(each.name);
+    return names;
+  }
+
+ private:
+  std::string kind_;
+  std::vector<Named> entries_;
+};
+
+}  // namespace fsdp::util
