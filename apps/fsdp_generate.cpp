@@ -80,8 +80,8 @@ int run(Arguments& arguments) {
   generate::GenerationOptions& options = arguments.options;
   generate::check_sampling(options.sampling);
   const std::string prompt = read_prompt(arguments);
-  plugin::load_with_configs(arguments.plugins, plugin::Trust::kCommandLine);
-  config::load_plugins({});
+  plugin::load_with_configs(arguments.plugins);
+  config::load_plugins({}, config::PluginsNamedBy::kUser);
   const checkpoint::StoredModel stored = generate::open_model(arguments.checkpoint, arguments.ema);
   const at::ScalarType dtype = generate::compute_type(stored, arguments.dtype);
   const auto tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(stored)

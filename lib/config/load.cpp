@@ -124,7 +124,8 @@ void Loader::load_plugins(const Source& source, const std::vector<std::string>& 
   std::optional<Region> place;
   const std::vector<std::string> named = named_plugins(source, overrides, &place);
   try {
-    plugins_ = config::load_plugins(named);
+    plugins_ = config::load_plugins(
+        named, completeness_ == Completeness::kIsWhole ? PluginsNamedBy::kStoredFile : PluginsNamedBy::kUser);
   } catch (const util::Error& error) {
     if (!place) throw;
     Report report;  // of nothing else: without its plug-ins most of a configuration may be unknown
@@ -411,8 +412,8 @@ PluginLoader& plugin_loader() {
 
 void set_plugin_loader(PluginLoader loader) { plugin_loader() = std::move(loader); }
 
-std::vector<std::string> load_plugins(const std::vector<std::string>& named) {
-  if (plugin_loader()) return plugin_loader()(named);
+std::vector<std::string> load_plugins(const std::vector<std::string>& named, PluginsNamedBy by) {
+  if (plugin_loader()) return plugin_loader()(named, by);
   if (named.empty()) return {};
   util::fail(util::ErrorKind::kUsage,
              "run.plugins: expected none, because this program loads no plug-ins; found ",
@@ -421,8 +422,8 @@ std::vector<std::string> load_plugins(const std::vector<std::string>& named) {
 
 void try_to_load_plugins(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   try {
-    load_plugins(
-        named_plugins(file.empty() ? Source::from_text("", "") : Source::from_file(file), overrides));
+    load_plugins(named_plugins(file.empty() ? Source::from_text("", "") : Source::from_file(file), overrides),
+                 PluginsNamedBy::kUser);
   } catch (const util::Error&) {  // who loads the configuration says so
   }
 }

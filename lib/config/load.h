@@ -37,7 +37,7 @@ struct TracedConfig {
 TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
 /// config.toml of a run, which has every key: what model.init_from names may be gone or changed by now, and
-/// is not looked at.
+/// is not looked at. Loads no plug-ins: throws for those that are not loaded.
 Config load_resolved_config(const std::filesystem::path& file);
 
 /// load_config() from text that is no file of its own; `name` stands for the file's name in messages.

@@ -12,15 +12,20 @@
 
 namespace fsdp::config {
 
-/// Loads what run.plugins names, and what was asked for otherwise, each once; returns what run.plugins is to
-/// say. Throws Error(kUsage).
-using PluginLoader = std::function<std::vector<std::string>(const std::vector<std::string>& named)>;
+/// Who names plug-ins: a configuration that the user gave, or a file beside checkpoints, which may be of
+/// anybody, and for whose sake nothing is loaded.
+enum class PluginsNamedBy { kUser, kStoredFile };
+
+/// Loads what the user asked for, and what run.plugins names if that is the user's, each once; returns what
+/// run.plugins is to say. Throws Error(kUsage), also for a stored file that names what is not loaded.
+using PluginLoader =
+    std::function<std::vector<std::string>(const std::vector<std::string>& named, PluginsNamedBy by)>;
 
 /// Called by every loading of a configuration before its keys are checked, since plug-ins add keys. Not
 /// thread-safe.
 void set_plugin_loader(PluginLoader loader);
 
-std::vector<std::string> load_plugins(const std::vector<std::string>& named);
+std::vector<std::string> load_plugins(const std::vector<std::string>& named, PluginsNamedBy by);
 
 /// Loads the plug-ins of such a configuration (load_config()), if it can be read that far; says nothing of
 /// what is wrong with it. For --help, which lists their keys.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -22,12 +24,23 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// The file that is meant, or the name alone where the system has to search for it.
+std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
+
+/// The file that is meant.
 std::string resolved(const std::string& path) {
+  std::vector<fs::path> candidates = {path};
+  const char* folders = std::getenv("LD_LIBRARY_PATH");
+  if (path.find('/') == std::string::npos && folders != nullptr) {
+    std::istringstream text(folders);
+    for (std::string folder; std::getline(text, folder, ':');) {
+      if (!folder.empty()) candidates.push_back(fs::path(folder) / path);
+    }
+  }
   std::error_code error;
-  if (fs::exists(path, error)) return fs::weakly_canonical(path, error).string();
-  if (path.find('/') == std::string::npos) return path;
-  fail(ErrorKind::kUsage, "expected a plug-in (a shared library); found nothing at ", path,
+  for (const fs::path& candidate : candidates) {
+    if (fs::is_regular_file(candidate, error)) return fs::canonical(candidate, error).string();
+  }
+  fail(ErrorKind::kUsage, "expected a plug-in (a shared library); found none at ", path,
        "; correct the path in run.plugins, or name the library by --plugin");
 }
 
@@ -53,8 +66,7 @@ class Loaded {
   void load(const std::string& path) {
     const std::string file = resolved(path);
     if (std::find(files_.begin(), files_.end(), file) != files_.end()) return;
-    const bool searched = file.find('/') == std::string::npos;
-    if (!searched) require_same_build(file);
+    require_same_build(file);
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       const char* why = dlerror();
@@ -68,11 +80,6 @@ class Loaded {
            "expected a plug-in, a shared library with FSDP_PLUGIN (<fsdp/plugin.h>); found ", path,
            ", which has none");
     }
-    if (searched && std::string_view(description->built_for) != FSDP_PLUGIN_BUILT_FOR) {
-      fail(ErrorKind::kUsage, "expected a plug-in that was built for ", FSDP_PLUGIN_BUILT_FOR,
-           "; found one for ", description->built_for, " as ", path,
-           "; build it again with the package of this program");
-    }
     files_.push_back(file);
     try {
       Registrar registrar(description->name);
@@ -81,6 +88,12 @@ class Loaded {
     } catch (const util::Error& error) {
       fail(error.kind(), "the plug-in ", description->name, " (", path, "): ", error.what());
     }
+  }
+
+  /// One of this file name.
+  bool has(const std::string& path) const {
+    return std::any_of(files_.begin(), files_.end(),
+                       [&](const std::string& file) { return file_name(file) == file_name(path); });
   }
 
  private:
@@ -92,10 +105,8 @@ Loaded& loaded() {
   return loaded;
 }
 
-std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
-
 std::vector<std::string> joined(const std::vector<std::string>& named, const std::vector<std::string>& given,
-                                Trust trust) {
+                                config::PluginsNamedBy by) {
   std::vector<std::string> all;
   const auto given_as = [&](const std::string& path) {
     return std::find_if(given.begin(), given.end(),
@@ -103,8 +114,8 @@ std::vector<std::string> joined(const std::vector<std::string>& named, const std
   };
   for (const std::string& path : named) {
     const auto found = given_as(path);
-    if (found == given.end() && trust == Trust::kCommandLine) {
-      fail(ErrorKind::kUsage, "run.plugins: expected plug-ins that the command line names; found ", path,
+    if (found == given.end() && by == config::PluginsNamedBy::kStoredFile && !loaded().has(path)) {
+      fail(ErrorKind::kUsage, "run.plugins: expected plug-ins that are loaded; found ", path,
            "; if you trust that library, add --plugin ", util::shell_word(path));
     }
     all.push_back(found == given.end() ? path : *found);
@@ -117,12 +128,13 @@ std::vector<std::string> joined(const std::vector<std::string>& named, const std
 
 }  // namespace
 
-void load_with_configs(std::vector<std::string> given, Trust trust) {
-  config::set_plugin_loader([given = std::move(given), trust](const std::vector<std::string>& named) {
-    std::vector<std::string> all = joined(named, given, trust);
-    for (const std::string& path : all) loaded().load(path);
-    return all;
-  });
+void load_with_configs(std::vector<std::string> given) {
+  config::set_plugin_loader(
+      [given = std::move(given)](const std::vector<std::string>& named, config::PluginsNamedBy by) {
+        std::vector<std::string> all = joined(named, given, by);
+        for (const std::string& path : by == config::PluginsNamedBy::kUser ? all : given) loaded().load(path);
+        return all;
+      });
 }
 
 }  // namespace fsdp::plugin

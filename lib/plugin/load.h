@@ -7,20 +7,14 @@
 
 namespace fsdp::plugin {
 
-/// What a program takes plug-ins from.
-enum class Trust {
-  kConfig,       ///< run.plugins of any configuration that it reads, and its command line
-  kCommandLine,  ///< its command line alone: a configuration or checkpoint that names others is refused
-};
-
 /// Makes the configurations that are loaded from now on load their plug-ins (config/plugins.h), and those of
 /// `given` (--plugin) too. A path is relative to the working directory; a name without a slash that is not
-/// there is searched for as the system does (LD_LIBRARY_PATH). Where run.plugins names a file of the same name
+/// there is searched for in the folders of LD_LIBRARY_PATH. Where run.plugins names a file of the same name
 /// as one of `given`, the latter is taken.
 ///
 /// Each library is compared with this program before any of its code runs, and is never unloaded. Throws
 /// Error(kUsage) for a library that is not there, is no plug-in, was built for other versions, or whose names
 /// are taken.
-void load_with_configs(std::vector<std::string> given, Trust trust = Trust::kConfig);
+void load_with_configs(std::vector<std::string> given);
 
 }  // namespace fsdp::plugin

@@ -237,7 +237,7 @@ const std::map<std::string, Sample>& samples() {
 
 TEST(Keys, EveryKeyTakesAGoodValueAndRefusesABadOne) {
   EXPECT_EQ(samples().size(), all_keys().size());
-  set_plugin_loader([](const std::vector<std::string>& named) { return named; });
+  set_plugin_loader([](const std::vector<std::string>& named, PluginsNamedBy) { return named; });
   Config base = parse_config(kTrain, "c.toml");
   for (const Key& key : all_keys()) {
     SCOPED_TRACE(key.full_name());
