@@ -14,7 +14,7 @@
 ///
 /// \code{.cpp}
 /// void save(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run, int64_t step) {
-///   fsdp::save_sharded({.root = run, .step = step, .layout = engine.options().layout},
+///   fsdp::save_sharded({.root = run, .step = step, .layout = engine.options().layout.name()},
 ///                      fsdp::state_slices(engine, optimizer, fsdp::SlicePurpose::kSave), engine.communicator());
 /// }
 /// void load(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run, int64_t step) {

@@ -36,5 +36,6 @@ using nn::loss_of;
 using nn::LossOptions;
 using nn::make_decoder;
 using nn::ModelOptions;
+using nn::RopeType;
 
 }  // namespace fsdp

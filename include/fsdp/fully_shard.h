@@ -36,12 +36,17 @@
 
 namespace fsdp {
 
+using shard::BackwardPrefetch;
 using shard::Engine;
+using shard::ForwardPrefetch;
 using shard::fully_shard;
+using shard::Layout;
 using shard::Materialize;
 using shard::MixedPrecisionOptions;
+using shard::ShardDimension;
 using shard::ShardOptions;
 using shard::StageInfo;
+using shard::Strategy;
 using shard::Unit;
 using shard::WrapPolicy;
 

@@ -14,7 +14,7 @@
 /// std::shared_ptr<fsdp::Engine> shard_within_nodes(torch::nn::Module& model,
 ///                                                  std::shared_ptr<fsdp::Communicator> world, int64_t nodes) {
 ///   fsdp::Mesh mesh({.dcn = nodes, .data = -1}, std::move(world));       // -1: the rest of the ranks
-///   return fsdp::fully_shard(model, {.strategy = "hybrid_shard"}, mesh);
+///   return fsdp::fully_shard(model, {.strategy = fsdp::Strategy::kHybridShard}, mesh);
 /// }
 /// \endcode
 

@@ -139,7 +139,7 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   }
   options.rope_type = type.get<std::string>();
   options.rope_factor = reader.positive("factor", 0);
-  if (options.rope_type == "linear") return;
+  if (options.rope_type == nn::RopeType::kLinear) return;
   options.rope_low_freq_factor = reader.positive("low_freq_factor", 0);
   options.rope_high_freq_factor = reader.positive("high_freq_factor", 0);
   options.rope_original_length = reader.size("original_max_position_embeddings", kMostPositions);
@@ -226,9 +226,9 @@ void update_llama(json& config, const nn::ModelOptions& options) {
   }
   if (type == "mistral") config["sliding_window"] = options.sliding_window;
   if (type == "qwen2") config["use_sliding_window"] = false;
-  if (options.rope_type == "default") return;
-  json scaling = {{"rope_type", options.rope_type}, {"factor", options.rope_factor}};
-  if (options.rope_type == "llama3") {
+  if (options.rope_type == nn::RopeType::kDefault) return;
+  json scaling = {{"rope_type", options.rope_type.name()}, {"factor", options.rope_factor}};
+  if (options.rope_type == nn::RopeType::kLlama3) {
     scaling.update({{"low_freq_factor", options.rope_low_freq_factor},
                     {"high_freq_factor", options.rope_high_freq_factor},
                     {"original_max_position_embeddings", options.rope_original_length}});

@@ -46,7 +46,8 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
                           division(model.hidden_size, heads), "; change one of the two"));
   if (model.architecture == "gpt2") {
     const bool has_none = model.head_dim == 0 && !model.attention_bias && !model.qkv_bias &&
-                          !model.mlp_bias && model.sliding_window == 0 && model.rope_type == "default" &&
+                          !model.mlp_bias && model.sliding_window == 0 &&
+                          model.rope_type == nn::RopeType::kDefault &&
                           model.hidden_act == nn::Activation::kSilu;
     conflicts.unless(
         has_none,
@@ -98,12 +99,12 @@ void check_first_weights(const nn::ModelOptions& model, Conflicts& conflicts) {
 }
 
 void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
-  conflicts.unless(model.rope_type != "default" || model.rope_factor == 1,
+  conflicts.unless(model.rope_type != nn::RopeType::kDefault || model.rope_factor == 1,
                    {"model.rope_factor", "model.rope_type"},
                    concat("model.rope_factor: expected 1 with model.rope_type default; found ",
                           model.rope_factor, "; set model.rope_type to linear or llama3, or leave it out"));
   conflicts.unless(
-      model.rope_type != "llama3" || model.rope_low_freq_factor < model.rope_high_freq_factor,
+      model.rope_type != nn::RopeType::kLlama3 || model.rope_low_freq_factor < model.rope_high_freq_factor,
       {"model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_type"},
       concat("model.rope_low_freq_factor: expected less than model.rope_high_freq_factor = ",
              model.rope_high_freq_factor, "; found ", model.rope_low_freq_factor, "; 1 and 4 are Llama 3's"));
@@ -147,7 +148,8 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
 
 void check_sets(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
-      config.data.documents == "join" || config.data.document_separator < config.model.vocab_size,
+      config.data.documents == data::DocumentTreatment::kJoin ||
+          config.data.document_separator < config.model.vocab_size,
       {"data.document_separator", "model.vocab_size"},
       concat("data.document_separator: expected a token below model.vocab_size = ", config.model.vocab_size,
              "; found ", config.data.document_separator, ", which no text has; change one of the two"));
@@ -263,11 +265,11 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
   unless(config.training.device != "cpu", "training.device",
          "expected training.device = \"cuda\"; found \"cpu\", which has no graphs; leave it out");
   unless(
-      config.activation_checkpointing.mode == "none", "activation_checkpointing.mode",
+      config.activation_checkpointing.mode == nn::RecomputeMode::kNone, "activation_checkpointing.mode",
       concat("expected activation_checkpointing.mode = \"none\", because graphs of recomputed blocks would "
              "keep their activations; found \"",
              config.activation_checkpointing.mode, "\"; leave one of the two out"));
-  unless(config.data.documents != "mask", "data.documents",
+  unless(config.data.documents != data::DocumentTreatment::kMask, "data.documents",
          "expected data.documents other than \"mask\", with which every batch has other shapes; found that; "
          "leave one of the two out");
   unless(config.model.attention_dropout == 0 && config.model.hidden_dropout == 0, "model.hidden_dropout",
@@ -332,7 +334,7 @@ void check_loss_scaler(const Config& config, Conflicts& conflicts) {
 
 void check_checkpoints(const Config& config, Conflicts& conflicts) {
   const checkpoint::CheckpointOptions& options = config.checkpoint;
-  conflicts.unless(!options.asynchronous || options.kind == "sharded",
+  conflicts.unless(!options.asynchronous || options.kind == checkpoint::CheckpointKind::kSharded,
                    {"checkpoint.asynchronous", "checkpoint.kind"},
                    "checkpoint.asynchronous: expected false with checkpoint.kind = \"full\", because the "
                    "shards travel to rank 0 between steps; found true; leave one of the two out (fsdp-ckpt "

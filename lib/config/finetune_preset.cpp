@@ -66,7 +66,7 @@ std::vector<PresetValue> model_values(const nn::ModelOptions& model) {
     if (model.architecture == "gpt2" && key.name == "num_key_value_heads") continue;
     const bool is_unused = (key.name == "head_dim" && model.head_dim == 0) ||
                            (key.name == "sliding_window" && model.sliding_window == 0) ||
-                           (key.name == "rope_original_length" && model.rope_type != "llama3");
+                           (key.name == "rope_original_length" && model.rope_type != nn::RopeType::kLlama3);
     if (!is_unused) values.push_back({key.full_name(), toml_text(value), ""});
   }
   return values;

@@ -21,9 +21,11 @@ namespace fsdp::config {
 /// A field that is an enum, as the string that names its value.
 struct EnumField {
   /// `get` is a lambda without captures from a Config& to the field.
-  template <typename Get, typename E = std::remove_reference_t<std::invoke_result_t<Get, Config&>>>
+  template <typename Get,
+            typename E =
+                typename util::EnumOf<std::remove_reference_t<std::invoke_result_t<Get, Config&>>>::type>
   requires util::NamedEnum<E> EnumField(Get)
-      : name([](Config& config) { return util::name_of(Get{}(config)); }),
+      : name([](Config& config) { return util::Named<E>(Get{}(config)).name(); }),
         set([](Config& config, const std::string& name) {
           Get{}(config) = util::parse_enum<E>(name).value();
         }),

@@ -31,8 +31,8 @@ nn::ModelOptions normalized(nn::ModelOptions options) {
       options.head_dim * options.num_attention_heads == options.hidden_size) {
     options.head_dim = 0;
   }
-  if (options.rope_type == "default") options.rope_factor = defaults.rope_factor;
-  if (options.rope_type != "llama3") {
+  if (options.rope_type == nn::RopeType::kDefault) options.rope_factor = defaults.rope_factor;
+  if (options.rope_type != nn::RopeType::kLlama3) {
     options.rope_low_freq_factor = defaults.rope_low_freq_factor;
     options.rope_high_freq_factor = defaults.rope_high_freq_factor;
     options.rope_original_length = defaults.rope_original_length;

@@ -20,7 +20,7 @@ std::vector<Key> output_keys() {
        {}},
       {KEY(checkpoint, kind),
        "sharded: a file a process; full: one file with whole tensors, through rank 0",
-       one_of({"sharded", "full"}),
+       {},
        {}},
       {KEY(checkpoint, asynchronous),
        "copy the shards to host memory and write them while training goes on",
@@ -34,7 +34,7 @@ std::vector<Key> output_keys() {
       {KEY(checkpoint, verify_saved),
        "background: read each checkpoint back while training goes on and compare hashes; a damaged one is "
        "renamed and the next step saved in its place, and older ones are deleted only then",
-       one_of({"none", "background"}),
+       {},
        {}},
       {KEY(checkpoint, resume),
        "auto (the newest, else start anew), never, latest, or a path",

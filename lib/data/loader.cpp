@@ -83,7 +83,8 @@ int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, cons
   if (overflow || (sets.size() == 1 && samples < per_step)) {
     fail(ErrorKind::kData, "the training files (data.train, from ", first.name(), " on) hold ", samples,
          " samples (",
-         options.documents == "split" ? "of documents apart: " : "(tokens - 1) / sequence_length: ",
+         options.documents == DocumentTreatment::kSplit ? "of documents apart: "
+                                                        : "(tokens - 1) / sequence_length: ",
          first.num_tokens(), " tokens, sequence_length ", options.sequence_length,
          ") where one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
          placement.gradient_accumulation_steps, " accumulation steps * ", placement.world_size, " ranks * ",
@@ -102,7 +103,8 @@ class BatchBuilder {
     batch_.targets = at::empty({options.micro_batch_size, length_}, at::kLong);
     input_ = batch_.inputs.mutable_data_ptr<int64_t>();
     target_ = batch_.targets.mutable_data_ptr<int64_t>();
-    if (options.documents == "mask") starts_ = std::make_shared<std::vector<std::vector<int64_t>>>();
+    if (options.documents == DocumentTreatment::kMask)
+      starts_ = std::make_shared<std::vector<std::vector<int64_t>>>();
   }
 
   void add(const Samples& samples, int64_t sample) {

@@ -1,12 +1,26 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "util/enum_names.h"
 #include "util/plugin_values.h"
 
 namespace fsdp::data {
+
+/// What samples make of the documents in token files (sample_reader.h).
+enum class DocumentTreatment {
+  kJoin,   ///< they take no notice of them
+  kMask,   ///< attention stays inside documents
+  kSplit,  ///< a sample is of one document
+};
+constexpr auto enum_names(DocumentTreatment) {
+  return std::to_array<util::EnumName<DocumentTreatment>>({{DocumentTreatment::kJoin, "join"},
+                                                           {DocumentTreatment::kMask, "mask"},
+                                                           {DocumentTreatment::kSplit, "split"}});
+}
 
 struct DataOptions {
   std::string dataset = "token_files";  ///< of datasets() (data/datasets.h): what opens `train`
@@ -19,9 +33,7 @@ struct DataOptions {
   int64_t sequence_length = 256;        ///< T: tokens a sample; the sample also reads the token after
   int64_t micro_batch_size = 4;         ///< B: sequences a rank a micro-batch
   bool shuffle = true;
-  /// "join": samples take no notice of documents; "mask": attention stays inside documents; "split": a sample
-  /// is of one document (sample_reader.h).
-  std::string documents = "join";
+  util::Named<DocumentTreatment> documents = DocumentTreatment::kJoin;
   /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
   int64_t document_separator = -1;
   bool allow_changed = false;    ///< resume although the files are not those of the checkpoint

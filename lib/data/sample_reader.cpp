@@ -26,14 +26,11 @@ SampleReader::SampleReader(const std::vector<std::string>& paths, const DataOpti
       vocab_size_(vocab_size),
       files_(std::make_unique<TokenFiles>(paths)) {
   num_samples_ = (files_->size() - 1) / sequence_length_;
-  if (options.documents == "join") return;
+  if (options.documents == DocumentTreatment::kJoin) return;
   documents_ = std::make_unique<Documents>(*files_, separator_of(*files_, options));
-  if (options.documents == "split") {
+  if (options.documents == DocumentTreatment::kSplit) {
     document_samples_.emplace(*documents_, sequence_length_);
     num_samples_ = document_samples_->num_samples();
-  } else if (options.documents != "mask") {
-    util::fail(util::ErrorKind::kUsage, "unknown data.documents \"", options.documents,
-               "\"; expected join, mask or split");
   }
 }
 

@@ -47,7 +47,7 @@ class SampleReader final : public Samples {
 
 /// Whether rows may have targets that do not count.
 inline bool counts_vary(const DataOptions& options) {
-  return options.documents != "join" || options.dataset != kTokenFiles;
+  return options.documents != DocumentTreatment::kJoin || options.dataset != kTokenFiles;
 }
 
 }  // namespace fsdp::data

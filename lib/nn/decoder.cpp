@@ -16,15 +16,12 @@ namespace {
 
 void check_rotary(const ModelOptions& options) {
   using util::ErrorKind;
-  const std::string& type = options.rope_type;
-  if (type != "default" && type != "linear" && type != "llama3") {
-    util::fail(ErrorKind::kUsage, "unknown rope_type \"", type, "\"; expected default, linear or llama3");
-  }
-  if (!(options.rope_factor > 0) || (type == "default" && options.rope_factor != 1)) {
+  const RopeType type = options.rope_type.value();
+  if (!(options.rope_factor > 0) || (type == RopeType::kDefault && options.rope_factor != 1)) {
     util::fail(ErrorKind::kUsage, "rope_factor ", options.rope_factor, " must be ",
-               type == "default" ? "1 with rope_type default" : "above 0");
+               type == RopeType::kDefault ? "1 with rope_type default" : "above 0");
   }
-  if (type == "llama3" &&
+  if (type == RopeType::kLlama3 &&
       !(options.rope_low_freq_factor < options.rope_high_freq_factor && options.rope_original_length >= 1)) {
     util::fail(ErrorKind::kUsage, "rope_low_freq_factor ", options.rope_low_freq_factor,
                " must be less than rope_high_freq_factor ", options.rope_high_freq_factor,
@@ -70,7 +67,7 @@ void check_llama(const ModelOptions& options) {
 void check_gpt2(const ModelOptions& options) {
   check_heads(options);
   if (options.head_dim > 0 || options.attention_bias || options.qkv_bias || options.mlp_bias ||
-      options.sliding_window > 0 || options.rope_type != "default" ||
+      options.sliding_window > 0 || options.rope_type != RopeType::kDefault ||
       options.hidden_act != Activation::kSilu) {
     util::fail(util::ErrorKind::kUsage,
                "head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, sliding_window and rope_type are "

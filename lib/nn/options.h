@@ -20,6 +20,17 @@ constexpr auto enum_names(Activation) {
       {{Activation::kSilu, "silu"}, {Activation::kGeluTanh, "gelu_pytorch_tanh"}});
 }
 
+/// How positions beyond the first training's length are reached.
+enum class RopeType {
+  kDefault,  ///< they are not
+  kLinear,   ///< Chen et al.: Extending context window by positional interpolation, 2023
+  kLlama3,   ///< The Llama 3 herd of models, 2024, as transformers computes it
+};
+constexpr auto enum_names(RopeType) {
+  return std::to_array<util::EnumName<RopeType>>(
+      {{RopeType::kDefault, "default"}, {RopeType::kLinear, "linear"}, {RopeType::kLlama3, "llama3"}});
+}
+
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
   /// Of config/model_presets.h, whose values the options below have where nothing else was given; or empty.
@@ -42,22 +53,19 @@ struct ModelOptions {
   /// llama only, of the gate of the feed-forward: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer,
   /// 2020).
   Activation hidden_act = Activation::kSilu;
-  double rope_theta = 10000.0;  ///< llama only
-  /// llama only: how positions beyond the first training's length are reached: "default" (not), "linear"
-  /// (Chen et al.: Extending context window by positional interpolation, 2023) or "llama3" (The Llama 3 herd
-  /// of models, 2024, as transformers computes it).
-  std::string rope_type = "default";
-  double rope_factor = 1.0;             ///< linear, llama3
-  double rope_low_freq_factor = 1.0;    ///< llama3
-  double rope_high_freq_factor = 4.0;   ///< llama3
-  int64_t rope_original_length = 8192;  ///< llama3: of the first training, in tokens
-  double rms_norm_eps = 1e-5;           ///< llama's RMSNorm
-  double layer_norm_epsilon = 1e-5;     ///< gpt2's LayerNorm
-  double initializer_range = 0.02;      ///< standard deviation of the initial weights
-  double embedding_dropout = 0.0;       ///< of the embeddings' sum (gpt2's embd_pdrop), while training
-  double attention_dropout = 0.0;       ///< of the attention's weights (attn_pdrop)
-  double hidden_dropout = 0.0;          ///< of what a half of a block adds to its input (resid_pdrop)
-  bool tie_word_embeddings = false;     ///< the head uses the embedding's weight
+  double rope_theta = 10000.0;                           ///< llama only
+  util::Named<RopeType> rope_type = RopeType::kDefault;  ///< llama only
+  double rope_factor = 1.0;                              ///< linear, llama3
+  double rope_low_freq_factor = 1.0;                     ///< llama3
+  double rope_high_freq_factor = 4.0;                    ///< llama3
+  int64_t rope_original_length = 8192;                   ///< llama3: of the first training, in tokens
+  double rms_norm_eps = 1e-5;                            ///< llama's RMSNorm
+  double layer_norm_epsilon = 1e-5;                      ///< gpt2's LayerNorm
+  double initializer_range = 0.02;                       ///< standard deviation of the initial weights
+  double embedding_dropout = 0.0;    ///< of the embeddings' sum (gpt2's embd_pdrop), while training
+  double attention_dropout = 0.0;    ///< of the attention's weights (attn_pdrop)
+  double hidden_dropout = 0.0;       ///< of what a half of a block adds to its input (resid_pdrop)
+  bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
   std::string init_from = {};  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
   std::vector<std::string> init_unused{};  ///< patterns of its tensors that the model may have no place for
   bool init_broadcast =
@@ -87,10 +95,20 @@ inline int64_t longest_sequence(const ModelOptions& options) {
   return window > 0 && window < positions ? window : positions;
 }
 
+/// What backward computes again in place of keeping it.
+enum class RecomputeMode {
+  kNone,
+  kFull,  ///< all of a stage but its input
+};
+constexpr auto enum_names(RecomputeMode) {
+  return std::to_array<util::EnumName<RecomputeMode>>(
+      {{RecomputeMode::kNone, "none"}, {RecomputeMode::kFull, "full"}});
+}
+
 /// Which activations backward computes again in place of keeping them.
 struct CheckpointingOptions {
-  std::string mode = "none";                         ///< "none" or "full": all of a stage but its input
-  std::vector<std::string> stage_types = {"block"};  ///< with "full": Stage::type_name() of the stages
+  util::Named<RecomputeMode> mode = RecomputeMode::kNone;
+  std::vector<std::string> stage_types = {"block"};  ///< with kFull: Stage::type_name() of the stages
 };
 
 }  // namespace fsdp::nn

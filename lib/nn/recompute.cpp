@@ -182,12 +182,7 @@ void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_t
 }
 
 void apply_checkpointing(Stage& root, const CheckpointingOptions& options) {
-  if (options.mode == "none") return;
-  if (options.mode != "full") {
-    util::fail(ErrorKind::kUsage, "unknown activation_checkpointing.mode \"", options.mode,
-               "\"; expected none or full");
-  }
-  checkpoint_activations(root, options.stage_types);
+  if (options.mode == RecomputeMode::kFull) checkpoint_activations(root, options.stage_types);
 }
 
 }  // namespace fsdp::nn

@@ -52,10 +52,10 @@ at::Tensor RotaryTable::frequencies(const at::Device& device) const {
   auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const at::Tensor exponents = at::arange(0, width, 2, options) / static_cast<double>(width);
   const at::Tensor plain = at::pow(options_.rope_theta, exponents).reciprocal();
-  if (options_.rope_type == "default") return plain;
+  if (options_.rope_type == RopeType::kDefault) return plain;
   const at::Tensor slow = plain / options_.rope_factor;
-  if (options_.rope_type == "linear") return slow;
-  FSDP_CHECK(options_.rope_type == "llama3", "rope_type ", options_.rope_type);
+  if (options_.rope_type == RopeType::kLinear) return slow;
+  FSDP_CHECK(options_.rope_type == RopeType::kLlama3, "rope_type ", options_.rope_type);
   // Turns in the original length: below low_freq_factor slow, above high_freq_factor plain.
   const at::Tensor turns =
       plain * (static_cast<double>(options_.rope_original_length) / (2 * std::numbers::pi));

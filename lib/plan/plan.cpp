@@ -71,12 +71,12 @@ class Adviser {
 
   std::vector<Advice> run() {
     if (blocks_out_of_root()) return advice_;
-    if (config_.activation_checkpointing.mode == "none") {
-      config_.activation_checkpointing.mode = "full";
+    if (config_.activation_checkpointing.mode == nn::RecomputeMode::kNone) {
+      config_.activation_checkpointing.mode = nn::RecomputeMode::kFull;
       if (try_it("activation_checkpointing.mode = full")) return advice_;
     }
-    if (config_.fsdp.strategy != "full_shard") {
-      config_.fsdp.strategy = "full_shard";
+    if (config_.fsdp.strategy != shard::Strategy::kFullShard) {
+      config_.fsdp.strategy = shard::Strategy::kFullShard;
       if (try_it("fsdp.strategy = full_shard")) return advice_;
     }
     if (smaller_micro_batch()) return advice_;

@@ -191,7 +191,7 @@ at::Tensor meta_tokens(int64_t rows, int64_t tokens) {
 void keep_gradients_in_units(nn::Stage& model, const config::Config& config, bool on_cpu) {
   const UnitGradient::Options options{
       .type = util::dtype_from_name(config.mixed_precision.reduce_dtype),
-      .in_one_piece = config.fsdp.layout == "flat",
+      .in_one_piece = config.fsdp.layout == shard::Layout::kFlat,
       .holds = config.training.no_sync && config.training.gradient_accumulation_steps > 1,
       .on_cpu = on_cpu};
   std::set<const void*> seen;

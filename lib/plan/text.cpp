@@ -309,11 +309,12 @@ std::string plan_heading(const Plan& plan) {
   const auto& precision = config.mixed_precision;
   std::string text = concat("model      ", config.model.architecture, ", ", with_commas(plan.parameters),
                             " parameters in ", plan.units.size(), " units\n");
-  text += concat("ranks      ", plan.machines.world_size, " (", comm::to_string(plan.mesh), "), ",
-                 config.fsdp.strategy, ", ", precision.param_dtype,
-                 config.training.float8 == "none" ? "" : " and float8", " reduced in ",
-                 precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
-                 config.activation_checkpointing.mode == "none" ? "" : ", activations recomputed", "\n");
+  text += concat(
+      "ranks      ", plan.machines.world_size, " (", comm::to_string(plan.mesh), "), ", config.fsdp.strategy,
+      ", ", precision.param_dtype, config.training.float8 == "none" ? "" : " and float8", " reduced in ",
+      precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
+      config.activation_checkpointing.mode == nn::RecomputeMode::kNone ? "" : ", activations recomputed",
+      "\n");
   text +=
       concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (", plan.machines.world_size,
              " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",

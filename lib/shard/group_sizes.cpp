@@ -22,21 +22,21 @@ std::string over(const comm::MeshShape& mesh, const Axes& axes) {
 
 }  // namespace
 
-Axes shard_axes(const std::string& strategy) {
+Axes shard_axes(util::Named<Strategy> strategy) {
   if (shards_nothing(strategy)) return {};
   return is_hybrid(strategy) ? Axes{MeshAxis::kData} : kBothAxes;
 }
 
-Axes replicate_axes(const std::string& strategy) {
+Axes replicate_axes(util::Named<Strategy> strategy) {
   if (shards_nothing(strategy)) return kBothAxes;
   return is_hybrid(strategy) ? Axes{MeshAxis::kDcn} : Axes{};
 }
 
-GroupSizes group_sizes(const comm::MeshShape& mesh, const std::string& strategy) {
+GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy) {
   return {.shards = mesh.along(shard_axes(strategy)), .replicas = mesh.along(replicate_axes(strategy))};
 }
 
-std::string describe_groups(const comm::MeshShape& mesh, const std::string& strategy) {
+std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> strategy) {
   GroupSizes sizes = group_sizes(mesh, strategy);
   if (sizes.shards * sizes.replicas == 1) return "units whole on the only rank";
   std::string text = "units ";

@@ -15,12 +15,13 @@
 #include <vector>
 
 #include "comm/mesh_shape.h"
+#include "shard/options.h"
 
 namespace fsdp::shard {
 
 /// Over which axes a strategy cuts units, and over which it replicates them.
-std::vector<comm::MeshAxis> shard_axes(const std::string& strategy);
-std::vector<comm::MeshAxis> replicate_axes(const std::string& strategy);
+std::vector<comm::MeshAxis> shard_axes(util::Named<Strategy> strategy);
+std::vector<comm::MeshAxis> replicate_axes(util::Named<Strategy> strategy);
 
 /// Over how many ranks a strategy cuts units, and how often it replicates them.
 struct GroupSizes {
@@ -28,9 +29,9 @@ struct GroupSizes {
   int replicas = 1;
   bool operator==(const GroupSizes&) const = default;
 };
-GroupSizes group_sizes(const comm::MeshShape& mesh, const std::string& strategy);
+GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy);
 
 /// "units sharded over data (4), replicated over dcn (2)", for people.
-std::string describe_groups(const comm::MeshShape& mesh, const std::string& strategy);
+std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> strategy);
 
 }  // namespace fsdp::shard

@@ -68,11 +68,6 @@ class OptionChecks {
   }
 
   void check_choices() {
-    check_choice("fsdp.strategy", options_.strategy, kStrategies);
-    check_choice("fsdp.layout", options_.layout, {"flat", "per_parameter"});
-    check_choice("fsdp.shard_dimension", options_.shard_dimension, {"largest", "first"});
-    check_choice("fsdp.forward_prefetch", options_.forward_prefetch, {"none", "implicit", "explicit"});
-    check_choice("fsdp.backward_prefetch", options_.backward_prefetch, {"none", "post", "pre"});
     const MixedPrecisionOptions& mixed = options_.mixed_precision;
     check_choice("mixed_precision.param_dtype", mixed.param_dtype, kTypes);
     check_choice("mixed_precision.reduce_dtype", mixed.reduce_dtype, kTypes);
@@ -136,7 +131,6 @@ class OptionChecks {
 
   /// The options that only full_shard has a use for, and those that no_shard has none for.
   void check_strategy() {
-    if (!is_one_of(options_.strategy, kStrategies)) return;
     if (!reshards(options_.strategy) || !options_.reshard_after_forward) check_no_resharding();
     check_replicas();
     const auto& kept = options_.keep_after_forward;
@@ -148,7 +142,7 @@ class OptionChecks {
     }
     if (!shards_nothing(options_.strategy)) return;
     const std::string why = "because with fsdp.strategy = no_shard every rank holds every parameter";
-    if (options_.forward_prefetch == "explicit") {
+    if (options_.forward_prefetch == ForwardPrefetch::kExplicit) {
       refuse({"fsdp.forward_prefetch", "fsdp.strategy"},
              concat("fsdp.forward_prefetch: expected none or implicit, ", why,
                     " and no unit is gathered; found \"explicit\"; leave it out or change fsdp.strategy"));
@@ -167,12 +161,12 @@ class OptionChecks {
 
   /// What only the per_parameter layout has a use for.
   void check_layout() {
-    if (options_.layout != "flat") return;
+    if (options_.layout != Layout::kFlat) return;
     const char* why =
         ", because with fsdp.layout = flat a unit is cut as one, wherever the cuts fall in its parameters; "
         "found ";
     const char* remedy = "; leave it out or set fsdp.layout = per_parameter";
-    if (options_.shard_dimension == "first") {
+    if (options_.shard_dimension == ShardDimension::kFirst) {
       refuse({"fsdp.shard_dimension", "fsdp.layout"},
              concat("fsdp.shard_dimension: expected largest, the default", why, "\"first\"", remedy));
     }
@@ -189,7 +183,7 @@ class OptionChecks {
   void check_replicas() {
     bool replicates = is_hybrid(options_.strategy) || shards_nothing(options_.strategy) ||
                       !options_.replicated_parameters.empty() ||
-                      (options_.layout == "per_parameter" && !options_.shard_1d_parameters);
+                      (options_.layout == Layout::kPerParameter && !options_.shard_1d_parameters);
     if (replicates || options_.replica_check_interval <= 0) return;
     refuse({"fsdp.replica_check_interval", "fsdp.strategy"},
            concat("fsdp.replica_check_interval: expected 0, because with fsdp.strategy = ", options_.strategy,
@@ -230,7 +224,7 @@ class OptionChecks {
              "which reads the gradients, is not in host memory; found true; set fsdp.cpu_offload = true or "
              "leave it out");
     }
-    if (!options_.limit_all_gathers && options_.forward_prefetch == "none") {
+    if (!options_.limit_all_gathers && options_.forward_prefetch == ForwardPrefetch::kNone) {
       refuse({"fsdp.limit_all_gathers", "fsdp.forward_prefetch"},
              "fsdp.limit_all_gathers: expected true, because with fsdp.forward_prefetch = none no unit is "
              "gathered ahead and there is nothing to limit; found false; leave it out or set "
@@ -274,8 +268,6 @@ class OptionChecks {
     return a != b && is_one_of(a, {"bfloat16", "float16"}) && is_one_of(b, {"bfloat16", "float16"});
   }
 
-  static constexpr Choices kStrategies = {"full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2",
-                                          "no_shard"};
   static constexpr Choices kTypes = {"float32", "bfloat16", "float16"};
 
   const ShardOptions& options_;

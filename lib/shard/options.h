@@ -1,16 +1,79 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "util/enum_names.h"
+
 namespace fsdp::nn {
 class Hookable;
 }
 
 namespace fsdp::shard {
+
+/// What is sharded, over which ranks (group_sizes.h).
+enum class Strategy {
+  kFullShard,         ///< ZeRO-3
+  kShardGradOp,       ///< ZeRO-2: parameters stay gathered from forward to backward
+  kHybridShard,       ///< ZeRO-3 within a slice (mesh axis data), a replica in each slice (dcn)
+  kHybridShardZero2,  ///< the same with ZeRO-2
+  kNoShard,           ///< every rank holds everything; gradients are all-reduced, as DDP does
+};
+constexpr auto enum_names(Strategy) {
+  return std::to_array<util::EnumName<Strategy>>({{Strategy::kFullShard, "full_shard"},
+                                                  {Strategy::kShardGradOp, "shard_grad_op"},
+                                                  {Strategy::kHybridShard, "hybrid_shard"},
+                                                  {Strategy::kHybridShardZero2, "hybrid_shard_zero2"},
+                                                  {Strategy::kNoShard, "no_shard"}});
+}
+
+/// How a unit is cut into shards (unit_layout.h).
+enum class Layout {
+  kFlat,          ///< all its parameters as one, evenly
+  kPerParameter,  ///< each parameter on one dimension
+};
+constexpr auto enum_names(Layout) {
+  return std::to_array<util::EnumName<Layout>>(
+      {{Layout::kFlat, "flat"}, {Layout::kPerParameter, "per_parameter"}});
+}
+
+/// Of a parameter, with Layout::kPerParameter.
+enum class ShardDimension {
+  kLargest,  ///< of equal ones the first
+  kFirst,
+};
+constexpr auto enum_names(ShardDimension) {
+  return std::to_array<util::EnumName<ShardDimension>>(
+      {{ShardDimension::kLargest, "largest"}, {ShardDimension::kFirst, "first"}});
+}
+
+/// How forward knows which unit comes next.
+enum class ForwardPrefetch {
+  kNone,      ///< it does not
+  kImplicit,  ///< from the last forward
+  kExplicit,  ///< from the first, which ranks compare
+};
+constexpr auto enum_names(ForwardPrefetch) {
+  return std::to_array<util::EnumName<ForwardPrefetch>>({{ForwardPrefetch::kNone, "none"},
+                                                         {ForwardPrefetch::kImplicit, "implicit"},
+                                                         {ForwardPrefetch::kExplicit, "explicit"}});
+}
+
+/// When backward gathers the next unit, relative to this one's reduction (PyTorch's names are BACKWARD_PRE and _POST).
+enum class BackwardPrefetch {
+  kNone,  ///< on use
+  kPost,
+  kPre,
+};
+constexpr auto enum_names(BackwardPrefetch) {
+  return std::to_array<util::EnumName<BackwardPrefetch>>({{BackwardPrefetch::kNone, "none"},
+                                                          {BackwardPrefetch::kPost, "post"},
+                                                          {BackwardPrefetch::kPre, "pre"}});
+}
 
 /// What a unit computes and communicates in. The master weights of the shards are always fp32.
 struct MixedPrecisionOptions {
@@ -41,16 +104,9 @@ using DimensionPolicy =
 
 /// How a model is cut into units and these into shards, and in which order they are gathered, freed and reduced.
 struct ShardOptions {
-  /// "full_shard" (ZeRO-3), "shard_grad_op" (ZeRO-2: parameters stay gathered from forward to backward),
-  /// "hybrid_shard" and "hybrid_shard_zero2" (the same within a slice, mesh axis data, with a replica in each
-  /// slice, mesh axis dcn) or "no_shard" (every rank holds everything; gradients are all-reduced, as DDP
-  /// does). See shard/group_sizes.h.
-  std::string strategy = "full_shard";
-  /// How a unit is cut into shards: "flat" (all its parameters as one, evenly) or "per_parameter" (each
-  /// parameter on one dimension); see shard/unit_layout.h.
-  std::string layout = "flat";
-  /// per_parameter: "largest" (of equal ones the first) or "first".
-  std::string shard_dimension = "largest";
+  util::Named<Strategy> strategy = Strategy::kFullShard;
+  util::Named<Layout> layout = Layout::kFlat;
+  util::Named<ShardDimension> shard_dimension = ShardDimension::kLargest;
   /// per_parameter: cut parameters of one dimension (biases, weights of norms) as well. Off: they stay whole
   /// on every rank, and their gradients are all-reduced.
   bool shard_1d_parameters = false;
@@ -83,8 +139,8 @@ struct ShardOptions {
   /// Free the unit that forward uses last as well; off: it stays, because backward begins with it.
   bool reshard_last_after_forward = false;
 
-  std::string forward_prefetch = "implicit";  ///< none, implicit, explicit
-  std::string backward_prefetch = "pre";      ///< none, post, pre
+  util::Named<ForwardPrefetch> forward_prefetch = ForwardPrefetch::kImplicit;
+  util::Named<BackwardPrefetch> backward_prefetch = BackwardPrefetch::kPre;
   /// At most one unit is gathered ahead of the one in use. Off: as many as forward_prefetch can issue.
   bool limit_all_gathers = true;
 

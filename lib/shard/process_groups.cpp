@@ -17,13 +17,13 @@ std::shared_ptr<comm::Communicator> group_over(const comm::Mesh& mesh, const Axe
 
 }  // namespace
 
-ProcessGroups process_groups(const comm::Mesh& mesh, const std::string& strategy) {
+ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy) {
   ProcessGroups groups{mesh.world(), group_over(mesh, shard_axes(strategy)), nullptr};
   Axes axes = replicate_axes(strategy);
   if (mesh.shape().along(axes) > 1) groups.replicate = mesh.group(axes);
   return groups;
 }
 
-ProcessGroups replicated_groups(const comm::Mesh& mesh) { return process_groups(mesh, kNoShard); }
+ProcessGroups replicated_groups(const comm::Mesh& mesh) { return process_groups(mesh, Strategy::kNoShard); }
 
 }  // namespace fsdp::shard

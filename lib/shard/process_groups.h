@@ -7,6 +7,7 @@
 
 #include "comm/mesh.h"
 #include "shard/group_sizes.h"
+#include "shard/options.h"
 
 namespace fsdp::shard {
 
@@ -21,7 +22,7 @@ struct ProcessGroups {
 };
 
 /// Those of the strategy. Not collective.
-ProcessGroups process_groups(const comm::Mesh& mesh, const std::string& strategy);
+ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy);
 
 /// Of what every rank holds whole.
 ProcessGroups replicated_groups(const comm::Mesh& mesh);

@@ -22,12 +22,10 @@ bool stays_after_forward(const ShardOptions& options, const ScheduledUnit& unit)
 }  // namespace
 
 Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader)
-    : compares_order_(options.forward_prefetch == "explicit"),
-      gathers_ahead_(options.forward_prefetch != "none"),
+    : compares_order_(options.forward_prefetch == ForwardPrefetch::kExplicit),
+      gathers_ahead_(options.forward_prefetch != ForwardPrefetch::kNone),
       most_ahead_(options.limit_all_gathers ? 1 : std::numeric_limits<size_t>::max()),
-      backward_prefetch_(options.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
-                         : options.backward_prefetch == "post" ? BackwardPrefetch::kPost
-                                                               : BackwardPrefetch::kNone),
+      backward_prefetch_(options.backward_prefetch.value()),
       keeps_last_(!options.reshard_last_after_forward),
       reader_(reader),
       order_(units.size()) {

@@ -19,7 +19,7 @@
 //   The unit that ends forward last stays, because backward begins with it [reshard_last_after_forward]; the
 //   root stays from its forward to the end of backward [reshard_root_after_forward].
 //   Backward gathers in reverse order. The next gather is issued before the gradients of this unit are
-//   attached and computed [backward_prefetch = "pre"], after they have been sent to their reduction ["post"],
+//   attached and computed [BackwardPrefetch::kPre], after they have been sent to their reduction [kPost],
 //   or when the next unit's backward begins ["none"].
 //   When a unit's backward has ended, it is freed and its gradients are reduced, beside the backward of the
 //   next unit: before the next reduction is issued, the buffer of this one's gradients has been given back.
@@ -182,7 +182,7 @@ class Schedule {
   // Of the options.
   bool compares_order_, gathers_ahead_;
   size_t most_ahead_;
-  enum class BackwardPrefetch { kNone, kPost, kPre } backward_prefetch_;
+  BackwardPrefetch backward_prefetch_;
   bool keeps_last_;
 
   CommandReader& reader_;

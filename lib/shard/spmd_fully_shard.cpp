@@ -6,7 +6,7 @@
 #include <set>
 
 #include "shard/fully_shard.h"
-#include "shard/strategy.h"
+#include "shard/group_sizes.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -81,15 +81,9 @@ std::set<const nn::Hookable*> take_inner_roots(nn::Stage& module) {
   return stages;
 }
 
-std::vector<comm::MeshAxis> shard_axes(const std::string& strategy) {
-  if (shards_nothing(strategy)) return {};
-  if (is_hybrid(strategy)) return {comm::MeshAxis::kData};
-  return {comm::MeshAxis::kDcn, comm::MeshAxis::kData};
-}
-
 /// The dimension that a parameter's mark cuts; nothing for a mark that leaves it whole.
 std::optional<int64_t> marked_dimension(const std::string& name, const Sharding& sharding,
-                                        const comm::Mesh& mesh, const std::string& strategy) {
+                                        const comm::Mesh& mesh, util::Named<Strategy> strategy) {
   const auto cut = sharding.spec.cut_dimensions();
   if (sharding.mesh != mesh.shape()) {
     fail(ErrorKind::kUsage, "spmd_fully_shard(): expected parameters marked on the mesh ",
@@ -132,7 +126,7 @@ std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& me
   }
   std::set<const nn::Hookable*> inner = take_inner_roots(module);
   ShardOptions& shard = options.shard;
-  if (shard.layout == "per_parameter") shard.dimension_policy = policy_of_marks(module, mesh, shard);
+  if (shard.layout == Layout::kPerParameter) shard.dimension_policy = policy_of_marks(module, mesh, shard);
   shard.wrap_policy = [inner, policy = options.auto_wrap_policy](const StageInfo& info) {
     return inner.contains(&info.module) || (policy && policy(info));
   };

@@ -37,8 +37,8 @@ using ShardOutput = std::function<void(const at::Tensor& output, const comm::Mes
 /// Of spmd_fully_shard().
 struct SpmdOptions {
   SpmdOptions() {
-    shard.layout = "per_parameter";
-    shard.strategy = "hybrid_shard";
+    shard.layout = Layout::kPerParameter;
+    shard.strategy = Strategy::kHybridShard;
   }
 
   /// Which stages inside become units of their own; none: the module is one unit, with those inside it that

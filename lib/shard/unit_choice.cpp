@@ -74,7 +74,7 @@ class Chooser {
     bool is_mixed = mixed.param_dtype != "float32" || mixed.reduce_dtype != "float32";
     mark({"fsdp.replicated_parameters", options_.replicated_parameters}, replicated_);
     if (is_mixed) mark({"mixed_precision.keep_float32", mixed.keep_float32}, keep_float32_);
-    if (options_.layout == "per_parameter") choose_dimensions();
+    if (options_.layout == Layout::kPerParameter) choose_dimensions();
   }
 
   void choose_dimensions() {
@@ -87,7 +87,7 @@ class Chooser {
       std::optional<int64_t> dimension = policy(name, shape);
       if (!dimension) {
         // Under no_shard everything is whole already.
-        if (options_.strategy != "no_shard") replicated_[i] = true;
+        if (options_.strategy != Strategy::kNoShard) replicated_[i] = true;
         continue;
       }
       int64_t dimensions = std::max<int64_t>(1, static_cast<int64_t>(shape.size()));
@@ -253,8 +253,8 @@ class Chooser {
 
 }  // namespace
 
-DimensionPolicy shard_dimension_policy(const std::string& choice, bool shard_1d_parameters) {
-  bool largest = choice == "largest";
+DimensionPolicy shard_dimension_policy(util::Named<ShardDimension> choice, bool shard_1d_parameters) {
+  bool largest = choice == ShardDimension::kLargest;
   return [largest, shard_1d_parameters](const std::string&,
                                         const std::vector<int64_t>& shape) -> std::optional<int64_t> {
     if (shape.size() < 2 && !shard_1d_parameters) return std::nullopt;

@@ -13,8 +13,8 @@
 
 namespace fsdp::shard {
 
-/// What ShardOptions::shard_dimension ("largest" or "first") and shard_1d_parameters say.
-DimensionPolicy shard_dimension_policy(const std::string& choice, bool shard_1d_parameters);
+/// What ShardOptions::shard_dimension and shard_1d_parameters say.
+DimensionPolicy shard_dimension_policy(util::Named<ShardDimension> choice, bool shard_1d_parameters);
 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
 struct UnitChoice {

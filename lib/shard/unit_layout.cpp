@@ -2,7 +2,6 @@
 
 #include "shard/flat_layout.h"
 #include "shard/per_parameter_layout.h"
-#include "util/error.h"
 
 namespace fsdp::shard {
 
@@ -15,11 +14,10 @@ UnitLayout::UnitLayout(const std::vector<Parameter>& parameters, int world_size)
   }
 }
 
-std::unique_ptr<UnitLayout> make_layout(const std::string& layout,
+std::unique_ptr<UnitLayout> make_layout(util::Named<Layout> layout,
                                         const std::vector<UnitLayout::Parameter>& parameters,
                                         int world_size) {
-  if (layout == "per_parameter") return std::make_unique<PerParameterLayout>(parameters, world_size);
-  FSDP_CHECK(layout == "flat", layout);
+  if (layout == Layout::kPerParameter) return std::make_unique<PerParameterLayout>(parameters, world_size);
   return std::make_unique<FlatLayout>(parameters, world_size);
 }
 

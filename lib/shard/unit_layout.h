@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "shard/options.h"
 #include "util/column_range.h"
 
 namespace fsdp::shard {
@@ -82,8 +83,8 @@ class UnitLayout {
   int64_t shard_numel_ = 0;  ///< set by the layout
 };
 
-/// `layout`: "flat" or "per_parameter". Both are alike for a world of one.
-std::unique_ptr<UnitLayout> make_layout(const std::string& layout,
+/// Layouts are alike for a world of one.
+std::unique_ptr<UnitLayout> make_layout(util::Named<Layout> layout,
                                         const std::vector<UnitLayout::Parameter>& parameters, int world_size);
 
 }  // namespace fsdp::shard

@@ -12,7 +12,7 @@ namespace fsdp::shard {
 
 /// In what a unit is kept, computed and reduced, and where.
 struct StorageOptions {
-  std::string layout = "flat";  ///< see make_layout()
+  util::Named<Layout> layout = Layout::kFlat;
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   bool keep_low_precision_grads = false;

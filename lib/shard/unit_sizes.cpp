@@ -33,7 +33,7 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
     UnitSizes& sizes = all.emplace_back();
     sizes.name = choice.name;
     sizes.is_root = choice.is_root();
-    sizes.groups = group_sizes(mesh, choice.replicated ? kNoShard : options.strategy);
+    sizes.groups = group_sizes(mesh, choice.replicated ? Strategy::kNoShard : options.strategy);
     const UnitOptions unit = unit_options(options, choice.keep_float32, mesh.world_size());
     take_options(unit, sizes);
     std::vector<UnitLayout::Parameter> parameters;

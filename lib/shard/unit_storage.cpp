@@ -18,7 +18,7 @@ at::Device device_of(const std::vector<NamedParameter>& parameters, const Materi
   return device.is_meta() ? materialize.device : device;
 }
 
-std::unique_ptr<UnitLayout> layout_of(const std::string& layout,
+std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
                                       const std::vector<NamedParameter>& parameters, int world_size) {
   std::vector<UnitLayout::Parameter> shapes;
   for (const NamedParameter& parameter : parameters) {

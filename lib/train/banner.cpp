@@ -31,12 +31,12 @@ const char* products_on_gpu() {
 /// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
 std::string how(const config::Config& config) {
   const auto& precision = config.mixed_precision;
-  std::string text = config.fsdp.strategy;
+  std::string text = config.fsdp.strategy.name();
   if (precision.param_dtype != "float32" || precision.reduce_dtype != "float32") {
     text += concat(", ", precision.param_dtype, " reduced in ", precision.reduce_dtype);
   }
   if (config.fsdp.cpu_offload) text += ", shards in host memory";
-  if (config.activation_checkpointing.mode != "none") text += ", activations recomputed";
+  if (config.activation_checkpointing.mode != nn::RecomputeMode::kNone) text += ", activations recomputed";
   return text;
 }
 

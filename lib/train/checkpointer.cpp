@@ -244,7 +244,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   attempt([&] {
     checkpoint::SaveRequest request{.root = output_folder(),
                                     .step = position.step,
-                                    .layout = config_.fsdp.layout,
+                                    .layout = config_.fsdp.layout.name(),
                                     .training = training_record(config_, state_, position),
                                     .model = model_,
                                     .retention = verifies() ? checkpoint::Retention{} : retention(),
@@ -257,7 +257,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
     if (options.asynchronous) {
       under_way_ =
           std::make_unique<checkpoint::SaveUnderWay>(std::move(request), std::move(slices), communicator_);
-    } else if (options.kind == "full") {
+    } else if (options.kind == checkpoint::CheckpointKind::kFull) {
       succeeded(checkpoint::save_full(request, slices, communicator_));
     } else {
       succeeded(checkpoint::save_sharded(request, slices, communicator_));

@@ -104,7 +104,7 @@ class Checkpointer {
   void begin_verification(const std::filesystem::path& folder);
   void settle_verification();
   void prune();
-  bool verifies() const { return config_.checkpoint.verify_saved == "background"; }
+  bool verifies() const { return config_.checkpoint.verify_saved == checkpoint::VerifySaved::kBackground; }
   void mark_best(int64_t step);
   checkpoint::Retention retention() const;
   void attempt(const std::function<void()>& part_of_save);

@@ -7,11 +7,14 @@
 //     return std::to_array<util::EnumName<Backend>>({{Backend::kAuto, "auto"}, {Backend::kShm, "shm"}});
 //   }
 //
+// Options have the type Named<Backend>, so that C++ programs may give either the value or its name.
 // A config key of such a type needs no more than its line KEY(section, field) in config/*_keys.cpp: its
 // choices are the names of the table, in the order of the table (config/keys.h).
 
 #include <array>
+#include <concepts>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -57,5 +60,39 @@ std::vector<std::string> names_of_enum() {
   for (const auto& entry : enum_names(E{})) names.emplace_back(entry.name);
   return names;
 }
+
+/// An option whose type is E. In C++ it can be given as E or as the name, options.strategy = "full_shard", for
+/// which Error(kUsage) is thrown where E has no such name.
+template <NamedEnum E>
+class Named {
+ public:
+  constexpr Named(E value) : value_(value) {}
+  template <typename Text>
+  requires std::convertible_to<Text, std::string_view> Named(const Text& name) : value_(parsed(name)) {}
+
+  constexpr E value() const { return value_; }
+  std::string name() const { return name_of(value_); }
+  friend constexpr bool operator==(const Named&, const Named&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Named& option) { return out << option.name(); }
+
+ private:
+  static E parsed(std::string_view name) {
+    if (const std::optional<E> value = parse_enum<E>(name)) return *value;
+    std::string names;
+    for (const auto& entry : enum_names(E{})) names += (names.empty() ? "" : ", ") + std::string(entry.name);
+    fail(ErrorKind::kUsage, "expected one of ", names, "; found \"", name, "\"; set it to one of these");
+  }
+
+  E value_;
+};
+
+template <typename Option>
+struct EnumOf {
+  using type = Option;
+};
+template <typename E>
+struct EnumOf<Named<E>> {
+  using type = E;
+};
 
 }  // namespace fsdp::util

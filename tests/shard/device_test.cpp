@@ -41,7 +41,10 @@ std::vector<Way> ways() {
       {"OneUnit", [](RunPlan& plan) { plan.shard.min_num_params = 1'000'000; }},
       {"AloneInItsWorld", [](RunPlan&) {}, 1},
       {"NoPrefetch",
-       [](RunPlan& plan) { plan.shard.forward_prefetch = plan.shard.backward_prefetch = "none"; }},
+       [](RunPlan& plan) {
+         plan.shard.forward_prefetch = "none";
+         plan.shard.backward_prefetch = "none";
+       }},
       {"PostPrefetch", [](RunPlan& plan) { plan.shard.backward_prefetch = "post"; }},
       {"NoLimit", [](RunPlan& plan) { plan.shard.limit_all_gathers = false; }},
       {"ReshardsEverything",

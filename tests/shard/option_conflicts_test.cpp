@@ -32,10 +32,6 @@ const nn::Hookable* some_stage() {
 
 const std::vector<Case>& single_conflicts() {
   static const std::vector<Case> cases = {
-      {"UnknownStrategy",
-       [](ShardOptions& o) { o.strategy = "zero4"; },
-       {"fsdp.strategy"},
-       {"\"zero4\"", "full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard"}},
       {"ReplicaCheckWithoutReplicas",
        [](ShardOptions& o) { o.replica_check_interval = 10; },
        {"fsdp.replica_check_interval", "fsdp.strategy"},
@@ -51,18 +47,6 @@ const std::vector<Case>& single_conflicts() {
        },
        {"fsdp.reshard_root_after_forward", "fsdp.strategy"},
        {"found true", "fsdp.strategy = hybrid_shard_zero2", "set fsdp.strategy = hybrid_shard and"}},
-      {"Layout",
-       [](ShardOptions& o) { o.layout = "per_block"; },
-       {"fsdp.layout"},
-       {"\"per_block\"", "flat, per_parameter"}},
-      {"ForwardPrefetch",
-       [](ShardOptions& o) { o.forward_prefetch = "pre"; },
-       {"fsdp.forward_prefetch"},
-       {"\"pre\"", "none, implicit, explicit"}},
-      {"BackwardPrefetch",
-       [](ShardOptions& o) { o.backward_prefetch = "implicit"; },
-       {"fsdp.backward_prefetch"},
-       {"\"implicit\"", "none, post, pre"}},
       {"ParamType",
        [](ShardOptions& o) { o.mixed_precision.param_dtype = "bf16"; },
        {"mixed_precision.param_dtype"},
@@ -218,13 +202,6 @@ const std::vector<Case>& single_conflicts() {
        [](ShardOptions& o) { o.shard_dimension = "first"; },
        {"fsdp.shard_dimension", "fsdp.layout"},
        {"\"first\"", "per_parameter"}},
-      {"UnknownDimension",
-       [](ShardOptions& o) {
-         o.layout = "per_parameter";
-         o.shard_dimension = "smallest";
-       },
-       {"fsdp.shard_dimension"},
-       {"largest, first", "\"smallest\""}},
       {"OneDimensionOfAFlatUnit",
        [](ShardOptions& o) { o.shard_1d_parameters = true; },
        {"fsdp.shard_1d_parameters", "fsdp.layout"},
@@ -350,25 +327,36 @@ TEST(OptionConflicts, ListsAllConflictsAtOnce) {
                                                         "fsdp.move_grads_to_cpu"));
 }
 
-TEST(OptionConflicts, SaysNothingMoreOfAStrategyThatDoesNotExist) {
+TEST(ShardOptions, RefuseANameThatDoesNotExistWhereItIsSet) {
   ShardOptions options;
-  options.strategy = "zero4";
-  options.reshard_root_after_forward = true;
-  options.keep_after_forward = {"layers.0"};
-  EXPECT_EQ(find_option_conflicts(options).size(), 1u);
+  EXPECT_THROW(options.layout = "per_block", util::Error);
+  EXPECT_THROW(options.shard_dimension = "longest", util::Error);
+  EXPECT_THROW(options.forward_prefetch = "pre", util::Error);
+  EXPECT_THROW(options.backward_prefetch = "implicit", util::Error);
+  try {
+    options.strategy = "zero4";
+    FAIL() << "expected an error";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("expected one of full_shard, shard_grad_op, hybrid_shard, "
+                                        "hybrid_shard_zero2, no_shard; found \"zero4\""));
+  }
+  EXPECT_EQ(options.strategy, Strategy::kFullShard);
 }
 
 TEST(OptionConflicts, AreThrownTogetherAsOneUsageError) {
   EXPECT_NO_THROW(require_no_option_conflicts(ShardOptions{}));
   ShardOptions options;
-  options.layout = "round";
+  options.mixed_precision.param_dtype = "int8";
   options.move_grads_to_cpu = true;
   try {
     require_no_option_conflicts(options);
     FAIL() << "expected an error";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_THAT(error.what(), HasSubstr("fsdp.layout: expected one of flat, per_parameter; found \"round\""));
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("mixed_precision.param_dtype: expected one of float32, bfloat16, float16; found \"int8\""));
     EXPECT_THAT(error.what(), HasSubstr("\nfsdp.move_grads_to_cpu"));
   }
 }

@@ -57,8 +57,10 @@ std::vector<Setting> settings() {
   return {
       {"full_shard", {}},
       {"backward_prefetch = \"post\"", with([](auto& o) { o.backward_prefetch = "post"; })},
-      {"forward_prefetch = \"none\", backward_prefetch = \"none\"",
-       with([](auto& o) { o.forward_prefetch = o.backward_prefetch = "none"; })},
+      {"forward_prefetch = \"none\", backward_prefetch = \"none\"", with([](auto& o) {
+         o.forward_prefetch = "none";
+         o.backward_prefetch = "none";
+       })},
       {"limit_all_gathers = false", with([](auto& o) { o.limit_all_gathers = false; })},
       {"reshard_root_after_forward = true, reshard_last_after_forward = true",
        with([](auto& o) { o.reshard_root_after_forward = o.reshard_last_after_forward = true; })},

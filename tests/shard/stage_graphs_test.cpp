@@ -67,7 +67,10 @@ INSTANTIATE_TEST_SUITE_P(
         Way{"OneUnit", [](RunPlan& plan) { plan.shard.wrap_stages = {}; }},
         Way{"Gpt2", [](RunPlan& plan) { plan.model = tiny_options("gpt2"); }},
         Way{"NoPrefetch",
-            [](RunPlan& plan) { plan.shard.forward_prefetch = plan.shard.backward_prefetch = "none"; }},
+            [](RunPlan& plan) {
+              plan.shard.forward_prefetch = "none";
+              plan.shard.backward_prefetch = "none";
+            }},
         Way{"KeepsAfterForward", [](RunPlan& plan) { plan.shard.reshard_after_forward = false; }},
         Way{"no_shard", [](RunPlan& plan) { plan.shard.strategy = "no_shard"; }},
         Way{"Hybrid",

@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"defaults", [](ShardOptions&, const std::string&) {}},
         Case{"no_prefetch",
-             [](ShardOptions& o, const std::string&) { o.forward_prefetch = o.backward_prefetch = "none"; }},
+             [](ShardOptions& o, const std::string&) { o.forward_prefetch = "none"; o.backward_prefetch = "none"; }},
         Case{"explicit_and_post",
              [](ShardOptions& o, const std::string&) {
                o.forward_prefetch = "explicit";

@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"everything_resharded", 4, "llama",
              [](auto& c) { c.fsdp.reshard_root_after_forward = c.fsdp.reshard_last_after_forward = true; }},
         Case{"no_prefetch", 4, "llama",
-             [](auto& c) { c.fsdp.forward_prefetch = c.fsdp.backward_prefetch = "none"; }},
+             [](auto& c) { c.fsdp.forward_prefetch = "none"; c.fsdp.backward_prefetch = "none"; }},
         Case{"nested_units", 4, "llama", [](auto& c) { c.fsdp.min_num_params = 65'000; }},
         Case{"hybrid", 8, "llama",
              [](auto& c) {
@@ -268,7 +268,7 @@ INSTANTIATE_TEST_SUITE_P(
              [](auto& c) {
                recompute(c);
                c.fsdp.layout = "per_parameter";
-               c.fsdp.forward_prefetch = c.fsdp.backward_prefetch = "none";
+               c.fsdp.forward_prefetch = "none"; c.fsdp.backward_prefetch = "none";
              }},
         Case{"per_parameter_accumulation_without_sync", 4, "llama",
              [](auto& c) {

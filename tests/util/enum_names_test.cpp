@@ -35,5 +35,27 @@ TEST(EnumNames, WhatTheTableLacksIsNoName) {
   EXPECT_THROW(name_of(Colour::kUnlisted), Error);
 }
 
+TEST(Named, TakesTheValueOrItsName) {
+  Named<Colour> option = Colour::kRed;
+  EXPECT_EQ(option.name(), "red");
+  option = "dark_blue";
+  EXPECT_EQ(option, Colour::kDarkBlue);
+  EXPECT_EQ(option.value(), Colour::kDarkBlue);
+  EXPECT_EQ(option, "dark_blue");
+  EXPECT_EQ(concat(option), "dark_blue");
+}
+
+TEST(Named, RefusesANameThatTheTableLacksAndStaysAsItWas) {
+  Named<Colour> option = Colour::kRed;
+  try {
+    option = std::string("green");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_STREQ(error.what(), "expected one of dark_blue, red; found \"green\"; set it to one of these");
+  }
+  EXPECT_EQ(option, Colour::kRed);
+}
+
 }  // namespace
 }  // namespace fsdp::util
