@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
     }
     const config::Config planned = preset.empty() ? config::load_config(config_path, overrides)
                                                   : preset_config(preset, config_path, overrides);
-    const plan::Plan plan = plan::make_plan(planned, plan::machines_of(planned, arguments.machines));
+    const plan::Plan plan = apps::make_plan(planned, arguments);
     cli::print(arguments.json ? plan_json(plan) : plan_text(plan));
     return 0;
   });

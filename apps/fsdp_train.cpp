@@ -153,13 +153,13 @@ void evaluate(const config::Config& config, const comm::LaunchEnvironment& envir
 void plan(config::Config config, const Arguments& arguments) {
   const bool json = arguments.planning.json;
   if (!arguments.dry_run) {
-    const plan::Plan plan = plan::make_plan(config, plan::machines_of(config, arguments.planning.machines));
+    const plan::Plan plan = apps::make_plan(config, arguments.planning);
     cli::print(json ? plan_json(plan) : plan_text(plan));
     return;
   }
   const c10::Device device = train::prepare_device(config.training, /*local_rank=*/0, /*warns=*/true);
   config.training.device = device.is_cpu() ? "cpu" : "cuda";  // the plan is to be of what is measured
-  const plan::Plan plan = plan::make_plan(config, plan::machines_of(config, arguments.planning.machines));
+  const plan::Plan plan = apps::make_plan(config, arguments.planning);
   train::DryRun measured = train::dry_run(config, plan.mesh.world_size(), device);
   cli::print(json ? dry_run_json(plan, measured) : dry_run_text(plan, measured));
 }

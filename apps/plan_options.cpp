@@ -1,6 +1,8 @@
 #include "plan_options.h"
 
+#include "cli/usage_error.h"
 #include "cli/validators.h"
+#include "util/error.h"
 
 namespace fsdp::apps {
 
@@ -43,6 +45,14 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string
   app.add_option("--tokens", machines.tokens,
                  condition + "say how long training on so many takes, such as 15T");
   app.add_flag("--json", arguments.json, condition + "one JSON object in place of text");
+}
+
+plan::Plan make_plan(const config::Config& config, const PlanArguments& arguments) {
+  try {
+    return plan::make_plan(config, plan::machines_of(config, arguments.machines));
+  } catch (const util::Error& error) {
+    throw util::Error(error.kind(), cli::with_flags(error.what(), {{"memory_gib", "--gpu-memory-gib"}}));
+  }
 }
 
 const std::vector<std::string>& plan_option_names() {

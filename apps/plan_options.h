@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "config/config.h"
 #include "plan/machines.h"
+#include "plan/plan.h"
 
 namespace fsdp::apps {
 
@@ -19,6 +21,9 @@ struct PlanArguments {
 /// Adds them to the program's options. `condition` begins their help texts where they do nothing by
 /// themselves: "with --plan: ".
 void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string& condition = "");
+
+/// The plan at these machines; what it says of `machines` names options.
+plan::Plan make_plan(const config::Config& config, const PlanArguments& arguments);
 
 /// Their names.
 const std::vector<std::string>& plan_option_names();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "cli/usage_error.h"
 #include "config/presets.h"
 #include "doctor/doctor.h"
 #include "util/error.h"
@@ -72,7 +73,9 @@ void add_init(CLI::App& app, std::function<int()>& run) {
                     "only the keys that the preset sets, without all others as comments");
   command->add_flag("--force", arguments->force, "with --output: replace the file if it is there");
   command->footer("Presets:" + presets);
-  command->callback([arguments, &run] { run = [arguments] { return init(*arguments); }; });
+  command->callback([arguments, &run] {
+    run = [arguments] { return cli::run_command([&] { return init(*arguments); }); };
+  });
 }
 
 void add_doctor(CLI::App& app, std::function<int()>& run) {

@@ -82,7 +82,7 @@ Preset finetune_preset(const fs::path& folder) {
   }
   if (!stored->plugin_config.empty()) {
     util::fail(util::ErrorKind::kUsage,
-               "--from: expected a model that is built in; found that of a plug-in, ",
+               "`from`: expected a model that is built in; found that of a plug-in, ",
                stored->options.architecture, ", at ", folder.string(),
                "; go on with the config.toml of its run, and model.init_from");
   }

@@ -22,7 +22,7 @@ const util::GpuDataSheet& sheet_of(const std::string& name) {
   if (sheet != nullptr) return *sheet;
   const std::vector<std::string> known = util::gpu_data_sheet_names();
   const std::string near = util::nearest_choice(name, known);
-  fail(ErrorKind::kUsage, "--gpu: expected a GPU whose data sheet is known; found ", name,
+  fail(ErrorKind::kUsage, "`gpu`: expected a GPU whose data sheet is known; found ", name,
        near.empty() ? "; there are " + util::join(known, ", ") : "; did you mean " + near + "?");
 }
 
@@ -32,7 +32,7 @@ double rate_of(const util::GpuDataSheet& sheet, const config::Config& config) {
   const bool tf32 = type == "float32" && config.training.float32_matmul_precision != "highest";
   const double rate = sheet.dense_tflops(tf32 ? "tf32" : type);
   if (rate > 0) return rate;
-  fail(ErrorKind::kUsage, "--gpu: expected a GPU with matrix products in ", type,
+  fail(ErrorKind::kUsage, "`gpu`: expected a GPU with matrix products in ", type,
        " (mixed_precision.param_dtype); found ", std::string(sheet.name),
        ", which has none; choose another type");
 }
@@ -50,7 +50,7 @@ double parse_tokens(const std::string& text) {
   if (counts && at != std::string::npos) value *= std::pow(1000.0, static_cast<double>(at + 1));
   if (!counts || !(value >= 1) || !std::isfinite(value)) {
     fail(ErrorKind::kUsage,
-         "--tokens: expected a number of tokens with K, M, B or T behind it, such as 15T; found ",
+         "`tokens`: expected a number of tokens with K, M, B or T behind it, such as 15T; found ",
          text.empty() ? "an empty word" : text);
   }
   return value;
@@ -62,7 +62,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.bandwidth_gbps = given.bandwidth_gbps;
   machines.dcn_bandwidth_gbps = given.dcn_bandwidth_gbps;
   if (!(given.efficiency > 0 && given.efficiency <= 1)) {
-    fail(ErrorKind::kUsage, "--efficiency: expected a share above 0 and of at most 1; found ",
+    fail(ErrorKind::kUsage, "`efficiency`: expected a share above 0 and of at most 1; found ",
          given.efficiency);
   }
   if (!given.gpu.empty()) {
@@ -80,7 +80,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.gpus_per_node = given.gpus_per_node.value_or(machines.gpus_per_node);
   if (!given.tokens.empty()) machines.tokens = parse_tokens(given.tokens);
   if (given.node_bandwidth_gbps && machines.gpus_per_node == 0) {
-    fail(ErrorKind::kUsage, "--node-bandwidth-gbps: expected --gpus-per-node beside it; found none; add it");
+    fail(ErrorKind::kUsage, "`node_bandwidth_gbps`: expected `gpus_per_node` beside it; found none; add it");
   }
   return machines;
 }

@@ -22,14 +22,14 @@ constexpr int64_t kMostRanks = 65536;
 constexpr int64_t kMostRows = 100'000;  ///< that data.micro_batch_size may be
 
 void check_machines(const PlanOptions& options) {
-  const std::pair<const char*, double> numbers[] = {{"--gpu-memory-gib", options.memory_gib},
-                                                    {"--bandwidth-gbps", options.bandwidth_gbps},
-                                                    {"--dcn-bandwidth-gbps", options.dcn_bandwidth_gbps},
-                                                    {"--flops-tflops", options.flops_tflops}};
+  const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
+                                                    {"`bandwidth_gbps`", options.bandwidth_gbps},
+                                                    {"`dcn_bandwidth_gbps`", options.dcn_bandwidth_gbps},
+                                                    {"`flops_tflops`", options.flops_tflops}};
   if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
       !std::isfinite(options.node_bandwidth_gbps)) {
     util::fail(
-        util::ErrorKind::kUsage, "--gpus-per-node, --node-bandwidth-gbps: expected numbers above 0; found ",
+        util::ErrorKind::kUsage, "`gpus_per_node`, `node_bandwidth_gbps`: expected numbers above 0; found ",
         options.gpus_per_node, " and ", options.node_bandwidth_gbps, "; leave them out for the default");
   }
   for (const auto& [name, value] : numbers) {
@@ -38,7 +38,7 @@ void check_machines(const PlanOptions& options) {
                "; leave it out for the default");
   }
   if (options.world_size < 0 || options.world_size > std::numeric_limits<int>::max()) {
-    util::fail(util::ErrorKind::kUsage, "--world-size: expected a number of ranks; found ",
+    util::fail(util::ErrorKind::kUsage, "`world_size`: expected a number of ranks; found ",
                options.world_size, "; leave it out where [mesh] gives every axis a size");
   }
 }

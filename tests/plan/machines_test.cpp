@@ -58,16 +58,16 @@ TEST(Machines, WithoutAGpuAreTheDefaults) {
 TEST(Machines, ThatCannotBeAreRefused) {
   GivenMachines given;
   given.gpu = "h10";
-  EXPECT_NE(refusal({}, given).find("--gpu: expected a GPU whose data sheet is known; found h10"),
+  EXPECT_NE(refusal({}, given).find("`gpu`: expected a GPU whose data sheet is known; found h10"),
             std::string::npos);
   given.gpu = "v100";
   EXPECT_NE(refusal(in_bfloat16(), given).find("products in bfloat16"), std::string::npos);
   given = {};
   given.efficiency = 1.5;
-  EXPECT_NE(refusal({}, given).find("--efficiency"), std::string::npos);
+  EXPECT_NE(refusal({}, given).find("`efficiency`"), std::string::npos);
   given = {};
   given.node_bandwidth_gbps = 100;
-  EXPECT_NE(refusal({}, given).find("--gpus-per-node"), std::string::npos);
+  EXPECT_NE(refusal({}, given).find("`gpus_per_node`"), std::string::npos);
 }
 
 TEST(Machines, ReadTokensWithTheirUnits) {
