@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "shard/buffer_pool.h"
+#include "shard/named_parameter.h"
 #include "shard/unit_layout.h"
-#include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 

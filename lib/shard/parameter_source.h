@@ -10,8 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shard/named_parameter.h"
 #include "shard/unit_layout.h"
-#include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 

@@ -21,10 +21,10 @@
 
 #include "shard/buffer_pool.h"
 #include "shard/gradient_buffer.h"
+#include "shard/named_parameter.h"
 #include "shard/parameter_source.h"
 #include "shard/unit_layout.h"
 #include "shard/unit_options.h"
-#include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 

@@ -14,6 +14,7 @@
 
 #include "nn/hooked.h"
 #include "shard/model_tree.h"
+#include "shard/named_parameter.h"
 #include "shard/options.h"
 #include "shard/unit_choice.h"
 
@@ -34,14 +35,6 @@ WrapPolicy any_of(std::vector<WrapPolicy> policies);
 /// Those of the options that speak of modules, for choose_units() on the outline of the tree. They refer to
 /// both arguments.
 UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options);
-
-/// A parameter under the first of its names; tied names share one tensor and appear once.
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-  std::vector<std::string> other_names{};  ///< of a tied parameter, in the order of the modules
-  int64_t shard_dimension = 0;             ///< on which the per_parameter layout cuts it
-};
 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
 struct UnitPlan {
