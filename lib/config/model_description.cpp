@@ -40,7 +40,7 @@ nn::ModelOptions model_of(const checkpoint::DescribedModel& model) {
   if (nn::architectures().find(name) == nullptr) {
     util::fail(util::ErrorKind::kCheckpoint, model.where, ": expected a model that is known (",
                util::join(nn::architectures().names(), ", "), "); found ", name, " of the plug-in ",
-               util::join(model.plugins, ", "), "; name that in run.plugins, or by --plugin");
+               util::join(model.plugins, ", "), "; load it with run.plugins or --plugin");
   }
   // What a configuration needs beside its model.
   const std::string rest = "[data]\ntrain = [\"none\"]\nsequence_length = 1\n";

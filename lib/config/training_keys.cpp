@@ -45,7 +45,7 @@ std::vector<Key> training_keys() {
        at_least(0),
        {}},
       {KEY(training, loss),
-       "what training minimizes; validation tells the cross entropy whatever it is",
+       "what training minimizes; validation always reports the cross entropy",
        one_of_registered(nn::losses()),
        {}},
       {KEY(training, label_smoothing),

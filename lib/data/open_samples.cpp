@@ -27,7 +27,8 @@ class ForeignSamples final : public Samples {
       : samples_(std::move(samples)),
         dataset_(request.options.dataset),
         length_(request.options.sequence_length),
-        vocab_size_(request.vocab_size) {
+        vocab_size_(request.vocab_size),
+        masks_(request.options.documents == DocumentTreatment::kMask) {
     if (samples_ == nullptr || samples_->num_samples() < 0) {
       fail(ErrorKind::kData, "data.dataset ", dataset_, ": expected samples of ",
            util::join(request.entries, ", "), "; found none; correct the plug-in");
@@ -41,6 +42,7 @@ class ForeignSamples final : public Samples {
   Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override {
     Row row = samples_->read(sample, inputs, targets);
     row.counted = 0;
+    if (masks_) require_document_starts(row, sample);
     for (int64_t i = 0; i < length_; ++i) {
       const bool counts = targets[i] != kIgnoredTarget;
       row.counted += counts ? 1 : 0;
@@ -63,6 +65,21 @@ class ForeignSamples final : public Samples {
          " of sample ", sample, " of ", name(), "; correct the data or raise model.vocab_size");
   }
 
+  /// Attention relies on them: 0 first, ascending, inside the row.
+  void require_document_starts(const Row& row, int64_t sample) const {
+    int64_t least = 0;
+    bool fits = !row.document_starts.empty() && row.document_starts.front() == 0;
+    for (const int64_t start : row.document_starts) {
+      fits = fits && start >= least && start < length_;
+      least = start + 1;
+    }
+    if (fits) return;
+    fail(ErrorKind::kData, "data.dataset ", dataset_,
+         ": expected ascending starts of documents from 0 on with data.documents = mask; found others in "
+         "sample ",
+         sample, " of ", name(), "; set data.documents to join, or correct the plug-in");
+  }
+
   nlohmann::json hash_of_rows() const {
     constexpr int64_t kRows = 64;
     const int64_t samples = num_samples(), rows = std::min(samples, kRows);
@@ -80,6 +97,7 @@ class ForeignSamples final : public Samples {
   std::unique_ptr<Samples> samples_;
   std::string dataset_;
   int64_t length_, vocab_size_;
+  bool masks_;
 };
 
 }  // namespace

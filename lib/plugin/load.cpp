@@ -71,7 +71,7 @@ class Loaded {
     if (library == nullptr) {
       const char* why = dlerror();
       fail(ErrorKind::kUsage, "expected a plug-in that can be loaded; found ", path,
-           ", of which the system says: ", why != nullptr ? why : "nothing",
+           ", which the system refuses: ", why != nullptr ? why : "nothing",
            "; correct the path, or build the plug-in again");
     }
     const auto* description = static_cast<const Description*>(dlsym(library, "fsdp_plugin_description"));

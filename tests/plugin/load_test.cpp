@@ -65,7 +65,7 @@ TEST(LoadWithConfigs, ComparesTheVersionBeforeTheSystemLoadsAnything) {
       << message;
   // Of the right version it goes to the system, which sees that it is no library.
   EXPECT_NE(
-      error_of({write_description(folder, FSDP_PLUGIN_BUILT_FOR)}, kTrain).find("of which the system says:"),
+      error_of({write_description(folder, FSDP_PLUGIN_BUILT_FOR)}, kTrain).find("which the system refuses:"),
       std::string::npos);
 }
 

@@ -170,6 +170,8 @@ TEST_F(Plugin, HasADataSetWhoseRowsAreCompared) {
   EXPECT_EQ(identity[0]["tokens"], 12);
   EXPECT_EQ(identity, data::TrainLoader(config.data, 8, 1, {}).sets().front().samples->identity());
   EXPECT_THROW(data::TrainLoader(config.data, 6, 1, {}).batch(0, 0), Error);  // token 6 of sample 2
+  config.data.documents = "mask";  // these rows do not say where documents begin
+  EXPECT_THROW(data::TrainLoader(config.data, 8, 1, {}).batch(0, 0), Error);
 }
 
 TEST_F(Plugin, IsDescribedBesideItsWeightsAndReadBack) {
