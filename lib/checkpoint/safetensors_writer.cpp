@@ -7,6 +7,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_types.h"
+#include "checkpoint/step_folder.h"
 #include "util/error.h"
 #include "util/file.h"
 
@@ -22,10 +23,6 @@ std::string_view type_name(c10::ScalarType dtype) {
     if (type == dtype) return name;
   }
   FSDP_CHECK(false, "safetensors cannot hold ", c10::toString(dtype));
-}
-
-fs::path temporary_name(const fs::path& path) {
-  return path.parent_path() / util::concat(".", path.filename().string(), ".tmp");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr const char* kPurpose = "full checkpoint";
+constexpr const char* kFullPurpose = "full checkpoint";
 constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< of all ranks together
 constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< of one rank in a round, in large worlds
 
@@ -67,10 +67,10 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
 Manifest gather_descriptions(const SaveRequest& request, const std::map<std::string, RankTensor>& tensors,
                              comm::Communicator& communicator) {
   std::vector<std::string> texts =
-      comm::all_gather_text(communicator, describe(tensors).dump(), {.unit = kPurpose});
+      comm::all_gather_text(communicator, describe(tensors).dump(), {.unit = kFullPurpose});
   Manifest held{
       .step = request.step, .world_size = 1, .layout = "full", .training = nullptr, .model = nullptr};
-  comm::agree(communicator, kPurpose, [&] {
+  comm::agree(communicator, kFullPurpose, [&] {
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       held.files.push_back({.name = util::concat("rank ", rank), .bytes = 0, .xxh3_64 = {}});
       add_described(held, json::parse(texts[rank]), rank, held.files.back().name);
@@ -128,8 +128,8 @@ class Transfer {
         std::memcpy(static_cast<char*>(mine.data_ptr()) + piece.at_byte, data_of(piece, tensors_),
                     static_cast<size_t>(piece.bytes));
       }
-      communicator_.all_gather(all, mine, {.unit = kPurpose})->wait();
-      comm::agree(communicator_, kPurpose, [&] {
+      communicator_.all_gather(all, mine, {.unit = kFullPurpose})->wait();
+      comm::agree(communicator_, kFullPurpose, [&] {
         if (!file) return;
         for (int from = 0; from < world; ++from) {
           const char* share = static_cast<const char*>(all.const_data_ptr()) + from * share_bytes_;
@@ -176,13 +176,13 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
   const bool first = communicator.rank() == 0;
   const std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
   Manifest held = gather_descriptions(request, tensors, communicator);
-  comm::agree(communicator, kPurpose, [&] {
+  comm::agree(communicator, kFullPurpose, [&] {
     if (first) create_step_folder(request.root, folder);
   });
   SavedCheckpoint saved{.folder = folder};
   or_remove_folder(communicator, folder, [&] {
     std::unique_ptr<ShardFileWriter> file;
-    comm::agree(communicator, kPurpose, [&] {
+    comm::agree(communicator, kFullPurpose, [&] {
       if (first) {
         file =
             std::make_unique<ShardFileWriter>(temporary_name(folder / kFullFileName), whole_datasets(held));
@@ -190,14 +190,14 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
     });
     Transfer(held, tensors, communicator).run(file.get());
     FileEntry entry;
-    agree_in_background(communicator, kPurpose, [&] {
+    agree_in_background(communicator, kFullPurpose, [&] {
       if (first)
         entry = write_named(folder / kFullFileName, [&](const fs::path&) {
           file->finish();
           if (request.in_the_middle) request.in_the_middle();
         });
     });
-    agree_in_background(communicator, kPurpose, [&] {
+    agree_in_background(communicator, kFullPurpose, [&] {
       if (first) saved = commit(request, whole_manifest(request, std::move(held), std::move(entry)), folder);
     });
   });

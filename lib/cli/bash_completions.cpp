@@ -6,7 +6,8 @@ namespace fsdp::cli {
 namespace {
 
 // Needs bash 4.3 and nothing else; bash-completion, where it is loaded, completes the program behind "--".
-constexpr const char* kScript = R"(# Completion of @program@ for bash: source <(@program@ completions bash)
+constexpr const char* kBashScript =
+    R"(# Completion of @program@ for bash: source <(@program@ completions bash)
 @function@() {
   # To bash "=" is a word of its own; here section.key=value is one.
   local words=() word i joins=0 offset=0
@@ -85,7 +86,7 @@ constexpr const char* kScript = R"(# Completion of @program@ for bash: source <(
 complete -F @function@ @program@
 )";
 
-constexpr const char* kRunsProgram = R"(
+constexpr const char* kBashRunsProgram = R"(
   if ((offset)); then  # the command line of another program
     if declare -F _command_offset >/dev/null; then _command_offset "$offset"; else COMPREPLY=(); fi
     return
@@ -98,7 +99,7 @@ std::string words_of(const std::vector<Choice>& choices) {
   return util::join(words, " ");
 }
 
-std::string cases_of(const std::vector<Place>& places) {
+std::string bash_cases(const std::vector<Place>& places) {
   std::vector<std::string> lines;
   for (const Place& place : places) {
     lines.push_back("      " + place.pattern + ") choices=\"" + words_of(place.choices) + "\"" +
@@ -117,13 +118,13 @@ std::string bash_completions(const Outline& outline, const Page& page) {
     if (word.values.empty()) continue;
     word_values.push_back("        " + word.name + ") choices=\"" + util::join(word.values, " ") + "\" ;;");
   }
-  std::map<std::string, std::string> values = common_values(cases, page, cases_of);
+  std::map<std::string, std::string> values = common_values(cases, page, bash_cases);
   for (const std::string& place : cases.worded)
     values["positionals"] += "\n      " + place + ") choices=%words ;;";
-  values["runs"] = page.runs_program ? kRunsProgram : "";
+  values["runs"] = page.runs_program ? kBashRunsProgram : "";
   values["words"] = util::join(words, "\n");
   values["word_values"] = util::join(word_values, "\n");
-  return filled(kScript, values);
+  return filled(kBashScript, values);
 }
 
 }  // namespace fsdp::cli

@@ -16,13 +16,13 @@ using util::concat;
 using Strings = std::vector<std::string>;
 
 /// A program or one of its commands, as far as the command line names it.
-struct Place {
+struct CommandPlace {
   const CLI::App* app;
   std::string name;  ///< "fsdp-ckpt inspect"
 };
 
-std::vector<Place> places_of(const CLI::App& app, const std::string& program) {
-  std::vector<Place> places = {{&app, program}};
+std::vector<CommandPlace> places_of(const CLI::App& app, const std::string& program) {
+  std::vector<CommandPlace> places = {{&app, program}};
   for (const CLI::App* command : app.get_subcommands()) {
     places.push_back({command, concat(program, " ", command->get_name())});
   }
@@ -65,7 +65,7 @@ std::string meant_key(const std::string& bare_name, const std::string& value, co
   return key.empty() ? "" : concat(key, "=", value.empty() ? "VALUE" : value);
 }
 
-std::string unknown_option_text(const CLI::App& root, const Place& place, const Page& page,
+std::string unknown_option_text(const CLI::App& root, const CommandPlace& place, const Page& page,
                                 const std::string& word) {
   const size_t equals = word.find('=');
   const std::string name = word.substr(0, equals);
@@ -94,7 +94,7 @@ std::string unknown_option_text(const CLI::App& root, const Place& place, const 
 }
 
 /// The program's first example that shows the place.
-std::string remedy_at(const Place& place, const Page& page) {
+std::string remedy_at(const CommandPlace& place, const Page& page) {
   for (const Example& example : page.examples) {
     const bool fits = example.command.starts_with(concat(place.name, " "));
     if (fits && example.command.find('\n') == std::string::npos) {
@@ -119,8 +119,8 @@ std::string unknown_command_text(const CLI::App& app, const Page& page, const st
 
 /// Of the first word that nothing took.
 std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
-                                         const std::vector<Place>& places) {
-  for (const Place& place : places) {
+                                         const std::vector<CommandPlace>& places) {
+  for (const CommandPlace& place : places) {
     const Strings words = place.app->remaining();
     if (words.empty()) continue;
     const std::string& word = words.front();
@@ -138,8 +138,8 @@ std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
 
 /// Of an option or word that has to be given, or of the command.
 std::optional<std::string> missing_text(const CLI::App& app, const Page& page,
-                                        const std::vector<Place>& places) {
-  for (const Place& place : places) {
+                                        const std::vector<CommandPlace>& places) {
+  for (const CommandPlace& place : places) {
     for (const CLI::Option* option : place.app->get_options()) {
       if (!option->get_required() || option->count() > 0) continue;
       return concat("command line: expected ", place.name, " ", usage_of(outline_of(*place.app)),
@@ -152,8 +152,8 @@ std::optional<std::string> missing_text(const CLI::App& app, const Page& page,
                 util::join(command_names(app), ", "), "; found none", remedy_at(places.front(), page));
 }
 
-std::optional<std::string> wrong_pair_text(const std::vector<Place>& places) {
-  for (const Place& place : places) {
+std::optional<std::string> wrong_pair_text(const std::vector<CommandPlace>& places) {
+  for (const CommandPlace& place : places) {
     for (const CLI::Option* option : place.app->get_options()) {
       if (option->count() == 0) continue;
       for (const CLI::Option* other : option->get_excludes()) {
@@ -180,10 +180,10 @@ std::string kind_of_value(const CLI::Option& option) {
 }
 
 /// Of the option that CLI11's message names first.
-std::string wrong_value_text(const std::vector<Place>& places, const CLI::ParseError& error) {
+std::string wrong_value_text(const std::vector<CommandPlace>& places, const CLI::ParseError& error) {
   const std::string message = error.what();
   const std::string conversion = "Could not convert: ";
-  for (const Place& place : places) {
+  for (const CommandPlace& place : places) {
     for (const CLI::Option* option : place.app->get_options()) {
       const std::string name = option->get_name();
       if (message.starts_with(conversion + name + " = ")) {
@@ -216,7 +216,7 @@ std::string misspelt_command(const CLI::App& app, const std::string& word) {
 }
 
 std::string usage_error_text(const CLI::App& app, const Page& page, const CLI::ParseError& error) {
-  const std::vector<Place> places = places_of(app, page.name);
+  const std::vector<CommandPlace> places = places_of(app, page.name);
   if (const auto text = leftover_text(app, page, places)) return *text;
   const std::string name = error.get_name();
   if (name == "RequiredError") {

@@ -5,7 +5,7 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr const char* kScript = R"(#compdef @program@
+constexpr const char* kZshScript = R"(#compdef @program@
 # Completion of @program@ for zsh: source <(@program@ completions zsh), or as the file _@program@ in a folder of
 # $fpath.
 @function@() {
@@ -69,7 +69,8 @@ constexpr const char* kScript = R"(#compdef @program@
 if [[ $funcstack[1] == @function@ ]]; then @function@ "$@"; else compdef @function@ @program@; fi
 )";
 
-constexpr const char* kRunsProgram = R"(    if [[ $word == -- ]]; then  # the command line of another program
+constexpr const char* kZshRunsProgram =
+    R"(    if [[ $word == -- ]]; then  # the command line of another program
       shift $i words
       ((CURRENT -= i))
       _normal
@@ -82,7 +83,7 @@ std::string described(const Choice& choice) {
   return single_quoted(choice.meaning.empty() ? choice.word : choice.word + ":" + choice.meaning);
 }
 
-std::string cases_of(const std::vector<Place>& places) {
+std::string zsh_cases(const std::vector<Place>& places) {
   std::vector<std::string> lines;
   for (const Place& place : places) {
     std::vector<std::string> words;
@@ -103,13 +104,13 @@ std::string zsh_completions(const Outline& outline, const Page& page) {
     if (word.values.empty()) continue;
     word_values.push_back("        (" + word.name + ") choices=(" + util::join(word.values, " ") + ") ;;");
   }
-  std::map<std::string, std::string> values = common_values(cases, page, cases_of);
+  std::map<std::string, std::string> values = common_values(cases, page, zsh_cases);
   for (const std::string& place : cases.worded)
     values["positionals"] += "\n      (" + place + ") choices=('%words') ;;";
-  values["runs"] = page.runs_program ? kRunsProgram : "";
+  values["runs"] = page.runs_program ? kZshRunsProgram : "";
   values["words"] = util::join(words, "\n");
   values["word_values"] = util::join(word_values, "\n");
-  return filled(kScript, values);
+  return filled(kZshScript, values);
 }
 
 }  // namespace fsdp::cli

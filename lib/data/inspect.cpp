@@ -12,7 +12,7 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kChunkTokens = 1 << 18;
+constexpr int64_t kInspectedTokens = 1 << 18;
 constexpr int64_t kBeginningTokens = 80;
 
 /// How often ids occur; ids from kMaxCountedIds on only as a number.
@@ -24,9 +24,9 @@ struct IdCounts {
 
 IdCounts count_ids(const TokenFiles& files, int64_t vocab_size) {
   IdCounts result;
-  std::vector<int64_t> chunk(static_cast<size_t>(std::min(files.size(), kChunkTokens)));
-  for (int64_t begin = 0; begin < files.size(); begin += kChunkTokens) {
-    int64_t count = std::min(kChunkTokens, files.size() - begin);
+  std::vector<int64_t> chunk(static_cast<size_t>(std::min(files.size(), kInspectedTokens)));
+  for (int64_t begin = 0; begin < files.size(); begin += kInspectedTokens) {
+    int64_t count = std::min(kInspectedTokens, files.size() - begin);
     files.read(begin, count, chunk.data());
     files.release(begin, count);
     for (int64_t i = 0; i < count; ++i) {

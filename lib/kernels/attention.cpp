@@ -96,9 +96,9 @@ bool fits_tiles(const at::Tensor& q, Matmul matmul) {
 }
 
 /// Hands out parts of a block of memory that a thread has for its tiles.
-class Scratch {
+class AttentionScratch {
  public:
-  explicit Scratch(int64_t bytes) : memory_(at::empty({bytes}, at::kByte)) {}
+  explicit AttentionScratch(int64_t bytes) : memory_(at::empty({bytes}, at::kByte)) {}
   template <typename T>
   T* take(int64_t count) {
     auto* part = reinterpret_cast<T*>(memory_.data_ptr<uint8_t>() + used_);
@@ -162,7 +162,7 @@ class ForwardPass {
  private:
   void heads_of(int64_t batch, int64_t kv_head) {
     const int64_t tokens = sizes_.tokens, width = sizes_.head_dim, even = AttentionSizes::even(tokens);
-    Scratch scratch(memory_.forward_bytes());
+    AttentionScratch scratch(memory_.forward_bytes());
     T* keys = scratch.take<T>(even * width);
     T* values = scratch.take<T>(even * width);
     float* scores = scratch.take<float>(memory_.queries() * memory_.keys());
@@ -251,7 +251,7 @@ class BackwardPass {
   void heads_of(int64_t batch, int64_t kv_head) {
     const int64_t tokens = sizes_.tokens, width = sizes_.head_dim, even = AttentionSizes::even(tokens);
     const int64_t tile = memory_.queries() * memory_.keys_backward();
-    Scratch scratch(memory_.backward_bytes());
+    AttentionScratch scratch(memory_.backward_bytes());
     Work w{};
     for (T** packed : {&w.k, &w.q, &w.q_transposed, &w.dy, &w.dy_transposed})
       *packed = scratch.take<T>(even * width);

@@ -18,9 +18,9 @@ namespace {
 
 // What one thread works on at a time; with the packed factors it fits into a second-level cache of 1 MiB and
 // more.
-constexpr int64_t kRows = 512;     ///< of the result, where the left factor is packed
-constexpr int64_t kColumns = 128;  ///< of the result
-constexpr int64_t kDepth = 512;    ///< of a row and a column of the factors
+constexpr int64_t kRows = 512;           ///< of the result, where the left factor is packed
+constexpr int64_t kResultColumns = 128;  ///< of the result
+constexpr int64_t kDepth = 512;          ///< of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
 
 // Where rows are cut into blocks, so many columns of the right factor stay packed for the next block.
@@ -124,7 +124,7 @@ class BlockProduct {
   void multiply(const std::vector<RowBlock<T>>& blocks) const {
     const bool keeps = blocks.size() > 1;
     const int64_t depth = equal_part(k_, kDepth), kept = keeps ? equal_part(n_, kKeptColumns) : n_;
-    T* packed = right_scratch.of<T>((keeps ? kept : kColumns) * rounded_up(depth, kPairs));
+    T* packed = right_scratch.of<T>((keeps ? kept : kResultColumns) * rounded_up(depth, kPairs));
     for (int64_t k = 0; k < k_; k += depth) {
       const int64_t count = std::min(depth, k_ - k);
       const Slice slice{.first = k, .count = count, .padded = rounded_up(count, kPairs)};
@@ -132,8 +132,8 @@ class BlockProduct {
         const int64_t end = std::min(begin + kept, n_);
         for (const RowBlock<T>& block : blocks) {
           const SmallFactor<T> left = left_of(block, slice);
-          for (int64_t column = begin; column < end; column += kColumns) {
-            const int64_t columns = std::min(kColumns, end - column);
+          for (int64_t column = begin; column < end; column += kResultColumns) {
+            const int64_t columns = std::min(kResultColumns, end - column);
             T* right = packed + (keeps ? (column - begin) * slice.padded : 0);
             if (&block == &blocks.front()) pack_right(slice, column, columns, right);
             multiply(block, slice, left, {right, columns}, column);

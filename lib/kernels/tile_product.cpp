@@ -27,7 +27,7 @@ constexpr int64_t kKeptColumns = 1024;  ///< of the result, where sums are to be
 
 std::atomic<int> parts_of_float32 = 3;
 
-thread_local Scratch left_scratch, right_scratch, sum_scratch;
+thread_local Scratch tile_left_scratch, tile_right_scratch, tile_sum_scratch;
 
 struct Range {
   int64_t first, count;
@@ -159,9 +159,10 @@ class TiledProduct {
   }
 
   void multiply(const RowGroup& rows, const ColumnGroup& columns) const {
-    auto* sums = keeps_sums() ? sum_scratch.of<float>(rows.sums * columns.sums) : nullptr;
-    auto* left = left_scratch.of<uint16_t>(cpu::tiled_elements(rows.sums, depth_, parts_));
-    auto* right = right_scratch.of<uint16_t>(cpu::tiled_elements(across_of(kRightBytes), depth_, parts_));
+    auto* sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr;
+    auto* left = tile_left_scratch.of<uint16_t>(cpu::tiled_elements(rows.sums, depth_, parts_));
+    auto* right =
+        tile_right_scratch.of<uint16_t>(cpu::tiled_elements(across_of(kRightBytes), depth_, parts_));
     for (int64_t k = 0; k < k_; k += depth_) {
       const Range slice{.first = k, .count = std::min(depth_, k_ - k)};
       for (const RowBlock& block : rows.blocks) {

@@ -10,9 +10,6 @@
 namespace fsdp::optim {
 namespace {
 
-/// Elements that are worth a thread.
-constexpr int64_t kGrain = 32768;
-
 /// The numbers of a step, rounded to float as tensor operations round scalars.
 struct LionStep {
   float keep, lr, beta1, one_minus_beta1, beta2, one_minus_beta2;

@@ -14,8 +14,6 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Elements that are worth a thread.
-constexpr int64_t kGrain = 32768;
 /// Of a norm, against matrices of zeros.
 constexpr double kEpsilon = 1e-7;
 constexpr int64_t kMostSteps = 99;

@@ -26,8 +26,6 @@ using util::fail;
 // one, partly in double, so an element's last bits would depend on how far it lies from the end of the tensor
 // that it is in. We give the kernels multiples of 16 only: the rest of a range goes through a padded copy.
 constexpr int64_t kVectorFloats = 16;
-/// Elements that are worth a thread.
-constexpr int64_t kGrain = 32768;
 
 void check_parameter(const FlatParameter& parameter) {
   const at::Tensor& value = parameter.value;

@@ -21,6 +21,9 @@
 
 namespace fsdp::optim {
 
+/// Elements of an update that are worth a thread of their own.
+inline constexpr int64_t kGrain = 32768;
+
 /// This rank's shard of one unit's parameters.
 struct FlatParameter {
   /// A part that is updated. Padding and what belongs to nobody lies in no range.

@@ -13,7 +13,8 @@ namespace {
 
 using util::concat;
 
-constexpr double kWidth = 1160, kLeft = 190, kRight = 14, kTop = 6, kRow = 18, kBottom = 26;
+constexpr double kTimelineWidth = 1160, kTimelineLeft = 190, kTimelineRight = 14, kTimelineTop = 6, kRow = 18,
+                 kTimelineBottom = 26;
 constexpr size_t kMostRows = 72, kMostName = 28;
 
 /// A class of the style sheet for each kind of collective.
@@ -51,28 +52,29 @@ std::string timeline_chart(const StepTrace& trace) {
   const std::vector<std::string> units = rows_of(trace);
   if (units.empty()) return "";
   std::map<std::string, double> tops;
-  for (const std::string& unit : units) tops[unit] = kTop + kRow * static_cast<double>(tops.size());
+  for (const std::string& unit : units) tops[unit] = kTimelineTop + kRow * static_cast<double>(tops.size());
   double begin = INFINITY, end = -INFINITY;
   for (const Span& span : trace.spans) {
     if (span.op == "buffer") continue;
     begin = std::min(begin, span.begin_us);
     end = std::max(end, span.end_us);
   }
-  const Axis time(0, (end - begin) / 1000, {kLeft, kWidth - kRight}, Axis::Ends::kOfTheValues,
+  const Axis time(0, (end - begin) / 1000, {kTimelineLeft, kTimelineWidth - kTimelineRight},
+                  Axis::Ends::kOfTheValues,
                   /*whole=*/false);
   auto place = [&](double us) { return time.place(std::clamp(us - begin, 0.0, end - begin) / 1000); };
-  const double bottom = kTop + kRow * static_cast<double>(units.size());
+  const double bottom = kTimelineTop + kRow * static_cast<double>(units.size());
 
-  std::string svg = concat("<svg viewBox=\"0 0 ", kWidth, " ", bottom + kBottom,
+  std::string svg = concat("<svg viewBox=\"0 0 ", kTimelineWidth, " ", bottom + kTimelineBottom,
                            "\" role=\"img\" aria-label=\"communication of step ", trace.step, "\">");
   for (double tick : time.ticks()) {
     const std::string at = coordinate(time.place(tick));
-    svg += concat("<line class=\"grid\" x1=\"", at, "\" x2=\"", at, "\" y1=\"", kTop, "\" y2=\"", bottom,
-                  "\"/><text class=\"tick middle\" x=\"", at, "\" y=\"", bottom + 16, "\">",
+    svg += concat("<line class=\"grid\" x1=\"", at, "\" x2=\"", at, "\" y1=\"", kTimelineTop, "\" y2=\"",
+                  bottom, "\"/><text class=\"tick middle\" x=\"", at, "\" y=\"", bottom + 16, "\">",
                   tick_text(tick, Scale::kNumber, time), " ms</text>");
   }
   for (const std::string& unit : units) {
-    svg += concat("<text class=\"tick end\" x=\"", kLeft - 8, "\" y=\"", tops[unit] + 13, "\">",
+    svg += concat("<text class=\"tick end\" x=\"", kTimelineLeft - 8, "\" y=\"", tops[unit] + 13, "\">",
                   escaped(shortened(unit)), "<title>", escaped(unit), "</title></text>");
   }
   auto bar = [&](const Span& span, const char* css, double from, double inset, const std::string& says) {

@@ -54,7 +54,7 @@ std::string rows_until(const std::string& content, const KeptMetrics& kept_steps
   return kept;
 }
 
-fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
+fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept) {
   if (fs::exists(path)) {
     const std::string content = util::read_file(path);
     if (kept.resumed_step > 0 && content.starts_with(heading())) {
@@ -70,7 +70,7 @@ fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
 }  // namespace
 
 MetricsCsv::MetricsCsv(const fs::path& folder, const KeptMetrics& kept)
-    : file_(prepared(folder / "metrics.csv", kept)) {}
+    : file_(prepared_csv(folder / "metrics.csv", kept)) {}
 
 void MetricsCsv::write(const nlohmann::ordered_json& line) {
   std::string row;

@@ -13,7 +13,7 @@ namespace fsdp::util {
 namespace {
 
 /// Higher than that of any allocator that libtorch sets.
-constexpr uint8_t kPriority = 255;
+constexpr uint8_t kCounterPriority = 255;
 
 class CountingAllocator final : public c10::Allocator {
  public:
@@ -29,11 +29,11 @@ class CountingAllocator final : public c10::Allocator {
     live_ = 0;
     peak_ = 0;
     inner_ = c10::GetCPUAllocator();
-    c10::SetCPUAllocator(this, kPriority);
+    c10::SetCPUAllocator(this, kCounterPriority);
   }
 
   void end() {
-    c10::SetCPUAllocator(inner_, kPriority);
+    c10::SetCPUAllocator(inner_, kCounterPriority);
     inner_ = nullptr;
   }
 
