@@ -32,7 +32,7 @@ class Pair {
   std::filesystem::path folder_;
 };
 
-void read(const std::string& path) {
+void read_tokens(const std::string& path) {
   refuse_or_read([&] {
     data::TokenFile file(path);
     int64_t count = std::min(file.size(), kMostElements);
@@ -52,13 +52,13 @@ void read(const std::string& path) {
 int token_file(const uint8_t* data, size_t size) {
   std::string_view bytes(reinterpret_cast<const char*>(data), size);
   MemoryFile flat(data, size);
-  read(flat.path().string());
+  read_tokens(flat.path().string());
   // The first byte: how many bytes of tokens come before the index.
   if (size == 0) return 0;
   static const Pair pair;
   size_t tokens = std::min<size_t>(data[0], size - 1);
   pair.write("p.idx", bytes.substr(1 + tokens));
-  read(pair.write("p.bin", bytes.substr(1, tokens)));
+  read_tokens(pair.write("p.bin", bytes.substr(1, tokens)));
   return 0;
 }
 
