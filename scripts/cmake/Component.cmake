@@ -44,7 +44,7 @@ function(fsdp_component name)
   endif()
   add_library(fsdp_${name} STATIC ${ROOM_SOURCES})
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib>"
+  target_include_directories(fsdp_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
                                                  "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib)
@@ -71,7 +71,7 @@ function(fsdp_options name)
   cmake_parse_arguments(OPTIONS "" "" "LINK" ${ARGN})
   add_library(fsdp_${name} INTERFACE)
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib>"
+  target_include_directories(fsdp_${name} INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
                                                     "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
   target_link_libraries(fsdp_${name} INTERFACE ${OPTIONS_LINK})
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})

@@ -24,7 +24,8 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/scripts/cmake/fsdpConfig.cm
                               "${PROJECT_BINARY_DIR}/fsdpConfig.cmake" INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/fsdpConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/fsdpConfig.cmake" "${PROJECT_BINARY_DIR}/fsdpConfigVersion.cmake"
-              "${PROJECT_SOURCE_DIR}/scripts/cmake/Libtorch.cmake" DESTINATION ${package_dir})
+              "${PROJECT_SOURCE_DIR}/scripts/cmake/Libtorch.cmake"
+              "${PROJECT_SOURCE_DIR}/scripts/cmake/Plugin.cmake" DESTINATION ${package_dir})
 
 # Programs look for libtorch in the prefix first, then where it was when they were built.
 get_property(programs DIRECTORY "${PROJECT_SOURCE_DIR}/apps" PROPERTY BUILDSYSTEM_TARGETS)

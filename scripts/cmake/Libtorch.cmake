@@ -10,13 +10,13 @@ endif()
 file(REAL_PATH "${torch_dir}/include" torch_include)
 
 # Headers that stand alone, for what must not load the library.
-add_library(libtorch::headers INTERFACE IMPORTED)
+add_library(libtorch::headers INTERFACE IMPORTED GLOBAL)
 set_target_properties(libtorch::headers PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${torch_include}")
 
-add_library(libtorch::c10 SHARED IMPORTED)
+add_library(libtorch::c10 SHARED IMPORTED GLOBAL)
 set_target_properties(libtorch::c10 PROPERTIES IMPORTED_LOCATION "${torch_dir}/lib/libc10.so")
 
-add_library(libtorch::cpu SHARED IMPORTED)
+add_library(libtorch::cpu SHARED IMPORTED GLOBAL)
 set_target_properties(libtorch::cpu PROPERTIES
   IMPORTED_LOCATION "${torch_dir}/lib/libtorch_cpu.so"
   INTERFACE_INCLUDE_DIRECTORIES "${torch_include};${torch_include}/torch/csrc/api/include"
@@ -38,13 +38,13 @@ if(FSDP_WITH_CUDA)
   list(TRANSFORM cuda_library_folders PREPEND "-Wl,-rpath-link," OUTPUT_VARIABLE cuda_link_paths)
   # Registers its kernels when it is loaded; nothing may refer to its symbols, so the linker must be told to keep it.
   list(JOIN cuda_libraries "," cuda_libraries)
-  add_library(libtorch::cuda INTERFACE IMPORTED)
+  add_library(libtorch::cuda INTERFACE IMPORTED GLOBAL)
   set_target_properties(libtorch::cuda PROPERTIES
     INTERFACE_LINK_OPTIONS "-Wl,--no-as-needed,${cuda_libraries},--as-needed;${cuda_link_paths}"
     INTERFACE_LINK_LIBRARIES "libtorch::cpu")
   # For what names CUDA's and NCCL's own types; those of a toolkit go before them.
   file(GLOB cuda_include_folders "${FSDP_LIBTORCH_DIR}/nvidia/*/include")
-  add_library(libtorch::cuda_headers INTERFACE IMPORTED)
+  add_library(libtorch::cuda_headers INTERFACE IMPORTED GLOBAL)
   set_target_properties(libtorch::cuda_headers PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${cuda_include_folders}" INTERFACE_COMPILE_DEFINITIONS "USE_C10D_NCCL")
 endif()
