@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include "cli/version.h"
+#include "cli/page.h"
 #include "doctor/checks.h"
 #include "kernels/float8.h"
 #include "util/cuda.h"
 #include "util/error.h"
-#include "util/system_files.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {

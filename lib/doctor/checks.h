@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "doctor/finding.h"
+#include "doctor/doctor.h"
 #include "util/cuda.h"
 
 namespace fsdp::doctor {

@@ -1,13 +1,12 @@
-#include "doctor/control_group.h"
-
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "doctor/checks.h"
 #include "util/error.h"
-#include "util/system_files.h"
+#include "util/system.h"
 
 namespace fsdp::doctor {
 namespace {

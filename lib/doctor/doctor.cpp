@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "cli/version.h"
+#include "cli/page.h"
 #include "config/load.h"
 #include "doctor/checks.h"
 #include "util/error.h"

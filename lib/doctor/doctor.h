@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "doctor/finding.h"
-
 namespace fsdp::doctor {
 
 /// The run that it is asked about.

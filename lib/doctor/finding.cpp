@@ -1,7 +1,6 @@
-#include "doctor/finding.h"
-
 #include <algorithm>
 
+#include "doctor/doctor.h"
 #include "util/error.h"
 #include "util/text.h"
 

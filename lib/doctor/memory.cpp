@@ -3,10 +3,9 @@
 #include <algorithm>
 
 #include "doctor/checks.h"
-#include "doctor/control_group.h"
 #include "launch/accelerators.h"
 #include "util/error.h"
-#include "util/system_files.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {

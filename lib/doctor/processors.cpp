@@ -6,14 +6,12 @@
 #include <vector>
 
 #include "doctor/checks.h"
-#include "doctor/control_group.h"
 #include "kernels/block_product.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/matmul.h"
-#include "util/compute_threads.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
-#include "util/system_files.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {

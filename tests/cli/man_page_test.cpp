@@ -1,4 +1,4 @@
-#include "cli/man_page.h"
+#include "cli/outline.h"
 
 #include <gtest/gtest.h>
 
