@@ -37,7 +37,6 @@ std::string devices_text(const std::vector<util::CudaDevice>& devices) {
   return util::join(texts, ", ");
 }
 
-/// What the program makes of the devices that the system has.
 Finding devices_finding() {
   const util::CudaStatus& status = util::cuda_status();
   if (status.devices > 0) return {Verdict::kOk, "gpu", devices_text(usable_gpus()), ""};

@@ -19,7 +19,7 @@ namespace {
 
 using util::concat;
 
-/// Those of the CPU's flags that matter here, by the names that people use.
+/// The relevant ones by their usual names.
 std::string instructions() {
   const std::vector<std::pair<std::string, std::string>> known = {{"avx2", "AVX2"},
                                                                   {"fma", "FMA"},
