@@ -89,12 +89,12 @@ Findings check_accelerators(const std::filesystem::path& root) {
                        {Verdict::kOk, "gpu driver", driver.empty() ? "none is loaded" : driver, ""}};
   if (launch::gpu_count() > 0 && driver.empty()) {
     findings.back().verdict = Verdict::kWarn;
-    findings.back().remedy = "there are devices without their driver: load the module nvidia";
+    findings.back().remedy = "the devices have no driver: load the module nvidia";
   }
-  findings.push_back({Verdict::kOk, "nccl",
-                      cli::nccl_version().empty() ? "this build has none: libtorch is that for the CPU"
-                                                  : cli::nccl_version(),
-                      ""});
+  findings.push_back(
+      {Verdict::kOk, "nccl",
+       cli::nccl_version().empty() ? "none: this build has the libtorch for the CPU" : cli::nccl_version(),
+       ""});
   return findings;
 }
 

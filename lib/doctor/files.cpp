@@ -80,7 +80,7 @@ Finding check_speed(const fs::path& folder) {
   const NamelessFile file(folder);
   if (file.fd() < 0) {
     return {Verdict::kFail, "output folder",
-            concat("no file can be made in ", folder.string(), ": ", util::errno_text(errno)),
+            concat("cannot create a file in ", folder.string(), ": ", util::errno_text(errno)),
             "choose another run.output_dir, or get the permission to write there"};
   }
   const double large = seconds_to_write(file.fd(), kBytes), small = seconds_to_write(file.fd(), kSmall);
@@ -134,7 +134,7 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
   } else if (kept * one > free) {
     finding.verdict = Verdict::kWarn;
     finding.remedy =
-        concat(kept, " are there at once by checkpoint.keep_last and keep_best: lower them, or free space");
+        concat(kept, " exist at once by checkpoint.keep_last and keep_best: lower them, or free space");
   }
   return finding;
 }
@@ -183,7 +183,7 @@ Findings check_disk(const config::Config& config) {
   const fs::path folder = existing(config.run.output_dir);
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    return {{Verdict::kFail, "output folder", folder.string() + " is no folder",
+    return {{Verdict::kFail, "output folder", folder.string() + " is not a folder",
              "choose another run.output_dir"}};
   }
   const Finding speed = check_speed(folder);

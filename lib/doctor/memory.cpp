@@ -142,11 +142,11 @@ Findings check_limits() {
       {"limit nofile", RLIMIT_NOFILE, kFilesOfALargeRun,
        "a run of many processes opens more files and connections: ulimit -n 65536"},
       {"limit fsize", RLIMIT_FSIZE, RLIM_INFINITY,
-       "no file may be larger, a checkpoint or memory that ranks share neither: ulimit -f unlimited"},
+       "limits checkpoints and memory that ranks share, too: ulimit -f unlimited"},
       {"limit as", RLIMIT_AS, RLIM_INFINITY,
        "ranks map much more address space than they use: ulimit -v unlimited"},
       {"limit memlock", RLIMIT_MEMLOCK, launch::gpu_count() > 0 ? RLIM_INFINITY : 0,
-       "network cards that write to memory by themselves need it locked: ulimit -l unlimited"},
+       "RDMA network cards need locked memory: ulimit -l unlimited"},
   };
   Findings findings;
   for (const auto& [subject, resource, enough, remedy] : limits) {
@@ -167,7 +167,7 @@ Findings check_limits() {
 
 Finding check_shared_memory() {
   const char* remedy =
-      "ranks of this host will talk over gloo, which is slower; allow memfd_create and /proc/PID/fd of "
+      "ranks of this host will use gloo, which is slower; allow memfd_create and /proc/PID/fd of "
       "one's own processes (a container's seccomp profile, hidepid)";
   try {
     constexpr int64_t kAddressSpace = int64_t{1} << 30;  // of which a page is used
@@ -181,7 +181,7 @@ Finding check_shared_memory() {
     if (child == 0) ::_exit(write_as_other_process(*segment, owner, block->offset));
     int status = -1;
     if (child < 0 || ::waitpid(child, &status, 0) != child) {
-      return {Verdict::kFail, "shared memory", "no second process: " + util::errno_text(errno),
+      return {Verdict::kFail, "shared memory", "cannot start a second process: " + util::errno_text(errno),
               "raise the limit on processes (ulimit -u, the container's pids limit)"};
     }
     if (status != 0 || word != segment->sign()) {

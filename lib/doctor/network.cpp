@@ -103,8 +103,7 @@ Finding check_host_name() {
   ::freeaddrinfo(list);
   const std::string text = concat(name, " is ", util::join({addresses.begin(), addresses.end()}, ", "));
   return {Verdict::kOk, "host name",
-          only_loopback ? text + ", by which other nodes do not find it (fsdp-launch --local-addr)" : text,
-          ""};
+          only_loopback ? text + ", which other nodes cannot reach (fsdp-launch --local-addr)" : text, ""};
 }
 
 /// c10d's store looks up the name of each peer's address, in IPv6.

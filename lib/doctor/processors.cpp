@@ -42,9 +42,9 @@ Finding check_instructions() {
                         instructions());
   if (util::announces_tiles_without_palettes(util::cpu_identity())) {
     finding.text +=
-        concat("; AMX is announced without its tiles, as some virtual machines do: oneDNN is kept from it, ",
-               util::has_matrix_unit() ? "products of our own (training.matmul = amx) passed a trial"
-                                       : "and products of our own did not pass a trial");
+        concat("; AMX is announced without its tiles, as some virtual machines do: oneDNN may not use it, ",
+               util::has_matrix_unit() ? "the program's products (training.matmul = amx) passed a trial"
+                                       : "and the program's products failed a trial");
   }
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) {
@@ -91,7 +91,7 @@ Finding check_cores() {
       finding.verdict = Verdict::kWarn;
       finding.remedy = concat("start at most ", std::max(1, static_cast<int>(*quota)),
                               " processes and threads together, or raise the container's limit: "
-                              "what is above it stops and goes");
+                              "more would be throttled");
     }
   }
   return finding;
