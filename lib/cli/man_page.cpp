@@ -73,7 +73,7 @@ std::string exit_status() {
   for (const auto& [kind, meaning] : kinds) {
     text += item(bold(std::to_string(static_cast<int>(kind))), meaning);
   }
-  return text + item(bold(std::to_string(util::kExitPreempted)), "told to stop: saved, not finished");
+  return text + item(bold(std::to_string(util::kExitPreempted)), "stopped by a signal: saved, not finished");
 }
 
 /// Without filling lines.

@@ -41,7 +41,8 @@ bool contains(const Strings& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; empty if there is none or several.
+/// The only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; empty if there is none or
+/// several.
 std::string only_completion(const std::string& name, const Strings& options) {
   std::string found;
   for (const std::string& option : options) {
@@ -75,15 +76,14 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
     std::replace(bare.begin(), bare.end(), '-', '_');
     const std::string key = meant_key(bare, equals == std::string::npos ? "" : word.substr(equals + 1), page);
     if (!key.empty()) {
-      return concat("expected keys of the config without dashes", found, "; write ",
-                    util::shell_word(key));
+      return concat("expected keys of the config without dashes", found, "; write ", util::shell_word(key));
     }
   }
   const std::string what = concat("expected an option of ", place.name, found);
   for (const CLI::App* command : root.get_subcommands([](const CLI::App*) { return true; })) {
     if (place.app == &root && contains(long_options(*command), name)) {
-      return concat(what, "; write it after its command, as in ", page.name, " ",
-                    command->get_name(), " ", name);
+      return concat(what, "; write it after its command, as in ", page.name, " ", command->get_name(), " ",
+                    name);
     }
   }
   const Strings options = long_options(*place.app);
@@ -138,14 +138,13 @@ std::optional<std::string> missing_text(const CLI::App& app, const Page& page,
   for (const CommandPlace& place : places) {
     for (const CLI::Option* option : place.app->get_options()) {
       if (!option->get_required() || option->count() > 0) continue;
-      return concat("expected ", place.name, " ", usage_of(outline_of(*place.app)),
-                    "; found no ", option->get_name(), " (", option->get_description(), ")",
-                    remedy_at(place, page));
+      return concat("expected ", place.name, " ", usage_of(outline_of(*place.app)), "; found no ",
+                    option->get_name(), " (", option->get_description(), ")", remedy_at(place, page));
     }
   }
   if (places.size() > 1 || app.get_require_subcommand_min() == 0) return std::nullopt;
-  return concat("expected a command of ", page.name, ", one of ",
-                util::join(command_names(app), ", "), "; found none", remedy_at(places.front(), page));
+  return concat("expected a command of ", page.name, ", one of ", util::join(command_names(app), ", "),
+                "; found none", remedy_at(places.front(), page));
 }
 
 std::optional<std::string> wrong_pair_text(const std::vector<CommandPlace>& places) {
@@ -159,8 +158,7 @@ std::optional<std::string> wrong_pair_text(const std::vector<CommandPlace>& plac
       }
       for (const CLI::Option* other : option->get_needs()) {
         if (other->count() > 0) continue;
-        return concat(option->get_name(), ": expected ", other->get_name(),
-                      " with it; found none; add it");
+        return concat(option->get_name(), ": expected ", other->get_name(), " with it; found none; add it");
       }
     }
   }
@@ -187,8 +185,8 @@ std::string wrong_value_text(const std::vector<CommandPlace>& places, const CLI:
                       util::join(option->results(), " "), "; ", place.name, " --help tells more");
       }
       if (message.starts_with(name + ": ") && error.get_name() == "ArgumentMismatch") {
-        return concat(name, ": expected ", kind_of_value(*option),
-                      " after it; found none; ", place.name, " --help tells more");
+        return concat(name, ": expected ", kind_of_value(*option), " after it; found none; ", place.name,
+                      " --help tells more");
       }
     }
   }

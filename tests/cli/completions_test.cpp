@@ -1,5 +1,3 @@
-#include "cli/outline.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <sstream>
 
 #include "cli/cli_fixtures.h"
+#include "cli/outline.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 #include "util/text.h"
