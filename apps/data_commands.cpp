@@ -5,8 +5,8 @@
 #include <memory>
 #include <thread>
 
+#include "cli/program.h"
 #include "cli/usage_error.h"
-#include "cli/validators.h"
 #include "data/convert.h"
 #include "data/decode.h"
 #include "data/inspect.h"

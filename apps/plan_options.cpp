@@ -1,7 +1,7 @@
 #include "plan_options.h"
 
+#include "cli/program.h"
 #include "cli/usage_error.h"
-#include "cli/validators.h"
 #include "util/error.h"
 
 namespace fsdp::apps {

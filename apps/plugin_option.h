@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/validators.h"
+#include "cli/program.h"
 
 namespace fsdp::apps {
 

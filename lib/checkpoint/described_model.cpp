@@ -6,7 +6,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/weights_format.h"
 #include "util/error.h"
-#include "util/presence.h"
+#include "util/file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

@@ -8,7 +8,6 @@
 #include "checkpoint/manifest.h"
 #include "util/error.h"
 #include "util/file.h"
-#include "util/presence.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

@@ -15,7 +15,7 @@
 #include "checkpoint/sharded_source.h"
 #include "checkpoint/weights.h"
 #include "util/error.h"
-#include "util/presence.h"
+#include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {

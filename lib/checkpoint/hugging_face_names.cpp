@@ -7,7 +7,6 @@
 #include "checkpoint/manifest.h"
 #include "nn/architectures.h"
 #include "util/error.h"
-#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {

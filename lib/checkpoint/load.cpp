@@ -8,8 +8,6 @@
 #include "checkpoint/shard_set.h"
 #include "util/dtype.h"
 #include "util/error.h"
-#include "util/name_list.h"
-#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {

@@ -5,7 +5,7 @@
 
 #include "util/error.h"
 #include "util/file.h"
-#include "util/name_patterns.h"
+#include "util/text.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "util/error.h"
-#include "util/host_name.h"
 #include "util/log.h"
+#include "util/system.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

@@ -5,8 +5,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "util/error.h"
-#include "util/hub.h"
-#include "util/presence.h"
+#include "util/file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

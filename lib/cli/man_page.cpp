@@ -1,7 +1,6 @@
-#include "cli/man_page.h"
-
 #include <sstream>
 
+#include "cli/outline.h"
 #include "util/error.h"
 #include "util/text.h"
 #include "util/version.h"
@@ -9,7 +8,7 @@
 namespace fsdp::cli {
 namespace {
 
-/// Text as troff takes it: a backslash and a hyphen escaped, and no line that could be a request.
+/// Text for troff, with backslashes and hyphens escaped, and without lines that would be requests.
 std::string escaped(const std::string& text) {
   std::string result;
   bool begins_line = true;
@@ -30,7 +29,7 @@ std::string escaped(const std::string& text) {
 std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }
 std::string italic(const std::string& text) { return "\\fI" + escaped(text) + "\\fR"; }
 
-/// A paragraph that begins with what it is about.
+/// A tagged paragraph.
 std::string item(const std::string& head, const std::string& body) {
   return ".TP\n" + head + "\n" + (body.empty() ? "\\&" : escaped(body)) + "\n";
 }
@@ -43,7 +42,7 @@ std::string options_of(const Outline& outline) {
     text += item(italic(positional.name + (positional.repeats ? " ..." : "")), meaning);
   }
   for (const Flag& flag : outline.flags) {
-    // A row of many values has no place where a line may end.
+    // Many values joined by | would be too long a word to break.
     constexpr size_t kValuesInHead = 8;
     const bool has_many = flag.values.size() > kValuesInHead;
     std::string head;
@@ -74,10 +73,10 @@ std::string exit_status() {
   for (const auto& [kind, meaning] : kinds) {
     text += item(bold(std::to_string(static_cast<int>(kind))), meaning);
   }
-  return text + item(bold(std::to_string(util::kExitPreempted)), "told to stop: saved, not finished");
+  return text + item(bold(std::to_string(util::kExitPreempted)), "stopped by a signal: saved, not finished");
 }
 
-/// Lines as they are.
+/// Without filling lines.
 std::string unfilled(const std::string& text) { return ".nf\n" + escaped(text) + "\n.fi\n"; }
 
 }  // namespace

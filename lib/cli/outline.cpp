@@ -7,17 +7,11 @@
 namespace fsdp::cli {
 namespace {
 
-/// What one_of() (validators.h) says of itself, "{a,b}", anywhere in the name of a type.
+/// From the name of a type that contains "{a,b}", as that of one_of() (program.h) does.
 std::vector<std::string> choices_in(const std::string& type) {
   const size_t begin = type.find('{'), end = type.find('}');
-  if (begin == std::string::npos || end == std::string::npos || end < begin) return {};
-  std::vector<std::string> choices;
-  for (size_t at = begin + 1; at < end;) {
-    const size_t comma = std::min(type.find(',', at), end);
-    choices.push_back(type.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return choices;
+  if (begin == std::string::npos || end == std::string::npos || end <= begin + 1) return {};
+  return CLI::detail::split(type.substr(begin + 1, end - begin - 1), ',');
 }
 
 Flag flag_of(const CLI::Option& option) {
@@ -45,11 +39,7 @@ Flag flag_of(const CLI::Option& option) {
 }  // namespace
 
 Outline outline_of(const CLI::App& app) {
-  Outline outline{.name = app.get_name(),
-                  .meaning = app.get_description(),
-                  .positionals = {},
-                  .flags = {},
-                  .commands = {}};
+  Outline outline{app.get_name(), app.get_description(), {}, {}, {}};
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_positional()) {
       outline.positionals.push_back(

@@ -1,18 +1,22 @@
 #pragma once
 
-// A program's options as CLI11 has them, for what is generated of them: completions and man pages.
+// A program's options, taken from CLI11, and what is generated from them: completions for shells and the man
+// page.
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "cli/page.h"
 
 namespace fsdp::cli {
 
 struct Flag {
-  std::vector<std::string> names;  ///< "-o", "--output"; without other spellings of a name
+  std::vector<std::string> names;  ///< "-o", "--output"; without alternative spellings
   bool takes_value = false;
   std::string type;                 ///< of the value: "TEXT", "INT"
-  std::vector<std::string> values;  ///< those to choose from; empty: any
+  std::vector<std::string> values;  ///< the choices; empty: any value
   std::string default_value;
   std::string meaning;
 };
@@ -21,11 +25,11 @@ struct Positional {
   std::string name;
   bool required = false;
   bool repeats = false;
-  std::vector<std::string> values;
+  std::vector<std::string> values;  ///< the choices; empty: any value
   std::string meaning;
 };
 
-/// A program, or one of its commands.
+/// A program or one of its commands.
 struct Outline {
   std::string name;
   std::string meaning;
@@ -41,5 +45,14 @@ bool takes_words(const Outline& outline);
 
 /// "[OPTIONS] config [overrides...]"
 std::string usage_of(const Outline& outline);
+
+/// A script for "bash", "zsh" or "fish" that completes options, commands, their values, and words name=value;
+/// nothing for another shell. `source <(PROGRAM completions bash)` loads it in bash and zsh, `PROGRAM
+/// completions fish | source` or a file in the folder of completions in fish.
+std::optional<std::string> completions(const Outline& outline, const Page& page, const std::string& shell);
+
+/// The program's page for man(1), section 1, as troff with the man macros. `notes`, the footer of --help, is
+/// omitted if the page has words.
+std::string man_page(const Outline& outline, const Page& page, const std::string& notes);
 
 }  // namespace fsdp::cli

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a program says of itself beside its options.
+// A program's description of itself beside its options, and its version.
 
 #include <string>
 #include <vector>
@@ -12,20 +12,26 @@ struct Example {
   std::string command;  ///< as a user types it
 };
 
-/// A word that a program takes as name=value, such as a key of the config.
+/// A word name=value that a program takes, such as a key of the config.
 struct Word {
   std::string name;
   std::string meaning;              ///< one line
-  std::vector<std::string> values;  ///< those to choose from; empty: any
+  std::vector<std::string> values;  ///< the choices; empty: any value
 };
 
 struct Page {
   std::string name;     ///< of the program
-  std::string summary;  ///< what it does, as a man page has it behind the name
+  std::string summary;  ///< what it does, in the NAME line of a man page
   std::vector<Example> examples;
-  /// What the positional argument "overrides" of the program or of one of its commands takes.
+  /// For the positional argument "overrides" of the program or of its commands.
   std::vector<Word> words;
-  bool runs_program = false;  ///< whether what follows "--" is the command line of another program
+  bool runs_program = false;  ///< whether the words after "--" are the command line of another program
 };
+
+/// For --version: the version of the program with its commit, if known, and of libtorch, CUDA and NCCL.
+std::string version_text(const std::string& program);
+
+/// Empty if the program is built without NCCL.
+std::string nccl_version();
 
 }  // namespace fsdp::cli

@@ -1,21 +1,25 @@
 #include "cli/program.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <functional>
 #include <iostream>
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "cli/completions.h"
-#include "cli/man_page.h"
+#include "cli/outline.h"
 #include "cli/usage_error.h"
-#include "cli/version.h"
 #include "util/error.h"
 #include "util/limits.h"
+#include "util/text.h"
 
 namespace fsdp::cli {
 namespace {
 
-/// CLI11's, with examples before the usage of the program.
+using util::concat;
+
+/// CLI11's, with examples before the usage.
 class HelpFormatter final : public CLI::Formatter {
  public:
   explicit HelpFormatter(Page page) : page_(std::move(page)) {}
@@ -41,6 +45,18 @@ class HelpFormatter final : public CLI::Formatter {
   Page page_;
 };
 
+CLI::Validator number_that(const std::string& bounds, std::function<bool(double)> is_allowed) {
+  return CLI::Validator(
+      [bounds, is_allowed = std::move(is_allowed)](const std::string& text) -> std::string {
+        double value = 0;
+        const char* const end = text.data() + text.size();
+        const auto [rest, error] = std::from_chars(text.data(), end, value);
+        if (error == std::errc() && rest == end && std::isfinite(value) && is_allowed(value)) return "";
+        return concat("expected a number ", bounds, "; found ", text.empty() ? "an empty word" : text);
+      },
+      bounds);
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -65,7 +81,7 @@ bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv)
     util::fail(util::ErrorKind::kUsage, "expected ", page.name, " completions bash, zsh or fish; found ",
                argc < 3   ? "no shell"
                : argc > 3 ? "more words"
-                          : util::concat("\"", shell, "\""));
+                          : concat("\"", shell, "\""));
   }
   print(*script);
   return true;
@@ -84,11 +100,46 @@ std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv)
     return util::run_guarded([&] {
       if (error.get_exit_code() != 0) util::fail(util::ErrorKind::kUsage, usage_error_text(app, page, error));
       app.exit(error);
-      print("");  // what exit() printed
+      print("");  // flushes, and checks the output of exit()
       return 0;
     });
   }
   return std::nullopt;
+}
+
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text.empty() ? std::string("expected a name; found an empty word; is a variable not set?")
+                            : std::string();
+      },
+      "");
+}
+
+CLI::Validator one_of(const std::vector<std::string>& choices) {
+  return CLI::Validator(
+      [choices](const std::string& text) -> std::string {
+        if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
+        const std::string near = util::nearest_choice(text, choices);
+        return concat("expected ", choices.size() > 1 ? "one of " : "", util::join(choices, ", "), "; found ",
+                      text.empty() ? "an empty word" : util::shell_word(text),
+                      near.empty() ? "" : concat("; did you mean ", near, "?"));
+      },
+      concat("{", util::join(choices, ","), "}"));
+}
+
+CLI::Validator at_least(double min) {
+  return number_that(concat(">= ", min), [min](double value) { return value >= min; });
+}
+
+CLI::Validator above(double min) {
+  return number_that(concat("> ", min), [min](double value) { return value > min; });
+}
+
+CLI::Validator between(int64_t min, int64_t max) {
+  return number_that(concat("from ", min, " to ", max), [min, max](double value) {
+    return value >= static_cast<double>(min) && value <= static_cast<double>(max);
+  });
 }
 
 }  // namespace fsdp::cli

@@ -15,7 +15,7 @@ namespace {
 using util::concat;
 using Strings = std::vector<std::string>;
 
-/// A program or one of its commands, as far as the command line names it.
+/// A program or a command that the command line names.
 struct CommandPlace {
   const CLI::App* app;
   std::string name;  ///< "fsdp-ckpt inspect"
@@ -41,7 +41,8 @@ bool contains(const Strings& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The only option that begins so: "--gpu-memory" for "--gpu-memory-gib".
+/// The only option with that prefix: "--gpu-memory-gib" for "--gpu-memory"; empty if there is none or
+/// several.
 std::string only_completion(const std::string& name, const Strings& options) {
   std::string found;
   for (const std::string& option : options) {
@@ -52,7 +53,7 @@ std::string only_completion(const std::string& name, const Strings& options) {
   return found;
 }
 
-/// What is to be written for "--training.steps=5" or "--steps=5"; empty if it is no slip of a key.
+/// "training.steps=5" for "--training.steps=5" or "--steps=5"; empty if it is probably no key.
 std::string meant_key(const std::string& bare_name, const std::string& value, const Page& page) {
   Strings keys, homonyms;
   for (const Word& word : page.words) {
@@ -75,15 +76,14 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
     std::replace(bare.begin(), bare.end(), '-', '_');
     const std::string key = meant_key(bare, equals == std::string::npos ? "" : word.substr(equals + 1), page);
     if (!key.empty()) {
-      return concat("command line: expected keys of the config without dashes", found, "; write ",
-                    util::shell_word(key));
+      return concat("expected keys of the config without dashes", found, "; write ", util::shell_word(key));
     }
   }
-  const std::string what = concat("command line: expected an option of ", place.name, found);
+  const std::string what = concat("expected an option of ", place.name, found);
   for (const CLI::App* command : root.get_subcommands([](const CLI::App*) { return true; })) {
     if (place.app == &root && contains(long_options(*command), name)) {
-      return concat(what, "; write it behind the command that it belongs to, as in ", page.name, " ",
-                    command->get_name(), " ", name);
+      return concat(what, "; write it after its command, as in ", page.name, " ", command->get_name(), " ",
+                    name);
     }
   }
   const Strings options = long_options(*place.app);
@@ -93,7 +93,7 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
                       : concat(what, "; did you mean ", near, "?");
 }
 
-/// The program's first example that shows the place.
+/// The page's first example of the program or command.
 std::string remedy_at(const CommandPlace& place, const Page& page) {
   for (const Example& example : page.examples) {
     const bool fits = example.command.starts_with(concat(place.name, " "));
@@ -110,14 +110,7 @@ Strings all_commands(const CLI::App& app) {
   return names;
 }
 
-std::string unknown_command_text(const CLI::App& app, const Page& page, const std::string& word) {
-  const std::string near = util::nearest_choice(word, all_commands(app));
-  return concat("command line: expected a command of ", page.name, "; found ", util::shell_word(word),
-                near.empty() ? concat("; the commands are ", util::join(command_names(app), ", "))
-                             : concat("; did you mean ", near, "?"));
-}
-
-/// Of the first word that nothing took.
+/// For the first word that no option or positional argument took.
 std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
                                          const std::vector<CommandPlace>& places) {
   for (const CommandPlace& place : places) {
@@ -128,28 +121,30 @@ std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
     if (is_option) return unknown_option_text(app, place, page, word);
     if (place.app->get_prefix_command()) continue;  // the command line of another program
     if (place.app == &app && places.size() == 1 && !command_names(app).empty()) {
-      return unknown_command_text(app, page, word);
+      const std::string near = util::nearest_choice(word, all_commands(app));
+      return concat("expected a command of ", page.name, "; found ", util::shell_word(word),
+                    near.empty() ? concat("; the commands are ", util::join(command_names(app), ", "))
+                                 : concat("; did you mean ", near, "?"));
     }
-    return concat("command line: expected ", place.name, " ", usage_of(outline_of(*place.app)), "; found ",
-                  util::shell_word(word), " beside that; leave it out, or put words with spaces in quotes");
+    return concat("expected ", place.name, " ", usage_of(outline_of(*place.app)), "; found ",
+                  util::shell_word(word), " in addition; leave it out, or put words with spaces in quotes");
   }
   return std::nullopt;
 }
 
-/// Of an option or word that has to be given, or of the command.
+/// For a missing required option, positional argument or command.
 std::optional<std::string> missing_text(const CLI::App& app, const Page& page,
                                         const std::vector<CommandPlace>& places) {
   for (const CommandPlace& place : places) {
     for (const CLI::Option* option : place.app->get_options()) {
       if (!option->get_required() || option->count() > 0) continue;
-      return concat("command line: expected ", place.name, " ", usage_of(outline_of(*place.app)),
-                    "; found no ", option->get_name(), " (", option->get_description(), ")",
-                    remedy_at(place, page));
+      return concat("expected ", place.name, " ", usage_of(outline_of(*place.app)), "; found no ",
+                    option->get_name(), " (", option->get_description(), ")", remedy_at(place, page));
     }
   }
   if (places.size() > 1 || app.get_require_subcommand_min() == 0) return std::nullopt;
-  return concat("command line: expected a command of ", page.name, ", one of ",
-                util::join(command_names(app), ", "), "; found none", remedy_at(places.front(), page));
+  return concat("expected a command of ", page.name, ", one of ", util::join(command_names(app), ", "),
+                "; found none", remedy_at(places.front(), page));
 }
 
 std::optional<std::string> wrong_pair_text(const std::vector<CommandPlace>& places) {
@@ -158,13 +153,12 @@ std::optional<std::string> wrong_pair_text(const std::vector<CommandPlace>& plac
       if (option->count() == 0) continue;
       for (const CLI::Option* other : option->get_excludes()) {
         if (other->count() == 0) continue;
-        return concat("command line: expected one of ", option->get_name(), " and ", other->get_name(),
+        return concat("expected one of ", option->get_name(), " and ", other->get_name(),
                       "; found both; leave one out");
       }
       for (const CLI::Option* other : option->get_needs()) {
         if (other->count() > 0) continue;
-        return concat("command line: ", option->get_name(), ": expected ", other->get_name(),
-                      " beside it; found none; add it");
+        return concat(option->get_name(), ": expected ", other->get_name(), " with it; found none; add it");
       }
     }
   }
@@ -179,7 +173,7 @@ std::string kind_of_value(const CLI::Option& option) {
   return "a value";
 }
 
-/// Of the option that CLI11's message names first.
+/// For the option at the start of CLI11's message.
 std::string wrong_value_text(const std::vector<CommandPlace>& places, const CLI::ParseError& error) {
   const std::string message = error.what();
   const std::string conversion = "Could not convert: ";
@@ -187,16 +181,16 @@ std::string wrong_value_text(const std::vector<CommandPlace>& places, const CLI:
     for (const CLI::Option* option : place.app->get_options()) {
       const std::string name = option->get_name();
       if (message.starts_with(conversion + name + " = ")) {
-        return concat("command line: ", name, ": expected ", kind_of_value(*option), "; found ",
+        return concat(name, ": expected ", kind_of_value(*option), "; found ",
                       util::join(option->results(), " "), "; ", place.name, " --help tells more");
       }
       if (message.starts_with(name + ": ") && error.get_name() == "ArgumentMismatch") {
-        return concat("command line: ", name, ": expected ", kind_of_value(*option),
-                      " behind it; found none; ", place.name, " --help tells more");
+        return concat(name, ": expected ", kind_of_value(*option), " after it; found none; ", place.name,
+                      " --help tells more");
       }
     }
   }
-  return concat("command line: ", message, "; ", places.back().name, " --help tells more");
+  return concat(message, "; ", places.back().name, " --help tells more");
 }
 
 }  // namespace
@@ -217,16 +211,12 @@ std::string misspelt_command(const CLI::App& app, const std::string& word) {
 
 std::string usage_error_text(const CLI::App& app, const Page& page, const CLI::ParseError& error) {
   const std::vector<CommandPlace> places = places_of(app, page.name);
-  if (const auto text = leftover_text(app, page, places)) return *text;
   const std::string name = error.get_name();
-  if (name == "RequiredError") {
-    if (const auto text = missing_text(app, page, places)) return *text;
-  }
-  if (name == "RequiresError" || name == "ExcludesError") {
-    if (const auto text = wrong_pair_text(places)) return *text;
-  }
-  if (name == "ValidationError") return concat("command line: ", error.what());
-  return wrong_value_text(places, error);
+  std::optional<std::string> text = leftover_text(app, page, places);
+  if (!text && name == "RequiredError") text = missing_text(app, page, places);
+  if (!text && (name == "RequiresError" || name == "ExcludesError")) text = wrong_pair_text(places);
+  if (!text) text = name == "ValidationError" ? error.what() : wrong_value_text(places, error);
+  return concat("command line: ", *text);
 }
 
 std::string with_flags(const std::string& text, const FlagNames& names) {

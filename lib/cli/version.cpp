@@ -1,24 +1,20 @@
-#include "cli/version.h"
+#include "util/version.h"
 
 #include <torch/headeronly/version.h>
 
 #include "cli/build_commit.h"
+#include "cli/page.h"
 #include "util/error.h"
-#include "util/version.h"
 
 namespace fsdp::cli {
 
-std::string commit() { return FSDP_COMMIT; }
-std::string libtorch_version() { return TORCH_VERSION; }
-std::string cuda_version() { return FSDP_CUDA_VERSION; }
 std::string nccl_version() { return FSDP_NCCL_VERSION; }
 
 std::string version_text(const std::string& program) {
+  const std::string commit = FSDP_COMMIT, cuda = FSDP_CUDA_VERSION;
   std::string text = util::concat(program, " ", util::version());
-  if (!commit().empty()) text += util::concat(" (commit ", commit(), ")");
-  text += util::concat("\nlibtorch ", libtorch_version());
-  if (cuda_version().empty()) text += " (CPU)";
-  if (!cuda_version().empty()) text += util::concat("\nCUDA ", cuda_version());
+  if (!commit.empty()) text += util::concat(" (commit ", commit, ")");
+  text += util::concat("\nlibtorch ", TORCH_VERSION, cuda.empty() ? " (CPU)" : util::concat("\nCUDA ", cuda));
   if (!nccl_version().empty()) text += util::concat("\nNCCL ", nccl_version());
   return text;
 }

@@ -20,8 +20,7 @@
 #include "config/suggest.h"
 #include "config/text_defect.h"
 #include "util/error.h"
-#include "util/hub.h"
-#include "util/presence.h"
+#include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::config {

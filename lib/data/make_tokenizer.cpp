@@ -7,7 +7,7 @@
 #include "data/tokenizer.h"
 #include "data/vocabulary.h"
 #include "util/error.h"
-#include "util/hub.h"
+#include "util/file.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;

@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include "cli/version.h"
+#include "cli/page.h"
 #include "doctor/checks.h"
 #include "kernels/float8.h"
 #include "util/cuda.h"
 #include "util/error.h"
-#include "util/system_files.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {
@@ -37,7 +37,6 @@ std::string devices_text(const std::vector<util::CudaDevice>& devices) {
   return util::join(texts, ", ");
 }
 
-/// What the program makes of the devices that the system has.
 Finding devices_finding() {
   const util::CudaStatus& status = util::cuda_status();
   if (status.devices > 0) return {Verdict::kOk, "gpu", devices_text(usable_gpus()), ""};
@@ -90,12 +89,12 @@ Findings check_accelerators(const std::filesystem::path& root) {
                        {Verdict::kOk, "gpu driver", driver.empty() ? "none is loaded" : driver, ""}};
   if (launch::gpu_count() > 0 && driver.empty()) {
     findings.back().verdict = Verdict::kWarn;
-    findings.back().remedy = "there are devices without their driver: load the module nvidia";
+    findings.back().remedy = "the devices have no driver: load the module nvidia";
   }
-  findings.push_back({Verdict::kOk, "nccl",
-                      cli::nccl_version().empty() ? "this build has none: libtorch is that for the CPU"
-                                                  : cli::nccl_version(),
-                      ""});
+  findings.push_back(
+      {Verdict::kOk, "nccl",
+       cli::nccl_version().empty() ? "none: this build has the libtorch for the CPU" : cli::nccl_version(),
+       ""});
   return findings;
 }
 

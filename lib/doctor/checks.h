@@ -1,44 +1,56 @@
 #pragma once
 
-// The parts of the examination, each over one kind of thing.
+// The parts of the examination. `root` contains proc/ and sys/.
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config/config.h"
-#include "doctor/finding.h"
+#include "doctor/doctor.h"
 #include "util/cuda.h"
 
 namespace fsdp::doctor {
 
-/// CPU and its instructions, what computes on it, cores and threads. `matmul` is training.matmul.
+/// CPU, its instructions, kernels, cores and threads. `matmul` is training.matmul.
 Findings check_processors(const std::string& matmul);
 
-/// Memory, and the limits of this process (ulimit) that a run can meet. `root` holds proc/ and sys/.
 Findings check_memory(const std::filesystem::path& root = "/");
+
+/// Limits of this process (ulimit) that a run may reach.
 Findings check_limits();
 
-/// Memory that two processes share, tried with a second process.
+/// Memory shared by two processes, tried with a child.
 Finding check_shared_memory();
 
-/// Loopback, the name of the host, ports.
+/// Loopback, host name, ports.
 Findings check_network();
 
-/// Devices, their driver, and what this build can do with them.
+/// GPUs, their driver, and what this build supports.
 Findings check_accelerators(const std::filesystem::path& root = "/");
 
-/// The devices that the program can use.
+/// The GPUs that the program can use.
 std::vector<util::CudaDevice> usable_gpus();
 
-/// Whether they multiply as training.float8 asks; nothing where it does not. `gpus`: usable_gpus()
+/// Whether `gpus`, the usable_gpus(), support training.float8; empty if the config does not use it.
 Findings check_float8(const config::Config& config, const std::vector<util::CudaDevice>& gpus);
 
-/// The disk under run.output_dir: whether files can be made there, what is free, how fast a file is safe.
+/// The disk under run.output_dir: permission, free space, speed.
 Findings check_disk(const config::Config& config);
 
-/// Whether the files that the config names are there, whether the model has an embedding for each id of the
-/// data, and whether its first weights are those of the model.
+/// Whether the files of the config exist, the model has an embedding for each id of the data, and its first
+/// weights fit it.
 Findings check_files(const config::Config& config);
+
+/// Limits of this process's control group (a container's, a job's) or of its parents, whichever are lower.
+
+/// Bytes of memory; nothing: no known limit.
+std::optional<int64_t> memory_limit(const std::filesystem::path& root = "/");
+/// Bytes of it in use.
+std::optional<int64_t> memory_in_use(const std::filesystem::path& root = "/");
+/// Number of CPUs' worth of time.
+std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
 }  // namespace fsdp::doctor

@@ -2,21 +2,18 @@
 
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <optional>
+#include <regex>
 
-#include "cli/version.h"
+#include "cli/page.h"
 #include "config/load.h"
 #include "doctor/checks.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::doctor {
 namespace {
-
-std::string build() {
-  std::string text = cli::version_text("fsdp");
-  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n')) text.replace(at, 1, ", ");
-  return text;
-}
 
 std::string system_text() {
   utsname name{};
@@ -24,15 +21,38 @@ std::string system_text() {
   return util::concat(name.sysname, " ", name.release, " ", name.machine);
 }
 
-void append(Findings& findings, const Findings& more) {
-  findings.insert(findings.end(), more.begin(), more.end());
-}
-
 }  // namespace
 
+std::string report_text(const Findings& findings) {
+  constexpr size_t kSubjectColumn = 6, kTextColumn = 24;
+  constexpr const char* kVerdicts[] = {"ok", "warn", "fail"};
+  std::string text;
+  size_t counts[3] = {};
+  for (const Finding& finding : findings) {
+    const auto verdict = static_cast<size_t>(finding.verdict);
+    ++counts[verdict];
+    std::string line = kVerdicts[verdict];
+    line.resize(kSubjectColumn, ' ');
+    line += finding.subject;
+    line.resize(std::max(line.size() + 1, kTextColumn), ' ');
+    text += line + finding.text + "\n";
+    if (!finding.remedy.empty()) text += std::string(kTextColumn, ' ') + "-> " + finding.remedy + "\n";
+  }
+  return util::concat(util::printable(text), counts[0], " ok, ", counts[1], " to look at, ", counts[2],
+                      " failed\n");
+}
+
+int exit_code(const Findings& findings) {
+  return std::any_of(findings.begin(), findings.end(),
+                     [](const Finding& finding) { return finding.verdict == Verdict::kFail; })
+             ? static_cast<int>(util::ErrorKind::kUnexpected)
+             : 0;
+}
+
 Findings examine(const Subject& subject) {
-  Findings findings = {{Verdict::kOk, "build", build(), ""}, {Verdict::kOk, "system", system_text(), ""}};
-  // Before anything starts threads, which the process that it starts would lack.
+  const std::string build = std::regex_replace(cli::version_text("fsdp"), std::regex("\n"), ", ");
+  Findings findings = {{Verdict::kOk, "build", build, ""}, {Verdict::kOk, "system", system_text(), ""}};
+  // It forks, so it precedes everything that starts threads.
   const Finding shared_memory = check_shared_memory();
   std::optional<config::Config> config;
   if (!subject.config_path.empty()) {
@@ -44,17 +64,18 @@ Findings examine(const Subject& subject) {
           {Verdict::kFail, "config", error.what(), "correct it; fsdp-train --help lists the keys"});
     }
   }
-  append(findings, check_processors(config ? config->training.matmul : "auto"));
-  append(findings, check_memory());
-  append(findings, check_limits());
-  findings.push_back(shared_memory);
-  append(findings, check_network());
-  append(findings, check_accelerators());
+  std::vector<Findings> parts = {check_processors(config ? config->training.matmul : "auto"),
+                                 check_memory(),
+                                 check_limits(),
+                                 {shared_memory},
+                                 check_network(),
+                                 check_accelerators()};
   if (config) {
-    append(findings, check_float8(*config, usable_gpus()));
-    append(findings, check_files(*config));
-    append(findings, check_disk(*config));
+    parts.push_back(check_float8(*config, usable_gpus()));
+    parts.push_back(check_files(*config));
+    parts.push_back(check_disk(*config));
   }
+  for (const Findings& part : parts) findings.insert(findings.end(), part.begin(), part.end());
   return findings;
 }
 

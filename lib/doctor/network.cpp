@@ -43,7 +43,7 @@ sockaddr_in address_of(in_addr_t host, int port) {
   return address;
 }
 
-/// Listens; a socket without a descriptor, and errno, where it cannot.
+/// On failure without a descriptor, with errno.
 Socket listening(in_addr_t host, int port) {
   Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = address_of(host, port);
@@ -103,13 +103,12 @@ Finding check_host_name() {
   ::freeaddrinfo(list);
   const std::string text = concat(name, " is ", util::join({addresses.begin(), addresses.end()}, ", "));
   return {Verdict::kOk, "host name",
-          only_loopback ? text + ", by which other nodes do not find it (fsdp-launch --local-addr)" : text,
-          ""};
+          only_loopback ? text + ", which other nodes cannot reach (fsdp-launch --local-addr)" : text, ""};
 }
 
-/// c10d's store asks for the name of each address that it connects to or that connects, in IPv6.
+/// c10d's store looks up the name of each peer's address, in IPv6.
 Finding check_reverse_lookup() {
-  constexpr double kSlow = 1;  // a name server that is there answers in milliseconds
+  constexpr double kSlow = 1;  // a reachable name server answers in milliseconds
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;
   ::inet_pton(AF_INET6, "::ffff:127.0.0.1", &address.sin6_addr);

@@ -6,14 +6,12 @@
 #include <vector>
 
 #include "doctor/checks.h"
-#include "doctor/control_group.h"
 #include "kernels/block_product.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/matmul.h"
-#include "util/compute_threads.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
-#include "util/system_files.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::doctor {
@@ -21,7 +19,7 @@ namespace {
 
 using util::concat;
 
-/// Those of the CPU's flags that matter here, by the names that people use.
+/// The relevant ones by their usual names.
 std::string instructions() {
   const std::vector<std::pair<std::string, std::string>> known = {{"avx2", "AVX2"},
                                                                   {"fma", "FMA"},
@@ -44,9 +42,9 @@ Finding check_instructions() {
                         instructions());
   if (util::announces_tiles_without_palettes(util::cpu_identity())) {
     finding.text +=
-        concat("; AMX is announced without its tiles, as some virtual machines do: oneDNN is kept from it, ",
-               util::has_matrix_unit() ? "products of our own (training.matmul = amx) passed a trial"
-                                       : "and products of our own did not pass a trial");
+        concat("; AMX is announced without its tiles, as some virtual machines do: oneDNN may not use it, ",
+               util::has_matrix_unit() ? "the program's products (training.matmul = amx) passed a trial"
+                                       : "and the program's products failed a trial");
   }
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) {
@@ -93,7 +91,7 @@ Finding check_cores() {
       finding.verdict = Verdict::kWarn;
       finding.remedy = concat("start at most ", std::max(1, static_cast<int>(*quota)),
                               " processes and threads together, or raise the container's limit: "
-                              "what is above it stops and goes");
+                              "more would be throttled");
     }
   }
   return finding;

@@ -6,8 +6,8 @@
 
 #include "util/clock.h"
 #include "util/error.h"
-#include "util/host_name.h"
 #include "util/log.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::launch {

@@ -11,7 +11,7 @@
 #include "launch/process.h"
 #include "util/error.h"
 #include "util/file.h"
-#include "util/host_name.h"
+#include "util/system.h"
 
 namespace fsdp::launch {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "kernels/float8.h"
 #include "nn/linear.h"
-#include "util/name_patterns.h"
+#include "util/text.h"
 
 namespace fsdp::nn {
 namespace {

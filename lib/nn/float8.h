@@ -20,7 +20,7 @@ struct Float8Layers {
 };
 
 /// Lets the linear layers of the model multiply so, but for those a name of whose weight a pattern of
-/// `exclude` (util/name_patterns.h) matches.
+/// `exclude` (util/text.h) matches.
 Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude);
 
 }  // namespace fsdp::nn

@@ -1,6 +1,6 @@
 #include "optim/parameter_groups.h"
 
-#include "util/name_patterns.h"
+#include "util/text.h"
 
 namespace fsdp::optim {
 

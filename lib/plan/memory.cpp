@@ -7,7 +7,7 @@
 #include "plan/unit_memory.h"
 #include "shard/matrix_shares.h"
 #include "shard/step_formula.h"
-#include "util/held_bytes.h"
+#include "util/mapped_allocator.h"
 
 namespace fsdp::plan {
 namespace {

@@ -22,10 +22,10 @@
 #include "nn/recompute.h"
 #include "plan/meta_memory.h"
 #include "shard/autograd_hooks.h"
-#include "util/compute_threads.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
+#include "util/system.h"
 
 namespace fsdp::plan {
 namespace {

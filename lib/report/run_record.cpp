@@ -7,7 +7,7 @@
 
 #include "report/step_trace.h"
 #include "util/error.h"
-#include "util/presence.h"
+#include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::report {

@@ -7,7 +7,6 @@
 #include "shard/name_checks.h"
 #include "util/error.h"
 #include "util/log.h"
-#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::shard {

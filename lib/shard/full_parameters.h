@@ -31,7 +31,7 @@ struct FullParametersOptions {
   bool rank0_only = false;
   /// The full parameters lie in host memory.
   bool to_host = false;
-  /// Patterns of names of units (see util/name_patterns.h); empty: all. The parameters of other units must
+  /// Patterns of names of units (see util/text.h); empty: all. The parameters of other units must
   /// not be read.
   std::vector<std::string> units = {};
 };

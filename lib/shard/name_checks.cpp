@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "util/error.h"
-#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::shard {

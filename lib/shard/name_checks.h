@@ -11,7 +11,7 @@ namespace fsdp::shard {
 /// Names as an option gives them.
 struct GivenNames {
   const char* option;                     ///< "fsdp.wrap_stages", for the message
-  const std::vector<std::string>& names;  ///< or patterns, see util/name_patterns.h
+  const std::vector<std::string>& names;  ///< or patterns, see util/text.h
 };
 
 /// Each given name must be one of `known`, the types of the model's stages.

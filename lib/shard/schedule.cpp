@@ -6,7 +6,7 @@
 
 #include "shard/strategy.h"
 #include "util/error.h"
-#include "util/name_patterns.h"
+#include "util/text.h"
 
 namespace fsdp::shard {
 namespace {

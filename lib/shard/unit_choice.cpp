@@ -9,7 +9,6 @@
 #include "shard/name_checks.h"
 #include "shard/per_parameter_layout.h"
 #include "util/error.h"
-#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::shard {

@@ -18,8 +18,6 @@
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
-#include "util/name_patterns.h"
-#include "util/presence.h"
 #include "util/text.h"
 
 namespace fsdp::train {

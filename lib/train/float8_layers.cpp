@@ -4,8 +4,6 @@
 
 #include "kernels/float8.h"
 #include "util/error.h"
-#include "util/name_list.h"
-#include "util/name_patterns.h"
 #include "util/text.h"
 
 namespace fsdp::train {

@@ -10,8 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "util/host_name.h"
-#include "util/system_files.h"
+#include "util/system.h"
 #include "util/text.h"
 #include "util/version.h"
 

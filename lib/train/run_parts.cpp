@@ -18,8 +18,7 @@
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/log.h"
-#include "util/name_list.h"
-#include "util/name_patterns.h"
+#include "util/text.h"
 
 namespace fsdp::train {
 

@@ -11,7 +11,7 @@
 #include "config/print.h"
 #include "util/error.h"
 #include "util/hash.h"
-#include "util/host_name.h"
+#include "util/system.h"
 #include "util/text.h"
 #include "util/version.h"
 

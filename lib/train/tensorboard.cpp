@@ -4,10 +4,10 @@
 #include <chrono>
 #include <cstdint>
 
-#include "util/crc32c.h"
 #include "util/error.h"
 #include "util/file.h"
-#include "util/host_name.h"
+#include "util/hash.h"
+#include "util/system.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;

@@ -27,7 +27,7 @@
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
-#include "util/process_memory.h"
+#include "util/system.h"
 #include "util/text.h"
 
 namespace fsdp::train {

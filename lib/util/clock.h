@@ -1,6 +1,6 @@
 #pragma once
 
-// Seconds as a double, on the clock that never goes back.
+// Seconds as a double, on the steady clock.
 
 #include <chrono>
 

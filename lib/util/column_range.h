@@ -1,16 +1,16 @@
 #pragma once
 
-// Parts of tensors that are cut on any of their dimensions, and what two of them have in common.
+// Slices of tensors along any dimension, and their overlaps.
 
 #include <algorithm>
 #include <cstdint>
 
 namespace fsdp::util {
 
-/// Columns [begin, end) of a tensor seen as [rows, columns]: the elements that a cut on one dimension gives,
-/// where `rows` is the product of the dimensions before it. With one row, elements [begin, end) of the flattened
-/// tensor. Shards, state dicts and checkpoints all say in this way which part of a tensor they hold; its elements
-/// lie row after row, [rows, end - begin] contiguous.
+/// Columns [begin, end) of a tensor viewed as [rows, columns]: a slice along one dimension, where `rows` is
+/// the product of the dimensions before it. With one row: elements [begin, end) of the flattened tensor.
+/// Shards, state dicts and checkpoints describe their parts of tensors by it, and store them contiguously as
+/// [rows, end - begin].
 struct ColumnRange {
   int64_t begin = 0, end = 0;
   int64_t rows = 1;
@@ -20,14 +20,14 @@ struct ColumnRange {
   bool operator==(const ColumnRange&) const = default;
 };
 
-/// Elements that are contiguous in both of two ranges: `count` from place `in_a` of the first and place
-/// `in_b` of the second, where a range is seen as [rows, length] contiguous.
+/// `count` elements that are contiguous in two ranges, from index `in_a` of the first and `in_b` of the
+/// second, each stored as contiguous [rows, length].
 struct Overlap {
   int64_t in_a = 0, in_b = 0, count = 0;
 };
 
-/// Calls visit(Overlap) for all that two ranges of the same tensor of `numel` elements have in common, in the
-/// order of the elements.
+/// Calls visit(Overlap) for the common elements of two ranges of a tensor of `numel` elements, in their
+/// order.
 template <typename Visit>
 void for_each_overlap(int64_t numel, const ColumnRange& a, const ColumnRange& b, Visit&& visit) {
   if (a.numel() == 0 || b.numel() == 0) return;

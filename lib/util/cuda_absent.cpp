@@ -1,4 +1,4 @@
-// util/cuda.h and device_graph.h in a program that was built without CUDA.
+// util/cuda.h and util/device_graph.h in a build without CUDA.
 
 #include "util/cuda.h"
 #include "util/device_graph.h"

@@ -1,7 +1,7 @@
 #pragma once
 
-// Names and sizes of the floating-point and integer types in configs, checkpoints and messages. Needs of
-// libtorch a header without code only, so that programs which do not load it speak of types too.
+// Names and sizes of data types in configs, checkpoints and messages. Uses only a header of libtorch that
+// needs no library, for programs that do not load libtorch.
 
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -11,14 +11,13 @@
 
 namespace fsdp::util {
 
-/// "float32", "bfloat16", "float16", "float64", "int64", ...; an assertion for types that the toolkit never
-/// stores.
+/// "float32", "bfloat16", "float16", "float64", "int64", ...; asserts that the toolkit stores the type.
 std::string dtype_name(c10::ScalarType dtype);
 
-/// The inverse; throws Error(kUsage) that lists the known names.
+/// Throws Error(kUsage) with the known names.
 c10::ScalarType dtype_from_name(std::string_view name);
 
-/// Bytes of one element; an assertion as above.
+/// Bytes of an element; asserts as above.
 int64_t element_size(c10::ScalarType dtype);
 
 }  // namespace fsdp::util

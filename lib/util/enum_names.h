@@ -1,15 +1,15 @@
 #pragma once
 
-// The names of an enum's values, in one table beside the enum, which parsing, help and messages read:
+// The names of an enum's values, in one table beside the enum, for parsing, help and messages:
 //
 //   enum class Backend { kAuto, kShm };
 //   constexpr auto enum_names(Backend) {  // found by the enum's type, so in the enum's namespace
 //     return std::to_array<util::EnumName<Backend>>({{Backend::kAuto, "auto"}, {Backend::kShm, "shm"}});
 //   }
 //
-// Options have the type Named<Backend>, so that C++ programs may give either the value or its name.
-// A config key of such a type needs no more than its line KEY(section, field) in config/*_keys.cpp: its
-// choices are the names of the table, in the order of the table (config/keys.h).
+// Options have the type Named<Backend>, to which C++ programs assign the value or its name. A config key of
+// such a type needs only its line KEY(section, field) in config/*_keys.cpp: its choices are the names of the
+// table (config/keys.h).
 
 #include <array>
 #include <concepts>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::util {
 
@@ -30,7 +31,6 @@ struct EnumName {
   std::string_view name;
 };
 
-/// An enum with a table of names.
 template <typename E>
 concept NamedEnum = std::is_enum_v<E> && requires(E value) {
   enum_names(value).size();
@@ -44,7 +44,6 @@ std::string name_of(E value) {
   fail(ErrorKind::kUnexpected, "value ", static_cast<long long>(value), " of an enum has no name");
 }
 
-/// Nothing for an unknown name.
 template <NamedEnum E>
 std::optional<E> parse_enum(std::string_view text) {
   for (const auto& [value, name] : enum_names(E{})) {
@@ -53,7 +52,7 @@ std::optional<E> parse_enum(std::string_view text) {
   return std::nullopt;
 }
 
-/// All names, in the order of the table.
+/// In the order of the table.
 template <NamedEnum E>
 std::vector<std::string> names_of_enum() {
   std::vector<std::string> names;
@@ -61,8 +60,8 @@ std::vector<std::string> names_of_enum() {
   return names;
 }
 
-/// An option whose type is E. In C++ it can be given as E or as the name, options.strategy = "full_shard", for
-/// which Error(kUsage) is thrown where E has no such name.
+/// An option of type E. It can be assigned a value or a name, options.strategy = "full_shard"; throws
+/// Error(kUsage) if E has no such name.
 template <NamedEnum E>
 class Named {
  public:
@@ -78,9 +77,8 @@ class Named {
  private:
   static E parsed(std::string_view name) {
     if (const std::optional<E> value = parse_enum<E>(name)) return *value;
-    std::string names;
-    for (const auto& entry : enum_names(E{})) names += (names.empty() ? "" : ", ") + std::string(entry.name);
-    fail(ErrorKind::kUsage, "expected one of ", names, "; found \"", name, "\"; set it to one of these");
+    fail(ErrorKind::kUsage, "expected one of ", join(names_of_enum<E>(), ", "), "; found \"", name,
+         "\"; set it to one of these");
   }
 
   E value_;

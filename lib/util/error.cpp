@@ -14,7 +14,7 @@ namespace fsdp::util {
 
 std::string errno_text(int error_number) {
   char buffer[256];
-  // The GNU form returns the text, which need not lie in the buffer.
+  // The GNU version returns the text, which is not always in the buffer.
   const std::string text = strerror_r(error_number, buffer, sizeof(buffer));
   return error_number == EFBIG ? text + file_size_limit_text() : text;
 }
@@ -38,8 +38,8 @@ std::string json_string(const std::string& text) {
   return quoted + "\"";
 }
 
-/// Tells torchrun, or fsdp-launch, in the form in which torch.distributed.elastic records an exception, why
-/// this process ends. Without such a launcher, or when the file cannot be written, the log is all there is.
+/// Reports to torchrun or fsdp-launch why this process exits, in the format of torch.distributed.elastic.
+/// Nothing happens without such a launcher or when the file cannot be written.
 void tell_launcher(const std::string& message, int exit_code) {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == '\0') return;
@@ -64,10 +64,10 @@ int report_current_exception() {
     return report(error.what(), error.kind());
   } catch (const std::exception& error) {
     log_debug(error.what());
-    const Error told = without_backtrace(error);
-    const bool explained =
-        told.kind() != ErrorKind::kUnexpected || std::string_view(told.what()).starts_with("out of memory");
-    return report(explained ? told.what() : concat("unexpected failure: ", told.what()), told.kind());
+    const Error plain = without_backtrace(error);
+    const bool is_explained =
+        plain.kind() != ErrorKind::kUnexpected || std::string_view(plain.what()).starts_with("out of memory");
+    return report(is_explained ? plain.what() : concat("unexpected failure: ", plain.what()), plain.kind());
   } catch (...) {
     return report("unexpected failure of unknown type", ErrorKind::kUnexpected);
   }

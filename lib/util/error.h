@@ -1,10 +1,9 @@
 #pragma once
 
-// The errors of the library. The library throws and never exits; the programs turn an Error into its exit
-// code.
+// Errors. The library throws and never exits; the programs turn an Error into its exit code.
 //
-// A user error is one sentence that names what was expected, what was found, where, and the remedy.
-// An internal assertion (FSDP_CHECK) is apart from user errors, always on, and means a defect of the library.
+// The message of a user error is one sentence that names what was expected, what was found, where, and the
+// remedy. Internal assertions (FSDP_CHECK) are always on; one that fails is a defect of the library.
 
 #include <sstream>
 #include <stdexcept>
@@ -12,9 +11,9 @@
 
 namespace fsdp::util {
 
-/// What kind of failure it is; the value is the exit code of a program that ends with it.
+/// The value is the exit code of the program.
 enum class ErrorKind : int {
-  kUnexpected = 1,  ///< nothing below: a defect, or a failure of a library underneath
+  kUnexpected = 1,  ///< any other: a defect, or a failure of a third-party library
   kUsage = 2,       ///< command line, environment or config
   kData = 3,        ///< token files, texts, samples
   kCheckpoint = 4,  ///< a checkpoint or weights file is missing, torn or does not fit
@@ -24,10 +23,10 @@ enum class ErrorKind : int {
   kDiverged = 8,    ///< the loss or a norm is not finite
 };
 
-/// Exit code of a run that was told to stop and saved first (EX_TEMPFAIL).
+/// Exit code of a run that was preempted and has saved a checkpoint (EX_TEMPFAIL).
 inline constexpr int kExitPreempted = 75;
 
-/// What the library throws for failures that are not its own defects.
+/// Thrown by the library for all failures except its own defects.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
@@ -38,7 +37,7 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-/// Joins its arguments as a stream would print them.
+/// Concatenates its arguments as a stream prints them.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
@@ -52,11 +51,11 @@ template <typename... Parts>
   throw Error(kind, concat(parts...));
 }
 
-/// Text of the system's errno value, such as "No space left on device".
+/// The system's text for an errno value, such as "No space left on device".
 std::string errno_text(int error_number);
 
-/// Runs a program's body and turns what it throws into one logged line and an exit code. Under a launcher
-/// that sets TORCHELASTIC_ERROR_FILE the line is written there too, as torchrun wants it.
+/// Runs a program's body, and turns an exception into one logged line and an exit code. The line is also
+/// written to TORCHELASTIC_ERROR_FILE, if a launcher sets it, in torchrun's format.
 template <typename Body>
 int run_guarded(Body&& body);
 

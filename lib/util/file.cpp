@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 
 #include "util/error.h"
@@ -12,14 +14,13 @@ namespace fsdp::util {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kTemporaryMark = ".tmp-";  ///< before the writer's process number
+constexpr const char* kTemporaryMark = ".tmp-";  ///< followed by the writer's process id
 constexpr const char* kProbePrefix = ".probe-";
 
 bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// A file descriptor that closes itself.
 class Descriptor {
  public:
   Descriptor(const fs::path& path, int flags, const char* purpose) : fd_(::open(path.c_str(), flags, 0666)) {
@@ -41,8 +42,21 @@ class Descriptor {
   int fd_;
 };
 
-fs::path folder_of(const fs::path& path) {
-  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+/// Whether the Hugging Face hub allows it as the name of an owner or a model.
+bool is_hub_name(std::string_view name) {
+  constexpr size_t kLongest = 96;
+  return !name.empty() && name.size() <= kLongest && name.front() != '.' && name.front() != '-' &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return (c < 128 && std::isalnum(c) != 0) || c == '-' || c == '_' || c == '.';
+         });
+}
+
+/// "gpt2.safetensors", but not "Llama-3.2-1B".
+bool has_file_suffix(const std::string& name) {
+  constexpr const char* kSuffixes[] = {".safetensors", ".json", ".model", ".bin", ".pt",
+                                       ".pth",         ".ckpt", ".txt",   ".toml"};
+  return std::any_of(std::begin(kSuffixes), std::end(kSuffixes),
+                     [&](const char* suffix) { return name.ends_with(suffix); });
 }
 
 }  // namespace
@@ -58,6 +72,15 @@ std::string read_file(const fs::path& path) {
     if (count == 0) return content;
     content.append(buffer, static_cast<size_t>(count));
   }
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const auto type = fs::status(path, error).type();
+  if (type == fs::file_type::none) {
+    fail(ErrorKind::kIo, "cannot look at ", path.string(), ": ", error.message());
+  }
+  return type != fs::file_type::not_found;
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content) {
@@ -106,7 +129,7 @@ void rename_and_sync(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
     fail(ErrorKind::kIo, "cannot rename ", from.string(), " to ", to.string(), ": ", errno_text(errno));
   }
-  sync_path(folder_of(to));
+  sync_path(to.has_parent_path() ? to.parent_path() : fs::path("."));
 }
 
 void limit_permissions(const std::string& octal) {
@@ -128,6 +151,21 @@ void make_writable_folder(const fs::path& folder) {
   if (fd < 0) fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
   ::close(fd);
   ::unlink(probe.c_str());
+}
+
+std::string hub_remedy(const std::string& name) {
+  const size_t slash = name.find('/');
+  const bool has_owner = slash != std::string::npos;
+  const std::string owner = has_owner ? name.substr(0, slash) : "",
+                    model = name.substr(has_owner ? slash + 1 : 0);
+  std::error_code error;
+  const bool is_name =
+      is_hub_name(model) && (!has_owner || (is_hub_name(owner) && !fs::exists(owner, error)));
+  if (!is_name || has_file_suffix(name)) return "";
+  return concat(
+      "; nothing is downloaded here: if that is a model's name on the Hugging Face hub, fetch it "
+      "with `huggingface-cli download ",
+      name, " --local-dir models/", model, "` and give models/", model);
 }
 
 }  // namespace fsdp::util

@@ -1,6 +1,6 @@
 #pragma once
 
-// Files written so that a reader never sees half of one. Every failure is an Error of kind kIo that names the
+// Files, written so that a reader never sees an incomplete one. Every failure is an Error(kIo) that names the
 // path.
 
 #include <filesystem>
@@ -12,31 +12,38 @@ namespace fsdp::util {
 /// Reads a whole small file.
 std::string read_file(const std::filesystem::path& path);
 
-/// Writes `path` under a temporary name in the same folder, syncs it, renames it and syncs the folder.
+/// Whether something is at the path. Throws where that cannot be determined, such as in a folder that this
+/// user may not enter.
+bool is_there(const std::filesystem::path& path);
+
+/// Writes a temporary file in the same folder, syncs it, renames it to `path` and syncs the folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// A name beside `path` for what is to be renamed to it.
+/// The path of this process for a file that it will rename to `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
 
-/// Whether a file of this name is what a killed process left under a temporary_name() or of
+/// Whether a killed process left the file of this name: a temporary_name(), or a probe of
 /// make_writable_folder().
 bool is_temporary_name(std::string_view name);
 
-/// Lets the system begin to write a file's data to the disk. Only a hint: nothing is on the disk for
-/// certain before sync_path(), which also reports what went wrong.
+/// Starts writing a file's data to disk. Only a hint: sync_path() waits for it and reports errors.
 void start_writing_out(const std::filesystem::path& path);
 
-/// Flushes a file's (or a folder's) data to the disk.
+/// Flushes a file or folder to disk.
 void sync_path(const std::filesystem::path& path);
 
-/// Renames and syncs the folder that holds the new name.
+/// Renames, then syncs the folder of `to`.
 void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// What files this process makes from now on may be read and written by: an octal mode of "0600" to "0666".
-/// Folders get the right to enter for those who may read. The process's umask goes on taking rights away.
+/// Restricts the permissions of the files that this process creates from now on to an octal mode, "0600" to
+/// "0666". Folders get x where they have r. The umask still applies.
 void limit_permissions(const std::string& octal);
 
-/// Makes the folder and its parents and proves that files can be made in it; throws with the cause otherwise.
+/// Creates the folder and its parents, and checks that files can be created in it.
 void make_writable_folder(const std::filesystem::path& folder);
+
+/// For the end of a message about `name`, a path where nothing is: how to download the model if `name` can be
+/// one on the Hugging Face hub ("gpt2", "meta-llama/Llama-3.2-1B"); else empty.
+std::string hub_remedy(const std::string& name);
 
 }  // namespace fsdp::util

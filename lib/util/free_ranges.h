@@ -1,6 +1,6 @@
 #pragma once
 
-// Which parts of a stretch of memory are free; on numbers alone, so that a plan can follow what memory does.
+// Placement of buffers in a memory region; on numbers alone, so that a plan can simulate it.
 
 #include <array>
 #include <cstddef>
@@ -10,38 +10,37 @@
 
 namespace fsdp::util {
 
-/// Which parts of [begin, end) are free. Best fit, of equal ones the first; neighbours are joined.
+/// The free parts of [begin, end). Best fit, the first among equals; neighbours are merged.
 class FreeRanges {
  public:
   FreeRanges(int64_t begin, int64_t end) : free_{{begin, end - begin}} {}
-  /// Nothing when there is no such part.
+  /// The offset; nothing if no part is large enough.
   std::optional<int64_t> take(int64_t bytes, int64_t alignment);
   void give_back(int64_t offset, int64_t bytes);
-  /// Where the last part begins that is free.
+  /// Offset of the last free part.
   int64_t last_begin() const { return free_.rbegin()->first; }
 
  private:
   std::map<int64_t, int64_t> free_;  ///< length by offset
 };
 
-/// Places of buffers in one stretch of memory. While it is too short for one, that is outside of it, in
-/// memory of its own. Two ways of placing are followed at once, and the one that needs less is taken where
-/// the stretch grows: all buffers from the beginning on, good where all are alike; or two sorts, whose sizes
-/// are alike within the sort, from the two ends, which leaves fewer holes otherwise.
+/// Places of buffers in one region. A buffer for which the region is too short is outside, in separate
+/// memory. Two strategies ("ways") are tracked at once, and the one that needs less is used when the region
+/// grows: all buffers from the start, which suits buffers of similar sizes; or two sorts of buffers from the
+/// two ends, which leaves fewer holes if only buffers of the same sort have similar sizes.
 class Arena {
  public:
-  static constexpr int64_t kAlignment = 64;  ///< of every place; a cache line
+  static constexpr int64_t kAlignment = 64;  ///< of every offset; a cache line
 
   enum class Sort { kFirst, kSecond };
   struct Place {
     Sort sort = Sort::kFirst;
     int64_t bytes = 0;
-    std::array<int64_t, 2> distances = {};  ///< by way of placing: from the end that its sort has
+    std::array<int64_t, 2> distances = {};  ///< by way: from the end that the sort is placed at
     bool is_outside = false;
-    int64_t offset = 0;  ///< from the beginning, unless it is outside
+    int64_t offset = 0;  ///< unless it is outside
   };
 
-  /// How long it is, and which way of placing it follows.
   struct Shape {
     int64_t length = 0;
     size_t way = 0;
@@ -51,16 +50,15 @@ class Arena {
   void give_back(const Place& place);
 
   Shape shape() const { return {length_, way_}; }
-  /// Lets it grow to that at once, for who knows what will be taken.
+  /// Makes grow() reach this shape at once, for a caller that knows its demand.
   void reserve(const Shape& shape) { reserved_ = shape; }
 
-  /// Places that are taken.
+  /// Number of places in use.
   int64_t live() const { return live_; }
   int64_t length() const { return length_; }
-  /// The length with which no place would have been outside, or the reserved one, if that is more than it
-  /// has.
+  /// If it exceeds length(): the length with which no place would have been outside, or the reserved one.
   std::optional<int64_t> longer() const;
-  /// Only when nothing is taken: takes that length, or none.
+  /// Sets the length to longer(), if there is one. Only while no place is in use.
   void grow();
   void clear();
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Hashes that are the same on every machine and in every release, because initial weights and the sample
-// order are defined by them.
+// Hashes. They are the same on every machine and in every release, because initial weights and the sample
+// order are derived from them.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// FNV-1a over the bytes of `text`, started from a mixed seed and mixed at the end.
+/// FNV-1a over `text` with a mixed seed, mixed again at the end.
 constexpr uint64_t hash_of(uint64_t seed, std::string_view text) {
   uint64_t h = mix64(seed) ^ 0xcbf29ce484222325ULL;
   for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
@@ -27,5 +27,8 @@ constexpr uint64_t hash_of(uint64_t seed, std::string_view text) {
 
 /// XXH3 of 64 bits with seed 0: several GB/s, for large data.
 uint64_t xxh3_64(const void* data, size_t bytes);
+
+/// CRC-32C (Castagnoli; RFC 3720, appendix B.4).
+uint32_t crc32c(std::string_view bytes);
 
 }  // namespace fsdp::util

@@ -17,14 +17,14 @@ namespace {
                          " twice in one object"));
 }
 
-/// What the handlers below share: the limit of levels, and what nlohmann says of a text that is no JSON. They
-/// throw out of the parser, which keeps its state in objects.
+/// The limit of levels, and the texts that are no JSON. The handlers throw out of the parser, which keeps its
+/// state in objects.
 class Handler {
  public:
   [[noreturn]] bool parse_error(size_t /*position*/, const std::string& /*token*/,
                                 const nlohmann::detail::exception& error) const {
     std::string cause = error.what();
-    // nlohmann's messages open with "[json.exception.parse_error.101] ".
+    // nlohmann's messages begin with "[json.exception.parse_error.101] ".
     if (size_t end = cause.find("] "); end != std::string::npos) cause.erase(0, end + 2);
     throw JsonError("is not valid JSON: " + cause.substr(0, 200));
   }
@@ -48,30 +48,73 @@ class Handler {
   int deepest_level_;
 };
 
-/// Builds one value from what it is given in the order of the text.
-class Builder {
- public:
-  explicit Builder(const JsonLimits& limits) : limits_(limits) {}
+using OnMember = std::function<void(std::string&& key, json&& value)>;
 
-  void value(json&& value) { add(std::move(value)); }
-  void open(json&& empty) {
-    json* added = add(std::move(empty));
-    open_.push_back(added);
+/// Builds one structure of the text or, with `on_member`, one of each member of the object that the text is.
+class Builder : public Handler {
+ public:
+  Builder(const JsonLimits& limits, const OnMember* on_member)
+      : Handler(limits.deepest_level), limits_(limits), on_member_(on_member), outer_(on_member ? 1 : 0) {}
+
+  bool null() { return value(nullptr); }
+  bool boolean(bool value) { return this->value(value); }
+  bool number_integer(int64_t value) { return this->value(value); }
+  bool number_unsigned(uint64_t value) { return this->value(value); }
+  bool number_float(double value, const std::string& /*text*/) { return this->value(value); }
+  bool string(std::string& value) { return this->value(std::move(value)); }
+
+  bool start_object(size_t /*elements*/) {
+    enter();
+    if (level_ > outer_) open_.push_back(add(json::object()));
+    return true;
   }
-  void key(std::string&& key) {
+  bool start_array(size_t /*elements*/) {
+    enter();
+    if (level_ <= outer_) throw JsonError("is not a JSON object");
+    open_.push_back(add(json::array()));
+    return true;
+  }
+  bool end_object() { return end(); }
+  bool end_array() { return end(); }
+
+  bool key(std::string& key) {
+    if (level_ <= outer_) {
+      if (!member_keys_.insert(key).second) refuse_twice(key);
+      member_key_ = std::move(key);
+      return true;
+    }
     auto [at, is_new] = open_.back()->get_ref<json::object_t&>().emplace(std::move(key), nullptr);
     if (!is_new && limits_.unique_keys) refuse_twice(at->first);
     slot_ = &at->second;
+    return true;
   }
-  void close() { open_.pop_back(); }
 
-  bool is_whole() const { return open_.empty(); }
   json take() {
     values_ = 0;
     return std::exchange(root_, json());
   }
 
  private:
+  bool value(json value) {
+    if (level_ < outer_) throw JsonError("is not a JSON object");
+    add(std::move(value));
+    hand_over();
+    return true;
+  }
+
+  bool end() {
+    if (level_ > outer_) {
+      open_.pop_back();
+      hand_over();
+    }
+    leave();
+    return true;
+  }
+
+  void hand_over() {
+    if (on_member_ != nullptr && open_.empty()) (*on_member_)(std::move(member_key_), take());
+  }
+
   json* add(json&& value) {
     if (++values_ > limits_.most_values) {
       throw JsonError(concat("has more than ", limits_.most_values, " values in one place"));
@@ -88,99 +131,16 @@ class Builder {
   }
 
   JsonLimits limits_;
+  const OnMember* on_member_;
+  int outer_;  ///< levels of brackets outside of the structures
+  std::unordered_set<std::string> member_keys_;
+  std::string member_key_;
   int64_t values_ = 0;
   json root_;
-  // A list does not grow while something in it is open, and a map does not move its nodes.
+  // Pointers stay valid: an array does not grow while one of its values is open, and a map does not move its
+  // nodes.
   std::vector<json*> open_;
   json* slot_ = nullptr;  ///< for the value of the last key
-};
-
-/// Gives all that is within the first `outer` levels of brackets to a Builder; `Derived` has
-/// outer_key(string&&), outer_array() and whole(): a value is there.
-template <typename Derived>
-class BuildingHandler : public Handler {
- public:
-  BuildingHandler(const JsonLimits& limits, int outer)
-      : Handler(limits.deepest_level), builder_(limits), outer_(outer) {}
-
-  bool null() { return value(nullptr); }
-  bool boolean(bool value) { return this->value(value); }
-  bool number_integer(int64_t value) { return this->value(value); }
-  bool number_unsigned(uint64_t value) { return this->value(value); }
-  bool number_float(double value, const std::string& /*text*/) { return this->value(value); }
-  bool string(std::string& value) { return this->value(std::move(value)); }
-
-  bool start_object(size_t /*elements*/) {
-    enter();
-    if (level_ > outer_) builder_.open(json::object());
-    return true;
-  }
-  bool start_array(size_t /*elements*/) {
-    enter();
-    if (level_ <= outer_) derived().refuse_other();
-    builder_.open(json::array());
-    return true;
-  }
-  bool end_object() { return end(); }
-  bool end_array() { return end(); }
-  bool key(std::string& key) {
-    if (level_ <= outer_) {
-      derived().outer_key(std::move(key));
-    } else {
-      builder_.key(std::move(key));
-    }
-    return true;
-  }
-
- protected:
-  Builder builder_;
-
- private:
-  Derived& derived() { return static_cast<Derived&>(*this); }
-  bool value(json value) {
-    if (level_ < outer_) derived().refuse_other();
-    builder_.value(std::move(value));
-    if (builder_.is_whole()) derived().whole();
-    return true;
-  }
-  bool end() {
-    if (level_ > outer_) {
-      builder_.close();
-      if (builder_.is_whole()) derived().whole();
-    }
-    leave();
-    return true;
-  }
-
-  int outer_;
-};
-
-class WholeHandler : public BuildingHandler<WholeHandler> {
- public:
-  explicit WholeHandler(const JsonLimits& limits) : BuildingHandler(limits, 0) {}
-  void refuse_other() {}
-  void outer_key(std::string&&) {}
-  void whole() {}
-  json take() { return builder_.take(); }
-};
-
-class MemberHandler : public BuildingHandler<MemberHandler> {
- public:
-  using OnMember = std::function<void(std::string&& key, json&& value)>;
-  MemberHandler(const JsonLimits& limits, const OnMember& on_member)
-      : BuildingHandler(limits, 1), on_member_(on_member) {}
-
-  [[noreturn]] void refuse_other() { throw JsonError("is not a JSON object"); }
-  void outer_key(std::string&& key) {
-    if (!keys_.insert(key).second) refuse_twice(key);
-    key_ = std::move(key);
-  }
-  void whole() { on_member_(std::move(key_), builder_.take()); }
-
- private:
-  const OnMember& on_member_;
-  std::unordered_set<std::string> keys_;
-  std::string key_;
 };
 
 template <typename SomeHandler>
@@ -189,33 +149,31 @@ void parse(std::string_view text, SomeHandler& handler) {
 }
 
 void append_quoted(std::string& text, const std::string& value) {
-  bool plain = true;
-  for (const char c : value) plain = plain && c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
-  if (!plain) {
+  const bool plain = std::all_of(value.begin(), value.end(),
+                                 [](char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; });
+  if (plain) {
+    text.append(1, '"').append(value).append(1, '"');
+  } else {
     text += json(value).dump(-1, ' ', false, json::error_handler_t::replace);
-    return;
   }
-  text += '"';
-  text += value;
-  text += '"';
 }
 
 }  // namespace
 
 json parse_json(std::string_view text, const JsonLimits& limits) {
-  WholeHandler handler(limits);
-  parse(text, handler);
-  return handler.take();
+  Builder builder(limits, nullptr);
+  parse(text, builder);
+  return builder.take();
 }
 
 void read_json_members(std::string_view text, const JsonLimits& limits,
                        const std::function<void(std::string&& key, json&& value)>& on_member) {
-  MemberHandler handler(limits, on_member);
-  parse(text, handler);
+  Builder builder(limits, &on_member);
+  parse(text, builder);
 }
 
-/// Writes members in the order of the text, and sorts those of an object at its end where they are not
-/// sorted yet. The members of all open objects lie in one stack, with their keys in another.
+/// Writes members in the order of the text; the end of an object sorts its members unless they are sorted.
+/// The members of all open objects are one stack, their keys another.
 class CanonicalJson::Writer : public Handler {
  public:
   Writer(CanonicalJson& result, int deepest_level)
@@ -269,7 +227,7 @@ class CanonicalJson::Writer : public Handler {
     text_ += '}';
     open_.pop_back();
     leave();
-    if (level_ == 0) return true;  // the outermost members are kept
+    if (level_ == 0) return true;  // find() needs the outermost members
     keys_.resize(object.first_key);
     members_.resize(object.first_member);
     return true;
@@ -372,7 +330,7 @@ std::string CanonicalJson::without(std::string_view key) const {
   const Member* found = find(key);
   if (found == nullptr) return text_;
   size_t begin = found->begin, end = found->end;
-  // With the comma behind it or, of the last, before it.
+  // With the comma after it or, if it is the last, before it.
   if (text_[end] == ',') {
     ++end;
   } else if (text_[begin - 1] == ',') {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr rlim_t kFewestFiles = 64, kUsualFiles = 1024;
 
-/// The soft limit; nothing where there is none.
+/// The soft limit; nothing if there is none.
 std::optional<rlim_t> limit_of(__rlimit_resource_t resource) {
   rlimit limit{};
   if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The limits that the system sets a process (setrlimit(2), control groups), told by name where one is met.
+// The system's limits on a process (setrlimit(2), control groups), which messages name when one is reached.
 
 #include <exception>
 #include <string>
@@ -12,22 +12,21 @@
 
 namespace fsdp::util {
 
-/// To be called by every program before it does anything: a file that grows beyond the limit (ulimit -f) is
-/// an error from here on and no signal that ends the process, and the limit on open files is raised to 1024
-/// where the system lets us. Throws Error(kUsage) where it is below 64: what fails without descriptors seldom
-/// says why.
+/// For the start of every program. Makes a file that grows beyond the limit (ulimit -f) an error instead of a
+/// fatal signal, and raises the limit on open files to 1024 if permitted. Throws Error(kUsage) if it is below
+/// 64, since errors due to missing descriptors seldom name the cause.
 void prepare_for_limits();
 
-/// " (the limit on the size of files, ulimit -f, is 65536 bytes)"; empty when there is none.
+/// " (the limit on the size of files, ulimit -f, is 65536 bytes)"; empty if there is none.
 std::string file_size_limit_text();
 /// The same for address space, ulimit -v.
 std::string address_space_limit_text();
 
-/// What a library below threw, in one line: where memory or a thread was refused, with the limits; otherwise
-/// the first line, because libtorch appends a backtrace of C++.
+/// An exception of a third-party library in one line: with the limits if memory or a thread was refused; else
+/// its first line, since libtorch appends a C++ backtrace.
 Error without_backtrace(const std::exception& error);
 
-/// For a thread that the system refused: kUsage, with the limits.
+/// kUsage, with the limits on threads.
 Error thread_refusal(const std::system_error& cause);
 
 template <typename Body>

@@ -4,6 +4,8 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -13,28 +15,9 @@
 namespace fsdp::util {
 namespace {
 
-spdlog::level::level_enum level_of(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-    case LogLevel::kOff:
-      break;
-  }
-  return spdlog::level::off;
-}
-
-LogLevel level_of(spdlog::level::level_enum level) {
-  if (level <= spdlog::level::debug) return LogLevel::kDebug;
-  if (level == spdlog::level::info) return LogLevel::kInfo;
-  if (level == spdlog::level::warn) return LogLevel::kWarning;
-  return LogLevel::kError;
-}
+/// By LogLevel.
+constexpr std::array kLevels = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
+                                spdlog::level::err, spdlog::level::off};
 
 class FunctionSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
@@ -43,7 +26,8 @@ class FunctionSink : public spdlog::sinks::base_sink<std::mutex> {
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
-    function_(level_of(message.level), std::string_view(message.payload.data(), message.payload.size()));
+    const auto level = std::find(kLevels.begin(), kLevels.end(), message.level) - kLevels.begin();
+    function_(static_cast<LogLevel>(level), std::string_view(message.payload.data(), message.payload.size()));
   }
   void flush_() override {}
 
@@ -75,15 +59,12 @@ void log_info(std::string_view message) { logger()->info(printable(message)); }
 void log_warning(std::string_view message) { logger()->warn(printable(message)); }
 void log_error(std::string_view message) { logger()->error(printable(message)); }
 
-void set_log_level(LogLevel level) { logger()->set_level(level_of(level)); }
+void set_log_level(LogLevel level) { logger()->set_level(kLevels.at(static_cast<size_t>(level))); }
 
 void set_log_sink(std::function<void(LogLevel, std::string_view)> sink) {
-  auto level = logger()->level();
-  if (sink) {
-    logger() = make_logger(std::make_shared<FunctionSink>(std::move(sink)));
-  } else {
-    logger() = make_logger(std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  }
+  const auto level = logger()->level();
+  logger() = sink ? make_logger(std::make_shared<FunctionSink>(std::move(sink)))
+                  : make_logger(std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger()->set_level(level);
 }
 

@@ -3,25 +3,22 @@
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
-#include <algorithm>
-
-#include "util/block_choice.h"
 #include "util/error.h"
 
 namespace fsdp::util {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kSmallest = 128 << 10;  ///< malloc too gives such a map of its own, at first
+constexpr int64_t kSmallest = 128 << 10;  ///< malloc's first threshold for a map, too
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kSmallestOfHugePages = 2 * kHugePage;
 constexpr uint8_t kPriority = 100;
-/// Activations, gradients and what kernels take come in other sizes one after the other. With a fifth to
-/// spare, and blocks of up to three times the size asked for where the alternative is the system, steps of
-/// transformers find all their blocks waiting; without, they clear half of their memory anew in each step.
+/// Activations, gradients and the buffers of kernels follow each other in different sizes. With a fifth to
+/// spare, and blocks of up to three times the size asked for instead of a new map, steps of transformers find
+/// all their blocks waiting; otherwise the system clears half of their memory again in each step.
 constexpr int64_t kLargestReuse = 3;
 
-/// nullptr where the system has none.
+/// nullptr if the system refuses.
 void* map(int64_t bytes) {
   const bool huge = bytes >= kSmallestOfHugePages;
   const int64_t more = huge ? kHugePage - kPage : 0;  // to begin at a huge page's boundary
@@ -40,6 +37,25 @@ void* map(int64_t bytes) {
 
 }  // namespace
 
+BlockChoice choose_block(const std::vector<int64_t>& waiting, int64_t nbytes, int64_t held, int64_t most,
+                         int64_t largest_reuse) {
+  BlockChoice choice;
+  const auto choose_up_to = [&](int64_t largest) {
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      if (waiting[i] < nbytes || waiting[i] > largest) continue;
+      if (!choice.reuse || waiting[i] < waiting[*choice.reuse]) choice.reuse = i;
+    }
+  };
+  // With more than an eighth to spare, units of different sizes would take each other's blocks, and the pool
+  // would hold more than is ever in use at once.
+  choose_up_to(nbytes + nbytes / 8);
+  if (choice.reuse || held + nbytes <= most) return choice;
+  choose_up_to(nbytes * largest_reuse);
+  if (choice.reuse) return choice;
+  while (choice.give_up < waiting.size() && held + nbytes > most) held -= waiting[choice.give_up++];
+  return choice;
+}
+
 MappedAllocator& MappedAllocator::instance() {
   static auto* allocator = new MappedAllocator;
   return *allocator;
@@ -50,7 +66,7 @@ void MappedAllocator::install() { c10::SetCPUAllocator(&instance(), kPriority); 
 c10::DataPtr MappedAllocator::allocate(size_t bytes) {
   if (bytes < kSmallest) return c10::GetDefaultCPUAllocator()->allocate(bytes);
   void* data = take((static_cast<int64_t>(bytes) + kPage - 1) / kPage * kPage);
-  // Where the system has no more, libtorch's own says so.
+  // If there is no more memory, libtorch's allocator throws the usual error.
   if (data == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
   return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
 }

@@ -15,7 +15,7 @@ namespace fsdp::util {
 namespace {
 
 #if defined(__x86_64__)
-/// Whether the system saves tile registers, and lets this process use them.
+/// Whether the system saves tile registers and permits this process to use them.
 bool system_grants_tiles() {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
   __cpuid_count(1, 0, eax, ebx, ecx, edx);
@@ -33,7 +33,8 @@ struct alignas(64) TileConfiguration {
   uint8_t rows[16] = {16, 16, 16};
 };
 
-/// Ones times ones, 32 of each. Nothing here calls anything: it runs in the child of a process with threads.
+/// Multiplies matrices of ones, with 32 products for each sum. Must not call functions: it runs in the forked
+/// child of a process with threads.
 bool multiplies_ones() {
   constexpr uint16_t kOne = 0x3f80;  // in bf16
   static constexpr TileConfiguration kConfiguration;
@@ -86,14 +87,14 @@ bool announces_tiles_without_palettes(const CpuIdentity& identity) {
 bool keep_onednn_from_broken_tiles() {
   if (!announces_tiles_without_palettes(cpu_identity())) return false;
   if (std::getenv("DNNL_MAX_CPU_ISA") != nullptr) return false;
-  // The next lower level. What the user has set stays.
+  // The next lower level.
   ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", /*overwrite=*/0);
   return true;
 }
 
 bool tiles_pass_a_trial() {
 #if defined(__x86_64__)
-  // As fork(), but without a signal to this process when the child ends, which others might wait for.
+  // fork() without a SIGCHLD, for which other code might wait.
   const auto child = static_cast<pid_t>(::syscall(SYS_clone, 0L, nullptr, nullptr, nullptr, 0L));
   if (child == 0) ::syscall(SYS_exit_group, multiplies_ones() ? 0 : 1);
   int status = 1;

@@ -1,4 +1,4 @@
-// Compiled with OpenMP, which ATen/Parallel.h looks at.
+// Compiled with OpenMP, on which ATen/Parallel.h depends.
 
 #include "util/parallel.h"
 
@@ -14,7 +14,7 @@
 #error "at::parallel_for() would run on one thread"
 #endif
 
-// MKL within libtorch, where it is; of the calling thread, and before what OpenMP has for it.
+// MKL's setting for the calling thread, which precedes OpenMP's, if libtorch has MKL.
 extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
 
 namespace fsdp::util {
@@ -27,8 +27,8 @@ void on_one_thread(c10::function_ref<void()> body) {
   std::exception_ptr thrown;
   start_thread([&] {
     try {
-      // libtorch sets the number when a thread first asks, which libtorch and the code inlined here remember
-      // each for itself. Not by at::set_num_threads(), which is for all threads.
+      // The first query of a thread sets its number, and libtorch and the code inlined here each record that
+      // they have done so. at::set_num_threads() would change all threads.
       at::get_num_threads();
       at::internal::lazy_init_num_threads();
       omp_set_num_threads(1);

@@ -6,14 +6,14 @@
 
 namespace fsdp::util {
 
-/// at::parallel_for(), which runs on one thread alone in files that are compiled without OpenMP, as all
-/// others of this project are. Calls body(first, last) for parts of [begin, end) on at::get_num_threads()
-/// threads; ranges of up to `grain` are one part. Throws what a part threw, when all have ended. Within a
-/// part there are no further threads.
+/// at::parallel_for(), which would use only one thread if it were called in other files of this project,
+/// since they are compiled without OpenMP. Calls body(first, last) for parts of [begin, end) on
+/// at::get_num_threads() threads; a range of up to `grain` is one part. Rethrows an exception of a part after
+/// all have ended. Parts do not nest threads.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body);
 
-/// Runs `body` in a thread of its own, in which neither libtorch nor the libraries below it use further
-/// threads; those of other threads stay as they are. Returns when it has ended and throws what it threw.
+/// Runs `body` in a new thread in which neither libtorch nor its libraries use further threads, and waits for
+/// it. Other threads keep their settings. Rethrows the exception of `body`.
 void on_one_thread(c10::function_ref<void()> body);
 
 }  // namespace fsdp::util

@@ -1,6 +1,6 @@
 #pragma once
 
-// Values of the config keys that plug-ins add (plugin/plugin.h), as the options of each component carry them.
+// Values of the config keys that plug-ins add (plugin/plugin.h), which are part of the components' options.
 
 #include <cstdint>
 #include <map>
@@ -13,14 +13,13 @@
 
 namespace fsdp::util {
 
-/// The types that such a key can have.
 using PluginValue = std::variant<std::string, int64_t, double, bool, std::vector<std::string>,
                                  std::vector<double>, std::vector<int64_t>>;
 
 /// By the keys' full names, such as "mine.width_factor".
 class PluginValues {
  public:
-  /// Throws Error(kUsage) where no plug-in that is loaded has the key, or has it with another type.
+  /// Throws Error(kUsage) if no loaded plug-in has added the key, or if its type is another.
   template <typename T>
   const T& get(const std::string& key) const {
     const auto found = values_.find(key);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -44,7 +45,7 @@ std::string bar_line(std::string_view head, double share, std::string_view tail,
 }
 
 void draw_over(std::ostream& stream, std::string_view line) {
-  // At once: others write to the same terminal.
+  // In one write: other processes use the same terminal.
   stream << concat("\033[K", line, '\r') << std::flush;
 }
 
@@ -61,7 +62,7 @@ void ByteProgressBar::show(std::string_view phase, int64_t done_bytes, int64_t t
   }
   last_drawn_ = now;
   drawn_ = true;
-  double seconds = std::chrono::duration<double>(now - phase_begin_).count();
+  const double seconds = seconds_since(phase_begin_);
   double share = total_bytes > 0 ? static_cast<double>(done_bytes) / static_cast<double>(total_bytes) : 1.0;
   std::string tail = concat(" ", human_bytes(done_bytes), " of ", human_bytes(total_bytes));
   if (seconds > 0.5 && done_bytes > 0) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// A line on a terminal that is drawn over while work goes on. Elsewhere (a pipe, a file) nothing is drawn.
+// Progress as a line that is overwritten on a terminal. Nothing is drawn to a pipe or file.
 
 #include <chrono>
 #include <cstdint>
@@ -12,26 +12,24 @@
 
 namespace fsdp::util {
 
-/// Where progress goes.
 struct ProgressOutput {
-  std::ostream* stream = nullptr;  ///< none: silence (ranks other than 0)
-  int columns = 0;                 ///< of the terminal; 0: not a terminal
+  std::ostream* stream = nullptr;  ///< null: no output (ranks other than 0)
+  int columns = 0;                 ///< width of the terminal; 0: not a terminal
 };
 
-/// The terminal behind stderr, directly or, when FSDP_TERMINAL_COLUMNS is set, behind the launcher.
+/// stderr, whose terminal is that of the launcher if FSDP_TERMINAL_COLUMNS is set.
 ProgressOutput progress_on_stderr();
 
-/// "HEAD[####......]TAIL" in at most columns - 1 characters, since a line that wraps cannot be drawn over.
-/// The bar is left out where there is no room for it, and the end of the text is cut.
+/// "HEAD[####......]TAIL" in at most columns - 1 characters, since a line that wraps cannot be overwritten.
+/// Without room, the bar is omitted and the text cut.
 std::string bar_line(std::string_view head, double share, std::string_view tail, int columns);
 
-/// Draws a line over the last one and marks it, by the carriage return at its end, as one to be drawn over.
+/// Overwrites the last line, and ends in a carriage return so that the next one overwrites this.
 void draw_over(std::ostream& stream, std::string_view line);
 
-/// How work that is counted in bytes tells its progress: what is being done, bytes done, bytes in all.
 using ByteProgress = std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;
 
-/// Counts bytes towards a ByteProgress.
+/// Reports a running count of bytes to a ByteProgress, which may be empty.
 class ByteCounter {
  public:
   ByteCounter(ByteProgress progress, std::string phase, int64_t total_bytes)
@@ -47,7 +45,7 @@ class ByteCounter {
   int64_t total_bytes_, done_bytes_ = 0;
 };
 
-/// Draws ByteProgress at most ten times a second; the line is gone when the object is.
+/// Draws ByteProgress at most ten times a second; the destructor removes the line.
 class ByteProgressBar {
  public:
   explicit ByteProgressBar(ProgressOutput output) : output_(output) {}
@@ -57,7 +55,7 @@ class ByteProgressBar {
 
   void show(std::string_view phase, int64_t done_bytes, int64_t total_bytes);
 
-  /// Removes the line, so that other output may follow.
+  /// Removes the line before other output.
   void clear();
 
  private:

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstring>
 
 #include "util/error.h"
 
@@ -69,21 +68,15 @@ void StopSignal::end_early() {
 }
 
 std::optional<int> StopSignal::received() {
-  int signal = first_signal;
-  if (signal == 0) return std::nullopt;
-  return signal;
+  const int signal = first_signal;
+  return signal == 0 ? std::nullopt : std::optional(signal);
 }
 
 const char* stop_signal_name(int signal) {
-  switch (signal) {
-    case SIGTERM:
-      return "SIGTERM";
-    case SIGINT:
-      return "SIGINT";
-    case SIGUSR1:
-      return "SIGUSR1";
-  }
-  return "a signal";
+  return signal == SIGTERM   ? "SIGTERM"
+         : signal == SIGINT  ? "SIGINT"
+         : signal == SIGUSR1 ? "SIGUSR1"
+                             : "a signal";
 }
 
 }  // namespace fsdp::util

@@ -1,21 +1,21 @@
 #pragma once
 
-// A run that is told to stop ends its step and saves first.
+// Signals that ask a run to stop, which finishes its step and saves first.
 
 #include <optional>
 
 namespace fsdp::util {
 
-/// While one lives, the first SIGTERM, SIGINT or SIGUSR1 is only remembered. One at a time a process; the
-/// destructor restores what was before. A program whose exit code tells how it was stopped never destroys it:
-/// a signal that came while it ends would end it otherwise.
+/// While one exists, the first SIGTERM, SIGINT or SIGUSR1 is only recorded. At most one object per process;
+/// the destructor restores the former handlers. A program whose exit code depends on the signal must not
+/// destroy it, or a signal during its exit would kill it.
 class StopSignal {
  public:
-  /// What another SIGTERM or SIGINT does. Under a launcher it may be the first one come a second time: SLURM
-  /// and systemd signal every process of a job, and the launcher passes on what it got. A launcher kills what
-  /// does not end, so nothing is lost by not heeding it.
+  /// What another SIGTERM or SIGINT does. Under a launcher it may be the same signal again: SLURM and systemd
+  /// signal every process of a job, and the launcher forwards its own. It can be ignored there, since a
+  /// launcher kills processes that do not exit.
   enum class Repeated {
-    kEndsTheProcess,  ///< as if nobody had handled it
+    kEndsTheProcess,  ///< by the default action
     kIsIgnored,
   };
 
@@ -24,14 +24,14 @@ class StopSignal {
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  /// The signal that came first. Any thread may ask.
+  /// The first signal. Thread-safe.
   static std::optional<int> received();
 
-  /// For a program whose start takes longer than a signal may come: from here on the signals are remembered,
-  /// the repeated ones too. Needs no initialized object of the library, so it may run before main(). The
-  /// StopSignal that is made later takes over what came; a program that makes none calls end_early().
+  /// For a program that a signal may reach while it starts: from now on signals are recorded, and repeated
+  /// ones ignored. Needs no initialized object of the library, so it may run before main(). The StopSignal
+  /// that is created later takes over the recorded signal; a program that creates none calls end_early().
   static void begin_early();
-  /// Restores what was before begin_early(), and a signal that has come since takes effect.
+  /// Restores the handlers from before begin_early(), and raises the signal recorded since.
   static void end_early();
 };
 

@@ -47,7 +47,7 @@ void point_at(const at::Tensor& tensor, const at::Tensor& data) {
     return;
   }
   FSDP_CHECK(tensor.scalar_type() == at::kFloat && data.is_floating_point());
-  // What autograd may have kept for the tensor's gradient knows the former device; set_data() drops it too.
+  // The gradient accumulator has the former device; set_data() drops it too.
   if (torch::autograd::impl::try_get_grad_accumulator(tensor)) {
     torch::autograd::impl::set_grad_accumulator(tensor, {});
   }

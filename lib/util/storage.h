@@ -1,32 +1,31 @@
 #pragma once
 
-// Give a tensor's memory back, restore it and point the tensor at other memory without changing its identity:
-// views of it, autograd's saved tensors among them, become valid again when the memory returns (with new
-// contents).
+// Freeing, restoring and replacing the memory of a tensor, which stays the same object: its views, including
+// those saved by autograd, become valid again with the restored memory.
 
 #include <ATen/core/Tensor.h>
 
 namespace fsdp::util {
 
-/// Gives the memory of the tensor's storage back. Reading any view of it before restore_storage() is
-/// undefined. No effect when it is freed already.
+/// Frees the memory of the tensor's storage. Reading any view of it before restore_storage() is undefined. No
+/// effect if it is already free.
 void free_storage(const at::Tensor& tensor);
 
-/// Allocates memory for the whole storage again; the contents are undefined. No effect when it is there.
+/// Allocates the memory of the whole storage again; its contents are undefined. No effect if it is not free.
 void restore_storage(const at::Tensor& tensor, int64_t nbytes);
 
-/// The same with memory of the caller's: at least `nbytes`, given back through the DataPtr's deleter when the
-/// storage is freed. The storage must be free.
+/// The same with the caller's memory of at least `nbytes`, which the DataPtr's deleter frees with the
+/// storage. The storage must be free.
 void restore_storage(const at::Tensor& tensor, c10::DataPtr memory, int64_t nbytes);
 
-/// A 1-D tensor whose memory is still to come, by restore_storage() after free_storage(). Views of it can be
-/// made in between, other than of one that is free: those lie outside of its storage.
+/// A 1-D tensor without memory, for free_storage() and then restore_storage(). Before free_storage(), views
+/// of it can be created; a free tensor would refuse them as outside of its storage.
 at::Tensor empty_without_memory(int64_t numel, const at::TensorOptions& options);
 
 bool storage_is_free(const at::Tensor& tensor);
 
-/// tensor.set_data(data), also for a tensor on the meta device, which set_data() refuses to move to another.
-/// It keeps its identity, so modules that hold it see the data.
+/// tensor.set_data(data), also from the meta device to another one, which set_data() refuses. Modules that
+/// hold the tensor see the data.
 void point_at(const at::Tensor& tensor, const at::Tensor& data);
 
 }  // namespace fsdp::util

@@ -45,7 +45,6 @@ class ThreadEvent final : public Event::State {
   std::shared_future<void> done_;
 };
 
-/// A thread that runs tasks in order.
 class ThreadQueue final : public Stream::Queue {
  public:
   explicit ThreadQueue(const Stream::Options& options)
@@ -100,7 +99,7 @@ class ThreadQueue final : public Stream::Queue {
     std::promise<void> done;
   };
 
-  /// What the thread uses; it may outlive the queue.
+  /// State of the thread, which may outlive the queue.
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
@@ -110,7 +109,7 @@ class ThreadQueue final : public Stream::Queue {
   };
 
   static void settle(Task& task, const std::exception_ptr& failure) {
-    task.body = nullptr;  // what it kept alive is released before anyone hears of its end
+    task.body = nullptr;  // releases its captures before its event is reached
     if (failure) {
       task.done.set_exception(failure);
     } else {
@@ -163,7 +162,7 @@ class DeviceEvent final : public Event::State {
   }
   void synchronize() override {
     if (failure_) std::rethrow_exception(failure_);
-    // The thread may be one that has not chosen a device, and would set up the first one.
+    // A thread without a current device would initialize the first one.
     const c10::DeviceGuard current(device_);
     event_.synchronize();
   }
@@ -175,7 +174,6 @@ class DeviceEvent final : public Event::State {
   std::exception_ptr failure_;
 };
 
-/// A stream of a device. Its order is the device's; the caller's thread launches.
 class DeviceQueue final : public Stream::Queue {
  public:
   explicit DeviceQueue(c10::Device device)

@@ -1,16 +1,16 @@
 #pragma once
 
-// TensorMemory counts the memory of CPU tensors: what is alive now, and the most that ever was.
+// TensorMemory counts the live bytes of CPU tensors and their peak.
 //
-//   util::TensorMemory memory;           // from here on every allocation of a CPU tensor is counted
+//   util::TensorMemory memory;           // counts every later allocation of a CPU tensor
 //   train();
 //   memory.peak_bytes();
 //
-// It stands before libtorch's CPU allocator (c10::SetCPUAllocator), so it sees the tensors of all threads,
-// what autograd saves and the temporaries of kernels among them, and not what kernels take from malloc
-// themselves. Bytes are those asked for.
+// It wraps libtorch's CPU allocator (c10::SetCPUAllocator), so it counts the tensors of all threads,
+// including what autograd saves and temporaries of kernels, but not what kernels allocate by malloc. Bytes
+// are those asked for.
 //
-// Process-wide: at most one object at a time. Counting is thread-safe; make and destroy the object while no
+// Process-wide: at most one object at a time. Counting is thread-safe; create and destroy the object while no
 // other thread allocates tensors. Tensors may outlive the object.
 
 #include <cstdint>
@@ -24,9 +24,9 @@ class TensorMemory {
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
 
-  /// Of tensors that were allocated since the object was made.
+  /// Of tensors allocated since the object was created.
   int64_t live_bytes() const;
-  /// The most that were alive at any time since then, or since reset_peak().
+  /// Peak of live_bytes() since then, or since reset_peak().
   int64_t peak_bytes() const;
   void reset_peak();
 };

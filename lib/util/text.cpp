@@ -8,7 +8,7 @@
 namespace fsdp::util {
 namespace {
 
-/// The bytes of the character that `text` begins with; 0 when it is not to be shown.
+/// Length of the first character of `text` in bytes; 0 if it must not be printed.
 size_t printable_character(std::string_view text) {
   auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   unsigned char first = byte(0);
@@ -25,17 +25,13 @@ size_t printable_character(std::string_view text) {
   return code < kSmallest[length] || code > 0x10ffff || surrogate ? 0 : length;
 }
 
-}  // namespace
-
-namespace {
-
 std::string printed(const char* format, double value, int digits) {
   char buffer[64];
   std::snprintf(buffer, sizeof(buffer), format, digits, value);
   return buffer;
 }
 
-/// Levenshtein distance with neighbouring letters swapped counted as one edit.
+/// Levenshtein distance in which swapping two neighbouring letters is one edit.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), previous(b.size() + 1), current(b.size() + 1);
   std::iota(previous.begin(), previous.end(), size_t{0});
@@ -51,6 +47,28 @@ size_t edit_distance(std::string_view a, std::string_view b) {
     previous.swap(current);
   }
   return previous[b.size()];
+}
+
+/// Backtracks to the last star only: an earlier star cannot gain by taking more than it had to. So the time
+/// is at most the product of the lengths.
+bool matches(std::string_view name, std::string_view pattern) {
+  size_t n = 0, p = 0;
+  size_t star = std::string_view::npos, star_name = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      star_name = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p;
+      ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++star_name;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
 }  // namespace
@@ -75,16 +93,14 @@ std::string human_bytes(int64_t bytes) {
 }
 
 std::string human_duration(double seconds) {
-  auto total = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
+  const long total = std::lround(std::max(0.0, seconds));
   char buffer[64];
   if (total < 60) {
-    std::snprintf(buffer, sizeof(buffer), "%lds", static_cast<long>(total));
+    std::snprintf(buffer, sizeof(buffer), "%lds", total);
   } else if (total < 3600) {
-    std::snprintf(buffer, sizeof(buffer), "%ldm%02lds", static_cast<long>(total / 60),
-                  static_cast<long>(total % 60));
+    std::snprintf(buffer, sizeof(buffer), "%ldm%02lds", total / 60, total % 60);
   } else {
-    std::snprintf(buffer, sizeof(buffer), "%ldh%02ldm", static_cast<long>(total / 3600),
-                  static_cast<long>(total % 3600 / 60));
+    std::snprintf(buffer, sizeof(buffer), "%ldh%02ldm", total / 3600, total % 3600 / 60);
   }
   return buffer;
 }
@@ -102,6 +118,19 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
     joined += parts[i];
   }
   return joined;
+}
+
+std::string name_list(const std::vector<std::string>& names, const char* separator) {
+  constexpr size_t kMostShown = 10;
+  const size_t shown = std::min(names.size(), kMostShown);
+  std::string text = join({names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown)}, separator);
+  if (names.size() > shown) text += " and " + std::to_string(names.size() - shown) + " more";
+  return text;
+}
+
+bool matches_any(std::string_view name, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [name](const std::string& pattern) { return matches(name, pattern); });
 }
 
 std::string shell_word(const std::string& word) {
@@ -142,9 +171,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 }
 
 std::string nearest_choice(std::string_view word, const std::vector<std::string>& choices) {
-  constexpr size_t kMinBytes = 3;  // shorter words are near to everything
-  constexpr size_t kMaxBytes = 80;
-  if (word.size() < kMinBytes || word.size() > kMaxBytes) return "";
+  if (word.size() < 3 || word.size() > 80) return "";  // shorter words are near to everything
   const auto lowered = [](std::string_view text) {
     std::string result(text);
     for (char& c : result) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Small text helpers for messages and reports.
+// Text for messages and reports, and lists of names.
 
 #include <cstdint>
 #include <string>
@@ -18,24 +18,29 @@ std::string human_bytes(int64_t bytes);
 /// Seconds as "59s", "2m05s", "3h07m".
 std::string human_duration(double seconds);
 
-/// The value as printf's %.*f or, for very large and very small ones, %.*g would show it.
+/// The value as by printf's %.*f, or by %.*g if it is very large or very small.
 std::string fixed(double value, int digits);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-/// The word as a shell takes it: in single quotes where it needs them.
+/// At most ten of the names: "a, b, c and 5 more".
+std::string name_list(const std::vector<std::string>& names, const char* separator = ", ");
+
+/// Whether one of the patterns matches the whole name. In a pattern * stands for any number of characters
+/// (dots too), ? for exactly one, and every other character for itself: "*norm*", "*.bias".
+bool matches_any(std::string_view name, const std::vector<std::string>& patterns);
+
+/// The word quoted for a shell, in single quotes if it needs any.
 std::string shell_word(const std::string& word);
 
-/// `text` with all that could confuse a terminal as \xNN: control characters but line ends and tabs, and
-/// bytes that are not UTF-8.
+/// `text` with everything that could confuse a terminal as \xNN: bytes that are not UTF-8, and control
+/// characters except line ends and tabs.
 std::string printable(std::string_view text);
 
-/// The entry of `candidates` that is nearest to `word` by edit distance, or "" when none is near enough to be
-/// a likely slip of the keyboard.
+/// The candidate with the smallest edit distance to `word`; "" if none is near enough to be a likely typo.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// The same for words that may differ in upper and lower case, of lengths that can be slips: from 3 bytes to
-/// 80. "adamW" is nearest to "adamw".
+/// The same, ignoring case, for words of 3 to 80 bytes; "" for others.
 std::string nearest_choice(std::string_view word, const std::vector<std::string>& choices);
 
 }  // namespace fsdp::util

@@ -1,6 +1,8 @@
 #pragma once
 
-// What most files of the components with tensors need of libtorch, compiled once. Sources still include what they use.
+// Headers of libtorch that most files of components with tensors need, compiled once. Sources still include
+// what they use.
+
 #include <ATen/ATen.h>
 
 #include <algorithm>

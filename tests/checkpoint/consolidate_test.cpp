@@ -8,7 +8,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/weights.h"
 #include "support/checkpoint_fixtures.h"
-#include "util/process_memory.h"
+#include "util/system.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,5 +1,3 @@
-#include "cli/completions.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,9 +7,9 @@
 
 #include "cli/cli_fixtures.h"
 #include "cli/outline.h"
-#include "cli/shell_cases.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
+#include "util/text.h"
 
 namespace fsdp::cli {
 namespace {
@@ -40,7 +38,7 @@ Set completed_by_bash(const Words& words, const std::string& before = "") {
   std::ofstream(folder / "script") << script_for("bash");
   std::ofstream(folder / "c.toml") << "";
   std::string line = before + "\nsource ./script\nCOMP_WORDS=(my-tool";
-  for (const std::string& word : words) line += " " + single_quoted(word);
+  for (const std::string& word : words) line += " " + util::shell_word(word);
   line += ")\nCOMP_CWORD=" + std::to_string(words.size()) +
           "\n_my_tool\nfor reply in \"${COMPREPLY[@]}\"; do echo \"$reply\"; done\n";
   const auto result = testing::run({"bash", "-c", line}, {.working_folder = folder.path()});
@@ -93,7 +91,7 @@ Set completed_by_zsh(const Words& words) {
   std::string line = "compdef() { :; }\nsource ./script\n_files() { echo files; }\ncompset() { :; }\n" +
                      std::string("_describe() { [[ $1 == -o ]] && shift; print -l -- ${(P)2}; }\n") +
                      "words=(my-tool";
-  for (const std::string& word : words) line += " " + single_quoted(word);
+  for (const std::string& word : words) line += " " + util::shell_word(word);
   line += ")\nCURRENT=" + std::to_string(words.size() + 1) + "\n_my_tool\n";
   const auto result = testing::run({"zsh", "-f", "-c", line}, {.working_folder = folder.path()});
   EXPECT_EQ(result.err, "") << line;
@@ -120,7 +118,7 @@ Set completed_by_fish(const std::string& command_line) {
   std::ofstream(folder / "script") << script_for("fish");
   std::ofstream(folder / "c.toml") << "";
   const auto result = testing::run(
-      {"fish", "--no-config", "-c", "source ./script; complete -C " + single_quoted(command_line)},
+      {"fish", "--no-config", "-c", "source ./script; complete -C " + util::shell_word(command_line)},
       {.env = {{"HOME", folder.path().string()}}, .working_folder = folder.path()});
   EXPECT_EQ(result.err, "") << command_line;
   Set words;

@@ -1,10 +1,9 @@
-#include "cli/man_page.h"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 
 #include "cli/cli_fixtures.h"
+#include "cli/outline.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 

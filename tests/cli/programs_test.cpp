@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/version.h"
+#include "cli/page.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"

@@ -58,8 +58,8 @@ TEST(UsageErrors, NameTheNearestOptionOfEveryProgram) {
                    "expected an option of fsdp-train; found --print-confg; did you mean --print-config?"},
                   {"fsdp-ckpt",
                    {"--json", "inspect", "x"},
-                   "expected an option of fsdp-ckpt; found --json; write it behind the command that it "
-                   "belongs to, as in fsdp-ckpt consolidate --json"},
+                   "expected an option of fsdp-ckpt; found --json; write it after its command, as in "
+                   "fsdp-ckpt consolidate --json"},
                   {"fsdp-data",
                    {"decode", "--frobnicate", "x"},
                    "expected an option of fsdp-data decode; found --frobnicate; fsdp-data decode --help "
@@ -110,7 +110,7 @@ TEST(UsageErrors, SayWhatIsMissing) {
         "safetensors file or a folder of them); for example: fsdp-ckpt inspect checkpoints/run"},
        {"fsdp-ckpt",
         {"inspect", "a", "b"},
-        "expected fsdp-ckpt inspect [OPTIONS] PATH; found b beside that; leave it out, or put words "
+        "expected fsdp-ckpt inspect [OPTIONS] PATH; found b in addition; leave it out, or put words "
         "with spaces in quotes"}});
   const auto nothing = testing::run({testing::program_path("fsdp-train")});
   EXPECT_EQ(nothing.exit_code, 2);
@@ -131,13 +131,13 @@ TEST(UsageErrors, SayWhichValuesAndPairsDoNotFit) {
                    "--num-samples: expected a number from 1 to 1000000; found 0"},
                   {"fsdp-generate",
                    {"run", "--prompt"},
-                   "--prompt: expected a value behind it; found none; fsdp-generate --help tells more"},
+                   "--prompt: expected a value after it; found none; fsdp-generate --help tells more"},
                   {"fsdp-generate",
                    {"run", "--prompt", "a", "--prompt-file", "b"},
                    "expected one of --prompt and --prompt-file; found both; leave one out"},
                   {"fsdp-train",
                    {"c.toml", "--all-units"},
-                   "--all-units: expected --explain-step beside it; found none; add it"}});
+                   "--all-units: expected --explain-step with it; found none; add it"}});
 }
 
 TEST(UsageErrors, LeaveTheWordsOfALaunchedProgramAlone) {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "util/process_memory.h"
+#include "util/system.h"
 
 namespace fsdp::comm {
 namespace {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "data/token_fixtures.h"
-#include "util/process_memory.h"
+#include "util/system.h"
 
 namespace fsdp::data {
 namespace {

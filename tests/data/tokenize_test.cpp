@@ -10,7 +10,7 @@
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
 #include "util/file.h"
-#include "util/process_memory.h"
+#include "util/system.h"
 
 namespace fsdp::data {
 namespace {

@@ -7,7 +7,6 @@
 #include <fstream>
 
 #include "checkpoint/hugging_face_config.h"
-#include "doctor/control_group.h"
 #include "doctor/doctor.h"
 #include "support/program_path.h"
 #include "support/run_program.h"

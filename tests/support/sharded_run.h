@@ -26,7 +26,7 @@
 #include "support/forwarding_communicator.h"
 #include "support/layout_under_test.h"
 #include "support/tiny_models.h"
-#include "util/name_patterns.h"
+#include "util/text.h"
 
 namespace fsdp::testing {
 

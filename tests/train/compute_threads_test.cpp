@@ -1,7 +1,5 @@
 // util::default_compute_threads() against libtorch.
 
-#include "util/compute_threads.h"
-
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "support/run_program.h"
+#include "util/system.h"
 
 namespace fsdp::train {
 namespace {

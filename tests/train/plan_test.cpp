@@ -12,7 +12,7 @@
 #include "plan/text.h"
 #include "train/dry_run.h"
 #include "util/error.h"
-#include "util/process_memory.h"
+#include "util/system.h"
 #include "util/tensor_memory.h"
 
 namespace fsdp::train {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <thread>
 
-#include "util/process_memory.h"
+#include "util/system.h"
 
 namespace fsdp::util {
 namespace {
@@ -84,6 +84,25 @@ TEST_F(MappedAllocatorTest, ServesManyThreads) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(allocator_.live_bytes(), 0);
+}
+
+TEST(BlockChoice, TakesTheSmallestBlockThatIsAnEighthLargerAtMost) {
+  EXPECT_EQ(choose_block({200, 112, 104, 99}, 100, 0, 1000).reuse, 2);
+  EXPECT_FALSE(choose_block({113, 99}, 100, 212, 1000).reuse);
+}
+
+TEST(BlockChoice, GivesUpWhatHasWaitedLongestWhenANewBlockWouldBeTooMuch) {
+  const BlockChoice choice = choose_block({10, 20, 30}, 100, 160, 200);
+  EXPECT_FALSE(choice.reuse);
+  EXPECT_EQ(choice.give_up, 3);
+  EXPECT_EQ(choose_block({10, 20, 30}, 100, 160, 235).give_up, 2);
+  EXPECT_EQ(choose_block({10, 20, 30}, 100, 100, 200).give_up, 0);
+}
+
+TEST(BlockChoice, TakesALargerBlockRatherThanGivingOneUp) {
+  EXPECT_EQ(choose_block({10, 400, 250}, 100, 700, 750, 3).reuse, 2);
+  EXPECT_FALSE(choose_block({10, 400, 250}, 100, 700, 800, 3).reuse) << "there is room";
+  EXPECT_FALSE(choose_block({10, 400, 301}, 100, 700, 750, 3).reuse) << "too large";
 }
 
 }  // namespace

@@ -1,30 +1,34 @@
-// util/cuda.h over the CUDA runtime and libtorch.
-
 #include "util/cuda.h"
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
 
 #include <cstdlib>
+#include <exception>
+#include <string>
 
 #include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
 
 namespace fsdp::util {
 namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-/// 13000 is 13.0.
-std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
+std::string version_text(int version) {
+  return concat(version / 1000, ".", version % 1000 / 10);
+}  // 13000: "13.0"
 
-CudaStatus ask() {
+CudaStatus query_status() {
   CudaStatus status;
-  // The runtime itself is asked, because libtorch's own count of devices logs a warning of several lines.
+  // Not by libtorch, which logs a warning of several lines.
   const cudaError_t error = cudaGetDeviceCount(&status.devices);
   if (error == cudaSuccess && status.devices > 0) return status;
-  (void)cudaGetLastError();  // else a later call of libtorch would find it
+  (void)cudaGetLastError();  // else a later call of libtorch would report it
   status.devices = 0;
   int driver = 0, runtime = 0;
   (void)cudaDriverGetVersion(&driver);
@@ -49,7 +53,6 @@ CudaStatus ask() {
   return status;
 }
 
-/// Throws for a GPU that is not there.
 c10::DeviceIndex checked(int index) {
   const std::string who = concat("CUDA device ", index);
   require_cuda(who);
@@ -61,7 +64,7 @@ c10::DeviceIndex checked(int index) {
   return static_cast<c10::DeviceIndex>(index);
 }
 
-/// Before its first tensor libtorch has no figures of a GPU.
+/// libtorch has no statistics of a GPU before it is initialized.
 c10::DeviceIndex prepared(int index) {
   const c10::DeviceIndex device = checked(index);
   at::globalContext().lazyInitDevice(at::kCUDA);
@@ -73,7 +76,7 @@ c10::DeviceIndex prepared(int index) {
 bool built_with_cuda() { return true; }
 
 const CudaStatus& cuda_status() {
-  static const CudaStatus status = ask();
+  static const CudaStatus status = query_status();
   return status;
 }
 
@@ -108,5 +111,29 @@ CudaMemory cuda_memory(int index) {
 }
 
 void reset_cuda_peak_memory(int index) { allocator::resetPeakStats(prepared(index)); }
+
+void record_cuda_memory_history(int index, const std::filesystem::path& file) {
+  prepared(index);
+  // Otherwise a process for each library, one after another, resolves the names of functions.
+  ::setenv("TORCH_SYMBOLIZE_MODE", "dladdr", /*overwrite=*/0);
+  constexpr size_t kEvents = 100'000;
+  const std::string all = "all";  // a literal would select the overload for bool
+  torch::cuda::_record_memory_history(/*enabled=*/all, /*context=*/all, /*stacks=*/all, kEvents);
+  allocator::attachOutOfMemoryObserver([index, file](int64_t device, size_t, size_t, size_t) {
+    if (device != index) return;
+    try {
+      write_cuda_memory_snapshot(file);
+    } catch (const std::exception& error) {  // must not replace the error that is about to be thrown
+      log_warning(concat("no snapshot of the GPU's memory, which is full: ", error.what()));
+    }
+  });
+}
+
+void write_cuda_memory_snapshot(const std::filesystem::path& file) {
+  require_cuda("a snapshot of GPU memory");
+  std::error_code ignored;  // writing the file reports it
+  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), ignored);
+  write_file_atomically(file, torch::cuda::_memory_snapshot_pickled());
+}
 
 }  // namespace fsdp::util

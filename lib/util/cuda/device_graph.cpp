@@ -1,5 +1,3 @@
-// util/device_graph.h by CUDA graphs.
-
 #include "util/device_graph.h"
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -14,14 +12,14 @@ namespace {
 class CudaGraph final : public DeviceGraph {
  public:
   void record(const c10::MempoolId_t& pool, const std::function<void()>& work) {
-    // Other threads, such as those that watch over collectives, may ask for events meanwhile.
+    // Other threads may query events meanwhile, such as those that watch over collectives.
     graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {
       try {
         graph_.capture_end();
-      } catch (...) {  // the recording is spoilt; what `work` threw says why
+      } catch (...) {  // the recording has failed; the exception of `work` says why
         (void)cudaGetLastError();
       }
       throw;

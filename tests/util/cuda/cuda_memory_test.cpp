@@ -1,12 +1,23 @@
-// The figures of a GPU's memory, against tensors of known sizes.
+// Memory statistics of a GPU against tensors of known sizes, and the snapshot written when it is out of memory.
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <vector>
+
+#include "support/temporary_folder.h"
 #include "util/cuda.h"
+#include "util/file.h"
 
 namespace fsdp::util {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -35,6 +46,24 @@ TEST(CudaDevice, TellsWhatItIs) {
   EXPECT_FALSE(device.bus_id.empty());
   EXPECT_GE(std::stod(device.capability), 7.5);  // what CUDA 13 supports
   EXPECT_GT(device.memory_bytes, 256 * kMiB);
+}
+
+/// One test, because a process records once.
+TEST(CudaMemorySnapshot, IsWrittenWhenThereIsNoRoomAndWhenAskedFor) {
+  testing::TemporaryFolder folder;
+  const fs::path full = folder.path() / "run" / "memory.pickle", now = folder.path() / "now.pickle";
+  set_cuda_device(0);
+  record_cuda_memory_history(0, full);
+  const at::Tensor kept = bytes_on_gpu(int64_t{1} << 20);
+  EXPECT_FALSE(fs::exists(full));
+  EXPECT_THROW(bytes_on_gpu(2 * cuda_device(0).memory_bytes), c10::OutOfMemoryError);
+  // Keys of PyTorch's pickle, and the event that it was written for.
+  const auto has_history = AllOf(HasSubstr("segments"), HasSubstr("device_traces"),
+                                 HasSubstr("active_allocated"), HasSubstr("oom"));
+  EXPECT_THAT(read_file(full), has_history);
+  EXPECT_THAT(read_file(full), HasSubstr("at::"));  // functions that asked for memory
+  write_cuda_memory_snapshot(now);
+  EXPECT_THAT(read_file(now), has_history);
 }
 
 }  // namespace

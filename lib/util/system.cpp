@@ -1,0 +1,112 @@
+#include "util/system.h"
+
+#include <sched.h>
+#include <strings.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <set>
+
+#include "util/error.h"
+
+namespace fsdp::util {
+namespace {
+
+int physical_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
+  std::set<int> cores;  // each by its first logical CPU
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    std::ifstream siblings(concat("/sys/devices/system/cpu/cpu", cpu, "/topology/thread_siblings_list"));
+    int first = cpu;
+    cores.insert(siblings >> first ? first : cpu);
+  }
+  return std::max<int>(1, static_cast<int>(cores.size()));
+}
+
+/// 0: not set. MKL reads a malformed value as one thread.
+int threads_of_mkl() {
+  const char* text = std::getenv("MKL_NUM_THREADS");
+  if (text == nullptr || *text == '\0') return 0;
+  char* end = nullptr;
+  const long threads = std::strtol(text, &end, 10);
+  return *end == '\0' && threads >= 0 ? static_cast<int>(threads) : 1;
+}
+
+/// 0: not set. Of a list, which is for nested teams, the first.
+int threads_of_openmp() {
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  return text == nullptr ? 0 : std::max(0, std::atoi(text));
+}
+
+}  // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return *name ? name : "this machine";
+}
+
+std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name) {
+  std::ifstream stream(file);
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.starts_with(name)) continue;
+    const size_t at = line.find_first_not_of(" \t", name.size());
+    if (at == std::string::npos || line[at] != ':') continue;
+    const size_t begin = line.find_first_not_of(" \t", at + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> first_line(const std::filesystem::path& file) {
+  std::ifstream stream(file);
+  std::string line;
+  if (!std::getline(stream, line)) return std::nullopt;
+  return line;
+}
+
+std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name) {
+  const auto text = line_value(file, name);
+  if (!text) return std::nullopt;
+  try {
+    return std::stoll(*text) * 1024;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+// getrusage() would include the program that ran in this process before exec(), such as a launcher in Python.
+int64_t peak_resident_bytes() { return kilobytes("/proc/self/status", "VmHWM").value_or(resident_bytes()); }
+
+int64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total_pages = 0, resident_pages = 0;
+  statm >> total_pages >> resident_pages;
+  return resident_pages * sysconf(_SC_PAGESIZE);
+}
+
+int64_t minor_faults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+// MKL's rule, which libtorch follows.
+int default_compute_threads() {
+  const int cores = physical_cores();
+  int threads = threads_of_mkl();
+  if (threads == 0) threads = threads_of_openmp();
+  if (threads == 0) return cores;
+  const char* dynamic = std::getenv("MKL_DYNAMIC");
+  const bool exceeds_cores = dynamic != nullptr && strcasecmp(dynamic, "false") == 0;
+  return exceeds_cores ? threads : std::min(threads, cores);
+}
+
+}  // namespace fsdp::util

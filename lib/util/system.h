@@ -1,0 +1,35 @@
+#pragma once
+// What the operating system reports about this host and this process.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace fsdp::util {
+
+/// The host's name, or "this machine" if it has none.
+std::string host_name();
+
+/// The value of the first line "NAME : VALUE" of a file such as /proc/cpuinfo; nothing if there is none.
+std::optional<std::string> line_value(const std::filesystem::path& file, std::string_view name);
+
+/// Nothing if the file cannot be read.
+std::optional<std::string> first_line(const std::filesystem::path& file);
+
+/// The value of a line such as "MemTotal:  1024 kB" in bytes.
+std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_view name);
+
+/// Resident memory of this process, its peak and now, in bytes.
+int64_t peak_resident_bytes();
+int64_t resident_bytes();
+
+/// Page faults of this process that needed no read from disk. A step that reuses its memory causes none.
+int64_t minor_faults();
+
+/// at::get_num_threads() for programs that do not load libtorch, as long as nothing has set that number:
+/// MKL_NUM_THREADS or OMP_NUM_THREADS, else one thread for each physical core that the process may run on.
+int default_compute_threads();
+
+}  // namespace fsdp::util
