@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 using Fields = std::vector<std::string>;
 
-struct Case {
+struct ConflictCase {
   const char* name;
   void (*change)(ShardOptions& options);
   Fields fields;
@@ -30,8 +30,8 @@ const nn::Hookable* some_stage() {
   return reinterpret_cast<const nn::Hookable*>(&there);
 }
 
-const std::vector<Case>& single_conflicts() {
-  static const std::vector<Case> cases = {
+const std::vector<ConflictCase>& single_conflicts() {
+  static const std::vector<ConflictCase> cases = {
       {"ReplicaCheckWithoutReplicas",
        [](ShardOptions& o) { o.replica_check_interval = 10; },
        {"fsdp.replica_check_interval", "fsdp.strategy"},
@@ -217,7 +217,7 @@ const std::vector<Case>& single_conflicts() {
 TEST(OptionConflicts, FindsNoneInTheDefaults) { EXPECT_TRUE(find_option_conflicts(ShardOptions{}).empty()); }
 
 TEST(OptionConflicts, FindsEachConflictAndNamesItsFieldsAndTheirValues) {
-  for (const Case& each : single_conflicts()) {
+  for (const ConflictCase& each : single_conflicts()) {
     SCOPED_TRACE(each.name);
     ShardOptions options;
     each.change(options);
