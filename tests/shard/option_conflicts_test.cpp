@@ -170,21 +170,21 @@ const std::vector<ConflictCase>& single_conflicts() {
          o.wrap_policy = wrap_nothing;
        },
        {"units", "wrap_policy"},
-       {"1 stage that"}},
+       {"beside the root (1)"}},
       {"UnitsAndWrapStages",
        [](ShardOptions& o) {
          o.units = {some_stage(), some_stage()};
          o.wrap_stages = {"block"};
        },
        {"units", "fsdp.wrap_stages"},
-       {"2 stages that", "[\"block\"]"}},
+       {"beside the root (2)", "[\"block\"]"}},
       {"UnitsAndLeafStages",
        [](ShardOptions& o) {
          o.units = {some_stage()};
          o.leaf_stages = {"block"};
        },
        {"units", "fsdp.leaf_stages"},
-       {"1 stage that", "[\"block\"]"}},
+       {"beside the root (1)", "[\"block\"]"}},
       {"PolicyAndWrapStages",
        [](ShardOptions& o) {
          o.wrap_policy = wrap_nothing;
