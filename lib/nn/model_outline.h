@@ -1,7 +1,7 @@
 #pragma once
 
 // The stages and parameters of a model as two lists of names and shapes: what others need to know of a model.
-// shard/model_tree.h makes it of a module tree, which may lie on meta. Needs no libtorch.
+// shard/wrap_policy.h makes it of a module tree, which may lie on meta. Needs no libtorch.
 
 #include <cstddef>
 #include <cstdint>

@@ -15,7 +15,7 @@ using util::fail;
 
 constexpr double kBitsOfByte = 8;
 constexpr double kGiga = 1e9;
-constexpr int64_t kGpusOfNode = 8;  ///< of most machines that models are trained on
+constexpr int64_t kGpusOfNode = 8;  ///< of most machines for training
 
 const util::GpuDataSheet& sheet_of(const std::string& name) {
   const util::GpuDataSheet* sheet = util::gpu_data_sheet(name);
@@ -26,7 +26,7 @@ const util::GpuDataSheet& sheet_of(const std::string& name) {
        near.empty() ? "; there are " + util::join(known, ", ") : "; did you mean " + near + "?");
 }
 
-/// The rate that products in the config's type of compute have at best.
+/// Peak rate of matrix products in the config's type of compute.
 double rate_of(const util::GpuDataSheet& sheet, const config::Config& config) {
   std::string type = config.mixed_precision.param_dtype;
   const bool tf32 = type == "float32" && config.training.float32_matmul_precision != "highest";

@@ -1,6 +1,6 @@
 #pragma once
 
-// The machines of a plan as they are asked for on a command line: by numbers, or by the name of a GPU.
+// The machines of a plan as given on a command line: by numbers, or by the name of a GPU.
 
 #include <cstdint>
 #include <optional>
@@ -11,11 +11,11 @@
 
 namespace fsdp::plan {
 
-/// What is not given is the data sheet's of `gpu`, or the default of PlanOptions.
+/// Values that are not given come from the data sheet of `gpu`, or are the defaults of PlanOptions.
 struct GivenMachines {
   int64_t world_size = 0;
   std::string gpu;          ///< a name of util::gpu_data_sheet(); empty: none
-  double efficiency = 0.5;  ///< share of the data sheet's rate that products of matrices sustain
+  double efficiency = 0.5;  ///< share of the data sheet's rate that matrix products sustain
   std::optional<double> memory_gib, flops_tflops, node_bandwidth_gbps;
   std::optional<int64_t> gpus_per_node;  ///< with a gpu: 8
   double bandwidth_gbps = PlanOptions{}.bandwidth_gbps;
@@ -23,11 +23,11 @@ struct GivenMachines {
   std::string tokens;  ///< "15T"; empty: none
 };
 
-/// Throws Error(kUsage) for a GPU that is not known or has no products in the config's type, and for numbers
-/// that cannot be.
+/// Throws Error(kUsage) for a GPU that is unknown or has no products in the config's type, and for impossible
+/// numbers.
 PlanOptions machines_of(const config::Config& config, const GivenMachines& given);
 
-/// 15e12 of "15T", with K, M, B or T for thousand, million, billion or trillion. Throws Error(kUsage).
+/// "15T" -> 15e12, with K, M, B or T for thousand, million, billion or trillion. Throws Error(kUsage).
 double parse_tokens(const std::string& text);
 
 }  // namespace fsdp::plan

@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "optim/parameter_groups.h"
-#include "plan/recorded_pass.h"
 #include "plan/unit_memory.h"
-#include "shard/matrix_shares.h"
+#include "shard/matrix_exchange.h"
 #include "shard/step_formula.h"
 #include "util/mapped_allocator.h"
 
@@ -16,7 +15,7 @@ using shard::UnitSizes;
 
 constexpr int kStepsUntilAllAreAlike = 3;
 
-/// Tensors of a range's size that the composed arithmetic has at once at most (lib/optim).
+/// The most temporaries of a range's size at once in the composed arithmetic of optimizers (lib/optim).
 int64_t composed_temporaries(const optim::OptimizerOptions& options) {
   bool decays_in_gradient = optim::weight_decay_of(options) != 0;
   for (const optim::ParameterGroupOptions& group : options.groups) {
@@ -30,13 +29,14 @@ int64_t composed_temporaries(const optim::OptimizerOptions& options) {
 std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
   std::vector<std::vector<int64_t>> shapes;
   for (const shard::ParameterSizes& parameter : unit.parameters) {
-    if (optim::treatment_of(options, parameter.name, parameter.shape).matrix)
+    if (optim::treatment_of(options, parameter.name, parameter.shape).matrix) {
       shapes.push_back(parameter.shape);
+    }
   }
   return shapes;
 }
 
-/// What muon has while it computes the matrices of a unit (shard/matrix_exchange.h, optim/muon.h).
+/// Temporaries of muon for the matrices of a unit (shard/matrix_exchange.h, optim/muon.h).
 int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSizes& unit) {
   const std::vector<std::vector<int64_t>> shapes = matrices_of(options, unit);
   if (shapes.empty()) return 0;
@@ -57,7 +57,7 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
     if (unit.has_trainable_parameters) largest = std::max(largest, unit.shard_numel);
     matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
   }
-  // Of norms other than the second libtorch's kernel makes a copy in double precision.
+  // For norms other than the 2-norm, libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
   const int64_t composed = config.optimizer.fused ? 0 : 4 * largest * composed_temporaries(config.optimizer);
@@ -66,8 +66,8 @@ int64_t update_temporaries(const config::Config& config, const std::vector<UnitS
 
 struct StepPeak {
   util::Arena::Shape arena;  ///< of the pool of buffers
-  int64_t common = 0;        ///< length of the arena that ranks have in common
-  int64_t beside = 0;        ///< the most of everything else at once
+  int64_t common = 0;        ///< length of the arena that the ranks share
+  int64_t beside = 0;        ///< peak of everything else
   int64_t sum() const { return arena.length + common + beside; }
 };
 
@@ -76,8 +76,8 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   MemoryTape tape;
   UnitMemory memory(config, units, tape, options);
-  // The order of units is known from the second step on, and the pool has found its size. What micro-batches
-  // between the first and the last do, these do too.
+  // From the second step on, the order of units is known and the pool has its final size. Micro-batches
+  // between the first and the last need no more than these two.
   for (int step = 0; step < kStepsUntilAllAreAlike; ++step) {
     tape.reset_peak();
     if (micro_batches > 1) pass.play(tape, memory.events(/*sync=*/!config.training.no_sync));
@@ -90,8 +90,8 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
           .beside = tape.peak() - memory.arena().length - memory.common_bytes()};
 }
 
-/// Whatever the network does. The arena is as long as it ever had to be, so its length and the peak of the
-/// rest need not come from the same step.
+/// The bound for any network. The arena keeps its largest length, so the peak of the rest may be of another
+/// timing.
 StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
                                  const RecordedPass& pass, UnitMemory::Options options) {
   StepPeak most;
@@ -104,7 +104,7 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
     most.beside = std::max(most.beside, peak.beside);
   }
   if (most.common == 0) return most;
-  // When the first rank takes memory for a unit, the others may not have given back that of one more yet.
+  // When the first rank takes memory for a unit, the others may not yet have given back that of one more.
   int64_t largest = 0;
   for (const UnitSizes& unit : units) {
     largest = std::max(largest, std::max(unit.unsharded_bytes(), unit.communication_bytes()));
@@ -118,9 +118,8 @@ bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& u
   return config.comm.backend != comm::Backend::kGloo && !units.empty() && units.front().groups.shards > 1;
 }
 
-/// Through shared memory a rank reads its part of each other rank's gradients where they lie: pages of
-/// theirs, which count as resident here too. Where ranks are on several hosts it is less, because it reads
-/// only of those on its own.
+/// Through shared memory a rank reads its part of the other ranks' gradients in place; their pages count as
+/// resident here too. With several hosts it is less, because a rank reads only from its own host.
 int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes>& units, int64_t beside) {
   const bool common = shares_memory(config, units);
   const StepPeak peak =
@@ -134,6 +133,13 @@ int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes
 }
 
 }  // namespace
+
+shard::StepFormula step_formula(const config::Config& config, const std::vector<UnitSizes>& units) {
+  const config::TrainingOptions& training = config.training;
+  return shard::step_formula(
+      units, config::shard_options(config),
+      {.micro_batches = training.gradient_accumulation_steps, .no_sync = training.no_sync});
+}
 
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std::vector<UnitSizes>& units) {
   int64_t bytes = 0;
@@ -183,7 +189,7 @@ int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& 
     largest_shard = std::max(largest_shard, unit.shard_bytes());
     if (unit.is_cut()) largest_gradient = std::max(largest_gradient, unit.reduce_payload_bytes());
   }
-  // While one is copied to the host, the next is reduced.
+  // While one gradient is copied to the host, the next is reduced.
   if (!config.fsdp.move_grads_to_cpu) largest_gradient = 0;
   return pass.kept_bytes() + step_peak_at_any_timing(config, units, pass, {.count_moved = false}).sum() +
          kShardsOnTheDevice * largest_shard + largest_gradient;
@@ -191,9 +197,7 @@ int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& 
 
 MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units,
                        const RecordedPass& pass) {
-  const shard::StepFormula step = shard::step_formula(
-      units, config::shard_options(config),
-      {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  const shard::StepFormula step = step_formula(config, units);
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);

@@ -2,24 +2,23 @@
 
 // The memory of one rank in a step, from sizes alone.
 //
-//   shards       master weights, 4 bytes an element, padding included
-//   optimizer    adamw, adam: two such; lion: one; sgd: one with momentum, else none; muon: 4 bytes an
-//                element of matrices, 8 of others
-//   gradients    of the shards: 4 bytes an element, or reduce_dtype's with keep_low_precision_grads; there
-//                from the end of a unit's backward to the begin of the next step
-//   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h. The pool
-//                keeps them from step to step
-//   activations  what autograd saves and what kernels take on the way (plan/recorded_pass.h)
+//   shards       master weights, 4 bytes per element, with padding
+//   optimizer    bytes per element: adamw, adam 8; lion 4; sgd 4 with momentum or 0; muon 4 (matrices) or 8
+//   gradients    of the shards: 4 bytes per element, or reduce_dtype's with keep_low_precision_grads; from
+//                the end of a unit's backward to the beginning of the next step
+//   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h, which the
+//                pool keeps from step to step
+//   activations  what autograd saves and kernels allocate (plan/recorded_pass.h)
 //
-// The peak is where these are largest together, in a walk through a step: the model's recorded pass, with what
-// units take and give back on the way (plan/unit_memory.h), and the optimizer at its end.
+// The peak of their sum comes from playing a step: the recorded pass of the model with the memory of units
+// (plan/unit_memory.h), then the optimizer.
 
 #include <cstdint>
 #include <vector>
 
 #include "config/config.h"
 #include "plan/recorded_pass.h"
-#include "shard/traffic.h"
+#include "shard/step_formula.h"
 #include "shard/unit_sizes.h"
 #include "util/free_ranges.h"
 
@@ -36,34 +35,37 @@ struct MemoryPlan {
   int64_t gradients = 0;
   int64_t buffers = 0;
   int64_t saved_activations = 0;  ///< when backward begins
-  int64_t peak = 0;               ///< of all of it together
-  /// Trained on the CPUs of one host: with blocks that wait to be used again and what is read of other ranks'
-  /// memory, without libraries.
+  int64_t peak = 0;               ///< of the sum
+  /// Resident memory when training on the CPUs of one host, including free blocks held for reuse and pages
+  /// read from other ranks, without libraries.
   int64_t resident = 0;
   int64_t device_peak = 0;  ///< without what cpu_offload keeps in host memory
 };
 
-/// `units` are those of the config's model, `pass` is the config's (record_pass()).
+/// The formula of a step with the config's options.
+shard::StepFormula step_formula(const config::Config& config, const std::vector<shard::UnitSizes>& units);
+
+/// `units` must be those of the config's model, `pass` its record_pass().
 MemoryPlan plan_memory(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                        const RecordedPass& pass);
 /// MemoryPlan::device_peak alone.
 int64_t device_peak(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                     const RecordedPass& pass);
 
-/// The memory for buffers of units with which no step asks for more, however fast the network is.
+/// The memory for buffers of units that suffices for every step at any speed of the network.
 struct BufferShapes {
   util::Arena::Shape own;  ///< of the rank's pool (shard/buffer_pool.h)
-  int64_t common = 0;      ///< of what the ranks have in common (comm::CommonMemory)
+  int64_t common = 0;      ///< bytes that the ranks share (comm::CommonMemory)
 };
-/// `common`: whether they have such memory.
+/// `common`: whether the ranks share memory.
 BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                            bool common);
 
-/// What fsdp::optim keeps between steps. Nothing is frozen.
+/// Optimizer state of this rank, if all parameters are trainable.
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
                               const std::vector<shard::UnitSizes>& units);
 
-/// What a rank exchanges for the update (shard/matrix_exchange.h).
+/// The traffic of whole matrices for the update (shard/matrix_exchange.h).
 shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<shard::UnitSizes>& units);
 

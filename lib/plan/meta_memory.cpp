@@ -21,7 +21,7 @@ struct MetaMemory::State {
   }
 };
 
-/// Gives what libtorch's own gives, null, where no MetaMemory is on the thread.
+/// Returns null, as libtorch's own allocator does, on threads without a MetaMemory.
 class MetaAllocator final : public c10::Allocator {
  public:
   /// Never destroyed: tensors may outlive everything.

@@ -1,6 +1,6 @@
 #pragma once
 
-// MetaMemory: counts the memory that meta tensors would have.
+// MetaMemory: counts the memory that meta tensors would need.
 
 #include <cstdint>
 #include <functional>
@@ -8,12 +8,12 @@
 
 namespace fsdp::plan {
 
-/// While it lives, meta tensors that its thread makes have an address of their own each (at which nothing is), so
-/// that kernels may ask for it, and `takes` and `gives` hear of their bytes. One at a time on a thread.
+/// During its lifetime, meta tensors made on its thread have distinct (invalid) addresses, so that kernels
+/// may query them, and the listener is notified of their bytes. One at a time per thread.
 class MetaMemory {
  public:
   struct Listener {
-    /// Returns a number by which the end of that memory is told.
+    /// Returns a number that is passed to `gives` when the memory is freed.
     std::function<size_t(int64_t bytes)> takes;
     std::function<void(size_t number)> gives;
   };
@@ -22,7 +22,7 @@ class MetaMemory {
   MetaMemory(const MetaMemory&) = delete;
   MetaMemory& operator=(const MetaMemory&) = delete;
 
-  /// Lets memory be made that the listener does not hear of.
+  /// Within its scope, the listener is not notified of new memory.
   class Unheard {
    public:
     Unheard();

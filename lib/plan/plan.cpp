@@ -7,9 +7,8 @@
 
 #include "config/global_batch.h"
 #include "nn/decoder.h"
-#include "plan/recorded_pass.h"
-#include "shard/model_tree.h"
 #include "shard/root_unit.h"
+#include "shard/wrap_policy.h"
 #include "util/error.h"
 
 namespace fsdp::plan {
@@ -19,7 +18,7 @@ using util::concat;
 
 constexpr double kBytesOfGib = 1024.0 * 1024.0 * 1024.0;
 constexpr int64_t kMostRanks = 65536;
-constexpr int64_t kMostRows = 100'000;  ///< that data.micro_batch_size may be
+constexpr int64_t kMostRows = 100'000;  ///< limit of data.micro_batch_size
 
 void check_machines(const PlanOptions& options) {
   const std::pair<const char*, double> numbers[] = {{"`memory_gib`", options.memory_gib},
@@ -63,7 +62,7 @@ int64_t largest_micro_batch(config::Config config, const std::vector<shard::Unit
   return low;
 }
 
-/// Tries what makes a run smaller, one after another, what costs least first.
+/// Tries changes that make a run smaller, cumulatively, the cheapest first.
 class Adviser {
  public:
   Adviser(const config::Config& config, const comm::MeshShape& mesh, int64_t limit)
@@ -94,7 +93,7 @@ class Adviser {
       if (try_it("fsdp.cpu_offload = fsdp.move_grads_to_cpu = true")) return advice_;
     }
     if (config_.fsdp.min_num_params > 1) {
-      // What is left beside activations are the buffers of the largest units.
+      // The buffers of the largest units remain beside the activations.
       config_.fsdp.min_num_params = 1;
       config_.fsdp.exclude_stages.clear();
       if (try_it("fsdp.min_num_params = 1, fsdp.exclude_stages = []")) return advice_;
@@ -113,7 +112,7 @@ class Adviser {
     return peak <= limit_;
   }
 
-  /// It costs nothing.
+  /// Costs nothing.
   bool blocks_out_of_root() {
     const shard::BlocksInRoot blocks = shard::blocks_in_root(planned_units(config_, mesh_));
     if (blocks.blocks == 0 || blocks.least_numel >= config_.fsdp.min_num_params) return false;
@@ -129,7 +128,7 @@ class Adviser {
     return try_it(concat("data.micro_batch_size = ", config_.data.micro_batch_size));
   }
 
-  /// Whether training.global_batch_size is made of whole micro-batches; of how many, is then in the config.
+  /// Whether training.global_batch_size divides into whole micro-batches; sets their number in the config.
   bool keeps_global_batch() {
     const int64_t batch = config_.training.global_batch_size;
     const int64_t at_once = mesh_.world_size() * config_.data.micro_batch_size;
@@ -139,17 +138,17 @@ class Adviser {
     return true;
   }
 
-  /// The fewest ranks that are enough, as a multiple by a power of two.
+  /// Doubles the ranks until they are enough.
   bool more_ranks() {
     const comm::MeshShape before = mesh_;
-    const RecordedPass pass = record_pass(config_);  // which the number of ranks does not change
+    const RecordedPass pass = record_pass(config_);  // does not depend on the number of ranks
     while (mesh_.world_size() <= kMostRanks / 2) {
       mesh_.data *= 2;
       if (!keeps_global_batch()) break;
       if (device_peak(config_, planned_units(config_, mesh_), pass) > limit_) continue;
       return try_it(concat(mesh_.world_size(), " ranks"));
     }
-    mesh_ = before;  // as many as there may be are not enough
+    mesh_ = before;  // the most ranks are not enough
     keeps_global_batch();
     return false;
   }
@@ -196,7 +195,7 @@ std::vector<shard::UnitSizes> planned_units(const config::Config& config, const 
   const auto stages = nn::make_decoder(config.model, at::kMeta);
   const nn::ModelOutline model = shard::make_model_tree(*stages).outline;
   std::vector<shard::UnitSizes> units = unit_sizes(model, config::shard_options(config), mesh);
-  // Tokens need no gradient, so nothing tells when the backward of an embedding ends.
+  // Token ids require no gradient, so the end of an embedding's backward cannot be seen.
   for (const nn::OutlineNode& node : model.nodes) {
     if (node.type != "embedding") continue;
     for (shard::UnitSizes& unit : units) {
@@ -216,9 +215,7 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.mesh = comm::resolve_mesh(config.mesh, static_cast<int>(plan.machines.world_size));
   plan.units = planned_units(config, plan.mesh);
   for (const shard::UnitSizes& unit : plan.units) plan.parameters += unit.numel;
-  plan.step = shard::step_formula(
-      plan.units, config::shard_options(config),
-      {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  plan.step = step_formula(config, plan.units);
   plan.optimizer_traffic = optimizer_traffic(config.optimizer, plan.units);
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);

@@ -1,8 +1,8 @@
 #pragma once
 
-// fsdp-plan, and fsdp-train --plan: what a run needs, on machines that need not be there. From the config
-// alone: the model is built on meta tensors, its units are chosen as fully_shard() chooses them, one pass of it
-// is recorded (plan/recorded_pass.h), and everything else is arithmetic. No other processes, no data.
+// fsdp-plan and fsdp-train --plan: what a run needs, on machines that need not exist, from the config alone.
+// The model is built on meta tensors, its units are chosen as by fully_shard(), one pass of it is recorded
+// (plan/recorded_pass.h), and the rest is arithmetic. No other processes, no data.
 
 #include <cstdint>
 #include <optional>
@@ -13,26 +13,25 @@
 #include "config/config.h"
 #include "plan/memory.h"
 #include "plan/time.h"
-#include "shard/step_formula.h"
 #include "shard/unit_sizes.h"
 
 namespace fsdp::plan {
 
 /// The machines that a plan is for.
 struct PlanOptions {
-  int64_t world_size = 0;           ///< 0: the product of [mesh] where every axis has a size, else 1
+  int64_t world_size = 0;           ///< 0: the product of [mesh] if every axis has a size, else 1
   double memory_gib = 80;           ///< of a rank's device
-  double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives; with gpus_per_node from other nodes
-  double dcn_bandwidth_gbps = 100;  ///< the same between replicas
+  double bandwidth_gbps = 400;      ///< Gbit/s that a rank receives; with gpus_per_node, from other nodes
+  double dcn_bandwidth_gbps = 100;  ///< Gbit/s between replicas
   double flops_tflops = 150;        ///< TFLOP/s that a rank sustains
   int64_t gpus_per_node = 0;        ///< 0: all ranks are linked alike
-  double node_bandwidth_gbps = 0;   ///< from ranks of the same node; 0: as from others
-  std::string gpu = {};             ///< whose data sheet these are of; empty: none
-  double peak_tflops = 0;  ///< TFLOP/s that its data sheet gives, of which MFU is a share; 0: not known
-  double tokens = 0;       ///< that the model is to be trained on; 0: not known
+  double node_bandwidth_gbps = 0;   ///< Gbit/s inside a node; 0: bandwidth_gbps
+  std::string gpu = {};             ///< the GPU with this data sheet; empty: none
+  double peak_tflops = 0;           ///< TFLOP/s of the data sheet, the base of MFU; 0: unknown
+  double tokens = 0;                ///< of the whole training; 0: unknown
 };
 
-/// A change of the config, and what is needed with it and with those before it.
+/// A change of the config, and the memory needed with it and all changes before it.
 struct Advice {
   std::string change;  ///< "activation_checkpointing.mode = full"
   int64_t device_peak = 0;
@@ -46,30 +45,28 @@ struct Plan {
   int64_t parameters = 0;
   std::vector<shard::UnitSizes> units;
   shard::StepFormula step;
-  shard::Traffic optimizer_traffic;  ///< of whole matrices (muon); not in `step`
+  shard::Traffic optimizer_traffic;  ///< of whole matrices (muon), not in `step`
   MemoryPlan memory;
   TimePlan time;
-  /// Largest data.micro_batch_size whose device peak is within memory_gib; 0: not even 1 is.
-  int64_t largest_micro_batch = 0;
-  std::vector<Advice>
-      advice;  ///< where the config does not fit; each on top of those before, to the first that does
-  std::vector<std::string> warnings;  ///< what had better be otherwise whether it fits or not
+  int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none
+  std::vector<Advice> advice;         ///< if the config does not fit: cumulative changes until it does
+  std::vector<std::string> warnings;  ///< improvements, whether it fits or not
 
   int64_t tokens_per_step() const;
   double tokens_per_second() const;
-  /// TFLOP/s of a rank that the model's definition asks for, without what recomputation adds.
+  /// TFLOP/s of a rank by the model's definition, without recomputation.
   double model_tflops() const;
   int64_t memory_limit() const;
   bool fits() const { return memory.device_peak <= memory_limit(); }
 };
 
-/// The world size that the options or the config give.
+/// The world size given by the options or the config.
 int planned_world_size(const config::Config& config, const PlanOptions& options);
 
-/// Throws Error(kUsage) for a mesh that the world does not fill and for numbers that no machine has.
+/// Throws Error(kUsage) for a mesh that does not match the world size and for impossible numbers.
 Plan make_plan(const config::Config& config, const PlanOptions& options);
 
-/// The units of the config's model in such a world, as the engine would have them in its second step.
+/// The units of the config's model on such a mesh, as the engine would have them from its second step on.
 std::vector<shard::UnitSizes> planned_units(const config::Config& config, const comm::MeshShape& mesh);
 
 }  // namespace fsdp::plan

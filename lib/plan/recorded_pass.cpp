@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -74,21 +73,21 @@ class Recorder {
     events_.push_back({Kind::kGive, 0, events_[at].value});
   }
 
-  /// Before an operation of libtorch.
+  /// Called before each operation of libtorch.
   static std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& function) {
     const std::string_view name = function.name();
-    const size_t first = name == "aten::mm" || name == "aten::bmm"                                    ? 0
-                         : name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::addmm_" ? 1
-                                                                                                      : 2;
+    const bool multiplies = name == "aten::mm" || name == "aten::bmm";
+    const bool adds = name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::addmm_";
+    const size_t first = adds ? 1 : 0;  // the place of the first factor
     const auto inputs = function.inputs();
-    if (first == 2 || inputs.size() < first + 2) return nullptr;
+    if (!(multiplies || adds) || inputs.size() < first + 2) return nullptr;
     const at::Tensor &a = inputs[first].toTensor(), &b = inputs[first + 1].toTensor();
     if (a.is_meta()) kernels::note_product(a.numel() / a.size(-1), b.size(-1), a.size(-1));
     return nullptr;
   }
 
   std::vector<RecordedPass::Event> events_;
-  std::set<size_t> open_;  ///< takes that nothing has given back
+  std::set<size_t> open_;  ///< kTake events without a kGive
   MetaMemory memory_;
   std::optional<MetaMemory::Unheard> unheard_;
   kernels::MetaDevice device_;
@@ -96,7 +95,7 @@ class Recorder {
   at::CallbackHandle callback_;
 };
 
-/// Writes down where a stage stands, as shard/unit_hook.h sees it.
+/// Records the events of a stage as shard/unit_hook.cpp reports them.
 class StageHook final : public nn::CallHook {
  public:
   StageHook(Recorder& recorder, size_t path) : recorder_(recorder), path_(path) {}
@@ -104,7 +103,7 @@ class StageHook final : public nn::CallHook {
   std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
     recorder_.at_stage(Kind::kForwardBegins, path_);
     if (!at::GradMode::is_enabled()) return nullptr;
-    const nn::CallTensors with_gradient = differentiable(inputs);
+    const nn::CallTensors with_gradient = shard::differentiable(inputs);
     if (!with_gradient.empty()) {
       shard::when_backward_ends(with_gradient, [this] { recorder_.at_stage(Kind::kBackwardEnds, path_); });
     }
@@ -115,7 +114,7 @@ class StageHook final : public nn::CallHook {
     recorder_.at_stage(Kind::kForwardEnds, path_);
     if (!at::GradMode::is_enabled()) return;
     const auto begun = std::make_shared<bool>(false);
-    for (at::Tensor* output : differentiable(outputs)) {
+    for (at::Tensor* output : shard::differentiable(outputs)) {
       shard::when_backward_begins(*output, [this, begun] {
         if (!std::exchange(*begun, true)) recorder_.at_stage(Kind::kBackwardBegins, path_);
       });
@@ -123,25 +122,18 @@ class StageHook final : public nn::CallHook {
   }
 
  private:
-  static nn::CallTensors differentiable(const nn::CallTensors& tensors) {
-    nn::CallTensors found;
-    std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(found),
-                 [](const at::Tensor* tensor) { return tensor->requires_grad(); });
-    return found;
-  }
-
   Recorder& recorder_;
   size_t path_;
 };
 
-/// Stands for the place of a parameter's gradient in a buffer of its unit (shard/gradient_buffer.h), whose memory
-/// is the unit's.
+/// Stands in for the place of a parameter's gradient in the buffer of its unit (shard/gradient_buffer.h),
+/// whose memory counts as the unit's.
 class UnitGradient final : public kernels::GradientSink {
  public:
   struct Options {
     at::ScalarType type = at::kFloat;  ///< of the buffer
     bool in_one_piece = true;
-    bool holds = false;  ///< a gradient of an earlier micro-batch
+    bool holds = false;  ///< has a gradient of an earlier micro-batch
     bool on_cpu = true;
   };
   UnitGradient(const at::Tensor& parameter, const Options& options)
@@ -153,7 +145,7 @@ class UnitGradient final : public kernels::GradientSink {
   void operator()(const at::Tensor& parameter) override {
     const at::Tensor gradient = parameter.grad();
     if (!gradient.defined()) return;
-    // Sums of two types go by a converted copy on the CPU.
+    // On the CPU, a sum of two types needs a converted copy.
     if (holds_ && options_.on_cpu && gradient.scalar_type() != options_.type) gradient.to(options_.type);
     holds_ = true;
     at::Tensor(parameter).mutable_grad() = at::Tensor();
@@ -174,7 +166,7 @@ class UnitGradient final : public kernels::GradientSink {
 
 std::shared_ptr<nn::Stage> meta_model(nn::ModelOptions options, at::ScalarType type,
                                       at::ScalarType buffer_type = at::kFloat) {
-  // Another machine may have the matrix units that this one lacks.
+  // The planned machine may have matrix units that this one lacks.
   if (options.matmul == "amx" && !util::has_matrix_unit()) options.matmul = "auto";
   const nn::ParameterType parameters_of(type);
   auto model = nn::make_decoder(options, at::kMeta);
@@ -283,6 +275,36 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         break;
     }
   }
+}
+
+StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::UnitSizes>& units,
+                         std::function<void()> before_end) {
+  auto by_path = std::make_shared<std::map<std::string, size_t>>();
+  (*by_path)[""] = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (!units[i].is_root) (*by_path)[units[i].name] = i;
+  }
+  const auto of = [&by_path](auto event) {
+    return [by_path, event](const std::string& path) {
+      if (const auto unit = by_path->find(path); unit != by_path->end()) event(unit->second);
+    };
+  };
+  const auto end = [before_end = std::move(before_end)] {
+    if (before_end) before_end();
+  };
+  StageEvents events;
+  events.forward_begins = of([&schedule](size_t unit) { schedule.forward_begins(unit); });
+  events.forward_ends = of([&schedule, end](size_t unit) {
+    end();
+    schedule.forward_ends(unit);
+  });
+  events.backward_begins = of([&schedule](size_t unit) { schedule.backward_begins(unit); });
+  events.backward_ends = of([&schedule, end](size_t unit) {
+    if (unit == 0) return schedule.whole_backward_ends();
+    end();
+    schedule.backward_ends(unit);
+  });
+  return events;
 }
 
 int64_t RecordedPass::saved_bytes() const {

@@ -1,34 +1,57 @@
 #pragma once
 
-// RecordedPass: what one forward and backward of a model take of tensor memory and of compute, event by event.
+// RecordedPass: what one forward and backward of a model take of tensor memory and compute, event by event.
 //
-// The model itself says it: it is built on meta tensors, which have shapes and no memory, and runs as it does
-// in training, with its recomputation, its kernels (kernels/meta.h) and libtorch's autograd. An allocator of meta
-// memory writes down what is taken and given back, a callback of libtorch's dispatcher which matrices are
-// multiplied, and hooks where stages begin and end. So a model, a layer or a kernel that is new is planned
-// without a word about it here. tests/train/plan_test.cpp compares the sums with what training takes.
+// The events come from the model itself: it is built on meta tensors, which have shapes but no memory, and
+// runs as in training, with its recomputation, its kernels (kernels/meta.h) and libtorch's autograd. An
+// allocator of meta memory records allocations and releases, a callback of libtorch's dispatcher the matrix
+// products, and hooks the begin and end of stages. So new models, layers and kernels are planned without
+// changes here. tests/train/plan_test.cpp compares the sums with what training takes.
 //
-// Not in it: memory that kernels take from malloc, such as oneDNN's for products in low precision.
+// Not recorded: memory that kernels take from malloc, such as oneDNN's for products in low precision.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "config/config.h"
-#include "plan/memory_tape.h"
+#include "shard/schedule.h"
+#include "shard/unit_sizes.h"
 
 namespace fsdp::plan {
 
-/// Products of matrices that are computed.
+/// Adds up what a step takes and gives back of tensor memory.
+class MemoryTape {
+ public:
+  void take(int64_t bytes) {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  void give(int64_t bytes) { live_ -= bytes; }
+  /// Memory that is given back before the next event.
+  void touch(int64_t bytes) { peak_ = std::max(peak_, live_ + bytes); }
+
+  /// Restarts the peak at the live bytes.
+  void reset_peak() { peak_ = live_; }
+
+  int64_t live() const { return live_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t live_ = 0, peak_ = 0;
+};
+
+/// Computed matrix products.
 struct Products {
   double flops = 0;
   double flops_in_float8 = 0;  ///< of these
 };
 
-/// Hears where in the pass a stage, named by its path, stands. A forward that is run again for backward is part
-/// of the backward. The end of a backward that no gradient of an input shows is not heard, but for the
-/// outermost stage's, whose path is empty.
+/// Called at the events of a pass; stages are named by their paths, the outermost by an empty one. A forward
+/// that runs again for backward is part of the backward. `backward_ends` is called only for stages with an
+/// input that requires a gradient, and for the outermost stage.
 struct StageEvents {
   std::function<void(const std::string& path)> forward_begins = [](const std::string&) {};
   std::function<void(const std::string& path)> forward_ends = [](const std::string&) {};
@@ -58,12 +81,13 @@ class RecordedPass {
   RecordedPass(std::vector<Event> events, std::vector<std::string> paths, int64_t kept_bytes)
       : events_(std::move(events)), paths_(std::move(paths)), kept_bytes_(kept_bytes) {}
 
-  /// Lives the pass again. The tape is where it was before when it ends.
+  /// Repeats the events of the pass. Leaves the tape's live bytes as they were.
   void play(MemoryTape& tape, const StageEvents& events = {}) const;
 
-  /// What backward finds saved when it begins.
+  /// Live when backward begins.
   int64_t saved_bytes() const;
-  /// Of what outlives the pass: tokens and targets, and tables such as those of rotary positions. Not on the tape.
+  /// Memory that outlives the pass, not on the tape: tokens, targets, and tables such as those of rotary
+  /// positions.
   int64_t kept_bytes() const { return kept_bytes_; }
   double flops() const;
 
@@ -73,17 +97,22 @@ class RecordedPass {
   int64_t kept_bytes_;
 };
 
-/// Which device the pass is for: training.device, or a CPU whatever that says.
+/// The events that run the schedule of the units along with a pass; `before_end` is called when a unit has
+/// computed. The arguments must outlive the result.
+StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::UnitSizes>& units,
+                         std::function<void()> before_end = nullptr);
+
+/// The device for which the pass is recorded: training.device, or a CPU regardless.
 enum class PassDevice { kOfConfig, kCpu };
 
-/// A micro-batch of the config. Throws Error(kUsage) for a model with an operation that libtorch cannot plan.
+/// Records a micro-batch of the config. Throws Error(kUsage) for a model with an operation that libtorch
+/// cannot run on meta tensors.
 RecordedPass record_pass(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
-/// Floating-point operations, a multiplication and an addition being two, that a forward and a backward of one
-/// token ask for by the model's definition: three times the products of its forward, in rows of
-/// `sequence_length` tokens, the half of attention that causality hides counted. What recomputation adds is not
-/// in it: model FLOPs utilisation counts so (Chowdhery et al.: PaLM, 2022, appendix B). 0 for a model that
-/// cannot be planned.
+/// Floating-point operations (a multiplication and an addition are two) of a forward and backward per token
+/// by the model's definition: three times the products of the forward, in rows of `sequence_length` tokens,
+/// counting the half of attention hidden by causality but no recomputation, as for model FLOPs utilisation
+/// (Chowdhery et al.: PaLM, 2022, appendix B). 0 for a model that cannot be planned.
 double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length);
 
 }  // namespace fsdp::plan

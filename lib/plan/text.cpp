@@ -24,13 +24,12 @@ std::string printed(const char* format, Values... values) {
   return text;
 }
 
-/// Units of one size that follow each other, or that alternate with others in one order, and what they
-/// communicate in a step.
+/// Units of one size that follow each other, or alternate with others in a fixed order.
 struct UnitGroup {
-  std::string first, last;
-  int64_t count = 0;
-  UnitSizes each;
-  shard::StepFormula step;  ///< of all of them
+  UnitSizes first;
+  std::string last;
+  size_t count = 0;
+  shard::Traffic traffic;  ///< of all of them in a step
 };
 
 bool alike(const UnitSizes& a, const UnitSizes& b) {
@@ -46,42 +45,26 @@ int64_t payload(const shard::Traffic& traffic) {
   return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes;
 }
 
-/// `count` units, one in `stride`.
-struct Row {
-  size_t begin = 0, stride = 1, count = 1;
-  size_t last() const { return begin + (count - 1) * stride; }
-};
-
-/// What the units communicate, as the difference that they make: which unit stays gathered at the end of
-/// forward depends on all.
-shard::Traffic traffic_of(const Plan& plan, const Row& row) {
+/// The traffic of `count` units, one in `stride`, as the difference that they make: which unit stays gathered
+/// at the end of forward depends on all.
+shard::Traffic traffic_of(const Plan& plan, size_t begin, size_t stride, size_t count) {
   std::vector<UnitSizes> without = plan.units;
-  // There, but communicates nothing.
-  for (size_t i = 0; i < row.count; ++i) without[row.begin + i * row.stride].groups = {};
-  const config::TrainingOptions& training = plan.config.training;
-  const shard::Traffic all = plan.step.traffic;
-  const shard::Traffic rest = shard::step_formula(without, config::shard_options(plan.config),
-                                                  {.micro_batches = training.gradient_accumulation_steps,
-                                                   .no_sync = training.no_sync})
-                                  .traffic;
-  return {.all_gathers = all.all_gathers - rest.all_gathers,
-          .all_gather_bytes = all.all_gather_bytes - rest.all_gather_bytes,
-          .reduce_scatters = all.reduce_scatters - rest.reduce_scatters,
-          .reduce_scatter_bytes = all.reduce_scatter_bytes - rest.reduce_scatter_bytes,
-          .all_reduces = all.all_reduces - rest.all_reduces,
-          .all_reduce_bytes = all.all_reduce_bytes - rest.all_reduce_bytes};
+  // Without groups, units communicate nothing.
+  for (size_t i = 0; i < count; ++i) without[begin + i * stride].groups = {};
+  return plan.step.traffic - step_formula(plan.config, without).traffic;
 }
 
-/// How often the `period` units from `begin` on are there one after another.
+/// How many times the `period` units from `begin` on repeat, at least once.
 size_t repetitions(const std::vector<UnitSizes>& units, size_t begin, size_t period) {
   size_t end = begin + period;
   while (end < units.size() && alike(units[end], units[end - period])) ++end;
   return (end - begin) / period;
 }
 
-std::vector<Row> rows_of(const std::vector<UnitSizes>& units) {
+std::vector<UnitGroup> groups_of(const Plan& plan) {
   constexpr size_t kMostAlternating = 4;
-  std::vector<Row> rows;
+  const std::vector<UnitSizes>& units = plan.units;
+  std::vector<UnitGroup> groups;
   for (size_t begin = 0; begin < units.size();) {
     size_t period = 1, times = repetitions(units, begin, 1);
     for (size_t other = 2; other <= kMostAlternating && begin + other <= units.size() && times == 1;
@@ -89,27 +72,15 @@ std::vector<Row> rows_of(const std::vector<UnitSizes>& units) {
       const size_t count = repetitions(units, begin, other);
       if (count > 1) period = other, times = count;
     }
-    for (size_t place = 0; place < period; ++place) rows.push_back({begin + place, period, times});
+    for (size_t first = begin; first < begin + period; ++first) {
+      groups.push_back({.first = units[first],
+                        .last = units[first + (times - 1) * period].name,
+                        .count = times,
+                        .traffic = traffic_of(plan, first, period, times)});
+    }
     begin += period * times;
   }
-  return rows;
-}
-
-std::vector<UnitGroup> groups_of(const Plan& plan) {
-  std::vector<UnitGroup> groups;
-  for (const Row& row : rows_of(plan.units)) {
-    UnitGroup& group = groups.emplace_back();
-    group.first = plan.units[row.begin].name;
-    group.last = plan.units[row.last()].name;
-    group.count = static_cast<int64_t>(row.count);
-    group.each = plan.units[row.begin];
-    group.step.traffic = traffic_of(plan, row);
-  }
   return groups;
-}
-
-std::string name_of(const UnitGroup& group) {
-  return group.count == 1 ? group.first : concat(group.first, " ... ", group.last);
 }
 
 std::string duration(double seconds) {
@@ -119,26 +90,33 @@ std::string duration(double seconds) {
 
 double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
+std::string table_row(const std::string& name, const std::string& value, const std::string& remark) {
+  return printed("  %-42s %12s  %s\n", name.c_str(), value.c_str(), remark.c_str());
+}
+
 std::string communication_table(const Plan& plan) {
+  const auto row = [](std::string name, const shard::Traffic& traffic, const std::string& parameters,
+                      const std::string& payload_each = "") {
+    if (name.size() > 44) name = concat(name.substr(0, 41), "...");
+    return printed("  %-42s %6ld %16s %12s %12s\n", name.c_str(), static_cast<long>(collectives(traffic)),
+                   parameters.c_str(), payload_each.c_str(), decimal_bytes(payload(traffic)).c_str());
+  };
   std::string text = printed("%-44s %6s %16s %12s %12s\n", "communication of a rank in a step", "number",
                              "parameters each", "payload each", "payload");
   for (const UnitGroup& group : groups_of(plan)) {
-    const int64_t number = collectives(group.step.traffic), bytes = payload(group.step.traffic);
-    std::string name = name_of(group);
-    if (name.size() > 44) name = concat(name.substr(0, 41), "...");
-    text += printed("  %-42s %6ld %16s %12s %12s\n", name.c_str(), static_cast<long>(number),
-                    with_commas(group.each.numel).c_str(),
-                    decimal_bytes(number > 0 ? bytes / number : 0).c_str(), decimal_bytes(bytes).c_str());
+    const std::string& name = group.first.name;
+    const int64_t number = collectives(group.traffic);
+    text +=
+        row(group.count == 1 ? name : concat(name, " ... ", group.last), group.traffic,
+            with_commas(group.first.numel), decimal_bytes(number > 0 ? payload(group.traffic) / number : 0));
   }
   const shard::Traffic& traffic = plan.step.traffic;
-  text += printed("  %-42s %6ld %16s %12s %12s\n", "all", static_cast<long>(collectives(traffic)),
-                  with_commas(plan.parameters).c_str(), "", decimal_bytes(payload(traffic)).c_str());
+  text += row("all", traffic, with_commas(plan.parameters));
   text += concat("  ", traffic.all_gathers, " all-gathers (", plan.step.forward_all_gathers, " forward, ",
                  plan.step.backward_all_gathers, " backward), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
-  if (const shard::Traffic& update = plan.optimizer_traffic; collectives(update) > 0) {
-    text += printed("  %-42s %6ld %16s %12s %12s\n", "besides, whole matrices for muon",
-                    static_cast<long>(collectives(update)), "", "", decimal_bytes(payload(update)).c_str());
+  if (collectives(plan.optimizer_traffic) > 0) {
+    text += row("besides, whole matrices for muon", plan.optimizer_traffic, "");
   }
   return text;
 }
@@ -146,7 +124,7 @@ std::string communication_table(const Plan& plan) {
 std::string memory_table(const Plan& plan) {
   const MemoryPlan& memory = plan.memory;
   auto row = [](const char* name, int64_t bytes, const char* remark) {
-    return printed("  %-42s %12s  %s\n", name, human_bytes(bytes).c_str(), remark);
+    return table_row(name, human_bytes(bytes), remark);
   };
   const bool offload = plan.config.fsdp.cpu_offload, moved = plan.config.fsdp.move_grads_to_cpu;
   const char* host = "in host memory";
@@ -156,11 +134,10 @@ std::string memory_table(const Plan& plan) {
   text += row("gradients of shards", memory.gradients, moved ? host : "after backward");
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
   text += row("saved activations", memory.saved_activations, "when backward begins");
-  text += row("peak", memory.peak, "of all of it together");
+  text += row("peak", memory.peak, "of the sum");
   text += row("resident, trained on the CPUs of one host", memory.resident, "and about 160 MiB of libraries");
   if (offload) text += row("peak of the device", memory.device_peak, "");
-  text += printed("  %-42s %12s  %s\n", "memory of the device", human_bytes(plan.memory_limit()).c_str(),
-                  plan.fits() ? "it fits" : "IT DOES NOT FIT");
+  text += row("memory of the device", plan.memory_limit(), plan.fits() ? "it fits" : "IT DOES NOT FIT");
   text += concat("  largest data.micro_batch_size that fits    ",
                  plan.largest_micro_batch > 0 ? std::to_string(plan.largest_micro_batch) : "none", "\n");
   return text;
@@ -168,31 +145,27 @@ std::string memory_table(const Plan& plan) {
 
 std::string time_table(const Plan& plan) {
   const TimePlan& time = plan.time;
-  auto row = [](const char* name, const std::string& value, const std::string& remark) {
-    return printed("  %-42s %12s  %s\n", name, value.c_str(), remark.c_str());
-  };
   std::string text = "time of a step (a simple model of it: lib/plan/time.h)\n";
-  text += row("compute", duration(time.compute),
-              concat(printed("%.4g TFLOP", time.flops / 1e12),
-                     plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
-  text += row("communication", duration(time.communication), "");
-  text += row("exposed, without compute beside it", duration(time.exposed),
-              printed("%.0f%% of the communication", share(time.exposed, time.communication)));
-  text += row("step", duration(time.step()),
-              time.step() > 0 ? concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s")
-                              : std::string());
+  text += table_row("compute", duration(time.compute),
+                    concat(printed("%.4g TFLOP", time.flops / 1e12),
+                           plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
+  text += table_row("communication", duration(time.communication), "");
+  text += table_row("exposed, not hidden by compute", duration(time.exposed),
+                    printed("%.0f%% of the communication", share(time.exposed, time.communication)));
+  text += table_row("step", duration(time.step()),
+                    time.step() > 0 ? concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s")
+                                    : std::string());
   return text;
 }
 
 std::string advice_text(const Plan& plan) {
   if (plan.fits()) return {};
-  std::string text = "to make it fit, on top of one another\n";
+  std::string text = "to make it fit, each change on top of those above\n";
   for (const Advice& advice : plan.advice) {
-    text += printed("  %-42s %12s  %s\n", advice.change.c_str(), human_bytes(advice.device_peak).c_str(),
-                    advice.fits ? "fits" : "");
+    text += table_row(advice.change, human_bytes(advice.device_peak), advice.fits ? "fits" : "");
   }
   if (plan.advice.empty() || !plan.advice.back().fits) {
-    text += "  not enough: make the model smaller, or take devices with more memory\n";
+    text += "  not enough: make the model smaller, or use devices with more memory\n";
   }
   return text;
 }
@@ -225,7 +198,7 @@ std::string days(double seconds) {
   return value >= 1 ? printed("%.1f days", value) : printed("%.1f hours", 24 * value);
 }
 
-/// `text` in lines of at most 100 columns, under a title.
+/// `text` in lines of at most 100 columns, after a title.
 std::string titled(const std::string& title, const std::string& text) {
   constexpr size_t kWidth = 100, kIndent = 11;
   std::string lines = title + std::string(kIndent - title.size(), ' ');
@@ -247,7 +220,6 @@ std::string titled(const std::string& title, const std::string& text) {
   return lines + "\n";
 }
 
-/// What most come for.
 std::string summary(const Plan& plan) {
   const std::string limit = human_bytes(plan.memory_limit()), peak = human_bytes(plan.memory.device_peak);
   std::string text;
@@ -257,7 +229,7 @@ std::string summary(const Plan& plan) {
                                 plan.largest_micro_batch));
   } else {
     text += titled("memory", concat(peak, " where a rank has ", limit,
-                                    ": IT DOES NOT FIT; what to change stands at the end"));
+                                    ": IT DOES NOT FIT; see the end for what to change"));
   }
   if (plan.time.step() > 0) {
     std::string speed =
@@ -331,14 +303,13 @@ std::string plan_text(const Plan& plan) {
 std::string plan_json(const Plan& plan) {
   nlohmann::ordered_json groups = nlohmann::ordered_json::array();
   for (const UnitGroup& group : groups_of(plan)) {
-    nlohmann::ordered_json entry = {{"first", group.first},
-                                    {"last", group.last},
-                                    {"units", group.count},
-                                    {"parameters_each", group.each.numel},
-                                    {"shard_bytes_each", group.each.shard_bytes()},
-                                    {"unsharded_bytes_each", group.each.unsharded_bytes()}};
-    entry["communication"] = json_of(group.step.traffic);
-    groups.push_back(std::move(entry));
+    groups.push_back({{"first", group.first.name},
+                      {"last", group.last},
+                      {"units", group.count},
+                      {"parameters_each", group.first.numel},
+                      {"shard_bytes_each", group.first.shard_bytes()},
+                      {"unsharded_bytes_each", group.first.unsharded_bytes()},
+                      {"communication", json_of(group.traffic)}});
   }
   nlohmann::ordered_json advice = nlohmann::ordered_json::array();
   for (const Advice& each : plan.advice) {

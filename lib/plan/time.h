@@ -1,47 +1,94 @@
 #pragma once
 
-// How long a step would take on machines of a given speed, and how much of its communication nothing hides.
-//
-// The model of it, on purpose a simple one:
-//   - A stage takes 2 FLOP a weight of its matrices and token forward, 4 backward, and attention 4 * T * D a
-//     token forward (T tokens in a row, D wide, the half that causality hides counted) and twice that
-//     backward; a recomputed stage runs forward twice. Nothing else takes time: no norms, no optimizer.
-//   - A rank computes `flops_per_second` of these, without interruption, and kFloat8Speed times as many in
-//     linear layers that multiply in 8 bits (training.float8).
-//   - Collectives wait and are waited for as the engine's schedule says (plan/step_clock.h). No latency.
-// What compute waits for is the exposed communication.
+// The duration of a step on machines of a given speed, and how much of its communication is exposed: compute
+// waits for it. The model is deliberately simple:
+//   - A stage takes 2 FLOP per weight of its matrices and token in forward and 4 in backward; attention takes
+//     4 * T * D per token in forward (T tokens in a row, width D, counting the half hidden by causality) and
+//     twice that in backward; a recomputed stage runs forward twice. Nothing else takes time: no norms, no
+//     optimizer.
+//   - A rank computes `flops_per_second` without interruption, and kFloat8Speed times as fast in linear
+//     layers that multiply in 8 bits (training.float8).
+//   - Collectives wait and are waited for as the engine's schedule says (StepClock), without latency.
 
 #include <vector>
 
 #include "config/config.h"
 #include "plan/recorded_pass.h"
-#include "plan/step_clock.h"
+#include "shard/schedule.h"
 #include "shard/unit_sizes.h"
 
 namespace fsdp::plan {
 
-/// Of products in 8 bits against those in bf16: that of the matrix units of every GPU which has both
-/// (NVIDIA's data sheets of H100, L40S and B200, without sparsity). What it takes to scale and to round is
-/// not in it.
+/// Speed of products in 8 bits relative to bf16: that of the matrix units of every GPU with both (NVIDIA's
+/// data sheets of H100, L40S and B200, without sparsity). Scaling and rounding are not included.
 inline constexpr double kFloat8Speed = 2;
+
+struct MachineSpeed {
+  double flops_per_second = 150e12;  ///< of products in the type of compute
+  double bytes_per_second = 50e9;
+  double replica_bytes_per_second = 50e9;
+  int64_t ranks_of_node = 0;         ///< 0: bytes_per_second holds between any two ranks
+  double node_bytes_per_second = 0;  ///< between ranks of a node; 0: bytes_per_second
+  double latency_seconds = 0;        ///< of each collective
+};
+
+/// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
+/// caller adds the compute between the schedule's events.
+///
+/// Compute and communication are one stream each. A collective begins when the one before it on its stream
+/// has ended; compute continues when the collectives for which it waits have ended. All-reduces over replicas
+/// follow the reduce-scatter of their shard in a separate stream; those of units that are not cut share the
+/// stream of the gathers.
+///
+/// A rank receives the other W - 1 shards of a unit in an all-gather, and as much in a reduce-scatter, at
+/// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
+/// node, and the ranks of a node together receive those of the other nodes once, at g times
+/// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
+/// `replica_bytes_per_second`.
+class StepClock final : public shard::CommandReader {
+ public:
+  /// Both arguments must outlive the clock.
+  StepClock(const std::vector<shard::UnitSizes>& units, const MachineSpeed& speed);
+
+  void read(const shard::Command& command) override;
+  void compute(double seconds);
+
+  double computed() const { return computed_; }
+  double communicated() const { return communicated_; }  ///< sum of all collectives
+  double exposed() const { return exposed_; }            ///< during which compute waited
+
+ private:
+  void gather(size_t unit);
+  void reduce(size_t unit);
+  double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
+  double put_on(double& stream, double seconds);
+  void wait_until(double time);
+
+  /// When the collectives of a unit end.
+  struct Ends {
+    double gather = 0, sending = 0, reduction = 0;
+  };
+
+  const std::vector<shard::UnitSizes>& units_;
+  const MachineSpeed& speed_;
+  std::vector<Ends> ends_;
+  double now_ = 0, communication_ = 0, replicas_ = 0;  ///< times until which the streams are busy
+  double computed_ = 0, communicated_ = 0, exposed_ = 0;
+};
 
 /// Seconds of one optimizer step.
 struct TimePlan {
   double compute = 0;
-  double communication = 0;  ///< of all collectives, one after another
+  double communication = 0;  ///< sum of all collectives
   double exposed = 0;
-  double flops = 0;            ///< of this rank, recomputation included
+  double flops = 0;            ///< of this rank, including recomputation
   double flops_in_float8 = 0;  ///< of these
 
   double step() const { return compute + exposed; }
 };
 
-/// `pass` is the config's.
+/// `pass` must be the config's.
 TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
                    const MachineSpeed& speed, const RecordedPass& pass);
-inline TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                          const MachineSpeed& speed) {
-  return plan_time(config, units, speed, record_pass(config));
-}
 
 }  // namespace fsdp::plan

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "shard/nominal_pass.h"
+
 namespace fsdp::plan {
 
 using shard::UnitSizes;
@@ -31,12 +33,18 @@ void PoolMemory::give_back(const Place& place) {
 UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes>& units, MemoryTape& tape,
                        const Options& options)
     : config_(config),
+      sizes_(units),
       tape_(tape),
       options_(options),
       pool_(tape),
       common_(tape),
-      events_(config::shard_options(config), units, *this, [this] { progress(); }) {
+      schedule_(config::shard_options(config), shard::scheduled_units(units), *this) {
   for (const UnitSizes& sizes : units) units_.push_back({.sizes = &sizes});
+}
+
+StageEvents UnitMemory::events(bool sync) {
+  schedule_.set_requires_gradient_sync(sync);
+  return run_schedule(schedule_, sizes_, [this] { progress(); });
 }
 
 void UnitMemory::read(const shard::Command& command) {
@@ -74,7 +82,7 @@ void UnitMemory::zero_gradients() {
   }
 }
 
-// ---- one unit, as shard/unit.cpp has it
+// ---- one unit, as in shard/unit.cpp
 
 void UnitMemory::gather(Unit& unit) {
   const int64_t parameters = unit.sizes->unsharded_bytes();
@@ -91,7 +99,7 @@ void UnitMemory::gather(Unit& unit) {
   });
 }
 
-/// Of the output of its all-gather.
+/// For the output of the unit's all-gather.
 PoolMemory& UnitMemory::gather_memory(const Unit& unit) {
   return options_.common && unit.sizes->is_cut() ? common_ : pool_;
 }
@@ -106,7 +114,7 @@ void UnitMemory::attach_gradients(Unit& unit) {
   if (unit.sizes->is_cut()) {
     unit.gradients = pool_.take(unit.sizes->gradient_bytes(), Sort::kSecond);
   } else {
-    tape_.take(unit.sizes->gradient_bytes());  // becomes the shard's own, so it is not one of the pool's
+    tape_.take(unit.sizes->gradient_bytes());  // becomes the shard's gradient, so it is not the pool's
   }
 }
 
@@ -120,7 +128,7 @@ void UnitMemory::reduce(Unit& unit) {
   unit.reduced = issue([this, &unit] { add_to_shard_gradient(unit); });
 }
 
-/// The result of the reduction becomes, or is added to, the shard's gradient.
+/// The result of the reduction becomes the shard's gradient or is added to it.
 void UnitMemory::add_to_shard_gradient(Unit& unit) {
   const int64_t result = unit.sizes->reduce_payload_bytes();
   const int64_t gradient = shard_gradient_bytes(config_, *unit.sizes);

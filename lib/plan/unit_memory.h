@@ -1,10 +1,9 @@
 #pragma once
 
-// UnitMemory: what the units of a model take and give back of tensor memory in a step, as numbers: gathered
-// parameters, gradients before and after their reduction. It reads the commands of the schedule that the engine
-// executes (shard/schedule.h) and does on sizes what shard::Unit and shard::BufferPool do on buffers; the walk
-// through the model (plan/recorded_pass.h) says which stage begins and ends. tests/train/plan_test.cpp compares
-// the sums with what the engine takes.
+// UnitMemory: the tensor memory of a model's units in a step, as numbers: gathered parameters, and gradients
+// before and after their reduction. It reads the schedule's commands (shard/schedule.h) and does with sizes
+// what shard::Unit and shard::BufferPool do with buffers, while a recorded pass (plan/recorded_pass.h) is
+// played. tests/train/plan_test.cpp compares the sums with the engine's.
 
 #include <cstdint>
 #include <deque>
@@ -13,19 +12,17 @@
 #include <vector>
 
 #include "config/config.h"
-#include "plan/memory_tape.h"
 #include "plan/recorded_pass.h"
-#include "plan/unit_events.h"
 #include "shard/schedule.h"
 #include "shard/unit_sizes.h"
 #include "util/free_ranges.h"
 
 namespace fsdp::plan {
 
-/// Of a unit's shard, at rest.
+/// Of the gradient of the unit's shard.
 int64_t shard_gradient_bytes(const config::Config& config, const shard::UnitSizes& unit);
 
-/// The memory of a shard::BufferPool. What waits in the arena to be used again counts on the tape.
+/// The memory of a shard::BufferPool. The whole arena counts on the tape, including its free parts.
 class PoolMemory {
  public:
   explicit PoolMemory(MemoryTape& tape) : tape_(tape) {}
@@ -40,8 +37,8 @@ class PoolMemory {
   util::Arena places_;
 };
 
-/// When collectives are done: the two ends of what a network may do, and between them where a unit has
-/// computed, while all that it uses is there.
+/// When collectives complete: the two extremes of a network, and in between when a unit has computed and all
+/// that it uses is still there.
 enum class CollectiveTiming { kAtOnce, kBesideCompute, kWhenWaitedFor };
 
 class UnitMemory final : private shard::CommandReader {
@@ -49,23 +46,23 @@ class UnitMemory final : private shard::CommandReader {
   struct Options {
     CollectiveTiming timing = CollectiveTiming::kAtOnce;
     bool count_moved = true;  ///< gradients that fsdp.move_grads_to_cpu moves to host memory
-    bool common = false;      ///< all-gathers go to memory that the ranks have in common
+    bool common = false;      ///< all-gathers write to memory that the ranks share
   };
 
   UnitMemory(const config::Config& config, const std::vector<shard::UnitSizes>& units, MemoryTape& tape,
              const Options& options);
 
-  /// To be given to the walk of each micro-batch. `sync`: whether this one reduces gradients.
-  StageEvents events(bool sync) { return events_.of_micro_batch(sync); }
-  /// The gradients of shards go.
+  /// For playing one micro-batch; `sync`: whether it reduces gradients.
+  StageEvents events(bool sync);
+  /// Frees the gradients of shards.
   void zero_gradients();
-  /// What the pool holds from the second step on.
+  /// The shape of the pool's arena from the second step on.
   util::Arena::Shape arena() const { return pool_.arena(); }
-  /// The length of the arena that the ranks have in common, were they always at the same place.
+  /// The length of the arena that the ranks share, if they were always at the same point of the step.
   int64_t common_bytes() const { return common_.arena().length; }
 
  private:
-  /// A unit as shard::Unit has it.
+  /// The counterpart of shard::Unit.
   struct Unit {
     const shard::UnitSizes* sizes = nullptr;
     bool has_shard_gradient = false;
@@ -83,17 +80,18 @@ class UnitMemory final : private shard::CommandReader {
   void add_to_shard_gradient(Unit& unit);
   int64_t counted_gradient_bytes(const Unit& unit) const;
 
-  /// The communication stream: what is issued is done in order. Returns the place to wait for.
+  /// The communication stream runs tasks in order. Returns the place to wait for.
   size_t issue(std::function<void()> task);
   void wait(size_t place);
   void progress();
 
   const config::Config& config_;
+  const std::vector<shard::UnitSizes>& sizes_;
   MemoryTape& tape_;
   const Options options_;
   PoolMemory pool_, common_;
   std::vector<Unit> units_;
-  UnitEvents events_;
+  shard::Schedule schedule_;
   std::deque<std::function<void()>> queue_;
   size_t issued_ = 0, done_ = 0;
 };

@@ -4,12 +4,15 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "util/error.h"
 
 namespace fsdp::shard {
 namespace {
 
-/// A graph node that passes the gradient on and tells.
+/// A graph node that calls a function and passes the gradients on.
 class BackwardEnd final : public torch::autograd::Node {
  public:
   explicit BackwardEnd(std::function<void()> ended) : ended_(std::move(ended)) {}
@@ -25,6 +28,13 @@ class BackwardEnd final : public torch::autograd::Node {
 };
 
 }  // namespace
+
+std::vector<at::Tensor*> differentiable(const std::vector<at::Tensor*>& tensors) {
+  std::vector<at::Tensor*> found;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(found),
+               [](const at::Tensor* tensor) { return tensor->requires_grad(); });
+  return found;
+}
 
 void when_backward_ends(const std::vector<at::Tensor*>& inputs, std::function<void()> ended) {
   auto node = std::shared_ptr<BackwardEnd>(new BackwardEnd(std::move(ended)), torch::autograd::deleteNode);

@@ -1,9 +1,9 @@
 #pragma once
 
-// How the engine sees backward. A module's backward begins when the first gradient of its outputs is there (a
-// hook on each) and has ended when the gradients of its inputs are (one identity function on all of them, whose
-// backward autograd runs after the module's gradients have accumulated: accumulation goes before everything
-// else that is ready).
+// How the engine sees backward. A module's backward begins with the first gradient of its outputs (a hook on
+// each). It has ended when the gradients of its inputs are computed: one identity function on all inputs,
+// whose backward autograd runs after the module's gradients have accumulated, because accumulation precedes
+// all other ready nodes.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,8 +13,11 @@
 
 namespace fsdp::shard {
 
-/// Replaces the tensors, which must require gradients, by equal ones; in backward calls `ended` when all
-/// gradients of these have come that the pass computes.
+/// The tensors that require a gradient.
+std::vector<at::Tensor*> differentiable(const std::vector<at::Tensor*>& tensors);
+
+/// Replaces the tensors, which must require gradients, by equal ones. In backward calls `ended` when the pass
+/// has computed all gradients of these.
 void when_backward_ends(const std::vector<at::Tensor*>& inputs, std::function<void()> ended);
 
 inline at::Tensor when_backward_ends(at::Tensor input, std::function<void()> ended) {
@@ -25,8 +28,8 @@ inline at::Tensor when_backward_ends(at::Tensor input, std::function<void()> end
 /// Calls `begins` in backward, before the gradient of `output` flows on. The output must require a gradient.
 void when_backward_begins(const at::Tensor& output, std::function<void()> begins);
 
-/// To be called from within a backward pass: runs `ended` when the whole pass is over. An exception of it
-/// reaches the caller of backward(). When backward itself fails, `ended` may never run.
+/// Must be called within a backward pass: runs `ended` when the whole pass is over. Its exceptions reach the
+/// caller of backward(). If backward itself fails, `ended` may never run.
 void when_whole_backward_ends(std::function<void()> ended);
 
 }  // namespace fsdp::shard

@@ -13,63 +13,65 @@ const char* kind_name(BufferKind kind) {
   return kind == BufferKind::kGradients ? "gradients" : "communication";
 }
 
-/// What a DataPtr holds on to.
+/// The context of a DataPtr; gives the memory back when it is destroyed.
 struct BufferPool::Lease {
   std::shared_ptr<BufferPool> pool;
-  at::Tensor memory;  ///< the arena, or the buffer's own
-  util::Arena::Place place;
-  BufferKind kind;
+  int64_t nbytes = 0;
+  BufferKind kind = {};
+  std::optional<util::Arena::Place> place = {};  ///< unless the memory is only counted
+  at::Tensor own = {};                           ///< the arena, or the buffer's own memory
+  c10::DataPtr counted = {};
 
   static void give_back(void* lease) {
     std::unique_ptr<Lease> owned(static_cast<Lease*>(lease));
-    owned->pool->release(*owned);
+    BufferPool& pool = *owned->pool;
+    std::lock_guard lock(pool.mutex_);
+    pool.account_.live_of(owned->kind) -= owned->nbytes;
+    if (!owned->place) return;
+    if (owned->place->is_outside) pool.outside_bytes_ -= owned->nbytes;
+    pool.places_.give_back(*owned->place);
+    owned->own.reset();
   }
 };
 
-struct BufferPool::Counted {
-  std::shared_ptr<BufferPool> pool;
-  c10::DataPtr memory;
-  int64_t nbytes;
-  BufferKind kind;
-
-  static void give_back(void* counted) {
-    std::unique_ptr<Counted> owned(static_cast<Counted*>(counted));
-    std::lock_guard lock(owned->pool->mutex_);
-    owned->pool->account_.live_of(owned->kind) -= owned->nbytes;
-  }
-};
+c10::DataPtr BufferPool::lend(std::unique_ptr<Lease> lease, void* data, at::Device device) {
+  account_.live_of(lease->kind) += lease->nbytes;
+  note_peaks();
+  return {data, lease.release(), &Lease::give_back, device};
+}
 
 c10::DataPtr BufferPool::count(c10::DataPtr memory, int64_t nbytes, BufferKind kind) {
   void* data = memory.get();
   const at::Device device = memory.device();
-  auto counted = std::make_unique<Counted>(Counted{shared_from_this(), std::move(memory), nbytes, kind});
+  auto lease = std::make_unique<Lease>(
+      Lease{.pool = shared_from_this(), .nbytes = nbytes, .kind = kind, .counted = std::move(memory)});
   std::lock_guard lock(mutex_);
-  account_.live_of(kind) += nbytes;
-  note_peaks();
-  return {data, counted.release(), &Counted::give_back, device};
+  return lend(std::move(lease), data, device);
 }
 
 c10::DataPtr BufferPool::acquire(int64_t nbytes, BufferKind kind) {
   std::lock_guard lock(mutex_);
   if (places_.live() == 0) grow_arena();
   const auto sort = kind == BufferKind::kGradients ? util::Arena::Sort::kSecond : util::Arena::Sort::kFirst;
-  auto lease = std::make_unique<Lease>(Lease{shared_from_this(), arena_, places_.take(nbytes, sort), kind});
-  int64_t offset = lease->place.offset;
-  if (lease->place.is_outside) {
+  auto lease = std::make_unique<Lease>(Lease{.pool = shared_from_this(),
+                                             .nbytes = nbytes,
+                                             .kind = kind,
+                                             .place = places_.take(nbytes, sort),
+                                             .own = arena_});
+  int64_t offset = lease->place->offset;
+  if (lease->place->is_outside) {
     try {
-      lease->memory = communicator_->allocate(nbytes, at::kByte);
+      lease->own = communicator_->allocate(nbytes, at::kByte);
     } catch (...) {
-      places_.give_back(lease->place);
+      places_.give_back(*lease->place);
       throw;
     }
     offset = 0;
     outside_bytes_ += nbytes;
   }
-  account_.live_of(kind) += nbytes;
-  note_peaks();
-  at::Device device = lease->memory.device();
-  auto* data = static_cast<std::byte*>(lease->memory.data_ptr()) + offset;
-  return {data, lease.release(), &Lease::give_back, device};
+  void* data = static_cast<std::byte*>(lease->own.data_ptr()) + offset;
+  const at::Device device = lease->own.device();
+  return lend(std::move(lease), data, device);
 }
 
 at::Tensor BufferPool::acquire_tensor(int64_t numel, at::ScalarType dtype, BufferKind kind) {
@@ -83,7 +85,7 @@ at::Tensor BufferPool::acquire_tensor(int64_t numel, at::ScalarType dtype, Buffe
 void BufferPool::grow_arena() {
   const std::optional<int64_t> bytes = places_.longer();
   if (!bytes) return;
-  arena_.reset();  // before there is the next one
+  arena_.reset();  // before the next one is allocated
   places_.clear();
   arena_ = communicator_->allocate(*bytes, at::kByte);
   places_.grow();
@@ -92,14 +94,6 @@ void BufferPool::grow_arena() {
 void BufferPool::reserve(const util::Arena::Shape& shape) {
   std::lock_guard lock(mutex_);
   places_.reserve(shape);
-}
-
-void BufferPool::release(Lease& lease) {
-  std::lock_guard lock(mutex_);
-  account_.live_of(lease.kind) -= lease.place.bytes;
-  if (lease.place.is_outside) outside_bytes_ -= lease.place.bytes;
-  places_.give_back(lease.place);
-  lease.memory.reset();
 }
 
 BufferAccount BufferPool::account() const {
@@ -123,13 +117,6 @@ void BufferPool::note_peaks() {
 int64_t BufferPool::held_bytes() const {
   std::lock_guard lock(mutex_);
   return places_.length() + outside_bytes_;
-}
-
-void BufferPool::trim() {
-  std::lock_guard lock(mutex_);
-  if (places_.live() > 0) return;
-  arena_.reset();
-  places_.clear();
 }
 
 }  // namespace fsdp::shard

@@ -1,16 +1,16 @@
 #pragma once
 
-// BufferPool: the memory of gathered parameters and of unreduced gradients, but for what the ranks of a host
-// have in common (comm::CommonMemory), which it only counts.
+// BufferPool: the memory of gathered parameters and unreduced gradients. Memory that the ranks of a host
+// share (comm::CommonMemory) is only counted here.
 //
 // Units take a buffer when they are gathered and give it back when they are freed; the next unit gets the
-// same memory, whatever its size. Every buffer has a place in one arena (util/free_ranges.h). While the pool
-// does not know how long that must be, in the first step unless it was reserved, buffers for which it is too
-// short have memory of their own; when none is in use the next time, it is made long enough. From then on the
-// system is not asked for memory any more, but where communication falls further behind than ever before. It
-// comes from the communicator, so that it can lie where collectives find it without a copy.
+// same memory, whatever its size. Every buffer has a place in one arena (util/free_ranges.h). Until the pool
+// knows how long the arena must be (in the first step, unless it was reserved), buffers that do not fit have
+// memory of their own; when no buffer is in use, the arena is made long enough. From then on the system is
+// asked for no more memory, unless communication falls further behind than before. The memory comes from the
+// communicator, which can allocate it where collectives need no copy.
 //
-// Thread-safe: collectives take and give back on the communication stream.
+// Thread-safe: collectives take and give back buffers on the communication stream.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,16 +28,15 @@ enum class BufferKind { kParameters, kGradients, kCommunication };
 /// "parameters", "gradients" or "communication", as in a trace.
 const char* kind_name(BufferKind kind);
 
-/// Bytes that units have asked for, without what blocks have beyond that.
+/// Bytes that units have asked for, without padding.
 struct BufferAccount {
-  int64_t live_parameters = 0;  ///< gathered parameters that exist now
-  int64_t live_gradients = 0;   ///< gradients that are accumulated or being reduced now
-  /// Outputs of all-gathers that are to be copied to the parameters; see UnitLayout::gathers_in_place().
-  int64_t live_communication = 0;
+  int64_t live_parameters = 0;     ///< gathered parameters
+  int64_t live_gradients = 0;      ///< accumulated or being reduced
+  int64_t live_communication = 0;  ///< separate outputs of all-gathers, see UnitLayout::gathers_in_place()
   int64_t peak_parameters = 0;
   int64_t peak_gradients = 0;
   int64_t peak_communication = 0;
-  int64_t peak = 0;  ///< the most of all together at any time
+  int64_t peak = 0;  ///< of the sum
 
   int64_t live() const { return live_parameters + live_gradients + live_communication; }
   int64_t& live_of(BufferKind kind) {
@@ -51,31 +50,28 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   explicit BufferPool(std::shared_ptr<comm::Communicator> communicator)
       : communicator_(std::move(communicator)) {}
 
-  /// Memory of at least `nbytes`, uninitialised, which goes back to the pool with the pointer.
+  /// Uninitialised memory of at least `nbytes`, returned to the pool when the pointer is destroyed.
   c10::DataPtr acquire(int64_t nbytes, BufferKind kind);
 
-  /// Counts memory that was not the pool's until the pointer goes.
+  /// Counts memory from elsewhere until the returned pointer is destroyed.
   c10::DataPtr count(c10::DataPtr memory, int64_t nbytes, BufferKind kind);
 
-  /// A flat tensor in memory of the pool, uninitialised.
+  /// An uninitialised flat tensor in memory of the pool.
   at::Tensor acquire_tensor(int64_t numel, at::ScalarType dtype, BufferKind kind);
 
-  /// Makes the arena so when the first buffer is asked for. A plan knows it (plan::buffer_shapes()).
+  /// The arena gets this shape with the first buffer. plan::buffer_shapes() computes it.
   void reserve(const util::Arena::Shape& shape);
 
   BufferAccount account() const;
-  /// Peaks count from here.
+  /// Restarts the peaks at the live bytes.
   void reset_peaks();
 
-  /// Memory of the arena and of buffers outside of it.
+  /// Memory of the arena and of the buffers outside it.
   int64_t held_bytes() const;
-  /// Gives the arena back, to be made again with the next buffer; no effect while one is in use.
-  void trim();
 
  private:
   struct Lease;
-  struct Counted;
-  void release(Lease& lease);
+  c10::DataPtr lend(std::unique_ptr<Lease> lease, void* data, at::Device device);
   void grow_arena();
   void note_peaks();
 

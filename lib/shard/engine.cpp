@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "shard/autograd_hooks.h"
-#include "shard/order_check.h"
+#include "shard/layout_views.h"
+#include "shard/rank_checks.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -14,7 +15,7 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
     : options_(options),
       mesh_(mesh.shape()),
       groups_(process_groups(mesh, options.strategy)),
-      replicated_groups_(replicated_groups(mesh)),
+      replicated_groups_(process_groups(mesh, Strategy::kNoShard)),
       pool_(std::make_shared<BufferPool>(groups_.shard)),
       offload_(options.cpu_offload ? std::make_shared<OffloadStreams>(groups_.world->device()) : nullptr),
       units_(make_units(plans, {pool_, trace, materialize, offload_})),
@@ -125,7 +126,7 @@ void Engine::report_changed_order(size_t unit) {
   util::log_warning(util::concat(
       "fsdp.forward_prefetch = \"explicit\": the order of units has changed: ", place_name(unit),
       " comes where ", place_name(schedule_.expected_unit().value_or(units_.size())),
-      " came in the forward before; where forwards differ, units are gathered when they are used"));
+      " came in the previous forward; where forwards differ, units are gathered when they are used"));
 }
 
 void Engine::hand_over_gradient(size_t index) {
@@ -199,12 +200,11 @@ void Engine::unshard() {
     at::Tensor whole = unit->gather_master_weights();
     const UnitStorage& storage = unit->storage();
     for (size_t i = 0; i < storage.parameters().size(); ++i) {
-      const ParameterPlace& place = storage.layout().parameters()[i];
       at::Tensor parameter = storage.parameters()[i].tensor;
-      parameter.set_data(whole.narrow(0, place.offset, place.numel).view(place.shape).clone());
+      parameter.set_data(whole_view(storage.layout(), i, whole).clone());
     }
   }
-  auto keep = shared_from_this();  // the hooks hold the engine
+  auto keep = shared_from_this();  // the hooks may be the last owners of the engine
   for (nn::Hookable* module : modules_) {
     if (module != nullptr) module->detach_hooks();
   }

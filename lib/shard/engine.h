@@ -1,14 +1,15 @@
 #pragma once
 
-// Engine: the units of a model that is sharded over the ranks of a communicator. In which order they are
-// gathered, freed and reduced is decided by a Schedule (shard/schedule.h); the engine executes its commands.
+// Engine: the units of a model that is sharded over the ranks of a communicator. A Schedule
+// (shard/schedule.h) decides the order in which units are gathered, freed and reduced; the engine executes
+// its commands.
 //
 //   auto engine = fully_shard(*model, options, communicator);   // shard/fully_shard.h
 //   loss = f(model->forward(x)); loss.backward();      // gathers, frees and reduces as it goes
 //   clip_grad_norm(*engine, 1.0); optimizer over engine->units(); engine->zero_gradients();
 //
-// One thread a rank. forward, backward and everything marked collective must be called by all ranks in the
-// same order.
+// One thread per rank. All ranks must call forward, backward and everything marked collective in the same
+// order.
 
 #include <cstdint>
 #include <functional>
@@ -27,112 +28,109 @@
 
 namespace fsdp::shard {
 
-/// The part of one parameter that this rank keeps, as a place in its unit's shard.
+/// The part of one parameter that lies in this rank's shard of its unit.
 struct Segment {
   std::string name;            ///< of the parameter
   std::vector<int64_t> shape;  ///< of the whole parameter
   bool requires_grad = true;
   size_t unit = 0;            ///< index into Engine::units()
   util::ColumnRange range{};  ///< of the parameter; may be empty
-  int64_t shard_offset = 0;   ///< where its elements lie in the unit's shard, contiguous
+  int64_t shard_offset = 0;   ///< of its elements, contiguous in the unit's shard
 
   int64_t numel() const { return range.numel(); }
 };
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
-  /// Use fully_shard(). Collective if the source of `materialize` is; attaches nothing to the modules.
+  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is.
   Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
          const std::shared_ptr<comm::Trace>& trace = nullptr, const Materialize& materialize = {});
 
   const ShardOptions& options() const { return options_; }
   /// All ranks of the run.
   comm::Communicator& communicator() const { return *groups_.world; }
-  /// Of the units that the strategy cuts; see Unit::groups() for the others.
+  /// The groups of the units that the strategy cuts; see Unit::groups() for the others.
   const ProcessGroups& groups() const { return groups_; }
   const comm::MeshShape& mesh() const { return mesh_; }
 
-  /// The root first, then what was taken out of the others' units (replicated or fp32 parameters), then in
-  /// the order of the modules.
+  /// The root first, then units of replicated and of fp32 parameters, then the others in the order of the
+  /// modules.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  /// This rank's part of every parameter, unit by unit; parameters of which it has none are there with an
-  /// empty range.
+  /// This rank's part of every parameter, possibly empty, unit by unit.
   const std::vector<Segment>& segments() const { return segments_; }
 
-  /// Off: following backward passes leave gradients unsharded and unreduced; the first one after it is on
-  /// again reduces the sum. Costs the memory of the whole gradient and saves the reductions. See NoSync.
+  /// Off: backward passes leave gradients unsharded and unreduced, and the first pass after it is on again
+  /// reduces the sum. Saves the reductions at the cost of the memory of the whole gradient. See NoSync.
   void set_requires_gradient_sync(bool sync) { schedule_.set_requires_gradient_sync(sync); }
   bool requires_gradient_sync() const { return schedule_.requires_gradient_sync(); }
-  /// Whether gradients of a backward pass without sync wait to be reduced.
+  /// Whether a backward pass without sync has left gradients unreduced.
   bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
-  /// With move_grads_to_cpu: `use(i)` is called for each unit i when its gradient of the coming backward pass
-  /// is complete and in host memory, one after another in the order of arrival, on a thread of the engine's
-  /// own beside the rest of the pass. It may write the unit's shard: the pass has no use for that any more.
-  /// When backward() returns all have been called; of what one throws, backward() throws the message with the
-  /// unit's name, and later ones are not called. Units without a gradient in the pass are left out. null: no
-  /// more; waits for one that is running. See GradientUse.
+  /// With move_grads_to_cpu: calls `use(i)` for each unit i with a gradient in the next backward passes, when
+  /// that is complete and in host memory; the calls run in order of arrival on a thread of the engine, beside
+  /// the rest of the pass. `use` may write the unit's shard, which the pass no longer needs. All calls have
+  /// returned when backward() returns. An exception skips the remaining calls, and backward() throws its
+  /// message with the unit's name. null waits for a running call and ends the use. See GradientUse.
   void set_gradient_use(std::function<void(size_t unit)> use);
 
-  /// Forgets all gradients, before the first micro-batch of a step.
+  /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
 
-  /// Throws Error(kUsage) that says what to do, unless the engine is between steps: no forward or backward is
-  /// under way, no forward waits for its backward, and no FullParameters is open. The message begins with
-  /// `what`, which is what needs it.
+  /// Throws Error(kUsage) unless the engine is between steps: no forward or backward is under way, no forward
+  /// waits for its backward, and no FullParameters is open. The message begins with `what`, the caller, and
+  /// says what to do.
   void require_rest(const char* what) const;
 
-  /// Brings the engine back to rest after an exception out of forward or backward; gradients of the step are
-  /// dropped.
+  /// Recovers from an exception in forward or backward; gradients of the step are discarded.
   void reset();
 
-  /// Ends the sharding: the parameters are whole and fp32 again, each in memory of its own, nothing is
-  /// attached to the stages of the units any more, and the engine has no units. Collective, between steps.
+  /// Ends the sharding: the parameters are whole and fp32 again, each in separate memory, all hooks are
+  /// detached, and the engine has no units. Collective, between steps.
   void unshard();
 
   /// Gathered parameters and unreduced gradients; nothing is live between steps.
   BufferAccount unsharded_memory() const { return pool_->account(); }
   int64_t live_unsharded_bytes() const { return unsharded_memory().live(); }
   int64_t peak_unsharded_bytes() const { return unsharded_memory().peak; }
-  /// Collectives of units since the counters were reset.
+  /// Collectives of units since reset_counters().
   Traffic traffic() const;
-  /// Peaks and traffic count from here.
+  /// Restarts the peaks and the traffic.
   void reset_counters();
   BufferPool& buffer_pool() { return *pool_; }
   /// Master weights of this rank, padding included.
   int64_t shard_bytes() const;
 
-  /// Units that live as the root does: the root's own, and what was taken out of the others.
+  /// Whether the unit has the lifetime of the root: the root unit, and units of replicated and of fp32
+  /// parameters.
   bool is_root(const Unit& unit) const;
   /// Whether the input of the unit's stage required a gradient when it was last used in training; true before
-  /// that. Where it does not (embeddings), nothing shows when the unit's backward ends, and it waits for the
-  /// end of the whole pass.
+  /// the first use. Otherwise (embeddings) the end of the unit's backward cannot be seen, and the unit waits
+  /// for the end of the whole pass.
   bool input_is_differentiable(const Unit& unit) const;
 
-  // ---- what the hook on a unit's stage reports (shard/unit_hook.h); see Schedule for the arguments
+  // ---- events reported by the hook on a unit's stage (make_unit_hook()); see Schedule for the arguments
 
   void forward_begins(size_t unit, bool records);
   void input_is(size_t unit, bool differentiable) { differentiable_input_[unit] = differentiable; }
-  /// Whether recomputation will run the forward under way again in backward, where autograd records it.
+  /// Whether recomputation will run the current forward again in backward, where autograd records it.
   bool will_be_recomputed() const { return schedule_.records(); }
   void forward_ends(size_t unit, bool backward_follows) { schedule_.forward_ends(unit, backward_follows); }
   int64_t backward_passes() const { return schedule_.backward_passes(); }
   void backward_begins(size_t unit);
   void backward_ends(size_t unit) { schedule_.backward_ends(unit); }
 
-  /// The modules of the units, to which hooks are attached; null: a further unit of the root.
+  /// By unit: the module to which a hook is attached; null for further units of the root stage.
   const std::vector<nn::Hookable*>& modules() const { return modules_; }
 
  private:
   friend class FullParameters;
 
-  /// Adds to segments_.
+  /// Also fills segments_.
   std::vector<std::unique_ptr<Unit>> make_units(const std::vector<UnitPlan>& plans, const UnitParts& parts);
   static std::vector<ScheduledUnit> scheduled(const std::vector<UnitPlan>& plans,
                                               const std::vector<std::unique_ptr<Unit>>& units);
   void read(const Command& command) override;
-  /// With explicit prefetch: the first pass must be the same on all ranks, later ones should be as the first.
   void compare_order(size_t unit) override;
   void report_changed_order(size_t unit) override;
   std::string place_name(size_t unit) const;
@@ -144,17 +142,22 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   comm::MeshShape mesh_;
   ProcessGroups groups_, replicated_groups_;
   std::shared_ptr<BufferPool> pool_;
-  std::shared_ptr<OffloadStreams> offload_;  ///< of what is kept in host memory, if anything is
+  std::shared_ptr<OffloadStreams> offload_;  ///< null without cpu_offload
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<bool> differentiable_input_;  ///< of each unit
+  std::vector<bool> differentiable_input_;  ///< by unit
   std::vector<nn::Hookable*> modules_;
   Schedule schedule_;
   std::function<void(size_t)> gradient_use_;
   bool shows_full_parameters_ = false;  ///< set by FullParameters
 };
 
-/// While it lives, backward passes accumulate unsharded gradients without communication (PyTorch's no_sync).
+/// The hook that fully_shard() attaches to the module of a unit: it notifies the engine when the module's
+/// forward and backward begin and end, and keeps the engine alive.
+std::shared_ptr<nn::CallHook> make_unit_hook(std::shared_ptr<Engine> engine, size_t unit);
+
+/// Within its scope, backward passes accumulate unsharded gradients without communication (PyTorch's
+/// no_sync).
 class NoSync {
  public:
   explicit NoSync(Engine& engine) : engine_(engine), before_(engine.requires_gradient_sync()) {
@@ -169,7 +172,7 @@ class NoSync {
   bool before_;
 };
 
-/// Engine::set_gradient_use() while it lives.
+/// Engine::set_gradient_use() within its scope.
 class GradientUse {
  public:
   GradientUse(Engine& engine, std::function<void(size_t unit)> use) : engine_(engine) {

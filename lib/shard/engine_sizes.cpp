@@ -1,6 +1,5 @@
 #include "shard/engine_sizes.h"
 
-#include "shard/model_tree.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
@@ -8,15 +7,12 @@ namespace fsdp::shard {
 std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   std::vector<UnitSizes> all;
   for (const auto& unit : engine.units()) {
-    const UnitStorage& storage = unit->storage();
-    UnitSizes& sizes = all.emplace_back();
-    sizes.name = unit->name();
-    take_options(unit->options(), sizes);
-    take_layout(storage.layout(), sizes);
-    sizes.groups = {.shards = unit->groups().shard->world_size(), .replicas = unit->groups().replicas()};
+    const GroupSizes groups{.shards = unit->groups().shard->world_size(),
+                            .replicas = unit->groups().replicas()};
+    UnitSizes& sizes = all.emplace_back(
+        sizes_of_unit(unit->name(), unit->options().storage, unit->storage().layout(), groups));
     sizes.is_root = engine.is_root(*unit);
-    sizes.has_trainable_parameters = storage.has_trainable_parameters();
-    sizes.shard_is_unsharded = storage.shard_is_unsharded();
+    sizes.has_trainable_parameters = unit->storage().has_trainable_parameters();
     sizes.input_is_differentiable = engine.input_is_differentiable(*unit);
   }
   return all;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The sizes of units (shard/unit_sizes.h) and the formula of a step (shard/step_formula.h) of engines and
-// modules.
+// The sizes of the units (shard/unit_sizes.h) and the formula of a step (shard/step_formula.h) of engines and
+// modules. Nothing here is collective.
 
 #include <torch/nn/module.h>
 
@@ -16,12 +16,11 @@ namespace fsdp::shard {
 /// In the order of Engine::units().
 std::vector<UnitSizes> unit_sizes(const Engine& engine);
 
-/// What unit_sizes() of the engine would be that fully_shard() makes of the model, before its first pass.
-/// The model may lie on the meta device. Throws Error(kUsage) as fully_shard() does.
+/// unit_sizes() of the engine that fully_shard() would make of the model, before its first pass. The model
+/// may lie on the meta device. Throws Error(kUsage) as fully_shard() does.
 std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh);
 
-/// Not collective.
 StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step = {});
 
 }  // namespace fsdp::shard

@@ -1,8 +1,8 @@
 #pragma once
 
-// In which order units are used: what the last pass tells about the next unit to gather.
+// The order in which units are used: the previous pass predicts the next unit to gather.
 //
-// Units are numbers here. A pass is one forward of the root stage. Nothing is collective. Needs no libtorch.
+// Units are numbers. A pass is one forward of the root stage. Nothing is collective. Needs no libtorch.
 
 #include <cstddef>
 #include <optional>
@@ -13,7 +13,7 @@ namespace fsdp::shard {
 
 class ExecutionOrder {
  public:
-  /// `units`: how many uses of units a pass is expected to have; more cost an allocation.
+  /// `units`: for how many uses of units a pass has memory without another allocation.
   explicit ExecutionOrder(size_t units = 0);
 
   void begin_pass();
@@ -21,22 +21,22 @@ class ExecutionOrder {
   void begin(size_t unit);
   void end(size_t unit) { ended_.push_back({unit}); }
   void end_pass() { last_pass_ = begun_; }
-  /// Forgets the pass under way.
+  /// Forgets the current pass.
   void abandon_pass();
 
-  /// Whether an earlier pass tells what comes next.
+  /// Whether a pass has ended.
   bool knows() const { return !last_pass_.empty(); }
-  /// What began in the last pass where this one stands now; nothing when unknown, or past its end.
+  /// The unit at this position of the previous pass; nullopt if there is none.
   std::optional<size_t> expected() const;
-  /// Whether this pass has begun the same units as the last one so far.
+  /// Whether this pass has so far begun the same units as the previous one.
   bool follows_last_pass() const { return follows_; }
-  /// The units that should follow, in order, at most `most`; none when this pass goes its own way. Valid until
-  /// the pass ends.
+  /// The expected next units in order, at most `most`; none if this pass has diverged from the previous one.
+  /// Valid until the pass ends.
   std::span<const size_t> next(size_t most) const;
 
-  /// Backward meets units in the reverse of the order in which their forwards ended. This is what should come
-  /// after `unit` and has not begun in this backward pass yet: of nested units the outer one's backward ends
-  /// last, and what follows it there has begun before.
+  /// Backward uses units in the reverse of the order in which their forwards ended. Returns the expected next
+  /// unit after `unit` whose backward has not begun in this pass: the backward of an outer unit ends after
+  /// those of the units nested in it, so that the units next in order may have begun already.
   std::optional<size_t> next_in_backward(size_t unit) const;
   void begin_backward_pass();
   void begin_in_backward(size_t unit);

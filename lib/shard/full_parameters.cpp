@@ -4,7 +4,8 @@
 
 #include <exception>
 
-#include "shard/name_checks.h"
+#include "shard/layout_views.h"
+#include "shard/unit_choice.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/text.h"
@@ -21,10 +22,10 @@ void check_options(const Engine& engine, const FullParametersOptions& options) {
   }
   std::vector<std::string> names;
   for (const auto& unit : engine.units()) names.push_back(unit->name());
-  check_unit_patterns({"FullParametersOptions::units", options.units}, names);
+  check_unit_patterns("FullParametersOptions::units", options.units, names);
 }
 
-/// In memory that is not the shard's.
+/// The whole unit, in memory other than the shard's.
 at::Tensor gather_copy(Unit& unit, bool to_host) {
   at::Tensor whole = unit.gather_master_weights();
   if (to_host) whole = whole.to(at::kCPU);
@@ -51,7 +52,7 @@ FullParameters::FullParameters(Engine& engine, FullParametersOptions options)
     }
     shown_.push_back(std::move(shown));
   }
-  // Only now, so that a gather that fails leaves everything as it was.
+  // After all gathers, so that one that fails leaves the parameters as they were.
   for (const ShownUnit& shown : shown_) shown.unit->storage().show_parameters_in(shown.whole);
   engine_.shows_full_parameters_ = is_open_ = true;
 }
@@ -90,17 +91,17 @@ void FullParameters::close() {
              util::join(unfit, ", "), "; nothing was written back; change parameters in place");
 }
 
-/// Copies what a parameter was pointed at to its place in the whole unit; returns what does not fit there.
+/// Copies data that the user put in place of a parameter's to its place in the whole unit. Returns what does
+/// not fit.
 std::vector<std::string> FullParameters::take_in_replaced_data(const ShownUnit& shown) {
   const UnitStorage& storage = shown.unit->storage();
   std::vector<std::string> unfit;
   for (size_t i = 0; i < storage.parameters().size(); ++i) {
-    const ParameterPlace& place = storage.layout().parameters()[i];
     const at::Tensor& now = storage.parameters()[i].tensor;
-    at::Tensor expected = shown.whole.narrow(0, place.offset, place.numel).view(place.shape);
+    at::Tensor expected = whole_view(storage.layout(), i, shown.whole);
     if (now.sizes() != expected.sizes() || !now.is_floating_point()) {
-      unfit.push_back(
-          util::concat(place.name, " as ", c10::toString(now.scalar_type()), " of shape ", now.sizes()));
+      unfit.push_back(util::concat(storage.parameters()[i].name, " as ", c10::toString(now.scalar_type()),
+                                   " of shape ", now.sizes()));
     } else if (now.data_ptr() != expected.data_ptr() || now.scalar_type() != expected.scalar_type() ||
                now.strides() != expected.strides()) {
       expected.copy_(now);

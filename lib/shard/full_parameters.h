@@ -1,7 +1,7 @@
 #pragma once
 
-// FullParameters: the module's parameters whole and in fp32, outside of forward and backward, to look at or
-// to change. In the manner of PyTorch's FSDP.summon_full_params.
+// FullParameters: the module's parameters whole and in fp32, outside of forward and backward, for reading or
+// changing them; the counterpart of PyTorch's FSDP.summon_full_params.
 //
 //   {
 //     FullParameters full(*engine, {.writeback = true});
@@ -9,7 +9,7 @@
 //     model->weight.mul_(0.5);
 //   }  // the shards have the new values
 //
-// For the parameters as tensors of their own, see shard/state_dict.h.
+// For copies of the parameters see shard/state_dict.h.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,12 +22,11 @@
 namespace fsdp::shard {
 
 struct FullParametersOptions {
-  /// On leaving, each rank copies its range of what the user wrote to its shard. Every rank must have written
-  /// the same values. PyTorch's default is on, and has to be turned off for rank0_only; here who wants to
-  /// write says so.
+  /// On closing, each rank copies its range of the parameters to its shard. Every rank must have written the
+  /// same values. Unlike in PyTorch the default is off, so that rank0_only needs no second option.
   bool writeback = false;
-  /// Ranks other than 0 take part in the gathers and keep nothing; their parameters must not be read. Not
-  /// with writeback: the ranges of the other ranks would be lost.
+  /// Ranks other than 0 take part in the gathers and keep nothing; their parameters must not be read.
+  /// Excludes writeback: the ranges of the other ranks would be lost.
   bool rank0_only = false;
   /// The full parameters lie in host memory.
   bool to_host = false;
@@ -36,28 +35,27 @@ struct FullParametersOptions {
   std::vector<std::string> units = {};
 };
 
-/// While it is open, the parameters of the module are whole: fp32, with their own shapes, in memory of their
-/// own whatever the strategy is, so that without writeback nothing that the user writes stays. The memory is
-/// that of the units that it shows and does not come from the engine's pool. Gradients are not touched, and
-/// no forward or backward may run.
+/// While it is open, the module's parameters are whole, fp32, with their original shapes, in separate memory
+/// under every strategy: without writeback, changes are discarded. The memory does not come from the engine's
+/// pool. Gradients are not touched, and no forward or backward may run.
 ///
-/// A parameter whose data the user replaced (set_data, Module::to()) is written back as well, if it has its
+/// A parameter whose data the user replaced (set_data, Module::to()) is written back too if it has the right
 /// shape and a floating type.
 class FullParameters {
  public:
   /// Collective, with the same options on all ranks; between steps. Throws Error(kUsage) when the engine is
-  /// in use (Engine::require_rest()), for rank0_only with writeback and for a pattern that matches no unit.
-  /// When it throws, the parameters are as they were. `engine` must outlive the object.
+  /// in use (Engine::require_rest()), for rank0_only with writeback and for a pattern that matches no unit,
+  /// leaving the parameters as they were. `engine` must outlive the object.
   explicit FullParameters(Engine& engine, FullParametersOptions options = {});
 
-  /// close(), but without writeback when an exception is what ends the scope; an error is logged.
+  /// Calls close(), without writeback if the stack is being unwound by an exception. Logs errors.
   ~FullParameters();
   FullParameters(const FullParameters&) = delete;
   FullParameters& operator=(const FullParameters&) = delete;
 
-  /// Writes back if the options say so and gives the parameters back to the engine; no effect when closed
-  /// already. Not collective. Throws Error(kUsage) for replaced data that does not fit: then nothing is
-  /// written, and the parameters are the engine's again all the same.
+  /// Writes back, if the options say so, and returns the parameters to the engine; no effect when closed. Not
+  /// collective. Throws Error(kUsage) for replaced data that does not fit: nothing is written back then, but
+  /// the parameters are returned to the engine.
   void close();
 
   bool is_open() const { return is_open_; }
@@ -68,14 +66,14 @@ class FullParameters {
   struct ShownUnit {
     Unit* unit;
     at::Tensor whole;                 ///< [unsharded_numel] fp32
-    std::vector<at::Tensor> at_rest;  ///< what the parameters are otherwise
+    std::vector<at::Tensor> at_rest;  ///< the parameters' data while closed
   };
   static std::vector<std::string> take_in_replaced_data(const ShownUnit& shown);
 
   Engine& engine_;
   FullParametersOptions options_;
   std::vector<ShownUnit> shown_;
-  int exceptions_;  ///< under way when it was opened
+  int exceptions_;  ///< in flight when it was opened
   bool is_open_ = false;
 };
 

@@ -1,7 +1,6 @@
 #include "shard/fully_shard.h"
 
 #include "shard/option_conflicts.h"
-#include "shard/unit_hook.h"
 #include "util/dtype.h"
 #include "util/error.h"
 
@@ -39,7 +38,7 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
   require_no_option_conflicts(options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
-  // The last step that may fail is done; from here on the modules know the engine.
+  // Nothing fails from here on, so hooks may be attached.
   for (size_t unit = 0; unit < engine->modules().size(); ++unit) {
     if (nn::Hookable* module = engine->modules()[unit]) module->attach(make_unit_hook(engine, unit));
   }

@@ -12,19 +12,19 @@
 
 namespace fsdp::shard {
 
-/// Shards `root` in place over the mesh, attaching to its stages; parameters keep their names. The weights
-/// must be equal on all ranks. The root stage's forward must be what runs the model. The returned engine also
-/// lives as long as the stages do. Throws Error(kUsage) for options that contradict each other or name what
-/// the model has not.
+/// Shards `root` in place over the mesh and attaches hooks to its stages, which keep the engine alive;
+/// parameters keep their names. The weights must be equal on all ranks. The model must be run by the root
+/// stage's forward. Throws Error(kUsage) for options that contradict each other or name something that the
+/// model lacks.
 ///
-/// Parameters may lie on the meta device if `materialize` has a source: then each unit's parameters get their
-/// values, shard by shard, when the unit is made, and a rank never holds more of the model than its shards.
-/// Buffers must be real. What the source throws leaves the model unusable.
+/// Parameters may lie on the meta device if `materialize` has a source, which then fills the shards of one
+/// unit after another: a rank never holds more of the model than its shards. Buffers must be real. An
+/// exception from the source leaves the model unusable.
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
                                     const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace = nullptr,
                                     const Materialize& materialize = {});
 
-/// The same over the ranks of a communicator in a row: a mesh of dcn 1 x data all x model 1.
+/// The same over all ranks of a communicator: a mesh of dcn 1 x data (all) x model 1.
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::shared_ptr<comm::Trace> trace = nullptr,

@@ -24,11 +24,11 @@ bool has_gradient(const Unit& unit) {
   return gradient.defined() && gradient.numel() > 0;
 }
 
-/// A replica's gradient is the same as the first one's and must count once.
+/// Replicas have the same gradient, which must count once.
 bool counts(const Unit& unit) { return has_gradient(unit) && unit.groups().replica_rank() == 0; }
 
-/// Of the shards' gradients, one for each unit; 0 where `counted` leaves a unit out. In double: shards of
-/// different sizes must add up to the same norm at any world size. Devices are waited for once.
+/// Norms of the shards' gradients by unit; 0 for units that `counted` excludes. In double, so that the norm
+/// is the same at any world size. One device sync.
 std::vector<double> local_norms(const Engine& engine, double norm_type,
                                 const std::function<bool(const Unit&)>& counted,
                                 const KnownNorms& known = {}) {
@@ -66,6 +66,16 @@ void check_reduced(const Engine& engine) {
              "let the last micro-batch of a step run with set_requires_gradient_sync(true)");
 }
 
+/// `values` reduced over all ranks. Collective.
+std::vector<double> all_reduced(Engine& engine, const std::vector<double>& values, comm::ReduceOp op,
+                                const char* purpose) {
+  at::Tensor tensor = at::zeros({static_cast<int64_t>(values.size())}, at::kDouble);
+  double* data = tensor.data_ptr<double>();
+  std::copy(values.begin(), values.end(), data);
+  engine.communicator().all_reduce(tensor, op, {.unit = purpose, .pass = "optimizer"})->wait();
+  return {data, data + values.size()};
+}
+
 }  // namespace
 
 double local_grad_norm(const Engine& engine, size_t i, double norm_type) {
@@ -82,20 +92,15 @@ double grad_norm(Engine& engine, double norm_type, const KnownNorms& known) {
   double local = 0;
   for (double norm : local_norms(engine, norm_type, counts, known)) {
     if (largest) {
-      // Not every backend's maximum keeps a NaN; an infinity survives.
+      // Not every backend's maximum propagates NaN, but every one propagates infinity.
       local = std::max(local, std::isnan(norm) ? std::numeric_limits<double>::infinity() : norm);
     } else {
       local += std::pow(norm, norm_type);
     }
   }
-  at::Tensor total = at::zeros({1}, at::kDouble);
-  total.data_ptr<double>()[0] = local;
-  engine.communicator()
-      .all_reduce(total, largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
-                  {.unit = "gradient norm", .pass = "optimizer"})
-      ->wait();
-  double sum = total.data_ptr<double>()[0];
-  return largest ? sum : std::pow(sum, 1.0 / norm_type);
+  const comm::ReduceOp op = largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum;
+  const double total = all_reduced(engine, {local}, op, "gradient norm").front();
+  return largest ? total : std::pow(total, 1.0 / norm_type);
 }
 
 Clipping clipping(Engine& engine, double max_norm, double norm_type, double loss_scale,
@@ -121,36 +126,24 @@ double clip_grad_norm(Engine& engine, double max_norm, double norm_type, double 
 
 std::string unit_with_largest_gradient(Engine& engine) {
   at::NoGradGuard no_grad;
-  const auto& units = engine.units();
-  at::Tensor squares = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
-  double* values = squares.data_ptr<double>();
-  const std::vector<double> norms = local_norms(engine, 2, counts);
-  for (size_t i = 0; i < units.size(); ++i) values[i] = norms[i] * norms[i];
-  engine.communicator()
-      .all_reduce(squares, comm::ReduceOp::kSum, {.unit = "gradient norms of units", .pass = "optimizer"})
-      ->wait();
+  std::vector<double> squares = local_norms(engine, 2, counts);
+  for (double& norm : squares) norm *= norm;
+  squares = all_reduced(engine, squares, comm::ReduceOp::kSum, "gradient norms of units");
   size_t largest = 0;
-  for (size_t i = 0; i < units.size(); ++i) {
-    if (values[i] > values[largest]) largest = i;
+  for (size_t i = 0; i < squares.size(); ++i) {
+    if (squares[i] > squares[largest]) largest = i;
   }
-  return units.empty() || values[largest] == 0 ? std::string() : units[largest]->name();
+  return squares.empty() || squares[largest] == 0 ? std::string() : engine.units()[largest]->name();
 }
 
 std::string first_unit_that_is_not_finite(Engine& engine) {
   at::NoGradGuard no_grad;
-  const auto& units = engine.units();
-  at::Tensor flags = at::zeros({static_cast<int64_t>(units.size())}, at::kDouble);
-  const std::vector<double> largest =
-      local_norms(engine, std::numeric_limits<double>::infinity(), has_gradient);
-  for (size_t i = 0; i < units.size(); ++i) {
-    flags.data_ptr<double>()[i] = std::isfinite(largest[i]) ? 0 : 1;
-  }
-  engine.communicator()
-      .all_reduce(flags, comm::ReduceOp::kMax, {.unit = "finite gradients", .pass = "optimizer"})
-      ->wait();
-  // Backward meets the units from the last to the first.
-  for (size_t i = units.size(); i-- > 0;) {
-    if (flags.data_ptr<double>()[i] != 0) return units[i]->name();
+  std::vector<double> flags = local_norms(engine, std::numeric_limits<double>::infinity(), has_gradient);
+  for (double& norm : flags) norm = std::isfinite(norm) ? 0 : 1;
+  flags = all_reduced(engine, flags, comm::ReduceOp::kMax, "finite gradients");
+  // Backward runs from the last unit to the first.
+  for (size_t i = flags.size(); i-- > 0;) {
+    if (flags[i] != 0) return engine.units()[i]->name();
   }
   return {};
 }

@@ -8,36 +8,35 @@
 
 namespace fsdp::shard {
 
-/// Norms of this rank's parts of units' gradients that are known already; nothing where one is not.
+/// By unit: the norm of this rank's part of its gradient, where it has been computed before.
 using KnownNorms = std::vector<std::optional<double>>;
 
-/// That of unit i, which has a gradient. Not collective.
+/// The norm of this rank's part of the gradient of unit i, which must have one. Not collective.
 double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 
-/// p-norm of the whole gradient over all ranks (p > 0; infinity: the largest magnitude), as if it lay in one
-/// vector: what every rank holds whole counts once. One all-reduce of a double. Throws Error(kUsage) when
-/// gradients wait to be reduced. `known`: empty, or what local_grad_norm() said of some units. Collective.
+/// p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest magnitude);
+/// replicas count once. One all-reduce of a double. Throws Error(kUsage) when gradients are unreduced.
+/// `known`: empty, or results of local_grad_norm(). Collective.
 double grad_norm(Engine& engine, double norm_type = 2.0, const KnownNorms& known = {});
 
-/// What clip_grad_norm() would do, for a caller whose optimizer multiplies gradients as it reads them.
+/// The effect of clip_grad_norm(), for optimizers that multiply gradients as they read them.
 struct Clipping {
   double norm = 0;   ///< of the gradients / loss_scale, before clipping
-  double scale = 1;  ///< what the gradients are to be multiplied with; 1 where the norm is not finite
+  double scale = 1;  ///< factor for the gradients; 1 where the norm is not finite
 };
 Clipping clipping(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0,
                   const KnownNorms& known = {});
 
-/// Divides the gradients by loss_scale, scales them by max_norm / norm when the norm is larger, as
-/// torch.nn.utils.clip_grad_norm_ does (with 1e-6 added to the norm), in one pass, and returns the norm
-/// before clipping. max_norm 0: no clipping. A norm that is not finite leaves the gradients as they are; the
-/// caller decides. Collective.
+/// In one pass, divides the gradients by loss_scale and, if their norm is larger than max_norm, scales them
+/// by max_norm / (norm + 1e-6), as torch.nn.utils.clip_grad_norm_ does. Returns the norm before clipping.
+/// max_norm 0: no clipping. Leaves the gradients unchanged if the norm is not finite. Collective.
 double clip_grad_norm(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0);
 
-/// The unit with the largest 2-norm of its gradient; empty when none has one. Collective.
+/// The name of the unit whose gradient has the largest 2-norm; empty when no unit has a gradient. Collective.
 std::string unit_with_largest_gradient(Engine& engine);
 
-/// The unit nearest the loss whose gradient has an infinity or NaN on any rank, where a backward pass met it
-/// first; empty when all are finite. Collective.
+/// The name of the unit nearest the loss whose gradient has an infinity or NaN on any rank; empty when all
+/// gradients are finite. Collective.
 std::string first_unit_that_is_not_finite(Engine& engine);
 
 }  // namespace fsdp::shard

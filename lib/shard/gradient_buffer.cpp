@@ -17,7 +17,7 @@ class GradientBuffer::Sink final : public kernels::GradientSink {
   Sink(GradientBuffer& buffer, size_t index) : buffer_(buffer), index_(index) {}
 
   void operator()(const at::Tensor& parameter) override {
-    if (!parameter.grad().defined()) return;  // a kernel has put it there
+    if (!parameter.grad().defined()) return;  // a kernel wrote to the buffer
     at::NoGradGuard no_grad;
     FSDP_CHECK(buffer_.is_attached(), buffer_.parameters_[index_].name,
                " got a gradient outside of the backward of its unit");
@@ -28,7 +28,7 @@ class GradientBuffer::Sink final : public kernels::GradientSink {
   std::optional<Place> place(at::ScalarType dtype) const override {
     const bool has_place = buffer_.is_attached() && buffer_.layout_.gathers_in_place();
     if (!has_place || dtype != buffer_.dtype_) return std::nullopt;
-    return Place{buffer_.view_of(index_), buffer_.holds_[index_]};
+    return Place{whole_view(buffer_.layout_, index_, buffer_.flat_), buffer_.holds_[index_]};
   }
 
  private:
@@ -52,18 +52,9 @@ GradientBuffer::~GradientBuffer() {
   }
 }
 
-at::Tensor GradientBuffer::view_of(size_t parameter) const {
-  const ParameterPlace& place = layout_.parameters()[parameter];
-  return flat_.narrow(0, place.offset, place.numel).view(place.shape);
-}
-
 void GradientBuffer::put(size_t parameter, const at::Tensor& gradient) {
   for (auto& piece : pieces_of(layout_, parameter, gradient.contiguous(), flat_)) {
-    if (holds_[parameter]) {
-      piece.gathered.add_(piece.whole);
-    } else {
-      piece.gathered.copy_(piece.whole);
-    }
+    holds_[parameter] ? piece.gathered.add_(piece.whole) : piece.gathered.copy_(piece.whole);
   }
   holds_[parameter] = true;
 }

@@ -1,6 +1,5 @@
 #include "shard/group_sizes.h"
 
-#include "shard/strategy.h"
 #include "util/error.h"
 
 namespace fsdp::shard {

@@ -1,15 +1,15 @@
 #pragma once
 
-// Which ranks share what.
+// Which ranks share a unit.
 //
 //   strategy                          units are cut over    and replicated over
 //   full_shard, shard_grad_op         dcn x data            -
 //   hybrid_shard, hybrid_shard_zero2  data                  dcn
 //   no_shard                          -                     dcn x data
 //
-// Hybrid sharding keeps the gathers within a slice, and sends over the slow network between slices only the
-// shard's gradient, once a step (Zhao et al.: PyTorch FSDP, VLDB 2023, section 3.2.2). Units of replicated
-// parameters go by the last line whatever the strategy is. Needs no libtorch.
+// Hybrid sharding keeps all-gathers within a slice and sends only the shards' gradients over the slow network
+// between slices, once a step (Zhao et al.: PyTorch FSDP, VLDB 2023, section 3.2.2). Units of replicated
+// parameters follow the last line under every strategy. Needs no libtorch.
 
 #include <string>
 #include <vector>
@@ -19,11 +19,11 @@
 
 namespace fsdp::shard {
 
-/// Over which axes a strategy cuts units, and over which it replicates them.
+/// The mesh axes over which a strategy cuts units, and those over which it replicates them.
 std::vector<comm::MeshAxis> shard_axes(util::Named<Strategy> strategy);
 std::vector<comm::MeshAxis> replicate_axes(util::Named<Strategy> strategy);
 
-/// Over how many ranks a strategy cuts units, and how often it replicates them.
+/// Over how many ranks a unit is cut, and how many replicas it has.
 struct GroupSizes {
   int shards = 1;
   int replicas = 1;
@@ -31,7 +31,7 @@ struct GroupSizes {
 };
 GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy);
 
-/// "units sharded over data (4), replicated over dcn (2)", for people.
+/// For people: "units sharded over data (4), replicated over dcn (2)".
 std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> strategy);
 
 }  // namespace fsdp::shard

@@ -5,8 +5,8 @@
 namespace fsdp::shard {
 namespace {
 
-at::Tensor view_of(const at::Tensor& tensor, const std::vector<int64_t>& shape,
-                   const PiecePlace::View& view) {
+at::Tensor strided_view(const at::Tensor& tensor, const std::vector<int64_t>& shape,
+                        const PiecePlace::View& view) {
   return tensor.as_strided(shape, view.strides, tensor.storage_offset() + view.offset);
 }
 
@@ -20,9 +20,14 @@ std::vector<LayoutPiece> pieces_of(const UnitLayout& layout, size_t parameter, c
   std::vector<LayoutPiece> pieces;
   for (const PiecePlace& place : layout.pieces(parameter)) {
     pieces.push_back(
-        {view_of(whole, place.shape, place.whole), view_of(gathered, place.shape, place.gathered)});
+        {strided_view(whole, place.shape, place.whole), strided_view(gathered, place.shape, place.gathered)});
   }
   return pieces;
+}
+
+at::Tensor whole_view(const UnitLayout& layout, size_t parameter, const at::Tensor& unsharded) {
+  const ParameterPlace& place = layout.parameters().at(parameter);
+  return unsharded.narrow(0, place.offset, place.numel).view(place.shape);
 }
 
 LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,

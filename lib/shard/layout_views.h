@@ -1,6 +1,6 @@
 #pragma once
 
-// Views of tensors by the places that a layout gives (shard/unit_layout.h): what is copied between parameters
+// Views of the places that a layout (shard/unit_layout.h) gives to parameters, for copies between parameters
 // and shards.
 
 #include <ATen/core/Tensor.h>
@@ -11,19 +11,22 @@
 
 namespace fsdp::shard {
 
-/// Views of the same shape of the same elements.
+/// Two views, of equal shape, of the same elements.
 struct LayoutPiece {
   at::Tensor whole;     ///< of the parameter
-  at::Tensor gathered;  ///< of the shards one after another
+  at::Tensor gathered;  ///< of the gathered shards
 };
 
-/// The pieces that make up a parameter. `whole` is contiguous and has the parameter's shape, or is flat;
+/// The pieces that make up a parameter. `whole` is contiguous and has the parameter's number of elements;
 /// `gathered` is [gathered_numel]. Their types may differ.
 std::vector<LayoutPiece> pieces_of(const UnitLayout& layout, size_t parameter, const at::Tensor& whole,
                                    const at::Tensor& gathered);
 
-/// The parameter's part of `shard`, [shard_numel] of the rank, and the same part of `whole`; both
-/// [rows, end - begin].
+/// The parameter in `unsharded` [unsharded_numel], with its shape.
+at::Tensor whole_view(const UnitLayout& layout, size_t parameter, const at::Tensor& unsharded);
+
+/// A rank's part of a parameter in `whole` and in `shard`, [shard_numel] of that rank; both [rows, end -
+/// begin].
 LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,
                         const at::Tensor& shard);
 

@@ -4,21 +4,41 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "shard/layout_views.h"
-#include "shard/matrix_shares.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
 namespace {
 
-/// The ranks that share the work of a unit.
+double cost(const std::vector<int64_t>& shape) {
+  const auto rows = static_cast<double>(shape.at(0)), columns = static_cast<double>(shape.at(1));
+  return rows * columns * std::min(rows, columns);
+}
+
+/// The ranks that share the work on a unit.
 comm::Communicator& sharing(const Unit& unit) {
   const ProcessGroups& groups = unit.groups();
   return unit.is_cut() || groups.replicas() == 1 ? *groups.shard : *groups.replicate;
 }
 
 }  // namespace
+
+std::vector<int> share_matrices(const std::vector<std::vector<int64_t>>& shapes, int ranks) {
+  std::vector<size_t> order(shapes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return cost(shapes[a]) > cost(shapes[b]); });
+  std::vector<double> load(static_cast<size_t>(ranks));
+  std::vector<int> owners(shapes.size());
+  for (size_t i : order) {
+    auto least = std::min_element(load.begin(), load.end());
+    owners[i] = static_cast<int>(least - load.begin());
+    *least += cost(shapes[i]);
+  }
+  return owners;
+}
 
 MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix)
     : engine_(engine) {
@@ -59,7 +79,7 @@ void MatrixExchange::map(size_t index, const at::Tensor& flat, const Function& f
     group.all_gather(gathered, own, site)->wait();
   }
   for (const Owned& owned : owners_[index]) {
-    // A tensor of its own, so that what is computed does not depend on where the matrix lies.
+    // A separate tensor, so that the result does not depend on the matrix's address.
     const bool mine = owned.rank == group.rank();
     at::Tensor matrix = at::empty(layout.parameters()[owned.parameter].shape, flat.options());
     std::vector<LayoutPiece> pieces = pieces_of(layout, owned.parameter, matrix, gathered);

@@ -1,12 +1,12 @@
 #pragma once
 
-// Whole matrices between steps, for optimizers that need them (Muon): a matrix at a time, each on one rank
-// only, so that ranks share the work.
+// Whole matrices for optimizers that need them (Muon), between steps: each matrix is whole on one rank only,
+// so that the ranks share the work.
 //
-// What the ranks of a unit hold of something shaped like its shards (a momentum) is all-gathered. Each rank
-// computes a fair part of the unit's matrices in place, puts zeros where the others' are, and the
-// reduce-scatter of that gives every rank its shard of the results: sums of one number and zeros, so they do
-// not depend on how the unit is cut. Of a unit that every rank holds whole an all-reduce does the same.
+// A tensor shaped like a unit's shards (a momentum) is all-gathered. Each rank computes its share of the
+// unit's matrices in place and zeros the others; a reduce-scatter then gives every rank its shard of the
+// results. These are sums of one number and zeros, so they do not depend on how the unit is cut. For a unit
+// that every rank holds whole, an all-reduce does the same.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,26 +18,30 @@
 
 namespace fsdp::shard {
 
+/// Assigns each matrix to one of `ranks` to keep the largest load small: the most expensive first, each to
+/// the rank with the least load so far. A matrix [m, n] costs m * n * min(m, n).
+std::vector<int> share_matrices(const std::vector<std::vector<int64_t>>& shapes, int ranks);
+
 class MatrixExchange {
  public:
-  /// Of a matrix [rows, columns], contiguous; gives one of the same shape.
+  /// Maps a contiguous matrix [rows, columns] to one of the same shape.
   using Function = std::function<at::Tensor(const at::Tensor& matrix)>;
 
-  /// `is_matrix` chooses among Engine::segments() and is alike on every rank; what it chooses has two
-  /// dimensions. The engine must outlive the object. Not collective.
+  /// `is_matrix` selects from Engine::segments(), alike on every rank, parameters of two dimensions. The
+  /// engine must outlive the object. Not collective.
   MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix);
 
   bool has_matrices(size_t unit) const { return !owners_.at(unit).empty(); }
 
-  /// `flat`: [shard_numel] fp32, this rank's part of the unit's matrices, and zeros elsewhere. Replaces it by
-  /// the part of their images. Beside it at most one buffer of the unit's size lives, unless the unit is not
-  /// cut. Collective.
+  /// `flat`: [shard_numel] fp32, this rank's part of the unit's matrices, and zeros elsewhere; replaced by
+  /// this rank's part of their images. For a unit that is cut, one more buffer of the whole unit's size is
+  /// needed. Collective.
   void map(size_t unit, const at::Tensor& flat, const Function& function) const;
 
  private:
   struct Owned {
     size_t parameter = 0;  ///< index into the parameters of the unit's layout
-    int rank = 0;          ///< which computes it (shard/matrix_shares.h), of the group that shares the work
+    int rank = 0;          ///< that computes it, in the group that shares the work
   };
 
   const Engine& engine_;

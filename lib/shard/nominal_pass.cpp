@@ -30,4 +30,23 @@ NominalPass::NominalPass(const std::vector<UnitSizes>& units) {
   while (!open.empty()) end_last();
 }
 
+void NominalPass::run(Schedule& schedule, const Observer& observe) const {
+  const auto note = [&observe](const Event& event, Pass pass) {
+    if (observe) observe(event, pass);
+  };
+  for (const Event& event : forward_) {
+    note(event, Pass::kForward);
+    event.begins ? schedule.forward_begins(event.unit) : schedule.forward_ends(event.unit);
+  }
+  for (auto reversed = forward_.rbegin(); reversed != forward_.rend(); ++reversed) {
+    const Event event{reversed->unit, !reversed->begins};
+    if (event.unit == 0 && !event.begins) break;
+    if (!event.begins && !backward_is_seen_to_end_[event.unit]) continue;
+    note(event, Pass::kBackward);
+    event.begins ? schedule.backward_begins(event.unit) : schedule.backward_ends(event.unit);
+  }
+  note({0, false}, Pass::kBackward);
+  schedule.whole_backward_ends();
+}
+
 }  // namespace fsdp::shard

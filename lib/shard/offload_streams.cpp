@@ -28,7 +28,7 @@ OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
     if (left) left->wait();
     values.copy_(shard, /*non_blocking=*/true);
   };
-  // What the caller's stream had in new memory before must be over.
+  // New memory may still be in use by earlier work of the caller's stream.
   place.there = is_new ? to_device_->run(std::move(copy)) : to_device_->run_apart(std::move(copy));
   return place;
 }
@@ -50,7 +50,7 @@ void OffloadStreams::drain() {
   try {
     then([] {}).wait();
   } catch (const std::exception&) {
-    // Of a task before, whose own event has it too.
+    // From an earlier task, whose event throws it too.
   }
 }
 

@@ -1,14 +1,15 @@
 #pragma once
 
-// OffloadStreams: the way of shards and gradients between the host's memory, where fsdp.cpu_offload keeps them, and
-// the device that computes; and the thread of the host that goes on with gradients when they have arrived.
+// OffloadStreams: copies of shards and gradients between host memory, where fsdp.cpu_offload keeps them, and
+// the device, and the host thread that processes gradients when they have arrived.
 //
-// A device copies in both directions at once, so each has a stream of its own beside those of computation and
-// of collectives. A copy to the device goes to memory that nothing else uses, and so waits for neither: while
-// one shard is gathered, the next is on its way. Who takes it waits for the copy, and the copy after next for
-// who took it, by events. The memory is taken on the caller's stream when it is first needed and kept.
+// A device can copy in both directions at once, so each direction has a stream beside those of computation
+// and of collectives. A copy to the device goes to memory that nothing else uses, and so waits for neither:
+// while one shard is gathered, the next is being copied. The all-gather waits for its copy, and the copy
+// after next for that all-gather, by events. The memory is allocated on the caller's stream at the first use
+// and kept.
 //
-// One for each engine. On the CPU there is nothing to copy, only the thread.
+// One per engine. On the CPU there is nothing to copy, and only the thread is used.
 
 #include <ATen/core/Tensor.h>
 
@@ -25,39 +26,40 @@ namespace fsdp::shard {
 
 class OffloadStreams {
  public:
-  /// Shards on the device at a time: one that is gathered, one that is copied. Each place takes as much
-  /// memory as the largest shard; plan::plan_memory() counts it.
+  /// Shards on the device at a time: one being gathered, one being copied. Each place is as large as the
+  /// largest shard; plan::plan_memory() counts them.
   static constexpr int kPlaces = 2;
 
   explicit OffloadStreams(at::Device device);
 
-  /// A unit's shard has `numel` elements. Before the first send().
+  /// Announces a shard of `numel` elements. Must precede the first send().
   void expect_shard(int64_t numel);
 
   /// A shard on the device.
   struct Place {
     at::Tensor values;                 ///< [shard_numel] fp32
-    util::Event there;                 ///< the copy has ended; to be waited for on the stream that reads
-    std::unique_ptr<comm::Work> left;  ///< the last use of the values; to be set when it has been issued
+    util::Event there;                 ///< the end of the copy; the reading stream must wait for it
+    std::unique_ptr<comm::Work> left;  ///< the last use of the values; the caller must set it
    private:
     friend class OffloadStreams;
     at::Tensor memory_;
   };
 
-  /// Issues the copy of `shard`, fp32 in pinned memory, which must not be written before it has ended. The
-  /// place is the caller's until the send() after next.
+  /// Issues the copy of `shard`, fp32 in pinned memory, which must not be written until the copy has ended.
+  /// The place is valid until the send() after next.
   Place& send(const at::Tensor& shard);
 
-  /// Runs `copy`, which copies to the host, on a stream that waits for nothing but what `copy` waits for.
+  /// Runs `copy`, which copies to the host, on a stream that waits only for what `copy` itself waits for.
   util::Event receive(std::function<void()> copy);
 
-  /// Runs `task` on the thread of the host, in the order of the calls; libtorch's kernels fork in it. When a
-  /// task has thrown, later ones do not run and their events throw the same, until reset().
+  /// Runs `task` on the host thread, in the order of the calls; libtorch's kernels may use several threads
+  /// there. After a task has thrown, later ones do not run, and their events throw the same exception, until
+  /// reset().
   util::Event then(std::function<void()> task);
 
-  /// Waits until the thread has nothing to do.
+  /// Waits until the thread is idle.
   void drain();
-  /// drain(), and a thread that knows of no failure.
+  /// drain(), then forgets failures.
   void reset();
 
  private:

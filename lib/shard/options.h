@@ -1,5 +1,7 @@
 #pragma once
 
+// What fully_shard() is configured with. Needs no libtorch.
+
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -15,7 +17,7 @@ class Hookable;
 
 namespace fsdp::shard {
 
-/// What is sharded, over which ranks (group_sizes.h).
+/// What is sharded, and over which ranks (group_sizes.h).
 enum class Strategy {
   kFullShard,         ///< ZeRO-3
   kShardGradOp,       ///< ZeRO-2: parameters stay gathered from forward to backward
@@ -31,9 +33,22 @@ constexpr auto enum_names(Strategy) {
                                                   {Strategy::kNoShard, "no_shard"}});
 }
 
+/// Units are cut within a slice (mesh axis data) and replicated between slices (dcn).
+inline bool is_hybrid(util::Named<Strategy> strategy) {
+  return strategy == Strategy::kHybridShard || strategy == Strategy::kHybridShardZero2;
+}
+
+/// Every rank holds every parameter.
+inline bool shards_nothing(util::Named<Strategy> strategy) { return strategy == Strategy::kNoShard; }
+
+/// ZeRO-3: parameters are freed between forward and backward. The others keep them gathered (ZeRO-2).
+inline bool reshards(util::Named<Strategy> strategy) {
+  return strategy == Strategy::kFullShard || strategy == Strategy::kHybridShard;
+}
+
 /// How a unit is cut into shards (unit_layout.h).
 enum class Layout {
-  kFlat,          ///< all its parameters as one, evenly
+  kFlat,          ///< the concatenation of all its parameters, evenly
   kPerParameter,  ///< each parameter on one dimension
 };
 constexpr auto enum_names(Layout) {
@@ -41,9 +56,9 @@ constexpr auto enum_names(Layout) {
       {{Layout::kFlat, "flat"}, {Layout::kPerParameter, "per_parameter"}});
 }
 
-/// Of a parameter, with Layout::kPerParameter.
+/// The dimension on which Layout::kPerParameter cuts a parameter.
 enum class ShardDimension {
-  kLargest,  ///< of equal ones the first
+  kLargest,  ///< the first of the largest
   kFirst,
 };
 constexpr auto enum_names(ShardDimension) {
@@ -51,11 +66,11 @@ constexpr auto enum_names(ShardDimension) {
       {{ShardDimension::kLargest, "largest"}, {ShardDimension::kFirst, "first"}});
 }
 
-/// How forward knows which unit comes next.
+/// How forward knows which unit to gather ahead.
 enum class ForwardPrefetch {
-  kNone,      ///< it does not
-  kImplicit,  ///< from the last forward
-  kExplicit,  ///< from the first, which ranks compare
+  kNone,      ///< nothing is gathered ahead
+  kImplicit,  ///< from the previous forward
+  kExplicit,  ///< the same; ranks compare the order of the first forward, and later changes are reported
 };
 constexpr auto enum_names(ForwardPrefetch) {
   return std::to_array<util::EnumName<ForwardPrefetch>>({{ForwardPrefetch::kNone, "none"},
@@ -63,7 +78,8 @@ constexpr auto enum_names(ForwardPrefetch) {
                                                          {ForwardPrefetch::kExplicit, "explicit"}});
 }
 
-/// When backward gathers the next unit, relative to this one's reduction (PyTorch's names are BACKWARD_PRE and _POST).
+/// When backward gathers the next unit, relative to the reduction of the current one (PyTorch: BACKWARD_PRE
+/// and BACKWARD_POST).
 enum class BackwardPrefetch {
   kNone,  ///< on use
   kPost,
@@ -77,44 +93,45 @@ constexpr auto enum_names(BackwardPrefetch) {
 
 /// What a unit computes and communicates in. The master weights of the shards are always fp32.
 struct MixedPrecisionOptions {
-  std::string param_dtype = "float32";   ///< of gathered parameters, and so of compute
-  std::string reduce_dtype = "float32";  ///< in which gradients are accumulated and reduced
+  std::string param_dtype = "float32";   ///< of gathered parameters and of compute
+  std::string reduce_dtype = "float32";  ///< of the accumulation and reduction of gradients
   std::string buffer_dtype = "float32";  ///< of the model's floating-point buffers
   bool cast_forward_inputs = true;       ///< floating-point inputs of units are cast to param_dtype
   /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
   bool keep_low_precision_grads = false;
-  /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 whatever the others
-  /// are: "*norm*".
+  /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 regardless of the
+  /// types above: "*norm*".
   std::vector<std::string> keep_float32 = {};
 };
 
-/// What a wrap policy sees of a stage.
+/// A stage as a wrap policy sees it.
 struct StageInfo {
   const nn::Hookable& module;
   std::string path;   ///< dotted
-  int64_t numel = 0;  ///< parameters of the stage that no unit inside it holds
+  int64_t numel = 0;  ///< elements of the stage's parameters that no unit inside it holds
 };
 
 /// Whether a stage becomes a unit.
 using WrapPolicy = std::function<bool(const StageInfo& info)>;
 
-/// The dimension on which the per_parameter layout cuts a parameter; nothing: it stays whole on every rank.
+/// The dimension on which the per_parameter layout cuts a parameter; nullopt keeps it whole on every rank.
 using DimensionPolicy =
     std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
 
-/// How a model is cut into units and these into shards, and in which order they are gathered, freed and reduced.
+/// How a model is cut into units and units into shards, and in which order units are gathered, freed and
+/// reduced.
 struct ShardOptions {
   util::Named<Strategy> strategy = Strategy::kFullShard;
   util::Named<Layout> layout = Layout::kFlat;
   util::Named<ShardDimension> shard_dimension = ShardDimension::kLargest;
-  /// per_parameter: cut parameters of one dimension (biases, weights of norms) as well. Off: they stay whole
-  /// on every rank, and their gradients are all-reduced.
+  /// per_parameter: also cut parameters of one dimension (biases, weights of norms). Off: every rank holds
+  /// them whole, and their gradients are all-reduced.
   bool shard_1d_parameters = false;
-  /// Decides in place of these two. Library only.
+  /// Replaces shard_dimension and shard_1d_parameters. Library only.
   DimensionPolicy dimension_policy = {};
 
-  /// Auto-wrap threshold: a stage with at least this many parameters that no unit inside it holds becomes a
-  /// unit.
+  /// Auto-wrap threshold: a stage becomes a unit when at least this many of its parameters belong to no unit
+  /// inside it.
   int64_t min_num_params = 100'000;
   /// Stage types (Stage::type_name()) that become units whatever their size.
   std::vector<std::string> wrap_stages = {};
@@ -122,37 +139,38 @@ struct ShardOptions {
   std::vector<std::string> exclude_stages = {"attention"};
   /// Stage types inside which nothing becomes a unit.
   std::vector<std::string> leaf_stages = {};
-  /// Decides in place of min_num_params and wrap_stages. Library only.
+  /// Replaces min_num_params and wrap_stages. Library only.
   WrapPolicy wrap_policy = {};
-  /// Exactly these stages and the root become units, in place of any policy. Library only.
+  /// Exactly these stages and the root become units; no policy is consulted. Library only.
   std::vector<const nn::Hookable*> units = {};
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters = {};
 
   /// full_shard: free a unit's parameters after its forward and gather them again in backward. Off: one
-  /// gather a step, more memory.
+  /// all-gather per micro-batch and more memory.
   bool reshard_after_forward = true;
-  /// Patterns of names of units that stay gathered from forward to backward all the same.
+  /// Patterns of names of units that stay gathered from forward to backward regardless.
   std::vector<std::string> keep_after_forward = {};
-  /// Free the root unit as well; off: it stays from its forward to the end of backward.
+  /// Also free the root unit; off: it stays gathered from its forward to the end of backward.
   bool reshard_root_after_forward = false;
-  /// Free the unit that forward uses last as well; off: it stays, because backward begins with it.
+  /// Also free the unit that forward uses last; off: it stays gathered, because backward begins with it.
   bool reshard_last_after_forward = false;
 
   util::Named<ForwardPrefetch> forward_prefetch = ForwardPrefetch::kImplicit;
   util::Named<BackwardPrefetch> backward_prefetch = BackwardPrefetch::kPre;
-  /// At most one unit is gathered ahead of the one in use. Off: as many as forward_prefetch can issue.
+  /// At most one unit is gathered ahead of the one in use. Off: all that forward_prefetch knows of.
   bool limit_all_gathers = true;
 
   /// Steps between two comparisons of the replicas (require_equal_replicas()); 0: only before the first step.
-  /// The training loop's, not the engine's.
+  /// Used by the training loop, not by the engine.
   int64_t replica_check_interval = 0;
 
-  bool cpu_offload = false;        ///< master weights and optimizer state in host memory
-  bool move_grads_to_cpu = false;  ///< with cpu_offload: the shards' gradients too, as soon as they are there
+  bool cpu_offload = false;  ///< master weights and optimizer state in host memory
+  bool move_grads_to_cpu =
+      false;  ///< with cpu_offload: also the shards' gradients, as soon as they are reduced
 
-  /// Gradients are divided by this before they are summed over ranks and by world size / this after. 0: 1, or
-  /// with a float16 reduction the power of two nearest the square root of the world size.
+  /// Gradients are divided by this factor before they are summed over ranks, and by world size / factor
+  /// afterwards. 0: 1, or for a float16 reduction the power of two nearest the square root of the world size.
   double gradient_predivide_factor = 0;
 
   MixedPrecisionOptions mixed_precision = {};

@@ -1,36 +1,49 @@
 #pragma once
 
-// Where the first values of parameters come from when the model lies on the meta device.
+// The parameters that fully_shard() shards, and the source of their first values when they lie on the meta
+// device.
 //
 //   auto model = nn::make_decoder(options, at::kMeta);
 //   auto engine = fully_shard(*model, shard_options, communicator, nullptr, {&source, at::kCPU});
 //
-// No rank ever holds the whole model: the engine asks for its own part of each parameter in turn and keeps it
-// in its shards. What a source needs for one parameter exists once at a time.
+// No rank ever holds the whole model: the engine reads its own part of one parameter after another into its
+// shards. What a source needs for a parameter exists for one parameter at a time.
 
 #include <ATen/core/Tensor.h>
 
-#include "shard/named_parameter.h"
-#include "shard/unit_layout.h"
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "util/column_range.h"
 
 namespace fsdp::shard {
+
+/// A parameter under the first of its names; tied names share one tensor and appear once.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+  std::vector<std::string> other_names{};  ///< of a tied parameter, in the order of the modules
+  int64_t shard_dimension = 0;             ///< on which the per_parameter layout cuts it
+};
 
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
 
-  /// Fills `out`, [range.numel()] fp32, contiguous, in host memory, with columns
-  /// [begin, end) of the parameter seen as [rows, numel / rows]. parameter.tensor lies on the meta device and
-  /// has the parameter's shape. Asked on every rank for every parameter in the same order, with an empty
-  /// range where the rank keeps nothing of it, so that it may be collective; fully_shard() is then, too.
+  /// Fills `out`, [range.numel()] fp32, contiguous, in host memory, with columns [begin, end) of the
+  /// parameter seen as [rows, numel / rows]. parameter.tensor lies on the meta device and has the parameter's
+  /// shape. Called on every rank for every parameter in the same order, with an empty range where the rank
+  /// keeps nothing of it. May be collective, which makes fully_shard() collective.
   virtual void read(const NamedParameter& parameter, const util::ColumnRange& range,
                     const at::Tensor& out) = 0;
 };
 
-/// What fully_shard() does with parameters on the meta device; others keep their values.
+/// How fully_shard() treats parameters on the meta device; others keep their values.
 struct Materialize {
-  ParameterSource* source = nullptr;  ///< used within fully_shard() only; null: none may be there
-  at::Device device = at::kCPU;       ///< where the parameters are gathered and used
+  ParameterSource* source =
+      nullptr;                   ///< used by fully_shard() only; null: no parameter may be on the meta device
+  at::Device device = at::kCPU;  ///< where the parameters are gathered and used
 };
 
 }  // namespace fsdp::shard

@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "shard/strategy.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -12,6 +11,12 @@ namespace fsdp::shard {
 namespace {
 
 using Kind = Command::Kind;
+
+/// Whether the reduction continues after the collective that consumes the buffer of the whole unit's
+/// gradients.
+bool continues_after_sending(const ScheduledUnit& unit) {
+  return unit.gradient_moves || (unit.is_cut && unit.has_replicas);
+}
 
 bool stays_after_forward(const ShardOptions& options, const ScheduledUnit& unit) {
   return !reshards(options.strategy) || !options.reshard_after_forward ||
@@ -55,7 +60,7 @@ void Schedule::use(size_t unit) {
 
 void Schedule::reshard(size_t unit) {
   if (units_[unit].parameters == Parameters::kSharded) return;
-  use(unit);  // a gather that is under way needs its memory
+  use(unit);  // a gather under way still writes to the memory
   units_[unit].parameters = Parameters::kSharded;
   emit(Kind::kReshard, unit);
 }
@@ -69,7 +74,7 @@ void Schedule::reshard_all() {
 void Schedule::forward_begins(size_t unit, bool records) {
   if (unit == 0) {
     begin_pass(records);
-  } else if (in_backward()) {  // recomputation, for the backward that comes next
+  } else if (in_backward()) {  // recomputation, for the backward that follows
     return use(unit);
   }
   check_order(unit);
@@ -100,7 +105,8 @@ void Schedule::begin_pass(bool records) {
   phase_ = Phase::kForward;
   pass_ = Pass::kForward;
   records_ = records;
-  // A forward whose loss was never differentiated left units gathered, and the optimizer may have run since.
+  // A forward without a backward has left units gathered, and the optimizer may have changed the shards
+  // since.
   reshard_all();
   kept_.reset();
   for (Unit& each : units_) each.gathered_ahead = false;
@@ -135,8 +141,8 @@ void Schedule::check_order(size_t unit) {
   reader_.report_changed_order(unit);
 }
 
-/// The CPU computes while the collectives of its communication stream go on, so what implicit prefetch gets
-/// from running ahead of a GPU, it gets by issuing the next gathers before the compute.
+/// On a GPU, implicit prefetch comes from the host running ahead of the device; on the CPU the next gathers
+/// must be issued before the unit computes to overlap with it.
 void Schedule::gather_ahead() {
   if (!gathers_ahead_) return;
   for (size_t next : order_.next(most_ahead_)) {
@@ -146,7 +152,7 @@ void Schedule::gather_ahead() {
   }
 }
 
-/// For passes that do not go where the last one went.
+/// When a pass does not follow the previous one.
 void Schedule::reshard_gathered_ahead() {
   for (size_t i = 0; i < units_.size(); ++i) {
     if (std::exchange(units_[i].gathered_ahead, false)) reshard(i);
@@ -221,23 +227,21 @@ void Schedule::reduce(size_t unit) {
   now.is_being_reduced = true;
   now.is_to_be_handed_over = true;
   emit(Kind::kReduce, unit);
-  // A forward whose backward cannot be seen to end, or that has none, leaves it to the end of the pass.
+  // Where a forward has no backward, or one that cannot be seen to end, the end of the pass hands the
+  // gradient over.
   if (now.backwards == now.forwards) hand_over(unit);
 }
 
 void Schedule::wait_until_sent(size_t unit) {
   Unit& sent = units_[unit];
   if (!sent.is_being_reduced) return;
-  if (goes_on_after_sending(sent.traits)) return emit(Kind::kWaitForSending, unit);
+  if (continues_after_sending(sent.traits)) return emit(Kind::kWaitForSending, unit);
   sent.is_being_reduced = false;
   emit(Kind::kWaitForReduction, unit);
 }
 
-bool Schedule::goes_on_after_sending(const ScheduledUnit& unit) {
-  return unit.gradient_moves || (unit.is_cut && unit.has_replicas);
-}
-
-/// A copy behind an all-reduce over replicas waits for that, which may take to the end of the pass.
+/// A copy that follows an all-reduce over replicas is not waited for: the all-reduce may take until the end
+/// of the pass.
 void Schedule::wait_until_moved(size_t unit) {
   const ScheduledUnit& traits = units_[unit].traits;
   if (units_[unit].is_being_reduced && traits.gradient_moves && !traits.has_replicas) {

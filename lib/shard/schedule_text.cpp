@@ -13,7 +13,7 @@ using util::concat;
 
 std::string text_of(const Command& command, const UnitSizes& unit) {
   using Kind = Command::Kind;
-  // Where the shard is the whole unit, nothing is gathered.
+  // Nothing is gathered where the shard is the whole unit.
   const bool is_gathered = unit.unsharded_bytes() > 0;
   switch (command.kind) {
     case Kind::kGather:
@@ -32,82 +32,71 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
       return "wait until " + unit.name + " is on the host";
     case Kind::kWaitForReduction:
       return "wait until " + unit.name + " is reduced";
-    // Where nothing has asked for a gradient, none is handed over.
-    case Kind::kHandOver:
+    case Kind::kHandOver:  // has no effect unless the engine has a gradient use
       return "";
   }
   return "";
 }
 
-/// Which units have lines of their own.
-struct LeftOut {
-  size_t begin = 0, end = 0;  ///< none, if equal
-  bool has(size_t unit) const { return begin <= unit && unit < end; }
-};
-
-LeftOut left_out(const std::vector<UnitSizes>& units, size_t most_units) {
-  const auto roots = static_cast<size_t>(
-      std::count_if(units.begin(), units.end(), [](const UnitSizes& unit) { return unit.is_root; }));
-  if (most_units == 0 || units.size() - roots <= most_units) return {};
-  return {roots + (most_units + 1) / 2, units.size() - most_units / 2};
-}
-
-/// Collects the commands of an event.
-class Line final : public CommandReader {
+/// Writes down the events of a pass with their commands.
+class Writer final : public CommandReader {
  public:
-  explicit Line(const std::vector<UnitSizes>& units) : units_(units) {}
+  struct Line {
+    size_t unit = 0;
+    std::string event, commands;
+  };
 
-  void read(const Command& command) override {
-    const std::string text = text_of(command, units_[command.unit]);
-    if (!text.empty()) commands_ += (commands_.empty() ? "" : ", ") + text;
+  explicit Writer(const std::vector<UnitSizes>& units) : units_(units) {}
+
+  void note(const NominalPass::Event& event, Pass pass) {
+    const bool is_end_of_all = pass == Pass::kBackward && event.unit == 0 && !event.begins;
+    lines_.push_back(
+        {event.unit,
+         concat(pass == Pass::kForward ? "forward" : "backward",
+                is_end_of_all ? "" : " of " + units_[event.unit].name, event.begins ? " begins" : " ends"),
+         ""});
   }
-  /// What has been collected.
-  std::string take() { return std::exchange(commands_, {}); }
+  void read(const Command& command) override {
+    if (lines_.empty()) return;  // of the pass that makes the order known
+    const std::string text = text_of(command, units_[command.unit]);
+    std::string& commands = lines_.back().commands;
+    if (!text.empty()) commands += (commands.empty() ? "" : ", ") + text;
+  }
+  const std::vector<Line>& lines() const { return lines_; }
 
  private:
   const std::vector<UnitSizes>& units_;
-  std::string commands_;
+  std::vector<Line> lines_;
 };
 
 }  // namespace
 
 std::string schedule_text(const std::vector<UnitSizes>& units, const ShardOptions& options,
                           size_t most_units) {
-  Line line(units);
-  Schedule schedule(options, scheduled_units(units), line);
+  Writer writer(units);
+  Schedule schedule(options, scheduled_units(units), writer);
   const NominalPass pass(units);
   pass.run(schedule);
-  line.take();
+  pass.run(schedule, [&](const NominalPass::Event& event, Pass which) { writer.note(event, which); });
 
-  struct Entry {
-    std::string event, commands;
-    bool is_left_out = false;
-  };
-  std::vector<Entry> entries;
-  const LeftOut hidden = left_out(units, most_units);
-  const auto end_line = [&] {
-    if (!entries.empty()) entries.back().commands = line.take();
-  };
-  pass.run(schedule, [&](const NominalPass::Event& event, Pass which) {
-    end_line();
-    const bool is_end_of_all = which == Pass::kBackward && event.unit == 0 && !event.begins;
-    entries.push_back(
-        {concat(which == Pass::kForward ? "forward" : "backward",
-                is_end_of_all ? "" : " of " + units[event.unit].name, event.begins ? " begins" : " ends"),
-         "", hidden.has(event.unit)});
-  });
-  end_line();
-
+  const auto roots = static_cast<size_t>(
+      std::count_if(units.begin(), units.end(), [](const UnitSizes& unit) { return unit.is_root; }));
+  size_t hidden_begin = 0, hidden_end = 0;
+  if (most_units > 0 && units.size() - roots > most_units) {
+    hidden_begin = roots + (most_units + 1) / 2;
+    hidden_end = units.size() - most_units / 2;
+  }
   size_t width = 0;
-  for (const Entry& entry : entries) width = std::max(width, entry.event.size());
+  for (const Writer::Line& line : writer.lines()) width = std::max(width, line.event.size());
   std::string text;
   bool in_gap = false;
-  for (const Entry& entry : entries) {
-    if (!std::exchange(in_gap, entry.is_left_out) && entry.is_left_out) {
-      text += concat("... ", hidden.end - hidden.begin, " more units\n");
+  for (const Writer::Line& line : writer.lines()) {
+    const bool is_hidden = hidden_begin <= line.unit && line.unit < hidden_end;
+    if (!std::exchange(in_gap, is_hidden) && is_hidden) {
+      text += concat("... ", hidden_end - hidden_begin, " more units\n");
     }
-    if (entry.is_left_out || entry.commands.empty()) continue;
-    text += concat(entry.event, std::string(width + 2 - entry.event.size(), ' '), entry.commands, "\n");
+    if (is_hidden || line.commands.empty()) continue;
+    text += concat(line.event, std::string(width + 2 - line.event.size(), ' '), line.commands, "\n");
   }
   return text;
 }

@@ -1,7 +1,6 @@
 #pragma once
 
-// The schedule of a step as text: what is done when the forward and backward of each unit begin and end.
-// Needs no libtorch.
+// The schedule of a step as text. Needs no libtorch.
 
 #include <string>
 #include <vector>
@@ -11,12 +10,13 @@
 
 namespace fsdp::shard {
 
-/// Of a nominal pass (shard/nominal_pass.h) whose order is known. One line an event that has commands:
+/// The commands of a nominal pass (shard/nominal_pass.h) that follows an earlier one. One line per event that
+/// has commands:
 ///
 ///   forward of layers.1 begins    reshard layers.0, wait for layers.1, gather layers.2
 ///
-/// Of more units than `most_units`, beside the root, those in the middle are left out, with a line in their
-/// place; 0: none are.
+/// If there are more than `most_units` units beside the root, a line stands for those in the middle; 0: no
+/// limit.
 std::string schedule_text(const std::vector<UnitSizes>& units, const ShardOptions& options,
                           size_t most_units = 0);
 

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "util/error.h"
 
@@ -16,7 +17,67 @@ using util::ErrorKind;
 using util::fail;
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// Marks of tensors that are alive. Thread-safe.
+std::string joined(const PartitionSpec::Axes& axes) {
+  std::string text;
+  for (comm::MeshAxis axis : axes) text += util::concat(text.empty() ? "" : " x ", comm::name_of(axis));
+  return text;
+}
+
+/// "dcn 2 x data 3 = 6".
+std::string product_text(const PartitionSpec::Axes& axes, const comm::MeshShape& mesh) {
+  std::string text;
+  for (comm::MeshAxis axis : axes) {
+    text += util::concat(text.empty() ? "" : " x ", comm::name_of(axis), " ", mesh.along(axis));
+  }
+  return axes.size() == 1 ? text : util::concat(text, " = ", mesh.along(axes));
+}
+
+/// Throws Error(kUsage), which begins with `what`, unless the spec fits a tensor of this shape: no more
+/// dimensions than the tensor has, each axis once, the axes of a dimension in the order of the mesh.
+void check_spec(const char* what, const PartitionSpec& spec, const std::vector<int64_t>& shape) {
+  if (spec.size() > shape.size()) {
+    fail(ErrorKind::kUsage, what, ": expected a partition spec of at most ", shape.size(),
+         " dimensions for a tensor of shape ", at::IntArrayRef(shape), "; found ", to_string(spec), " of ",
+         spec.size(), "; leave out the rest");
+  }
+  std::set<comm::MeshAxis> seen;
+  for (size_t dimension = 0; dimension < spec.size(); ++dimension) {
+    const auto& axes = spec.axes(dimension);
+    for (size_t i = 0; i < axes.size(); ++i) {
+      if (!seen.insert(axes[i]).second) {
+        fail(ErrorKind::kUsage, what, ": expected each mesh axis once in a partition spec; found ",
+             comm::name_of(axes[i]), " twice in ", to_string(spec), "; cut one dimension with it");
+      }
+      if (i > 0 && axes[i] < axes[i - 1]) {
+        fail(ErrorKind::kUsage, what,
+             ": expected the axes of a dimension in the order dcn, data, model; found ", to_string(spec),
+             "; reorder them");
+      }
+    }
+  }
+}
+
+/// The part of a dimension that lies on one rank.
+struct DimensionPart {
+  int64_t begin = 0, length = 0;
+};
+
+/// This rank's part of a dimension of `shape` that is cut over `axes`.
+DimensionPart even_part(at::IntArrayRef shape, size_t dimension, const PartitionSpec::Axes& axes,
+                        const comm::Mesh& mesh) {
+  const int64_t parts = mesh.shape().along(axes), size = shape[dimension];
+  if (size % parts != 0) {
+    fail(ErrorKind::kUsage, "mark_sharding(): expected dimension ", dimension, " of ", shape,
+         " to divide over ", product_text(axes, mesh.shape()), " ranks; found ", size, " = ", size / parts,
+         " x ", parts, " + ", size % parts, "; pad it to ", (size / parts + 1) * parts,
+         " or change the mesh");
+  }
+  int64_t index = 0;
+  for (comm::MeshAxis axis : axes) index = index * mesh.shape().along(axis) + mesh.coordinate().on(axis);
+  return {.begin = index * (size / parts), .length = size / parts};
+}
+
+/// Marks of live tensors. Thread-safe.
 class Marks {
  public:
   static Marks& instance() {
@@ -37,7 +98,7 @@ class Marks {
   std::optional<Sharding> get(const at::Tensor& tensor) {
     std::lock_guard lock(mutex_);
     auto found = marks_.find(tensor.unsafeGetTensorImpl());
-    // Another tensor may have come to lie where a marked one was.
+    // A new tensor may have the address of a marked one that is gone.
     if (found == marks_.end() || found->second.tensor.expired()) return std::nullopt;
     return found->second.sharding;
   }
@@ -53,7 +114,7 @@ class Marks {
   size_t next_sweep_ = kSmall;
 };
 
-/// The parts of all ranks of a group, one after another on a dimension. Collective.
+/// The parts of all ranks of a group, concatenated on a dimension. Collective.
 at::Tensor gather_dimension(const at::Tensor& part, int64_t dimension, comm::Communicator& group) {
   if (group.world_size() == 1) return part;
   at::Tensor first = part.movedim(dimension, 0).contiguous();
@@ -64,7 +125,7 @@ at::Tensor gather_dimension(const at::Tensor& part, int64_t dimension, comm::Com
   return all.view(shape).movedim(0, dimension);
 }
 
-/// One dimension of a replicated activation, cut over a group.
+/// Cuts one dimension of a replicated activation over a group.
 class CutDimension : public torch::autograd::Function<CutDimension> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& whole,
@@ -96,26 +157,46 @@ at::Tensor cut(const at::Tensor& whole, const comm::Mesh& mesh, const PartitionS
   const auto shape = whole.sizes().vec();
   for (size_t dimension : spec.cut_dimensions()) {
     const auto& axes = spec.axes(dimension);
-    DimensionPart place =
-        even_part("mark_sharding()", shape, dimension, axes, mesh.shape(), mesh.coordinate());
+    DimensionPart place = even_part(shape, dimension, axes, mesh);
     if (mesh.shape().along(axes) == 1) continue;
     part = CutDimension::apply(part, static_cast<int64_t>(dimension), place, mesh.group(axes));
   }
-  // A mark of its own, also where nothing was cut.
+  // A new tensor even where nothing was cut, so that it has its own mark.
   return part.is_same(whole) ? whole.view_as(whole) : part;
 }
 
 }  // namespace
 
-at::Tensor mark_parameter(const at::Tensor& parameter, const comm::Mesh& mesh, const PartitionSpec& spec) {
-  check_spec("mark_sharding()", spec, parameter.sizes().vec());
-  Marks::instance().set(parameter, {mesh.shape(), spec, parameter.sizes().vec()});
-  return parameter;
+const PartitionSpec::Axes& PartitionSpec::axes(size_t dimension) const {
+  static const Axes kWhole;
+  return dimension < dimensions_.size() ? dimensions_[dimension] : kWhole;
+}
+
+std::vector<size_t> PartitionSpec::cut_dimensions() const {
+  std::vector<size_t> cut;
+  for (size_t dimension = 0; dimension < dimensions_.size(); ++dimension) {
+    if (!dimensions_[dimension].empty()) cut.push_back(dimension);
+  }
+  return cut;
+}
+
+PartitionSpec batch_spec() { return {{comm::MeshAxis::kDcn, comm::MeshAxis::kData}}; }
+
+std::string to_string(const PartitionSpec& spec) {
+  std::string text;
+  for (size_t dimension = 0; dimension < spec.size(); ++dimension) {
+    const auto& axes = spec.axes(dimension);
+    text += util::concat(dimension == 0 ? "" : ", ", axes.empty() ? "whole" : joined(axes));
+  }
+  return util::concat("(", text, ")");
 }
 
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec) {
-  if (tensor.is_leaf() && tensor.requires_grad()) return mark_parameter(tensor, mesh, spec);
   check_spec("mark_sharding()", spec, tensor.sizes().vec());
+  if (tensor.is_leaf() && tensor.requires_grad()) {
+    Marks::instance().set(tensor, {mesh.shape(), spec, tensor.sizes().vec()});
+    return tensor;
+  }
   if (auto sharding = sharding_of(tensor)) {
     if (sharding->spec == spec && sharding->mesh == mesh.shape()) return tensor;
     fail(ErrorKind::kUsage, "mark_sharding(): expected an activation that is replicated, or sharded as ",

@@ -1,53 +1,79 @@
 #pragma once
 
-// Tensors marked as sharded on a mesh, as mark_sharding() of PyTorch/XLA's SPMD does it. There one process
-// sees global tensors and a compiler cuts them; here every rank runs the program, so a mark says what a
-// rank's tensor is of the global one:
+// Tensors marked as sharded on a mesh, as by mark_sharding() of PyTorch/XLA's SPMD. There one process sees
+// global tensors and a compiler cuts them; here every rank runs the program, so a mark says which part of a
+// global tensor a rank's tensor is:
 //
-//   a parameter    stays as it is until spmd_fully_shard(), which cuts it on the marked dimension
-//   an activation  that is replicated (no mark) is really cut: what comes back is this rank's part, and what
-//                  is computed from it is this rank's part of the computation
+//   a parameter     stays as it is until spmd_fully_shard() cuts it on the marked dimension
+//   an activation   is replicated without a mark; marking cuts it: the result is this rank's part, and what
+//                   is computed from it is this rank's part of the computation
 //
 // Marks are not inherited: the sum of two marked tensors has none.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/mesh.h"
-#include "shard/partition_spec.h"
 
 namespace fsdp::shard {
 
-/// What a rank's tensor is part of.
+/// On which axes of a mesh each dimension of a tensor is cut, as in XLA's SPMD and jax.sharding.
+/// PartitionSpec{{kDcn, kData}, {}}: the first dimension over dcn x data, the second whole. Dimensions that
+/// are not listed are whole.
+class PartitionSpec {
+ public:
+  using Axes = std::vector<comm::MeshAxis>;
+
+  PartitionSpec() = default;
+  PartitionSpec(std::initializer_list<Axes> dimensions) : dimensions_(dimensions) {}
+  explicit PartitionSpec(std::vector<Axes> dimensions) : dimensions_(std::move(dimensions)) {}
+
+  size_t size() const { return dimensions_.size(); }
+  /// Empty for a whole dimension.
+  const Axes& axes(size_t dimension) const;
+  /// Dimensions with axes.
+  std::vector<size_t> cut_dimensions() const;
+  bool operator==(const PartitionSpec&) const = default;
+
+ private:
+  std::vector<Axes> dimensions_;
+};
+
+/// The first dimension, the batch, over dcn x data: how FSDP via SPMD cuts activations.
+PartitionSpec batch_spec();
+
+/// "(dcn x data, whole)".
+std::string to_string(const PartitionSpec& spec);
+
+/// Of which global tensor a rank's tensor is a part.
 struct Sharding {
   comm::MeshShape mesh;
   PartitionSpec spec;
   std::vector<int64_t> global_shape;
 };
 
-/// For a parameter (a leaf that requires a gradient): marks it and returns it. For an activation that all
-/// ranks hold alike: returns this rank's part, marked. In backward the gradient of the whole activation is
-/// made of the ranks' parts, as of a loss that is the mean of the ranks' losses: collective over the axes of
-/// the spec. Throws Error(kUsage) for a spec that does not fit, for a dimension that does not divide, with
-/// the numbers, and for an activation that is marked already with another spec; one marked alike is returned
-/// as it is.
+/// For a parameter (a leaf that requires a gradient): marks and returns it. For an activation that all ranks
+/// hold alike: returns this rank's part, marked. In backward the gradient of the whole activation is
+/// assembled from the ranks' parts, for a loss that is the mean of the ranks' losses: collective over the
+/// axes of the spec. Throws Error(kUsage) for a spec that does not fit, for a dimension that does not divide
+/// evenly, and for an activation already marked with another spec; one marked alike is returned as it is.
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec);
 
-/// Marks a parameter whether or not it requires a gradient.
-at::Tensor mark_parameter(const at::Tensor& parameter, const comm::Mesh& mesh, const PartitionSpec& spec);
-
-/// Says that `local` is this rank's part already, such as the rows that its data loader gave it; all ranks'
-/// parts are of one shape. Returns it.
+/// Marks `local` as this rank's part, such as the rows from its data loader, and returns it. All ranks' parts
+/// must have one shape.
 at::Tensor mark_local_shard(const at::Tensor& local, const comm::Mesh& mesh, const PartitionSpec& spec);
 
-/// Nothing for a tensor without a mark.
+/// nullopt for a tensor without a mark.
 std::optional<Sharding> sharding_of(const at::Tensor& tensor);
 
-/// The global tensor of which a marked activation is a part; the tensor itself if it has no mark. Collective
-/// over the axes of its spec. Not differentiable.
+/// The global tensor of a marked activation; the tensor itself if it has no mark. Collective over the axes of
+/// its spec. Not differentiable.
 at::Tensor full_tensor(const at::Tensor& tensor, const comm::Mesh& mesh);
 
 }  // namespace fsdp::shard

@@ -16,7 +16,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// The outermost hook of the module: cuts what comes in, marks what goes out.
+/// The outermost hook of the module: cuts its input and marks its output.
 class SpmdHook final : public nn::StageHook {
  public:
   SpmdHook(const comm::Mesh& mesh, ShardOutput shard_output)
@@ -37,7 +37,7 @@ class SpmdHook final : public nn::StageHook {
   ShardOutput shard_output_;
 };
 
-/// Which stages are the root of a living engine of spmd_fully_shard(). Thread-safe.
+/// The root stages of live engines made by spmd_fully_shard(). Thread-safe.
 class Roots {
  public:
   static Roots& instance() {
@@ -81,7 +81,7 @@ std::set<const nn::Hookable*> take_inner_roots(nn::Stage& module) {
   return stages;
 }
 
-/// The dimension that a parameter's mark cuts; nothing for a mark that leaves it whole.
+/// The dimension that a parameter's mark cuts; nullopt for a mark that leaves it whole.
 std::optional<int64_t> marked_dimension(const std::string& name, const Sharding& sharding,
                                         const comm::Mesh& mesh, util::Named<Strategy> strategy) {
   const auto cut = sharding.spec.cut_dimensions();
@@ -131,7 +131,7 @@ std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& me
     return inner.contains(&info.module) || (policy && policy(info));
   };
   if (!options.auto_wrap_policy) shard.exclude_stages.clear();
-  // Before the engine's own hooks, so around them.
+  // Attached before the engine's hooks, so that it runs around them.
   module.attach(std::make_shared<SpmdHook>(mesh, std::move(shard_output)));
   try {
     auto engine = fully_shard(module, shard, mesh, std::move(trace));

@@ -1,8 +1,8 @@
 #pragma once
 
-// FSDP via SPMD (PyTorch/XLA's "FSDPv2"): sharding declared on a mesh, one parameter at a time, on the same
-// engine as fully_shard(). Parameters are cut on the mesh axis data, each on one dimension, and replicated
-// over dcn; activations are cut on their batch dimension over dcn x data.
+// FSDP via SPMD (PyTorch/XLA's "FSDPv2"): sharding declared on a mesh, per parameter, on the engine of
+// fully_shard(). Parameters are cut on one dimension each over the mesh axis data and replicated over dcn;
+// activations are cut on their batch dimension over dcn x data.
 //
 //   comm::Mesh mesh({.dcn = 2, .data = 4}, communicator);
 //   SpmdOptions options;
@@ -10,15 +10,15 @@
 //   auto engine = spmd_fully_shard(*model, mesh, {}, options);
 //   at::Tensor logits = model->forward(batch);      // the whole batch in, this rank's rows out
 //
-// or SpmdFullyShardedDataParallel (shard/spmd_module.h), which any module fits into.
+// or SpmdFullyShardedDataParallel (shard/spmd_module.h), which wraps any module.
 //
-// What goes into the outermost sharded module: an activation with a mark (mark_sharding(),
-// mark_local_shard()) is this rank's part; one without is the whole batch, which every rank has, and is cut.
-// What comes out is marked as sharded on its batch dimension. Inside, everything is the rank's part.
+// Input of the outermost sharded module: an activation with a mark (mark_sharding(), mark_local_shard()) is
+// this rank's part; one without is the whole batch, present on every rank, and is cut. The output is marked
+// as sharded on its batch dimension. Inside the module, every activation is this rank's part.
 //
-// The backward barrier: the gradients of a unit are communicated when its own backward has ended, in
-// collectives of their own; they are never joined with those of another unit. The loss is the mean of the
-// ranks' losses, as everywhere with the engine.
+// The backward barrier: the gradients of a unit are communicated when its own backward has ended, in separate
+// collectives, never joined with those of another unit. As everywhere with the engine, the loss is the mean
+// of the ranks' losses.
 
 #include <functional>
 #include <memory>
@@ -31,33 +31,31 @@
 
 namespace fsdp::shard {
 
-/// Marks what comes out of the module, in place of the rule that a tensor is sharded on its batch dimension.
+/// Marks the module's output, which otherwise is marked as sharded on its batch dimension.
 using ShardOutput = std::function<void(const at::Tensor& output, const comm::Mesh& mesh)>;
 
-/// Of spmd_fully_shard().
 struct SpmdOptions {
   SpmdOptions() {
     shard.layout = Layout::kPerParameter;
     shard.strategy = Strategy::kHybridShard;
   }
 
-  /// Which stages inside become units of their own; none: the module is one unit, with those inside it that
-  /// were sharded before.
+  /// Which inner stages become units. Empty: the module is one unit, and so is each inner stage sharded
+  /// before.
   WrapPolicy auto_wrap_policy;
-  /// Everything else. The strategy full_shard cuts over dcn x data. How the units are chosen is the business
-  /// of auto_wrap_policy, which dimensions are cut is that of the marks, and of shard_dimension and
-  /// shard_1d_parameters for parameters without one.
+  /// All other options. The strategy full_shard cuts over dcn x data. wrap_policy is ignored; shard_dimension
+  /// and shard_1d_parameters apply to parameters without a mark.
   ShardOptions shard;
 };
 
-/// Shards the module's parameters in place and attaches to it; names stay as they are. A stage inside that
-/// was sharded before by this function becomes a unit, and the engine that it had ends: so layers can be
-/// sharded one by one, and what is left of the parameters with the outermost module. The weights of the
-/// layers are whole in memory while that happens; auto_wrap_policy needs no such memory.
+/// Shards the module's parameters in place and attaches hooks to it; names are unchanged. An inner stage that
+/// this function sharded before becomes a unit, and its engine ends: layers can be sharded one by one, and
+/// the remaining parameters with the outermost module. The layers' weights are whole in memory meanwhile,
+/// unlike with auto_wrap_policy.
 ///
 /// Collective. Throws Error(kUsage) for a module that is sharded already, for options and marks that
-/// contradict each other, and for a mark that cuts a parameter on more than one dimension or on other axes
-/// than the strategy shards over.
+/// contradict each other, and for a mark that cuts a parameter on more than one dimension or over other axes
+/// than the strategy's.
 std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& mesh,
                                          ShardOutput shard_output = {}, SpmdOptions options = {},
                                          std::shared_ptr<comm::Trace> trace = nullptr);

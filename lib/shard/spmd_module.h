@@ -1,6 +1,6 @@
 #pragma once
 
-// SpmdFullyShardedDataParallel: any module under FSDP via SPMD, as a module of its own.
+// SpmdFullyShardedDataParallel: wraps any module for FSDP via SPMD.
 
 #include <c10/util/Type.h>
 
@@ -24,23 +24,28 @@ struct IsTupleOfTensorFirst : std::false_type {};
 template <typename... Rest>
 struct IsTupleOfTensorFirst<std::tuple<at::Tensor, Rest...>> : std::true_type {};
 
-/// Makes a stage of a module whose forward may give anything: the stage's output is the activation in it that
-/// is sharded, and the rest is kept beside. Names of parameters stay as they are.
+/// Registers the parameters, buffers and children of `from` with `to`, under the same names.
+inline void register_members(const torch::nn::Module& from, torch::nn::Module& to) {
+  for (const auto& parameter : from.named_parameters(/*recurse=*/false)) {
+    to.register_parameter(parameter.key(), parameter.value(), parameter.value().requires_grad());
+  }
+  for (const auto& buffer : from.named_buffers(/*recurse=*/false)) {
+    to.register_buffer(buffer.key(), buffer.value());
+  }
+  for (const auto& child : from.named_children()) to.register_module(child.key(), child.value());
+}
+
+/// A stage around a module whose forward may return any type: the stage's output is the sharded activation
+/// selected from the result. Names of parameters are unchanged.
 template <typename Wrapped, typename Output>
 class OutputAdaptor final : public nn::Stage {
  public:
-  /// Gives the activation in an output; it may be changed there.
+  /// Returns a reference to the activation in an output.
   using Select = std::function<at::Tensor&(Output&)>;
 
   OutputAdaptor(std::shared_ptr<Wrapped> module, Select select)
       : module_(std::move(module)), select_(std::move(select)) {
-    for (const auto& parameter : module_->named_parameters(/*recurse=*/false)) {
-      register_parameter(parameter.key(), parameter.value(), parameter.value().requires_grad());
-    }
-    for (const auto& buffer : module_->named_buffers(/*recurse=*/false)) {
-      register_buffer(buffer.key(), buffer.value());
-    }
-    for (const auto& child : module_->named_children()) register_module(child.key(), child.value());
+    register_members(*module_, *this);
   }
 
   std::string type_name() const override { return "module"; }
@@ -67,22 +72,22 @@ class OutputAdaptor final : public nn::Stage {
 
 }  // namespace detail
 
-/// Shards a module with `forward(at::Tensor)` (see spmd_fully_shard()) and runs it. Parameters keep the names
-/// that they have in the module, without a prefix.
+/// Shards a module with `forward(at::Tensor)` (see spmd_fully_shard()) and runs it. Names of parameters get
+/// no prefix.
 ///
-/// Of what the module's forward gives, the activation that is sharded on its batch dimension is
+/// The activation that is sharded on its batch dimension is, by the type that the module's forward returns,
 ///   at::Tensor                    the tensor
 ///   std::tuple<at::Tensor, ...>   element 0, with a warning
-///   anything else                 an Error(kUsage) that asks for `select_output`
-/// A loss must reach the module's parameters through that activation.
+///   others                        chosen by `select_output`; Error(kUsage) without it
+/// The loss must depend on the module's parameters through that activation only.
 template <typename Wrapped>
 class SpmdFullyShardedDataParallel : public torch::nn::Module {
  public:
   using Output = std::decay_t<decltype(std::declval<Wrapped&>().forward(std::declval<const at::Tensor&>()))>;
   using SelectOutput = std::function<at::Tensor&(Output&)>;
 
-  /// Collective. Errors are those of spmd_fully_shard(). `shard_output` marks the activation in place of the
-  /// rule, `select_output` says which it is.
+  /// Collective. Errors are those of spmd_fully_shard(). `shard_output` replaces the default mark of the
+  /// activation, `select_output` the rule above.
   SpmdFullyShardedDataParallel(std::shared_ptr<Wrapped> module, const comm::Mesh& mesh,
                                ShardOutput shard_output = {}, SpmdOptions options = {},
                                SelectOutput select_output = {})
@@ -95,16 +100,10 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module {
       stage_ = std::make_shared<detail::OutputAdaptor<Wrapped, Output>>(module_, std::move(select_output));
       engine_ = spmd_fully_shard(*stage_, mesh, std::move(shard_output), std::move(options));
     }
-    for (const auto& parameter : stage_->named_parameters(/*recurse=*/false)) {
-      register_parameter(parameter.key(), parameter.value(), parameter.value().requires_grad());
-    }
-    for (const auto& buffer : stage_->named_buffers(/*recurse=*/false)) {
-      register_buffer(buffer.key(), buffer.value());
-    }
-    for (const auto& child : stage_->named_children()) register_module(child.key(), child.value());
+    detail::register_members(*stage_, *this);
   }
 
-  /// input: an activation that is marked, or the whole batch. Collective.
+  /// input: a marked activation, or the whole batch. Collective.
   Output forward(const at::Tensor& input) {
     if constexpr (kIsStage) {
       return stage_->forward(input);
@@ -113,11 +112,10 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module {
     }
   }
 
-  /// What is inside.
   const std::shared_ptr<Wrapped>& module() const { return module_; }
   Engine& engine() const { return *engine_; }
 
-  /// Indexing goes to the module: of a Sequential, its layers.
+  /// Indexes the module, such as a Sequential.
   template <typename Index>
   decltype(auto) operator[](Index index) {
     return (*module_)[index];
@@ -133,14 +131,14 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module {
       return [warned = false](Output& output) mutable -> at::Tensor& {
         if (!std::exchange(warned, true)) {
           util::log_warning(
-              "SpmdFullyShardedDataParallel: the module gives a tuple, of which element 0 is taken as the "
-              "activation that is sharded; pass select_output to say which it is");
+              "SpmdFullyShardedDataParallel: the module returns a tuple, whose element 0 is taken to be the "
+              "sharded activation; pass select_output to choose another");
         }
         return std::get<0>(output);
       };
     } else {
       util::fail(util::ErrorKind::kUsage,
-                 "SpmdFullyShardedDataParallel: expected a module whose forward gives a tensor, or a tuple "
+                 "SpmdFullyShardedDataParallel: expected a module whose forward returns a tensor, or a tuple "
                  "that begins with one; found ",
                  c10::demangle_type<Output>(),
                  "; pass select_output, and shard_output if it is not sharded on its first dimension");

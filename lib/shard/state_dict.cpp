@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "shard/layout_views.h"
 #include "util/column_range.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -14,7 +15,7 @@ namespace {
 
 using util::ErrorKind;
 
-/// Names of parameters, tied ones under each, to indices into Engine::segments().
+/// Indices into Engine::segments() by name of parameter; tied parameters have several names.
 std::map<std::string, size_t> segments_by_name(const Engine& engine) {
   std::map<std::string, size_t> by_name;
   size_t segment = 0;
@@ -28,16 +29,16 @@ std::map<std::string, size_t> segments_by_name(const Engine& engine) {
   return by_name;
 }
 
-at::Tensor view_of(const Engine& engine, const Segment& segment) {
+at::Tensor shard_view(const Engine& engine, const Segment& segment) {
   const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
   return shard.narrow(0, segment.shard_offset, segment.numel());
 }
 
-/// What does not fit, all of it at once.
+/// All errors of a load, to be reported together.
 struct Misfits {
   std::vector<std::string> missing, unexpected, misshapen;
 
-  void report(const char* what, bool strict) const {
+  void throw_if_any(const char* what, bool strict) const {
     std::vector<std::string> found;
     auto add = [&found](const std::vector<std::string>& names, const char* how) {
       if (!names.empty()) found.push_back(util::concat(how, " ", util::join(names, ", ")));
@@ -54,7 +55,7 @@ struct Misfits {
   }
 };
 
-/// What is wrong with a tensor that should have `numel` elements of a floating type; empty if nothing is.
+/// Empty if the tensor has `numel` elements of a floating type.
 std::string fault_of(const at::Tensor& tensor, int64_t numel) {
   if (!tensor.defined()) return "no tensor";
   if (!tensor.is_floating_point()) return c10::toString(tensor.scalar_type());
@@ -78,9 +79,9 @@ bool covers(const std::vector<const TensorSlice*>& slices, const Segment& segmen
   return covered >= segment.numel();
 }
 
-/// Copies the elements that both have.
+/// Copies the elements that the segment and the slice have in common.
 void copy_slice(const Engine& engine, const Segment& segment, const TensorSlice& slice) {
-  at::Tensor to = view_of(engine, segment), from = slice.data.reshape({-1});
+  at::Tensor to = shard_view(engine, segment), from = slice.data.reshape({-1});
   const int64_t numel = c10::multiply_integers(segment.shape);
   util::for_each_overlap(numel, segment.range, slice.range, [&](const util::Overlap& overlap) {
     to.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
@@ -90,7 +91,7 @@ void copy_slice(const Engine& engine, const Segment& segment, const TensorSlice&
 struct LoadRequest {
   const char* what;  ///< the function, for messages
   bool strict;
-  bool whole;  ///< slices are whole parameters: one is due even where this rank has nothing of it
+  bool whole;  ///< slices are whole parameters, required even where this rank's range is empty
 };
 
 void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, const LoadRequest& request) {
@@ -120,7 +121,7 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
     bool is_there = is_misshapen[i] || (covers(given[i], segment) && !(request.whole && given[i].empty()));
     if (!is_there) misfits.missing.push_back(segment.name);
   }
-  misfits.report(request.what, request.strict);
+  misfits.throw_if_any(request.what, request.strict);
 
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < given.size(); ++i) {
@@ -140,14 +141,11 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
     if (!keeps) continue;
     at::Device device = options.to_host ? at::Device(at::kCPU) : whole.device();
     for (size_t i = 0; i < unit->storage().parameters().size(); ++i) {
-      const ParameterPlace& place = unit->storage().layout().parameters()[i];
-      at::Tensor tensor = whole.narrow(0, place.offset, place.numel)
-                              .view(place.shape)
+      const NamedParameter& parameter = unit->storage().parameters()[i];
+      at::Tensor tensor = whole_view(unit->storage().layout(), i, whole)
                               .to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-      state.push_back({place.name, tensor});
-      for (const std::string& name : unit->storage().parameters()[i].other_names) {
-        state.push_back({name, tensor});
-      }
+      state.push_back({parameter.name, tensor});
+      for (const std::string& name : parameter.other_names) state.push_back({name, tensor});
     }
   }
   return state;
@@ -156,7 +154,7 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
 ShardedStateDict sharded_state_dict(const Engine& engine) {
   ShardedStateDict state;
   for (const Segment& segment : engine.segments()) {
-    state.push_back({segment.name, segment.shape, segment.range, view_of(engine, segment)});
+    state.push_back({segment.name, segment.shape, segment.range, shard_view(engine, segment)});
   }
   return state;
 }

@@ -10,16 +10,16 @@
 namespace fsdp::shard {
 namespace {
 
-/// The most bytes at once, whenever tasks of the communication stream are done between their issue and the wait
-/// for them: the caller's own, and any number of the tasks under way, which are done in order.
+/// The most bytes held at once, where tasks of the communication stream run in order, each at any time
+/// between its issue and the wait for it.
 class MostBytes {
  public:
-  /// Of the caller.
+  /// Taken (or, if negative, freed) by the caller.
   void add(int64_t bytes) {
     live_ += bytes;
     note();
   }
-  /// Of a task; returns its place, to be waited for.
+  /// Taken by a task. Returns its place, for wait().
   size_t issue(int64_t bytes) {
     under_way_.push_back(bytes);
     note();
@@ -90,7 +90,7 @@ class Counter final : public CommandReader {
  private:
   void gather(const Command& command) {
     const UnitSizes& unit = units_[command.unit];
-    // What does not communicate is not behind the collectives.
+    // Without communication there is no collective to wait behind.
     if (!unit.is_cut()) return bytes_.add(unit.unsharded_bytes());
     const bool forward = command.pass == Pass::kForward;
     (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times_;
@@ -113,7 +113,7 @@ class Counter final : public CommandReader {
   }
 
   const std::vector<UnitSizes>& units_;
-  std::vector<size_t> gathered_, sent_;  ///< places of their tasks
+  std::vector<size_t> gathered_, sent_;  ///< places of tasks, by unit
   MostBytes bytes_;
   StepFormula formula_;
   int64_t times_ = 1;
@@ -127,7 +127,7 @@ StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions
   Counter counter(units);
   Schedule schedule(options, scheduled_units(units), counter);
   const NominalPass pass(units);
-  pass.run(schedule);  // from the second pass on the order of the units is known
+  pass.run(schedule);  // makes the order of the units known
   counter.begin_step();
   if (step.micro_batches > 1) {
     counter.begin_counting(/*times=*/step.micro_batches - 1);

@@ -10,10 +10,10 @@
 
 namespace fsdp::shard {
 
-/// One range of the tensor `name`, which has `shape` as a whole: an entry of a sharded state dict, of which a
-/// rank has any number for a tensor. `data` is 1-D and contiguous, range.numel() elements. An empty range is
-/// allowed. All ranks and all slices see a tensor in the same number of rows. In checkpoints names are
-/// "model/<parameter>" for weights and "optimizer/<state>/<parameter>" for optimizer state.
+/// One range of the tensor `name`, whose global shape is `shape`: an entry of a sharded state dict, in which
+/// a tensor may have several. `data` is 1-D and contiguous, range.numel() elements; it may be empty. All
+/// slices of a tensor on all ranks use the same number of rows. In checkpoints, names are "model/<parameter>"
+/// for weights and "optimizer/<state>/<parameter>" for optimizer state.
 struct TensorSlice {
   std::string name;
   std::vector<int64_t> shape;

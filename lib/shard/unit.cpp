@@ -2,20 +2,28 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include "comm/common_memory.h"
-#include "shard/profile_range.h"
+#include "comm/single_communicator.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
 namespace {
 
-/// Taken before it is waited for: a wait() that throws must not be repeated.
+/// Clears `work` before waiting: a wait() that throws must not be repeated.
 void finish(std::unique_ptr<comm::Work>& work) {
   if (auto taken = std::move(work)) taken->wait();
 }
 
 }  // namespace
+
+ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy) {
+  const std::vector<comm::MeshAxis> cut = shard_axes(strategy), replicated = replicate_axes(strategy);
+  return {.world = mesh.world(),
+          .shard = cut.empty() ? std::make_shared<comm::SingleCommunicator>() : mesh.group(cut),
+          .replicate = mesh.shape().along(replicated) > 1 ? mesh.group(replicated) : nullptr};
+}
 
 Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
            const UnitParts& parts)
@@ -49,7 +57,7 @@ void Unit::start_gather(const char* pass) {
     state_ = State::kUnsharded;
     return;
   }
-  const ProfileRange range("unit/gather", name_);
+  RECORD_USER_SCOPE("unit/gather " + name_);
   state_ = State::kGathering;
   comm::Communicator& group = *groups_.shard;
   const bool in_place = storage_.layout().gathers_in_place();
@@ -125,7 +133,7 @@ void Unit::drop_gradients() {
   note_buffer(false, BufferKind::kGradients, storage_.gradient_bytes());
 }
 
-/// Shared with the communication streams, which drop the input when it has been sent.
+/// Shared with the communication streams, which release the input when it has been sent.
 struct Unit::Reduction {
   at::Tensor input, output;
   at::Tensor on_host;  ///< the output, where gradients are kept there
@@ -133,7 +141,7 @@ struct Unit::Reduction {
 
 void Unit::start_reduction() {
   FSDP_CHECK(!reduction_ && !leaving_.defined(), "unit ", name_, " is being reduced already");
-  const ProfileRange range("unit/reduce", name_);
+  RECORD_USER_SCOPE("unit/reduce " + name_);
   at::NoGradGuard no_grad;
   auto job = std::make_shared<Reduction>();
   job->input = storage_.detach_gradients();
@@ -156,7 +164,7 @@ void Unit::start_reduction() {
   };
   sent_ = first.enqueue_release(give_back_input);
   if (is_cut() && replicated) {
-    // Holds up the queue of the replicas alone. If the reduce-scatter fails, this does too.
+    // Blocks only the replicas' queue. Fails if the reduce-scatter fails.
     last.enqueue([sent = std::shared_ptr<comm::Work>(first.enqueue([] {}))] { sent->wait(); });
     all_reduce_ = all_reduce(job->output);
   }
@@ -172,7 +180,7 @@ void Unit::start_reduction() {
   reduction_ = last.enqueue_release([job] { job->output.reset(); });
 }
 
-/// The stream of the collectives has no part in it.
+/// Does not involve the communication stream.
 void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced) {
   leaving_ = job->output;
   left_ = offload_->receive([job, reduced = std::move(reduced)] {
@@ -203,12 +211,12 @@ void Unit::finish_sending() {
   finish(collective_);
   finish(sent_);
   if (!all_reduce_) finish(reduction_);
-  if (!is_cut()) finish_moving();  // that is the buffer of the whole unit's gradients
+  if (!is_cut()) finish_moving();  // the gradient is the buffer of the whole unit
 }
 
 void Unit::finish_moving() {
   if (all_reduce_) return;
-  // Before it is free, the caller's stream waits.
+  // The caller's stream must wait before the memory is freed.
   if (at::Tensor leaving = std::move(leaving_); leaving.defined()) left_.wait();
 }
 
@@ -247,7 +255,7 @@ void Unit::reset() {
     try {
       wait();
     } catch (const std::exception&) {
-      // The step that failed has reported it.
+      // Reported by the failed step.
     }
   };
   for (auto* work : {&gather_, &unpacking_, &collective_, &sent_, &all_reduce_, &reduction_}) {

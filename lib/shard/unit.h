@@ -4,59 +4,70 @@
 //
 //   kSharded --start_gather()--> kGathering --finish_gather()--> kUnsharded --reshard()--> kSharded
 //
-// Its gradients: attach (before backward of its stage), accumulate, start_reduction(), finish_reduction(),
-// after which the mean over ranks has been added to the gradient of the shard. Everything that gathers or
-// reduces is collective.
+// Its gradients are attached before the backward of its stage, accumulated, and reduced: start_reduction(),
+// finish_reduction(), after which the mean over ranks has been added to the shard's gradient. Everything that
+// gathers or reduces is collective.
 //
 // A unit that is cut and replicated is reduced in two parts: a reduce-scatter among the ranks that share the
 // unit, then an all-reduce of the result among those that hold the same shard. Each group has its own queue,
-// and the second one's waits for the result of the first, so the first goes on with the next unit.
+// and only the second group's waits for the reduce-scatter, so the first continues with the next unit.
 //
-// Memory follows the order of the communication stream, not of the calls: the buffer of a gather that was
-// issued ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given
-// back as soon as it has been sent. So the buffer of one reduction serves the gather behind it. Where a
-// layout does not gather in place, the copy to the unsharded buffer is a task of that stream too.
+// Memory follows the order of the communication stream, not of the calls: the buffer of an all-gather issued
+// ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given back as
+// soon as it has been sent. So the buffer of one reduction serves the all-gather behind it. Where a layout
+// does not gather in place, the copy to the unsharded buffer is also a task of that stream.
 //
 // On a device, whose streams run behind the calls, memory is given back in the order of the caller's stream:
-// by the caller, when that stream has waited for what still used it (Communicator::enqueue_release()). Who
-// takes it then needs no further wait: tasks of the communication stream come after all that the caller's
-// stream had been given.
+// by the caller, when that stream has waited for the last use (Communicator::enqueue_release()). The next
+// user need not wait: tasks of the communication stream run after everything issued to the caller's stream
+// before them.
 //
 // Shards in host memory reach the device, and gradients leave it, on streams of their own
-// (shard/offload_streams.h): the gather waits for the copy of its shard, and no collective for the copy of a
-// gradient. With gradients in host memory finish_reduction() makes the caller wait, too, until they are
-// there.
+// (shard/offload_streams.h): an all-gather waits for the copy of its shard, and no collective waits for the
+// copy of a gradient. With gradients in host memory, finish_reduction() also waits until they have arrived.
 //
-// Where the ranks have memory in common, the output of an all-gather is one buffer for all of them. So what
-// changes gathered parameters on one rank, in its forward or backward, may change them on others.
+// Where the ranks share memory, the output of an all-gather is one buffer for all of them: a rank that
+// changes gathered parameters in its forward or backward may change them on other ranks.
 
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "comm/mesh.h"
 #include "comm/trace.h"
 #include "shard/offload_streams.h"
-#include "shard/process_groups.h"
-#include "shard/traffic.h"
-#include "shard/unit_options.h"
+#include "shard/unit_sizes.h"
 #include "shard/unit_storage.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 
-/// What a unit is made with beside its plan.
+/// The groups with which a rank communicates; group_sizes.h says which ranks they have.
+struct ProcessGroups {
+  std::shared_ptr<comm::Communicator> world;
+  std::shared_ptr<comm::Communicator> shard;      ///< the ranks over which each unit is cut
+  std::shared_ptr<comm::Communicator> replicate;  ///< the ranks with the same shard; null: this one only
+
+  int replicas() const { return replicate ? replicate->world_size() : 1; }
+  int replica_rank() const { return replicate ? replicate->rank() : 0; }
+};
+
+/// The groups for a strategy; Strategy::kNoShard for replicated parameters. Not collective.
+ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy);
+
+/// What the units of an engine share.
 struct UnitParts {
   std::shared_ptr<BufferPool> pool;
-  std::shared_ptr<comm::Trace> trace = nullptr;  ///< hears of the unsharded buffers, if there is one
+  std::shared_ptr<comm::Trace> trace = nullptr;  ///< is notified of unsharded buffers; may be null
   Materialize materialize = {};
-  std::shared_ptr<OffloadStreams> offload = nullptr;  ///< needed for what is kept in host memory
+  std::shared_ptr<OffloadStreams> offload = nullptr;  ///< required with cpu_offload
 };
 
 class Unit {
  public:
   enum class State { kSharded, kGathering, kUnsharded };
 
-  /// Errors, and when it is collective, as for UnitStorage.
+  /// Throws, and is collective, as the constructor of UnitStorage.
   Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options, const UnitParts& parts);
   ~Unit();
 
@@ -69,44 +80,41 @@ class Unit {
   /// Whether gathering it communicates.
   bool is_cut() const { return groups_.shard->world_size() > 1 && storage_.layout().numel() > 0; }
 
-  /// Issues the all-gather; no effect unless sharded. `pass` is "forward", "backward" or "other", for
-  /// messages.
+  /// Issues the all-gather; no effect unless sharded. `pass` is "forward" or "backward", for messages.
   void start_gather(const char* pass);
-  /// Waits until the parameters are there; starts the gather first when nobody has.
+  /// Waits until the parameters are there; issues the all-gather first if necessary.
   void finish_gather(const char* pass);
-  /// Frees the gathered parameters; waits first for a gather that is under way.
+  /// Frees the gathered parameters; waits first for an all-gather under way.
   void reshard();
 
-  /// Gives autograd a zeroed buffer to accumulate this unit's gradients into; no effect when there is one
-  /// already.
+  /// Gives autograd a zeroed buffer for this unit's gradients; no effect when one is attached.
   void attach_gradients();
-  bool gradients_are_attached() const { return storage_.gradients_are_attached(); }
-  /// Forgets what was accumulated and not reduced.
+  /// Discards gradients that have not been reduced.
   void drop_gradients();
-  /// Issues the reduction of the accumulated gradients: reduce-scatter, or all-reduce where every rank holds
-  /// the whole unit, or one after the other.
+  /// Issues the reduction of the accumulated gradients: a reduce-scatter, an all-reduce where every rank
+  /// holds the whole unit, or both.
   void start_reduction();
-  /// Waits until the buffer of the whole unit's gradients has been given back. Only the all-reduce of a unit
-  /// that is cut and replicated may be under way after it. No effect when there is none.
+  /// Waits until the buffer of the whole unit's gradients has been given back; only the all-reduce of a unit
+  /// that is cut and replicated may still be under way. No effect when there is no such buffer.
   void finish_sending();
-  /// Waits until the gradient has left for the host, where that keeps it, so that its memory on the device is
-  /// free; no effect while an all-reduce is under way.
+  /// Waits until the gradient has been copied to the host, if it is kept there, so that its memory on the
+  /// device is free; no effect while an all-reduce is under way.
   void finish_moving();
-  /// Waits until the mean over ranks has been added to the shard's gradient; no effect when it has.
+  /// Waits until the mean over ranks has been added to the shard's gradient; no effect without a reduction.
   void finish_reduction();
-  /// Runs `use` on the offload thread when the reductions issued so far are in the shard's gradient, and
-  /// that is there for the host. finish_reduction() waits for it and throws what it threw.
+  /// Runs `use` on the offload thread when the reductions issued so far are in the shard's gradient and the
+  /// host can read it. finish_reduction() waits for `use` and rethrows its exception.
   void use_gradient(std::function<void()> use);
 
-  /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; the shard
-  /// itself in a group of one. Collective, while the unit is sharded.
+  /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; in a group of
+  /// one, the shard itself. Collective; the unit must be sharded.
   at::Tensor gather_master_weights();
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
 
-  /// Drops whatever a failed step left: waits for collectives under way (their errors were reported already),
-  /// frees the buffers, forgets gradients that were not reduced.
+  /// Cleans up after a failed step: waits for collectives under way, ignoring their errors, frees the buffers
+  /// and discards unreduced gradients.
   void reset();
 
  private:
@@ -125,12 +133,13 @@ class Unit {
   UnitStorage storage_;
   State state_ = State::kSharded;
   std::unique_ptr<comm::Work> gather_, unpacking_;
-  /// Of gradients, in the order in which they end: the collective that takes the whole unit's buffer, the end
-  /// of that buffer, the all-reduce of what it leaves, and the end of what was added to the shard's gradient.
+  /// Stages of a reduction, in the order in which they end: the collective that consumes the whole unit's
+  /// buffer, the release of that buffer, the all-reduce over replicas, and the release of the result after
+  /// its addition to the shard's gradient.
   std::unique_ptr<comm::Work> collective_, sent_, all_reduce_, reduction_;
   std::shared_ptr<comm::Work> added_;  ///< the addition, for use_gradient()
-  at::Tensor leaving_;                 ///< what is on its way to the host
-  util::Event left_, on_host_;         ///< the end of that way, and of what the host does there
+  at::Tensor leaving_;                 ///< the gradient that is being copied to the host
+  util::Event left_, on_host_;         ///< the end of that copy, and of the host's work on the gradient
   Traffic traffic_;
 };
 

@@ -6,29 +6,55 @@
 #include <set>
 #include <utility>
 
-#include "shard/name_checks.h"
-#include "shard/per_parameter_layout.h"
 #include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::shard {
 namespace {
 
+using util::concat;
 using util::ErrorKind;
 using util::fail;
+using Names = std::vector<std::string>;
 
 constexpr size_t kRoot = 0;
 constexpr size_t kNobody = static_cast<size_t>(-1);
 
-bool contains(const std::vector<std::string>& list, const std::string& entry) {
+bool contains(const Names& list, const std::string& entry) {
   return std::find(list.begin(), list.end(), entry) != list.end();
+}
+
+/// "a, b, c and 7 more".
+std::string list_of(Names names) {
+  constexpr size_t kMost = 10;
+  size_t left_out = names.size() > kMost ? names.size() - kMost : 0;
+  names.resize(names.size() - left_out);
+  std::string text = util::join(names, ", ");
+  return left_out == 0 ? text : concat(text, " and ", left_out, " more");
+}
+
+std::string remedy_for(const std::string& word, const Names& known) {
+  std::string near = util::nearest(word, known);
+  return near.empty() ? std::string("correct it or take it out") : concat("did you mean \"", near, "\"?");
+}
+
+void check_patterns(const char* option, const Names& patterns, const Names& names,
+                    const std::string& expected) {
+  for (const std::string& pattern : patterns) {
+    bool matched = std::any_of(names.begin(), names.end(), [&pattern](const std::string& name) {
+      return util::matches_any(name, {pattern});
+    });
+    if (matched) continue;
+    fail(ErrorKind::kUsage, option, ": expected ", expected, "; found \"", pattern,
+         "\", which matches none; ", remedy_for(pattern, names));
+  }
 }
 
 /// "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;
-  for (int64_t size : shape) text += util::concat(text.empty() ? "" : ", ", size);
-  return util::concat("[", text, "]");
+  for (int64_t size : shape) text += concat(text.empty() ? "" : ", ", size);
+  return concat("[", text, "]");
 }
 
 class Chooser {
@@ -38,41 +64,55 @@ class Chooser {
         decisions_(decisions),
         model_(model),
         is_unit_(model_.nodes.size(), false),
-        replicated_(model_.parameters.size(), false),
-        keep_float32_(model_.parameters.size(), false),
-        shard_dimension_(model_.parameters.size(), 0),
-        holder_(model_.parameters.size(), kNobody) {}
+        assigned_(model_.parameters.size()) {}
 
   std::vector<UnitChoice> run() {
     check_types();
     take_out_special_parameters();
     is_unit_[kRoot] = true;
     if (decisions_.given == 0) {
-      choose_automatically();
+      choose_inside(kRoot);
     } else {
       choose_given();
     }
     auto units = make_choices();
-    check_keep_after_forward(units);
+    Names names;
+    for (const UnitChoice& unit : units) names.push_back(unit.name);
+    check_unit_patterns("fsdp.keep_after_forward", options_.keep_after_forward, names);
     return units;
   }
 
  private:
+  /// Where a parameter goes.
+  struct Assignment {
+    bool replicated = false, keep_float32 = false;
+    int64_t shard_dimension = 0;
+    size_t holder = kNobody;  ///< node of its unit; kNobody: the root's
+
+    bool is_taken_out() const { return replicated || keep_float32; }
+  };
+
   void check_types() const {
     std::set<std::string> types;
     for (const nn::OutlineNode& node : model_.nodes) {
       if (node.is_stage) types.insert(node.type);
     }
-    std::vector<std::string> known(types.begin(), types.end());
-    check_stage_types({"fsdp.wrap_stages", options_.wrap_stages}, known);
-    check_stage_types({"fsdp.leaf_stages", options_.leaf_stages}, known);
+    const Names known(types.begin(), types.end());
+    for (const auto& [option, given] : {std::pair("fsdp.wrap_stages", &options_.wrap_stages),
+                                        std::pair("fsdp.leaf_stages", &options_.leaf_stages)}) {
+      for (const std::string& type : *given) {
+        if (types.contains(type)) continue;
+        fail(ErrorKind::kUsage, option, ": expected types of stages that the model has (", list_of(known),
+             "); found \"", type, "\"; ", remedy_for(type, known));
+      }
+    }
   }
 
   void take_out_special_parameters() {
     const MixedPrecisionOptions& mixed = options_.mixed_precision;
     bool is_mixed = mixed.param_dtype != "float32" || mixed.reduce_dtype != "float32";
-    mark({"fsdp.replicated_parameters", options_.replicated_parameters}, replicated_);
-    if (is_mixed) mark({"mixed_precision.keep_float32", mixed.keep_float32}, keep_float32_);
+    mark("fsdp.replicated_parameters", options_.replicated_parameters, &Assignment::replicated);
+    if (is_mixed) mark("mixed_precision.keep_float32", mixed.keep_float32, &Assignment::keep_float32);
     if (options_.layout == Layout::kPerParameter) choose_dimensions();
   }
 
@@ -86,7 +126,7 @@ class Chooser {
       std::optional<int64_t> dimension = policy(name, shape);
       if (!dimension) {
         // Under no_shard everything is whole already.
-        if (options_.strategy != Strategy::kNoShard) replicated_[i] = true;
+        if (options_.strategy != Strategy::kNoShard) assigned_[i].replicated = true;
         continue;
       }
       int64_t dimensions = std::max<int64_t>(1, static_cast<int64_t>(shape.size()));
@@ -95,37 +135,30 @@ class Chooser {
              ", which has the shape ", shape_text(shape), "; found ", *dimension,
              "; return one of them, or nothing for a parameter that stays whole");
       }
-      shard_dimension_[i] = *dimension;
+      assigned_[i].shard_dimension = *dimension;
     }
   }
 
-  void mark(const GivenNames& patterns, std::vector<bool>& marks) const {
-    if (patterns.names.empty()) return;
-    std::vector<std::string> names;
+  void mark(const char* option, const Names& patterns, bool Assignment::*mark) {
+    Names names;
     for (const nn::OutlineParameter& parameter : model_.parameters) {
       names.insert(names.end(), parameter.names.begin(), parameter.names.end());
     }
-    check_parameter_patterns(patterns, names);
+    check_patterns(
+        option, patterns, names,
+        concat("patterns that match names of parameters",
+               names.empty() ? ", of which the model has none" : concat(" such as \"", names.front(), "\"")));
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
       for (const std::string& name : model_.parameters[i].names) {
-        if (util::matches_any(name, patterns.names)) marks[i] = true;
+        if (util::matches_any(name, patterns)) assigned_[i].*mark = true;
       }
     }
   }
 
-  bool is_taken_out(size_t parameter) const { return replicated_[parameter] || keep_float32_[parameter]; }
-
   // ---- automatic choice
 
-  void choose_automatically() {
-    choose_inside(kRoot);
-    for (size_t& holder : holder_) {
-      if (holder == kNobody) holder = kRoot;
-    }
-  }
-
   void choose_inside(size_t around) {
-    if (is_of_type(around, options_.leaf_stages)) return;
+    if (model_.nodes[around].is_stage && contains(options_.leaf_stages, model_.nodes[around].type)) return;
     for (size_t node = around + 1; node < model_.nodes[around].end; node = model_.nodes[node].end) {
       choose_inside(node);
       decide(node);
@@ -133,29 +166,24 @@ class Chooser {
   }
 
   void decide(size_t node) {
-    if (!model_.nodes[node].is_stage || is_of_type(node, options_.exclude_stages)) return;
+    const nn::OutlineNode& stage = model_.nodes[node];
+    if (!stage.is_stage || contains(options_.exclude_stages, stage.type)) return;
     std::vector<size_t> left;
     int64_t numel = 0;
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
-      if (is_taken_out(i) || holder_[i] != kNobody || !lies_inside(model_.parameters[i], model_, node)) {
-        continue;
-      }
+      const nn::OutlineParameter& parameter = model_.parameters[i];
+      if (assigned_[i].is_taken_out() || assigned_[i].holder != kNobody) continue;
+      if (!lies_inside(parameter, model_, node)) continue;
       left.push_back(i);
-      numel += model_.parameters[i].numel();
+      numel += parameter.numel();
     }
-    if (left.empty() || !wraps(node, numel)) return;
+    if (left.empty()) return;
+    const bool wraps = decisions_.wraps
+                           ? decisions_.wraps(node, numel)
+                           : contains(options_.wrap_stages, stage.type) || numel >= options_.min_num_params;
+    if (!wraps) return;
     is_unit_[node] = true;
-    for (size_t parameter : left) holder_[parameter] = node;
-  }
-
-  bool wraps(size_t node, int64_t numel) const {
-    if (decisions_.wraps) return decisions_.wraps(node, numel);
-    return contains(options_.wrap_stages, model_.nodes[node].type) || numel >= options_.min_num_params;
-  }
-
-  bool is_of_type(size_t node, const std::vector<std::string>& types) const {
-    const nn::OutlineNode& at = model_.nodes[node];
-    return at.is_stage && contains(types, at.type);
+    for (size_t parameter : left) assigned_[parameter].holder = node;
   }
 
   // ---- given units
@@ -173,11 +201,10 @@ class Chooser {
     std::set<size_t> in_use = {kRoot};
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
       for (size_t node : model_.parameters[i].nodes) in_use.insert(nearest_unit(node));
-      // The plans of parameters that are taken out are the root's, which is around every place.
-      if (!is_taken_out(i)) holder_[i] = holder_of_given(model_.parameters[i]);
+      if (!assigned_[i].is_taken_out()) assigned_[i].holder = holder_of_given(model_.parameters[i]);
     }
     for (size_t node : given) {
-      if (in_use.count(node) > 0) continue;
+      if (in_use.contains(node)) continue;
       fail(ErrorKind::kUsage,
            "units: expected stages with parameters that no unit inside them holds; found \"",
            unit_name(model_, node), "\" of type ", model_.nodes[node].type, ", which has none; take it out");
@@ -206,26 +233,26 @@ class Chooser {
   // ---- the result
 
   std::vector<UnitChoice> make_choices() const {
-    std::array<UnitChoice, 3> extras = {
-        UnitChoice{.name = "root.replicated", .parameters = {}, .replicated = true},
-        UnitChoice{.name = "root.float32", .parameters = {}, .keep_float32 = true},
-        UnitChoice{
-            .name = "root.replicated.float32", .parameters = {}, .replicated = true, .keep_float32 = true}};
+    // By replicated + 2 * keep_float32; the first is the root unit, which is there even when empty.
+    std::array<UnitChoice, 4> of_root;
+    const std::array<const char*, 4> names = {unit_name(model_, kRoot).c_str(), "root.replicated",
+                                              "root.float32", "root.replicated.float32"};
+    for (size_t kind = 0; kind < of_root.size(); ++kind) {
+      of_root[kind].name = names[kind];
+      of_root[kind].replicated = kind % 2 == 1;
+      of_root[kind].keep_float32 = kind >= 2;
+    }
     std::vector<std::vector<UnitChoice::Parameter>> held(model_.nodes.size());
-    for (size_t i = 0; i < model_.parameters.size(); ++i) {
-      const UnitChoice::Parameter parameter = {.index = i, .shard_dimension = shard_dimension_[i]};
-      if (is_taken_out(i)) {
-        size_t extra = !keep_float32_[i] ? 0 : (!replicated_[i] ? 1 : 2);
-        extras[extra].parameters.push_back(parameter);
-      } else {
-        held[holder_[i]].push_back(parameter);
-      }
+    for (size_t i = 0; i < assigned_.size(); ++i) {
+      const auto& [replicated, keep_float32, shard_dimension, holder] = assigned_[i];
+      const bool of_inner = !replicated && !keep_float32 && holder != kNobody && holder != kRoot;
+      (of_inner ? held[holder] : of_root[(replicated ? 1 : 0) + (keep_float32 ? 2 : 0)].parameters)
+          .push_back({.index = i, .shard_dimension = shard_dimension});
     }
 
     std::vector<UnitChoice> units;
-    units.push_back({.name = unit_name(model_, kRoot), .node = kRoot, .parameters = std::move(held[kRoot])});
-    for (UnitChoice& extra : extras) {
-      if (!extra.parameters.empty()) units.push_back(std::move(extra));
+    for (UnitChoice& unit : of_root) {
+      if (units.empty() || !unit.parameters.empty()) units.push_back(std::move(unit));
     }
     for (size_t node = kRoot + 1; node < model_.nodes.size(); ++node) {
       if (held[node].empty()) continue;
@@ -234,20 +261,11 @@ class Chooser {
     return units;
   }
 
-  void check_keep_after_forward(const std::vector<UnitChoice>& units) const {
-    if (options_.keep_after_forward.empty()) return;
-    std::vector<std::string> names;
-    for (const UnitChoice& unit : units) names.push_back(unit.name);
-    check_unit_patterns({"fsdp.keep_after_forward", options_.keep_after_forward}, names);
-  }
-
   const ShardOptions& options_;
   const UnitDecisions& decisions_;
   const nn::ModelOutline& model_;
-  std::vector<bool> is_unit_;                    ///< by node
-  std::vector<bool> replicated_, keep_float32_;  ///< by parameter
-  std::vector<int64_t> shard_dimension_;         ///< by parameter
-  std::vector<size_t> holder_;                   ///< node of the unit, by parameter; not of those taken out
+  std::vector<bool> is_unit_;         ///< by node
+  std::vector<Assignment> assigned_;  ///< by parameter
 };
 
 }  // namespace
@@ -257,7 +275,7 @@ DimensionPolicy shard_dimension_policy(util::Named<ShardDimension> choice, bool 
   return [largest, shard_1d_parameters](const std::string&,
                                         const std::vector<int64_t>& shape) -> std::optional<int64_t> {
     if (shape.size() < 2 && !shard_1d_parameters) return std::nullopt;
-    return largest ? largest_dimension(shape) : 0;
+    return largest && !shape.empty() ? std::max_element(shape.begin(), shape.end()) - shape.begin() : 0;
   };
 }
 
@@ -269,6 +287,12 @@ const std::string& unit_name(const nn::ModelOutline& model, size_t node) {
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions) {
   return Chooser(model, options, decisions).run();
+}
+
+void check_unit_patterns(const char* option, const std::vector<std::string>& patterns,
+                         const std::vector<std::string>& names) {
+  check_patterns(option, patterns, names,
+                 concat("patterns that match names of units (", list_of(names), ")"));
 }
 
 }  // namespace fsdp::shard

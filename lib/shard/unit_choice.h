@@ -1,7 +1,7 @@
 #pragma once
 
-// Which stages of a model become units, decided on its outline: the rules of plan_units() (wrap_policy.h,
-// where they are told), for models that are there and for those that are not. Needs no libtorch.
+// Which stages of a model become units, decided on its outline: the rules of plan_units()
+// (shard/wrap_policy.h lists them), for models with and without modules. Needs no libtorch.
 
 #include <cstdint>
 #include <functional>
@@ -13,14 +13,13 @@
 
 namespace fsdp::shard {
 
-/// What ShardOptions::shard_dimension and shard_1d_parameters say.
+/// The policy that ShardOptions::shard_dimension and shard_1d_parameters stand for.
 DimensionPolicy shard_dimension_policy(util::Named<ShardDimension> choice, bool shard_1d_parameters);
 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
 struct UnitChoice {
-  /// Of the outline's parameters.
   struct Parameter {
-    size_t index = 0;
+    size_t index = 0;             ///< into the outline's parameters
     int64_t shard_dimension = 0;  ///< on which the per_parameter layout cuts it
   };
 
@@ -30,25 +29,29 @@ struct UnitChoice {
   bool replicated = false;    ///< whole on every rank, see ShardOptions::replicated_parameters
   bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
 
-  bool is_root() const { return node == 0; }  ///< lives as the root does
+  bool is_root() const { return node == 0; }  ///< has the lifetime of the root unit
 };
 
-/// Who decides in place of names and sizes, for options that speak of modules.
+/// Stand-ins for the options that need modules (units, wrap_policy).
 struct UnitDecisions {
-  /// Whether the stage at a node with so many parameters becomes a unit; empty: min_num_params and
-  /// wrap_stages say so.
+  /// Whether the stage at a node becomes a unit of `numel` elements; empty: min_num_params and wrap_stages
+  /// decide.
   std::function<bool(size_t node, int64_t numel)> wraps{};
-  /// Above 0: exactly so many given stages and the root become units; `given_node` tells where each is.
+  /// Above 0: exactly this many given stages and the root become units; `given_node` maps each to its node.
   size_t given = 0;
   std::function<size_t(size_t index)> given_node{};
 };
 
-/// As plan_units(). Options that need modules (units, wrap_policy) are not looked at: `decisions` stand for
-/// them.
+/// As plan_units(). Ignores options.units and options.wrap_policy in favour of `decisions`.
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions = {});
 
-/// What a unit of this node is called.
+/// The name of a unit at this node.
 const std::string& unit_name(const nn::ModelOutline& model, size_t node);
+
+/// Throws Error(kUsage) unless each of `patterns` (util/name_patterns.h), the value of `option`, matches one
+/// of the names of units.
+void check_unit_patterns(const char* option, const std::vector<std::string>& patterns,
+                         const std::vector<std::string>& names);
 
 }  // namespace fsdp::shard

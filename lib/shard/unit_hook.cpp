@@ -1,21 +1,12 @@
-#include "shard/unit_hook.h"
+#include <ATen/record_function.h>
 
-#include <algorithm>
-#include <iterator>
 #include <optional>
 
 #include "shard/autograd_hooks.h"
-#include "shard/profile_range.h"
+#include "shard/engine.h"
 
 namespace fsdp::shard {
 namespace {
-
-nn::CallTensors differentiable(const nn::CallTensors& tensors) {
-  nn::CallTensors found;
-  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(found),
-               [](const at::Tensor* tensor) { return tensor->requires_grad(); });
-  return found;
-}
 
 class UnitHook final : public nn::CallHook {
  public:
@@ -39,7 +30,9 @@ class UnitHook final : public nn::CallHook {
         when_backward_ends(with_gradient, [engine = engine_, unit = unit_] { engine->backward_ends(unit); });
       }
     }
-    return std::make_shared<ProfileRange>("unit/forward", engine_->units()[unit_]->name());
+    auto range = std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+    if (range->isActive()) range->before("unit/forward " + engine_->units()[unit_]->name());
+    return range;
   }
 
   void after(const nn::CallTensors& outputs) override {
@@ -47,7 +40,7 @@ class UnitHook final : public nn::CallHook {
     const nn::CallTensors with_gradient = recording ? differentiable(outputs) : nn::CallTensors();
     const bool is_differentiable = !with_gradient.empty();
     engine_->forward_ends(unit_, is_differentiable || (!recording && engine_->will_be_recomputed()));
-    // The first gradient that comes in a pass begins the backward of this call.
+    // The first gradient in a pass begins the backward of this call.
     const auto begun_in = std::make_shared<std::optional<int64_t>>();
     for (at::Tensor* output : with_gradient) {
       when_backward_begins(*output, [engine = engine_, unit = unit_, begun_in] {

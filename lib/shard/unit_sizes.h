@@ -1,9 +1,9 @@
 #pragma once
 
-// The sizes of a model's units: what the cost of a step is computed from (shard/step_formula.h). They come
-// from an engine (shard/engine_sizes.h), or, before there is one, from the choice of the units and the
-// arithmetic of the layout. The latter needs shapes only, so a model of which there is no more than an
-// outline is planned for any world without memory and without libtorch.
+// What a model's units are like, as numbers: options, sizes, traffic. The cost of a step is computed from
+// these (shard/step_formula.h). They come from an engine (shard/engine_sizes.h) or, without one, from the
+// choice of the units and the arithmetic of the layout, which need shapes only: an outline of the model is
+// enough to plan it for any world size. Needs no libtorch.
 
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -17,34 +17,62 @@
 #include "shard/options.h"
 #include "shard/unit_choice.h"
 #include "shard/unit_layout.h"
-#include "shard/unit_options.h"
 #include "util/dtype.h"
 
 namespace fsdp::shard {
 
-/// One parameter of a unit.
+/// The layout of a unit, the types in which it is computed and reduced, and where it is kept.
+struct StorageOptions {
+  util::Named<Layout> layout = Layout::kFlat;
+  c10::ScalarType param_dtype = c10::ScalarType::Float;
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
+  bool keep_low_precision_grads = false;
+  bool cpu_offload = false;
+  bool move_grads_to_cpu = false;
+};
+
+struct UnitOptions {
+  StorageOptions storage;
+  double gradient_predivide_factor = 1;  ///< see ShardOptions; resolved
+};
+
+/// The options of one unit. `keep_float32`: see MixedPrecisionOptions; `ranks`: of the run.
+UnitOptions unit_options(const ShardOptions& options, bool keep_float32, int ranks);
+
+/// What units have communicated, or will: numbers of collectives and the payload of this rank, as in
+/// comm/trace.h.
+struct Traffic {
+  int64_t all_gathers = 0, all_gather_bytes = 0;
+  int64_t reduce_scatters = 0, reduce_scatter_bytes = 0;
+  int64_t all_reduces = 0, all_reduce_bytes = 0;
+
+  Traffic& operator+=(const Traffic& other);
+  Traffic operator-(const Traffic& other) const;
+  bool operator==(const Traffic&) const = default;
+};
+
 struct ParameterSizes {
   std::string name;
   std::vector<int64_t> shape;
-  int64_t shard_numel = 0;  ///< elements of the unit's first rank, which has the most of the unit
+  int64_t shard_numel = 0;  ///< on the first rank of the unit, which has the most of it
 
   bool operator==(const ParameterSizes&) const = default;
 };
 
-/// One unit as one rank has it. Elements, unless the name says bytes.
+/// One unit on one rank. Numbers of elements, unless the name says bytes.
 struct UnitSizes {
   std::string name;
-  int64_t numel = 0;            ///< parameters, without padding
-  int64_t shard_numel = 0;      ///< this rank's part, with padding
-  int64_t gathered_numel = 0;   ///< what an all-gather gives and a reduce-scatter takes: all ranks' shards
-  int64_t unsharded_numel = 0;  ///< the buffer that the parameters are views of
+  int64_t numel = 0;            ///< of the parameters, without padding
+  int64_t shard_numel = 0;      ///< of one rank, with padding
+  int64_t gathered_numel = 0;   ///< output of an all-gather, input of a reduce-scatter
+  int64_t unsharded_numel = 0;  ///< of the buffer of which the parameters are views
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   GroupSizes groups;
   std::vector<ParameterSizes> parameters;
 
-  bool gathers_in_place = true;  ///< what is gathered is the unsharded buffer, see UnitLayout
-  bool is_root = false;          ///< lives as the root does, see Engine::is_root()
+  bool gathers_in_place = true;  ///< see UnitLayout
+  bool is_root = false;          ///< see Engine::is_root()
   bool has_trainable_parameters = true;
   bool shard_is_unsharded = false;      ///< see UnitStorage
   bool input_is_differentiable = true;  ///< see Engine
@@ -55,13 +83,13 @@ struct UnitSizes {
   int64_t shard_bytes() const { return shard_numel * 4; }  ///< master weights
   /// Of the unsharded buffer; 0 where the shard is the whole unit.
   int64_t unsharded_bytes() const { return shard_is_unsharded ? 0 : unsharded_numel * param_element(); }
-  /// Of what exists beside that from the begin of a gather until it has been copied out.
+  /// Of the separate output of an all-gather, which exists until it has been copied to the unsharded buffer.
   int64_t communication_bytes() const {
     return gathers_in_place || !is_cut() ? 0 : gathered_numel * param_element();
   }
   /// Of the buffer in which gradients are accumulated and from which they are reduced.
   int64_t gradient_bytes() const { return has_trainable_parameters ? gathered_numel * reduce_element() : 0; }
-  /// This rank's payload of an all-gather and of a reduction of its shard.
+  /// This rank's payload of an all-gather, and of a reduction.
   int64_t gather_payload_bytes() const { return shard_numel * param_element(); }
   int64_t reduce_payload_bytes() const { return shard_numel * reduce_element(); }
 
@@ -71,14 +99,13 @@ struct UnitSizes {
   int64_t reduce_element() const { return util::element_size(reduce_dtype); }
 };
 
-/// What unit_sizes() of the engine would be that fully_shard() makes of such a model, before its first pass.
-/// Throws Error(kUsage) as fully_shard() does. Options that need modules (units, wrap_policy) are not looked
-/// at: `decisions` stand for them.
+/// The sizes that follow from a unit's options, layout and groups.
+UnitSizes sizes_of_unit(std::string name, const StorageOptions& options, const UnitLayout& layout,
+                        const GroupSizes& groups);
+
+/// unit_sizes() of the engine that fully_shard() would make of such a model, before its first pass. Throws
+/// Error(kUsage) as fully_shard() does. `decisions` replace options.units and options.wrap_policy.
 std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh, const UnitDecisions& decisions = {});
-
-/// Those that a unit has from its options and its layout.
-void take_options(const UnitOptions& options, UnitSizes& sizes);
-void take_layout(const UnitLayout& layout, UnitSizes& sizes);
 
 }  // namespace fsdp::shard

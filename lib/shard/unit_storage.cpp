@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
+
 #include "shard/layout_views.h"
 #include "util/error.h"
 #include "util/storage.h"
@@ -11,7 +13,7 @@
 namespace fsdp::shard {
 namespace {
 
-/// Where the parameters are used.
+/// The device on which the parameters are used.
 at::Device device_of(const std::vector<NamedParameter>& parameters, const Materialize& materialize) {
   if (parameters.empty()) return materialize.device;
   at::Device device = parameters.front().tensor.device();
@@ -32,13 +34,12 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
   return make_layout(layout, shapes, world_size);
 }
 
-/// fp32 memory where shards and their gradients live: pinned when the host keeps them for another device.
+/// fp32 memory for shards and their gradients: pinned where the host keeps them for another device.
 at::TensorOptions home(at::Device device, bool on_host) {
-  bool pinned = on_host && !device.is_cpu();
   return at::TensorOptions()
       .dtype(at::kFloat)
       .device(on_host ? at::Device(at::kCPU) : device)
-      .pinned_memory(pinned);
+      .pinned_memory(on_host && !device.is_cpu());
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
   gathered_ = layout_->gathers_in_place() ? unsharded_
                                           : util::empty_without_memory(layout_->gathered_numel(), gathered);
   own_part_ = gathered_.narrow(0, place_.rank * layout_->shard_numel(), layout_->shard_numel());
-  show_parameters_in_unsharded();
+  show_parameters_in(unsharded_);
   if (!shard_is_unsharded_) util::free_storage(unsharded_);
   if (!layout_->gathers_in_place()) util::free_storage(gathered_);
   gradients_ = std::make_unique<GradientBuffer>(parameters_, *layout_, options_.reduce_dtype);
@@ -70,9 +71,10 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
 
 void UnitStorage::fill_shard(const Materialize& materialize) {
   int64_t filled = 0;
-  for (size_t i = 0; i < parameters_.size(); ++i)
+  for (size_t i = 0; i < parameters_.size(); ++i) {
     filled += layout_->local_range(i, place_.rank).columns.numel();
-  if (filled < shard_.numel()) shard_.zero_();  // the padding between and behind parameters
+  }
+  if (filled < shard_.numel()) shard_.zero_();  // the padding
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     if (!parameter.is_meta()) {
@@ -95,8 +97,7 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
 
 void UnitStorage::show_parameters_in(const at::Tensor& flat) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterPlace& place = layout_->parameters()[i];
-    util::point_at(parameters_[i].tensor, flat.narrow(0, place.offset, place.numel).view(place.shape));
+    util::point_at(parameters_[i].tensor, whole_view(*layout_, i, flat));
   }
 }
 
@@ -119,8 +120,7 @@ void UnitStorage::unpack() {
 
 void UnitStorage::copy_unpacked(const at::Tensor& to, const at::Tensor& gathered) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterPlace& place = layout_->parameters()[i];
-    for (auto& piece : pieces_of(*layout_, i, to.narrow(0, place.offset, place.numel), gathered)) {
+    for (auto& piece : pieces_of(*layout_, i, whole_view(*layout_, i, to), gathered)) {
       piece.whole.copy_(piece.gathered);
     }
   }
@@ -135,8 +135,7 @@ at::Tensor UnitStorage::unpacked(const at::Tensor& gathered) const {
 
 void UnitStorage::take_shard_of(const at::Tensor& whole) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterPlace& place = layout_->parameters()[i];
-    auto local = local_piece(*layout_, i, place_.rank, whole.narrow(0, place.offset, place.numel), shard_);
+    auto local = local_piece(*layout_, i, place_.rank, whole_view(*layout_, i, whole), shard_);
     local.gathered.copy_(local.whole);
   }
 }
@@ -180,15 +179,12 @@ void UnitStorage::add_to_shard_gradient(const at::Tensor& mean) {
     shard_gradient_.add_(mean);
     return;
   }
-  at::ScalarType dtype = options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat;
-  shard_gradient_ = mean.to(dtype);
+  shard_gradient_ = mean.to(options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat);
 }
 
 bool UnitStorage::has_trainable_parameters() const {
-  for (const NamedParameter& parameter : parameters_) {
-    if (parameter.tensor.requires_grad()) return true;
-  }
-  return false;
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
 }
 
 int64_t UnitStorage::unsharded_bytes() const {

@@ -1,8 +1,8 @@
 #include "shard/wrap_policy.h"
 
 #include <algorithm>
+#include <map>
 
-#include "shard/model_tree.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -10,6 +10,35 @@ namespace {
 
 using util::ErrorKind;
 using util::fail;
+
+/// Adds `module` and everything inside it. `index`: of tensors, into tree.tensors.
+void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::nn::Module& module,
+                 const std::string& path, size_t parent) {
+  nn::ModelOutline& outline = tree.outline;
+  const size_t own = outline.nodes.size();
+  auto* hookable = dynamic_cast<nn::Hookable*>(&module);
+  tree.modules.push_back(hookable);
+  outline.nodes.push_back({.path = path,
+                           .is_stage = hookable != nullptr,
+                           .type = hookable != nullptr ? hookable->type_name() : std::string(),
+                           .parent = parent});
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    const at::Tensor& tensor = parameter.value();
+    auto [at, is_new] = index.try_emplace(tensor.unsafeGetTensorImpl(), tree.tensors.size());
+    if (is_new) {
+      tree.tensors.push_back(tensor);
+      outline.parameters.push_back(
+          {.shape = tensor.sizes().vec(), .requires_grad = tensor.requires_grad(), .names = {}, .nodes = {}});
+    }
+    nn::OutlineParameter& entry = outline.parameters[at->second];
+    entry.names.push_back(nn::name_inside(path, parameter.key()));
+    entry.nodes.push_back(own);
+  }
+  for (const auto& child : module.named_children()) {
+    add_to_tree(tree, index, *child.value(), nn::name_inside(path, child.key()), own);
+  }
+  outline.nodes[own].end = outline.nodes.size();
+}
 
 /// The node of options.units[index].
 size_t place_of_given(const ModelTree& tree, const ShardOptions& options, size_t index) {
@@ -35,6 +64,13 @@ size_t place_of_given(const ModelTree& tree, const ShardOptions& options, size_t
 }
 
 }  // namespace
+
+ModelTree make_model_tree(torch::nn::Module& root) {
+  ModelTree tree;
+  std::map<const void*, size_t> index;
+  add_to_tree(tree, index, root, "", 0);
+  return tree;
+}
 
 WrapPolicy threshold_policy(int64_t min_num_params) {
   return [min_num_params](const StageInfo& info) { return info.numel >= min_num_params; };

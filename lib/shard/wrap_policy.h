@@ -2,20 +2,20 @@
 
 // Which stages of a model become units, and which parameters each unit holds.
 //
-// Three ways to choose the units, of which the first that is given holds:
+// The first of these options that is given chooses the units:
 //   units                        exactly these stages and the root
-//   wrap_policy                  a callable decides about each stage
-//   min_num_params, wrap_stages  a stage that is large enough, or of one of these types
-// exclude_stages and leaf_stages hold for the last two.
+//   wrap_policy                  a callable decides for each stage
+//   min_num_params, wrap_stages  stages that are large enough, or of one of these types
+// exclude_stages and leaf_stages apply to the last two.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "nn/hooked.h"
-#include "shard/model_tree.h"
-#include "shard/named_parameter.h"
+#include "nn/model_outline.h"
 #include "shard/options.h"
+#include "shard/parameter_source.h"
 #include "shard/unit_choice.h"
 
 namespace fsdp::shard {
@@ -24,16 +24,26 @@ namespace fsdp::shard {
 /// default_auto_wrap_policy, PyTorch's size_based_auto_wrap_policy).
 WrapPolicy threshold_policy(int64_t min_num_params);
 
-/// A stage whose Stage::type_name() is one of these becomes a unit (PyTorch's
-/// transformer_auto_wrap_policy). The types are not checked against any model.
+/// A stage whose Stage::type_name() is one of these becomes a unit (PyTorch's transformer_auto_wrap_policy).
+/// The types are not checked against a model.
 WrapPolicy stage_type_policy(std::vector<std::string> types);
 
-/// A stage becomes a unit when one of the policies says so; none of no policies. The policies are asked in
-/// order until one does. Throws Error(kUsage) for a policy that is empty.
+/// A stage becomes a unit when one of the policies, called in order, returns true. Throws Error(kUsage) for
+/// an empty policy.
 WrapPolicy any_of(std::vector<WrapPolicy> policies);
 
-/// Those of the options that speak of modules, for choose_units() on the outline of the tree. They refer to
-/// both arguments.
+/// The modules and parameters of a model as lists: an outline of names and shapes, and the objects of its
+/// entries.
+struct ModelTree {
+  nn::ModelOutline outline;
+  std::vector<nn::Hookable*> modules;  ///< by node; null for one whose calls no hook can see
+  std::vector<at::Tensor> tensors;     ///< by parameter
+};
+
+ModelTree make_model_tree(torch::nn::Module& root);
+
+/// The options that need modules, for choose_units() on the tree's outline. The result refers to both
+/// arguments.
 UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options);
 
 /// A stage that becomes a unit, with the parameters of which it is the nearest enclosing unit.
@@ -45,23 +55,23 @@ struct UnitPlan {
   bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
 };
 
-/// Plans the units of the model; local, and the same on every rank that has the same model and options. The
-/// options are supposed to be free of conflicts (shard/option_conflicts.h).
+/// Plans the units of the model: not collective, and the same on every rank with the same model and options.
+/// The options must be free of conflicts (shard/option_conflicts.h).
 ///
-/// The root's plan comes first and is there even when other units hold all parameters. Next, where they hold
-/// anything, come plans of stage `root` for the parameters that
-///   "root.replicated"          options.replicated_parameters names,
-///   "root.float32"             options.mixed_precision.keep_float32 names,
-///   "root.replicated.float32"  both name;
-/// these parameters count for no other unit. With fsdp.layout = "per_parameter", those that its dimension
-/// policy leaves whole are replicated too. keep_float32 has no effect when param_dtype and reduce_dtype are
-/// float32. Then come the other units in the order of the modules, none of them empty.
+/// The root's plan comes first, even if other units hold all parameters. It is followed, where they are not
+/// empty, by plans of stage `root` for the parameters matched by
+///   "root.replicated"          options.replicated_parameters,
+///   "root.float32"             options.mixed_precision.keep_float32,
+///   "root.replicated.float32"  both;
+/// these parameters count for no other unit. With fsdp.layout = "per_parameter", parameters that the
+/// dimension policy leaves whole are replicated too. keep_float32 has no effect when param_dtype and
+/// reduce_dtype are float32. Then come the other units in the order of the modules, none of them empty.
 ///
-/// Automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py): children first; each stage
-/// with parameters that no unit inside it holds is a candidate, unless its type is in options.exclude_stages
-/// or a stage around it is of a type in options.leaf_stages; the policy decides. (FairScale's
-/// force_leaf_modules never are units themselves either: name the type in exclude_stages as well for that.)
-/// What is left goes to the nearest enclosing unit. A parameter that several stages share belongs to the
+/// The automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py), children first: the
+/// policy decides for each stage with parameters that no unit inside it holds, unless its type is in
+/// options.exclude_stages or an enclosing stage's type is in options.leaf_stages. (FairScale's
+/// force_leaf_modules never become units themselves: name the type in exclude_stages as well.) Remaining
+/// parameters go to the nearest enclosing unit. A parameter that several stages share belongs to the
 /// innermost unit around all its places, so tied weights are always in one unit.
 ///
 /// With options.units a stage of any type may be a unit. Each must be inside `root`, at one place, be given

@@ -12,7 +12,7 @@
 #include "optim/schedule.h"
 #include "plan/recorded_pass.h"
 #include "shard/engine_sizes.h"
-#include "shard/replica_check.h"
+#include "shard/rank_checks.h"
 #include "shard/root_unit.h"
 #include "train/banner.h"
 #include "train/block_graphs.h"

@@ -1,4 +1,4 @@
-// step_clock: the exposed communication that a plan gives a step (plan/step_clock.h) against that of the engine,
+// step_clock: the exposed communication that a plan gives a step (plan/time.h) against that of the engine,
 // on a communicator whose collectives really take a set latency and bandwidth, and with stages that really take
 // their time; for each option that changes the order. Both sleep, so that other programs disturb them little.
 // Not a test: figures of a machine vary, so they are printed and not judged. tests/train/step_clock_test.cpp

@@ -1,4 +1,4 @@
-// The program, which plans any world in a small process of its own.
+// The program plans any world in one small process.
 
 #include <gtest/gtest.h>
 

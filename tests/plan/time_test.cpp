@@ -33,6 +33,11 @@ constexpr double kNever = 1e-3;  ///< FLOP/s so few that all communication is hi
 const MachineSpeed kSlow = {
     .flops_per_second = 1e30, .bytes_per_second = 3000, .replica_bytes_per_second = 1000};
 
+TimePlan plan_time(const config::Config& config, const std::vector<shard::UnitSizes>& units,
+                   const MachineSpeed& speed) {
+  return plan_time(config, units, speed, record_pass(config));
+}
+
 TEST(ModelFlops, AreSixAWeightAndTwelveTimesLengthTimesWidthALayer) {
   nn::ModelOptions model;
   model.architecture = "gpt2";

@@ -1,5 +1,5 @@
-// fully_shard() on modules of libtorch that are no stages: several inputs and outputs, structs, buffers, modules
-// that run twice or not at all.
+// fully_shard() on modules of libtorch that are not stages: several inputs and outputs, structs, buffers,
+// modules that run twice or not at all.
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules.h>
@@ -19,7 +19,7 @@ namespace {
 using nn::Hooked;
 using nn::SequentialHooked;
 
-/// What a mixer gives.
+/// The output of a mixer.
 struct Mixed {
   at::Tensor sum;
   std::vector<at::Tensor> parts;
@@ -62,7 +62,7 @@ struct MixerImpl : torch::nn::Module {
   at::Tensor calls;
 };
 
-/// Inputs: x [n, 4], ids [n]. Runs one mixer twice, another only when it is told to, and a sequence.
+/// Inputs: x [n, 4], ids [n]. Runs one mixer twice, another only on request, and a sequence.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     table = register_module("table", Hooked<torch::nn::EmbeddingImpl>(7, 4));

@@ -91,18 +91,6 @@ TEST_F(BufferPoolTest, HoldsNoMoreThanWasInUseAtOnce) {
   EXPECT_LE(pool_->held_bytes(), 128 * mib);
 }
 
-TEST_F(BufferPoolTest, TrimGivesTheArenaBackWhenNothingIsInUse) {
-  for (int step = 0; step < 2; ++step) pool_->acquire(70'000, BufferKind::kParameters);
-  c10::DataPtr used = pool_->acquire(5000, BufferKind::kParameters);
-  const int64_t held = pool_->held_bytes();
-  EXPECT_GE(held, 70'000);
-  pool_->trim();
-  EXPECT_EQ(pool_->held_bytes(), held);
-  used.clear();
-  pool_->trim();
-  EXPECT_EQ(pool_->held_bytes(), 0);
-}
-
 TEST_F(BufferPoolTest, ABufferMayOutliveItsPoolsOwner) {
   at::Tensor tensor = pool_->acquire_tensor(10, at::kFloat, BufferKind::kGradients);
   pool_.reset();

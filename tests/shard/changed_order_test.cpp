@@ -1,4 +1,4 @@
-// What happens when forwards do not all use the same units in the same order.
+// Forwards that use different units, or the same in another order.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using testing::every_matrix;
 using testing::identical;
 using Order = std::vector<size_t>;
 
-/// What is logged while it lives.
+/// Captures the log within its scope.
 class LogCapture {
  public:
   LogCapture() {
@@ -36,7 +36,7 @@ class LogCapture {
   std::vector<std::string> lines_;
 };
 
-/// The texts of the errors with which all ranks end a forward of their own order; empty for none.
+/// By rank: the error of a forward in which each rank has another order; empty for none.
 std::vector<std::string> errors_of(const std::vector<Order>& orders) {
   std::vector<std::string> errors(orders.size());
   comm::run_ranks_as_threads(static_cast<int>(orders.size()), [&](comm::Communicator& communicator) {
@@ -102,7 +102,7 @@ TEST(ExplicitOrder, IsComparedInTheFirstForwardOnly) {
   });
 }
 
-/// Gradients of one step in each of the orders, and after each nothing may be left.
+/// Gradients of one step in each of the orders; after each step no memory may be live.
 std::vector<std::vector<at::Tensor>> gradients_in_orders(comm::Communicator& communicator,
                                                          const ShardOptions& options,
                                                          const std::vector<Order>& orders) {
@@ -136,7 +136,7 @@ TEST(ChangedOrder, IsToldOnceAndTrainsRight) {
       }
     }
   });
-  // One for each engine with explicit prefetch, from rank 0.
+  // One per engine with explicit prefetch, from rank 0.
   EXPECT_EQ(log.lines().size(), 5u);
   for (const std::string& line : log.lines()) {
     EXPECT_NE(line.find("unit layers.2 comes where unit layers.1 came"), std::string::npos) << line;

@@ -1,5 +1,4 @@
-// How many collectives a step issues, in what order, and what stands between them. N matrices and the root
-// are N + 1 units.
+// The collectives of a step: their number and their order. N matrices and the root are N + 1 units.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +25,7 @@ Counts counts_of(testing::CountingCommunicator& calls) {
           {"all-reduces", calls.count("all_reduce")}};
 }
 
-/// Of the third step, when every prefetch is in its stride.
+/// Of the third step, from which on every prefetch is at work.
 Counts counts_of_a_step(const ShardOptions& options, const std::vector<std::string>& recompute = {}) {
   Counts counts;
   on_two_ranks([&](comm::Communicator& communicator) {

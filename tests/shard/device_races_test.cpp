@@ -1,5 +1,5 @@
-// The search for races on the fake device finds those that a defective communicator makes: what
-// device_test.cpp and stream_order_test.cpp demand can fail.
+// The race detector of the fake device finds the races of a defective communicator, so the expectations of
+// device_test.cpp and stream_order_test.cpp can fail.
 
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -24,7 +24,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A wait that is forgotten. What it would have given back is given back all the same.
+/// A wait that does nothing, although it releases what a real one would.
 class ForgottenWork final : public comm::Work {
  public:
   explicit ForgottenWork(std::unique_ptr<comm::Work> work) : work_(std::move(work)) {}
@@ -73,8 +73,7 @@ class DefectiveCommunicator final : public ForwardingCommunicator {
   Defects defects_;
 };
 
-/// Collectives of a library that begins on a stream of its own, without waiting for the current one; the
-/// current one waits for them.
+/// Collectives that start on a separate stream without waiting for the current one, which waits for them.
 class HastyCollectives final : public ForwardingCommunicator {
  public:
   HastyCollectives(at::Device device, std::shared_ptr<comm::Communicator> inner)
@@ -100,7 +99,7 @@ class HastyCollectives final : public ForwardingCommunicator {
   c10::Stream own_;
 };
 
-RunPlan plan_of() {
+RunPlan race_plan() {
   RunPlan plan;
   plan.model.fused_kernels = false;
   plan.shard.min_num_params = 1;
@@ -109,21 +108,21 @@ RunPlan plan_of() {
   return plan;
 }
 
-struct Outcome {
+struct RaceOutcome {
   std::vector<std::string> races;
   RunResult run;
 };
 
-Outcome train(RunPlan plan,
-              const std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)>& interpose) {
+RaceOutcome train(RunPlan plan,
+                  const std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)>& interpose) {
   plan.interpose = interpose;
   FakeDevice::get().begin();
-  Outcome outcome{.races = {}, .run = train_sharded(2, plan)};
+  RaceOutcome outcome{.races = {}, .run = train_sharded(2, plan)};
   outcome.races = FakeDevice::get().races();
   return outcome;
 }
 
-Outcome train_with(const Defects& defects, const RunPlan& plan = plan_of()) {
+RaceOutcome train_with(const Defects& defects, const RunPlan& plan = race_plan()) {
   return train(plan, [defects](comm::Communicator& rank) {
     return std::make_shared<DefectiveCommunicator>(on_fake_device(rank), defects);
   });
@@ -131,7 +130,7 @@ Outcome train_with(const Defects& defects, const RunPlan& plan = plan_of()) {
 
 TEST(DeviceRaces, AreNotFoundWhereNothingIsDefective) {
   EXPECT_THAT(train_with({}).races, IsEmpty());
-  RunPlan offloading = plan_of();
+  RunPlan offloading = race_plan();
   offloading.shard.cpu_offload = offloading.shard.move_grads_to_cpu = true;
   EXPECT_THAT(train_with({}, offloading).races, IsEmpty());
 }
@@ -154,17 +153,17 @@ TEST(DeviceRaces, AreFoundWhenNobodyWaitsForReductions) {
 }
 
 TEST(DeviceRaces, AreFoundWhenAGatherDoesNotWaitForTheComputeBeforeIt) {
-  const Outcome outcome = train(plan_of(), [](comm::Communicator& rank) {
+  const RaceOutcome outcome = train(race_plan(), [](comm::Communicator& rank) {
     const at::Device device = FakeDevice::get().device(rank.rank());
     return comm::make_device_communicator(
         {device, borrowed(rank),
          std::make_shared<HastyCollectives>(device, std::make_shared<FakeCollectives>(device, rank))});
   });
-  // Of the memory of a unit whose compute is not over, or of a shard that the optimizer writes.
+  // On the memory of a unit that is still computing, or on a shard that the optimizer writes.
   EXPECT_THAT(outcome.races, Contains(HasSubstr("all_gather of ")));
 }
 
-/// The gradient of a shard that is in host memory when backward() has returned.
+/// The gradient of a shard in host memory after backward().
 at::Tensor gradient_on_the_host() {
   at::Tensor gradient;
   comm::run_ranks_as_threads(2, [&](comm::Communicator& rank) {
@@ -182,7 +181,7 @@ at::Tensor gradient_on_the_host() {
   return gradient;
 }
 
-// What the host itself touches is not written down; it finds memory to which nothing has been copied.
+// Accesses by the host are not recorded; it finds memory to which nothing has been copied.
 TEST(DeviceRaces, ShowInTheNumbersWhenTheHostDoesNotWaitForGradients) {
   FakeDevice& fake = FakeDevice::get();
   fake.begin();

@@ -1,5 +1,5 @@
 // The engine on a device whose streams run beside its host (support/fake_device.h): the same numbers as on
-// the CPU, and nothing out of order.
+// the CPU, and no races.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace fsdp::testing {
 namespace {
 
-/// Every stage with parameters is a unit of its own.
+/// Every stage with parameters becomes a unit.
 RunPlan nested_plan() {
   RunPlan plan;
   plan.model.fused_kernels = false;
@@ -179,7 +179,7 @@ TEST(LossOnADevice, OfComposedOperatorsIsTheCpusAndDoesNotMakeTheHostWait) {
   EXPECT_EQ(FakeDevice::get().report(), "");
 }
 
-/// What fsdp-train --dry-run does on a GPU: one rank of the world, and nobody else.
+/// As fsdp-train --dry-run on a GPU: one rank of the world, without the others.
 TEST_P(OnADevice, RunsOneRankOfItsWorldAlone) {
   RunPlan plan = this->plan();
   auto fake_on = [&](at::Device device) {

@@ -77,7 +77,7 @@ TEST(Engine, EachRankKeepsOneShareAndNothingStaysGatheredAfterAStep) {
             EXPECT_FALSE(parameter.tensor.grad().defined());
         }
       }
-      // One rank has everything anyway.
+      // One rank holds everything.
       EXPECT_EQ(engine->peak_unsharded_bytes() > 0, world > 1);
       EXPECT_LT(engine->peak_unsharded_bytes(), 2 * (parameters + padding) * 4);
     });

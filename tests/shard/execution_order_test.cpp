@@ -2,9 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/thread_communicator.h"
-#include "shard/order_check.h"
-
 namespace fsdp::shard {
 namespace {
 
@@ -89,17 +86,6 @@ TEST(ExecutionOrder, BackwardDoesNotGoBackToWhatHasBegun) {
   EXPECT_EQ(order.next_in_backward(2), std::nullopt);
   order.begin_backward_pass();
   EXPECT_EQ(order.next_in_backward(0), 2u);
-}
-
-TEST(ExecutionOrder, FindsTheFirstRankThatDiffers) {
-  comm::run_ranks_as_threads(4, [](comm::Communicator& world) {
-    EXPECT_FALSE(check_across_ranks(world, 3).has_value());
-    auto difference = check_across_ranks(world, world.rank() < 2 ? 5 : 6);
-    ASSERT_TRUE(difference.has_value());
-    EXPECT_EQ(difference->rank, 2);
-    EXPECT_EQ(difference->theirs, 6u);
-    EXPECT_EQ(difference->first_ranks, 5u);
-  });
 }
 
 }  // namespace

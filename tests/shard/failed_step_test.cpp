@@ -1,4 +1,4 @@
-// A step that throws: after Engine::reset() memory is where it was and the next step is right.
+// A step that throws: Engine::reset() frees its memory, and the next step is correct.
 
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ TEST(FailedStep, InBackwardIsForgottenByReset) {
     });
     EXPECT_THROW(run.step(), std::runtime_error);
     run.chain.layer(place).weight().remove_hook(hook);
-    // Nothing may go on as if all was well.
+    // Without reset() nothing may continue.
     try {
       run.chain.forward(run.input());
       ADD_FAILURE() << "expected the error that asks for reset()";

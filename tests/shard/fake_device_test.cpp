@@ -1,5 +1,4 @@
-// The device without hardware (support/fake_device.h): it computes what the CPU computes, and finds what is
-// out of order.
+// The device without hardware (support/fake_device.h): it computes as the CPU does and detects races.
 
 #include "support/fake_device.h"
 
@@ -38,7 +37,7 @@ class FakeDeviceTest : public ::testing::Test {
 
   at::Tensor on_device(const at::Tensor& tensor) const { return tensor.to(fake.device()); }
 
-  /// The function of tensors of the device gives what it gives of tensors of the CPU.
+  /// Expects the same result of `function` on the device and on the CPU.
   void expect_as_on_cpu(const std::function<at::Tensor(std::vector<at::Tensor>)>& function,
                         const std::vector<at::Tensor>& inputs) {
     std::vector<at::Tensor> moved;

@@ -100,7 +100,7 @@ TEST(FullParameters, WritebackChangesTheNextForward) {
     }
     double tolerance = options.mixed_precision.param_dtype == "float32" ? 1e-6 : 2e-2;
     EXPECT_TRUE(at::allclose(evaluate(chain), evaluate(plain), tolerance, tolerance)) << where;
-    // The master weights have every bit of it, and what is shown again is what was written.
+    // The master weights take every bit, and are shown again as written.
     FullParameters full(*engine);
     EXPECT_TRUE(at::equal(chain.layer(1).weight(), plain.layer(1).weight())) << where;
     EXPECT_TRUE(at::equal(chain.parameters().front(), plain.parameters().front())) << where;
@@ -136,7 +136,7 @@ TEST(FullParameters, EachRankWritesItsOwnRange) {
   });
 }
 
-// Low precision has hooks and gradient accumulators on the parameters, which change their type for a while.
+// In low precision the parameters, which change their type meanwhile, have hooks and gradient accumulators.
 TEST(FullParameters, TrainingGoesOnAsIfNothingHadBeen) {
   for_each_setup([](comm::Communicator& communicator, const ShardOptions& options, const std::string& where) {
     auto train = [&](bool look) {

@@ -5,7 +5,7 @@
 
 #include "comm/single_communicator.h"
 #include "kernels/gradient_sink.h"
-#include "shard/flat_layout.h"
+#include "shard/unit_layout.h"
 
 namespace fsdp::shard {
 namespace {

@@ -32,7 +32,7 @@ int world_of(const comm::MeshOptions& mesh) { return static_cast<int>(mesh.dcn *
 
 std::string name_of(const comm::MeshOptions& mesh) { return util::concat(mesh.dcn, "x", mesh.data); }
 
-RunPlan plan_of() {
+RunPlan hybrid_plan() {
   RunPlan plan;
   plan.global_rows = 24;
   plan.shard.min_num_params = 400;
@@ -41,8 +41,8 @@ RunPlan plan_of() {
 }
 
 /// On each of the meshes and with both strategies.
-void expect_trains_as_the_whole_model(RunPlan plan, const std::vector<comm::MeshOptions>& meshes,
-                                      const std::string& what) {
+void expect_hybrid_trains_as_the_whole_model(RunPlan plan, const std::vector<comm::MeshOptions>& meshes,
+                                             const std::string& what) {
   RunResult expected = train_unsharded(plan);
   for (const comm::MeshOptions& mesh : meshes) {
     plan.mesh = mesh;
@@ -80,7 +80,7 @@ TEST(HybridGroups, FollowTheTableOfStrategies) {
     ProcessGroups hybrid = process_groups(mesh, "hybrid_shard");
     EXPECT_EQ(hybrid.shard->rank(), mesh.coordinate().data);
     EXPECT_EQ(hybrid.replica_rank(), mesh.coordinate().dcn);
-    EXPECT_EQ(replicated_groups(mesh).replica_rank(), communicator.rank());
+    EXPECT_EQ(process_groups(mesh, "no_shard").replica_rank(), communicator.rank());
   });
 }
 
@@ -98,62 +98,63 @@ TEST(HybridGroups, AreDescribedByTheAxesThatHaveRanks) {
 
 TEST(HybridShard, TrainsAsTheWholeModelOnEveryMesh) {
   for (bool tied : {false, true}) {
-    RunPlan plan = plan_of();
+    RunPlan plan = hybrid_plan();
     plan.model.tie_word_embeddings = tied;
-    expect_trains_as_the_whole_model(plan, kMeshes, tied ? "tied" : "untied");
+    expect_hybrid_trains_as_the_whole_model(plan, kMeshes, tied ? "tied" : "untied");
   }
-  RunPlan plan = plan_of();
+  RunPlan plan = hybrid_plan();
   plan.steps = 2;
   plan.shard.min_num_params = 1;
   plan.recompute = {"block"};
-  expect_trains_as_the_whole_model(plan, {{.dcn = 2, .data = 3}, {.dcn = 3, .data = 2}}, "recomputing");
+  expect_hybrid_trains_as_the_whole_model(plan, {{.dcn = 2, .data = 3}, {.dcn = 3, .data = 2}},
+                                          "recomputing");
 }
 
 TEST(HybridShard, AccumulatesMicroBatchesOnShardsOrBeforeTheReduction) {
   for (bool no_sync : {false, true}) {
     for (bool offload : {false, true}) {
-      RunPlan plan = plan_of();
+      RunPlan plan = hybrid_plan();
       plan.accumulation = 2;
       plan.no_sync = no_sync;
       plan.steps = 2;
       plan.shard.cpu_offload = offload;
       plan.shard.move_grads_to_cpu = offload;
-      expect_trains_as_the_whole_model(plan, kMeshes, util::concat("accumulating ", no_sync, offload));
+      expect_hybrid_trains_as_the_whole_model(plan, kMeshes, util::concat("accumulating ", no_sync, offload));
     }
   }
 }
 
 TEST(HybridShard, ReplicatesSomeParametersOverTheWholeWorldAndLeavesFrozenOnesAlone) {
-  RunPlan plan = plan_of();
+  RunPlan plan = hybrid_plan();
   plan.shard.replicated_parameters = {"*norm*", "model.layers.1.*"};
   plan.frozen = {"model.layers.0.*"};
-  expect_trains_as_the_whole_model(plan, kMeshes, "replicated and frozen");
+  expect_hybrid_trains_as_the_whole_model(plan, kMeshes, "replicated and frozen");
 }
 
 TEST(HybridShard, TrainsWithAdamW) {
-  RunPlan plan = plan_of();
+  RunPlan plan = hybrid_plan();
   plan.learning_rate = 0.01;
   plan.optimizer = optim::OptimizerOptions{};
   plan.optimizer->no_decay = {"*norm*"};
   plan.optimizer->eps = 1e-3;  // rounding in gradients near zero must not become a whole step
-  expect_trains_as_the_whole_model(plan, kMeshes, "adamw");
+  expect_hybrid_trains_as_the_whole_model(plan, kMeshes, "adamw");
 }
 
 TEST(HybridShard, ClipsByTheNormOfTheWholeGradientWhereReplicasCountOnce) {
   for (double norm_type : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
-    RunPlan plan = plan_of();
+    RunPlan plan = hybrid_plan();
     plan.steps = 2;
     plan.norm_type = norm_type;
     plan.max_norm = norm_type == 1.0 ? 5.0 : norm_type == 2.0 ? 0.3 : 0.05;
     plan.shard.replicated_parameters = {"*norm*"};
     for (double norm : train_unsharded(plan).norms) EXPECT_GT(norm, plan.max_norm) << "nothing is clipped";
-    expect_trains_as_the_whole_model(plan, kMeshes, util::concat("norm ", norm_type));
+    expect_hybrid_trains_as_the_whole_model(plan, kMeshes, util::concat("norm ", norm_type));
   }
 }
 
 TEST(HybridShard, InLowPrecisionIsCloseToFullShard) {
   for (const char* reduce : {"float32", "bfloat16", "float16"}) {
-    RunPlan plan = plan_of();
+    RunPlan plan = hybrid_plan();
     plan.steps = 2;
     plan.learning_rate = 0.1;
     auto& precision = plan.shard.mixed_precision;
@@ -177,7 +178,7 @@ TEST(HybridShard, InLowPrecisionIsCloseToFullShard) {
 }
 
 TEST(HybridShard, WithOneSliceIsFullShardAndWithSlicesOfOneNoShard) {
-  RunPlan plan = plan_of();
+  RunPlan plan = hybrid_plan();
   RunResult full = train_sharded(4, plan);
   plan.shard.strategy = "no_shard";
   RunResult none = train_sharded(4, plan);
@@ -189,7 +190,7 @@ TEST(HybridShard, WithOneSliceIsFullShardAndWithSlicesOfOneNoShard) {
 }
 
 TEST(FullShard, GoesOverAllSlicesOfAMesh) {
-  RunPlan plan = plan_of();
+  RunPlan plan = hybrid_plan();
   RunResult expected = train_sharded(4, plan);
   plan.mesh = {.dcn = 2, .data = 2};
   expect_identical_runs(train_sharded(4, plan), expected, "2 slices");

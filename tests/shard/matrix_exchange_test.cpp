@@ -6,7 +6,6 @@
 #include <set>
 
 #include "shard/layout_views.h"
-#include "shard/matrix_shares.h"
 #include "support/counting_communicator.h"
 #include "support/sharded_run.h"
 
@@ -15,7 +14,7 @@ namespace {
 
 bool is_matrix(const Segment& segment) { return segment.shape.size() == 2; }
 
-/// What no rank could do with a part alone.
+/// A function of whole matrices only.
 at::Tensor image_of(const at::Tensor& matrix) { return matrix.mm(matrix.t()).mm(matrix).div_(matrix.norm()); }
 
 /// Every stage is a unit.
@@ -25,14 +24,14 @@ ShardOptions every_stage() {
   return options;
 }
 
-struct Setting {
+struct ExchangeSetting {
   const char* name;
   int world_size;
   const char* strategy;
   int dcn = 1;
 };
 
-class Exchange : public ::testing::TestWithParam<Setting> {};
+class Exchange : public ::testing::TestWithParam<ExchangeSetting> {};
 
 TEST_P(Exchange, MapsEveryMatrixOnceAndGivesEachRankItsPart) {
   std::mutex mutex;
@@ -70,17 +69,19 @@ TEST_P(Exchange, MapsEveryMatrixOnceAndGivesEachRankItsPart) {
     }
     if (communicator.rank() == 0) matrices = found;
   });
-  // Groups that hold the same shards compute the same.
+  // Groups that hold the same shards compute the same matrices.
   const bool replicated_shards = std::string(GetParam().strategy) == "hybrid_shard";
   EXPECT_EQ(computed.size(), matrices * static_cast<size_t>(replicated_shards ? GetParam().dcn : 1));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Exchange,
-    ::testing::Values(Setting{"alone", 1, "full_shard"}, Setting{"two_ranks", 2, "full_shard"},
-                      Setting{"three_ranks", 3, "full_shard"}, Setting{"zero2", 2, "shard_grad_op"},
-                      Setting{"no_shard", 3, "no_shard"}, Setting{"hybrid", 4, "hybrid_shard", 2}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Exchange,
+                         ::testing::Values(ExchangeSetting{"alone", 1, "full_shard"},
+                                           ExchangeSetting{"two_ranks", 2, "full_shard"},
+                                           ExchangeSetting{"three_ranks", 3, "full_shard"},
+                                           ExchangeSetting{"zero2", 2, "shard_grad_op"},
+                                           ExchangeSetting{"no_shard", 3, "no_shard"},
+                                           ExchangeSetting{"hybrid", 4, "hybrid_shard", 2}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(MatrixExchange, GathersAndScattersOnceAUnit) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {

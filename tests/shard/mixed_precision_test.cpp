@@ -1,4 +1,4 @@
-// What is computed, communicated, added and kept in which type.
+// The types in which units are computed, communicated, added and kept.
 
 #include <gtest/gtest.h>
 
@@ -175,8 +175,8 @@ class ScaleStage final : public nn::Stage {
   at::Tensor weight_;
 };
 
-/// The mean gradient, the same for all elements, after micro-batches in which each rank has the gradient that
-/// `of_rank` says.
+/// The mean gradient, equal for all elements, after micro-batches in which each rank has the gradient
+/// `of_rank`.
 double mean_gradient(int world, const ShardOptions& options, int micro_batches,
                      const std::function<double(int rank, int micro)>& of_rank) {
   double mean = 0;

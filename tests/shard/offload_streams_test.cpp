@@ -1,5 +1,4 @@
-// Shards and gradients in host memory: the streams of their copies, and what is done with gradients as they
-// arrive.
+// Shards and gradients in host memory: the streams of their copies, and the use of gradients on arrival.
 
 #include "shard/offload_streams.h"
 
@@ -41,7 +40,7 @@ constexpr StreamName kCompute{0, 0};
 
 class HostLinkStreams : public ::testing::Test {
  protected:
-  /// What two ranks did that trained on fake devices.
+  /// The log of two ranks that train on fake devices.
   static std::vector<Entry> log_of_training() {
     RunPlan plan;
     plan.model.fused_kernels = false;
@@ -113,7 +112,7 @@ TEST_F(HostLinkStreams, ShardsAreCopiedBesideComputationAndCollectives) {
   EXPECT_GT(gathers, 20);
   ASSERT_EQ(copy_streams.size(), 1u);
 
-  // It waits for computation when memory is new, and never again.
+  // Waits for computation only when memory is new.
   std::set<int64_t> of_computation;
   int waits_for_computation = 0;
   for (const Entry& entry : log) {

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 using Fields = std::vector<std::string>;
 
-struct Case {
+struct ConflictCase {
   const char* name;
   void (*change)(ShardOptions& options);
   Fields fields;
@@ -30,8 +30,8 @@ const nn::Hookable* some_stage() {
   return reinterpret_cast<const nn::Hookable*>(&there);
 }
 
-const std::vector<Case>& single_conflicts() {
-  static const std::vector<Case> cases = {
+const std::vector<ConflictCase>& single_conflicts() {
+  static const std::vector<ConflictCase> cases = {
       {"ReplicaCheckWithoutReplicas",
        [](ShardOptions& o) { o.replica_check_interval = 10; },
        {"fsdp.replica_check_interval", "fsdp.strategy"},
@@ -170,21 +170,21 @@ const std::vector<Case>& single_conflicts() {
          o.wrap_policy = wrap_nothing;
        },
        {"units", "wrap_policy"},
-       {"1 stage that"}},
+       {"beside the root (1)"}},
       {"UnitsAndWrapStages",
        [](ShardOptions& o) {
          o.units = {some_stage(), some_stage()};
          o.wrap_stages = {"block"};
        },
        {"units", "fsdp.wrap_stages"},
-       {"2 stages that", "[\"block\"]"}},
+       {"beside the root (2)", "[\"block\"]"}},
       {"UnitsAndLeafStages",
        [](ShardOptions& o) {
          o.units = {some_stage()};
          o.leaf_stages = {"block"};
        },
        {"units", "fsdp.leaf_stages"},
-       {"1 stage that", "[\"block\"]"}},
+       {"beside the root (1)", "[\"block\"]"}},
       {"PolicyAndWrapStages",
        [](ShardOptions& o) {
          o.wrap_policy = wrap_nothing;
@@ -217,7 +217,7 @@ const std::vector<Case>& single_conflicts() {
 TEST(OptionConflicts, FindsNoneInTheDefaults) { EXPECT_TRUE(find_option_conflicts(ShardOptions{}).empty()); }
 
 TEST(OptionConflicts, FindsEachConflictAndNamesItsFieldsAndTheirValues) {
-  for (const Case& each : single_conflicts()) {
+  for (const ConflictCase& each : single_conflicts()) {
     SCOPED_TRACE(each.name);
     ShardOptions options;
     each.change(options);

@@ -17,7 +17,7 @@
 namespace fsdp::shard {
 namespace {
 
-/// Gives out a model's values and notes what it was asked for.
+/// Returns a model's values and records the requests.
 class ValuesOf final : public ParameterSource {
  public:
   explicit ValuesOf(nn::Stage& model) : model_(model) {}

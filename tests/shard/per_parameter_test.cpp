@@ -1,4 +1,4 @@
-// What the per_parameter layout does that the flat one does not; the rest of the suite runs on both
+// Features of the per_parameter layout only; the rest of the suite runs on both layouts
 // (tests/support/layout_under_test.h).
 
 #include <gmock/gmock.h>

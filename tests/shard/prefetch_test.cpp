@@ -1,5 +1,5 @@
-// Where the next gather is issued: ahead of the compute of the unit in use or when it is needed, and how many
-// units are gathered at once.
+// When the next gather is issued, ahead of the compute of the current unit or on use, and how many units are
+// gathered at once.
 
 #include <gtest/gtest.h>
 

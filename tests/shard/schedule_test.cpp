@@ -1,5 +1,5 @@
-// When units are gathered, freed and reduced changes no bit of losses, norms and weights; nor does when the
-// communication stream gets to it.
+// The order in which units are gathered, freed and reduced changes no bit of losses, norms and weights; nor
+// does the timing of the communication stream.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 using testing::RunPlan;
 using testing::RunResult;
 
-RunPlan plan_of() {
+RunPlan schedule_plan() {
   RunPlan plan;
   plan.model = testing::tiny_options("gpt2");
   plan.shard.min_num_params = 300;
@@ -24,7 +24,7 @@ RunPlan plan_of() {
 }
 
 RunPlan without_any_overlap() {
-  RunPlan plan = plan_of();
+  RunPlan plan = schedule_plan();
   plan.shard.forward_prefetch = "none";
   plan.shard.backward_prefetch = "none";
   plan.interpose = [](comm::Communicator& inner) {
@@ -84,7 +84,7 @@ TEST(Schedule, ReshardingChangesNoBit) {
 }
 
 TEST(Schedule, RecomputationAndHostMemoryChangeNoBit) {
-  RunPlan plan = plan_of();
+  RunPlan plan = schedule_plan();
   RunResult expected = train_sharded(2, plan);
   for (const char* recompute : {"", "block", "feed_forward", "attention"}) {
     for (bool offload : {false, true}) {
@@ -138,7 +138,7 @@ TEST(Schedule, ASlowCommunicationStreamChangesNoBitWithoutSync) {
 
 TEST(Schedule, ALateOptimizerChangesNoBit) {
   for (const char* prefetch : {"none", "implicit", "explicit"}) {
-    RunPlan plan = plan_of();
+    RunPlan plan = schedule_plan();
     plan.shard.forward_prefetch = prefetch;
     plan.optimizer = optim::OptimizerOptions{};
     plan.learning_rate = 0.01;

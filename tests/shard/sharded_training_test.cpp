@@ -1,5 +1,5 @@
-// Training with shards is training the whole model, whatever the strategy, the number of ranks and what else
-// is switched on. Every run also checks that nothing is live after each backward pass.
+// Sharded training equals training of the whole model for every strategy, number of ranks and combination of
+// options. Every run also checks that no memory is live after each backward pass.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using testing::RunResult;
 
 constexpr const char* kStrategies[] = {"full_shard", "shard_grad_op", "no_shard"};
 
-RunPlan plan_of(const std::string& architecture = "llama") {
+RunPlan training_plan(const std::string& architecture = "llama") {
   RunPlan plan;
   plan.model = testing::tiny_options(architecture);
   plan.global_rows = 24;  // over up to 8 ranks, or in 2 micro-batches over up to 4
@@ -38,18 +38,18 @@ void expect_trains_as_the_whole_model(RunPlan plan, const std::vector<int>& worl
 TEST(ShardedTraining, IsThatOfTheWholeModel) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (bool tied : {false, true}) {
-      RunPlan plan = plan_of(architecture);
+      RunPlan plan = training_plan(architecture);
       plan.model.tie_word_embeddings = tied;
       expect_trains_as_the_whole_model(plan, {1, 2, 3, 4}, util::concat(architecture, tied ? " tied" : ""));
     }
   }
-  RunPlan plan = plan_of();
+  RunPlan plan = training_plan();
   plan.steps = 2;
   expect_trains_as_the_whole_model(plan, {8}, "llama");
 }
 
 TEST(ShardedTraining, DoesNotDependOnWhatBecomesAUnit) {
-  RunPlan plan = plan_of();
+  RunPlan plan = training_plan();
   RunResult expected = train_unsharded(plan);
   for (int64_t threshold : {1, 200, 450, 1176, 1'000'000}) {
     plan.shard.min_num_params = threshold;
@@ -63,7 +63,7 @@ TEST(ShardedTraining, DoesNotDependOnWhatBecomesAUnit) {
 TEST(ShardedTraining, MayRecomputeActivations) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (const char* type : {"block", "feed_forward"}) {
-      RunPlan plan = plan_of(architecture);
+      RunPlan plan = training_plan(architecture);
       plan.recompute = {type};
       plan.steps = 2;
       expect_trains_as_the_whole_model(plan, {1, 2, 3}, util::concat(architecture, " recomputing ", type));
@@ -76,7 +76,7 @@ TEST(ShardedTraining, MayRecomputeActivations) {
 TEST(ShardedTraining, MayAccumulateMicroBatchesOnShardsOrBeforeTheReduction) {
   for (bool no_sync : {false, true}) {
     for (bool recompute : {false, true}) {
-      RunPlan plan = plan_of();
+      RunPlan plan = training_plan();
       plan.accumulation = 2;
       plan.no_sync = no_sync;
       if (recompute) plan.recompute = {"block"};
@@ -90,7 +90,7 @@ TEST(ShardedTraining, MayAccumulateMicroBatchesOnShardsOrBeforeTheReduction) {
 TEST(ShardedTraining, MayKeepShardsInHostMemory) {
   for (bool move_grads : {false, true}) {
     for (bool no_sync : {false, true}) {
-      RunPlan plan = plan_of();
+      RunPlan plan = training_plan();
       plan.shard.cpu_offload = true;
       plan.shard.move_grads_to_cpu = move_grads;
       plan.accumulation = 2;
@@ -104,7 +104,7 @@ TEST(ShardedTraining, MayKeepShardsInHostMemory) {
 TEST(ShardedTraining, MayReplicateSomeParameters) {
   for (const char* pattern : {"*norm*", "model.embed_tokens*", "model.layers.1.*"}) {
     for (bool recompute : {false, true}) {
-      RunPlan plan = plan_of();
+      RunPlan plan = training_plan();
       plan.shard.replicated_parameters = {pattern};
       if (recompute) plan.recompute = {"block"};
       RunResult expected = train_unsharded(plan);
@@ -120,7 +120,7 @@ TEST(ShardedTraining, MayReplicateSomeParameters) {
 TEST(ShardedTraining, LeavesFrozenParametersAlone) {
   for (const char* pattern : {"model.embed_tokens*", "model.layers.0.*", "model.layers.2.*", "*norm*"}) {
     for (bool recompute : {false, true}) {
-      RunPlan plan = plan_of();
+      RunPlan plan = training_plan();
       plan.frozen = {pattern};
       plan.steps = 2;
       if (recompute) plan.recompute = {"block"};
@@ -140,7 +140,7 @@ TEST(ShardedTraining, LeavesFrozenParametersAlone) {
 
 TEST(ShardedTraining, StartsBehindEverythingFrozen) {
   // Nothing before the last block needs a gradient: its backward ends the pass.
-  RunPlan plan = plan_of();
+  RunPlan plan = training_plan();
   plan.frozen = {"model.embed_tokens*", "model.layers.0.*", "model.layers.1.*"};
   for (const char* prefetch : {"none", "pre", "post"}) {
     plan.shard.backward_prefetch = prefetch;
@@ -151,7 +151,7 @@ TEST(ShardedTraining, StartsBehindEverythingFrozen) {
 TEST(ShardedTraining, WithAdamWAndParametersThatDoNotDecay) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (bool tied : {false, true}) {
-      RunPlan plan = plan_of(architecture);
+      RunPlan plan = training_plan(architecture);
       plan.model.tie_word_embeddings = tied;
       plan.steps = 4;
       plan.learning_rate = 0.01;
@@ -169,7 +169,7 @@ TEST(ShardedTraining, WithAdamWAndParametersThatDoNotDecay) {
 }
 
 TEST(ShardedTraining, WeightDecayReachesOnlyWhatShallDecay) {
-  RunPlan plan = plan_of();
+  RunPlan plan = training_plan();
   plan.learning_rate = 0.1;
   plan.optimizer = optim::OptimizerOptions{};
   plan.optimizer->eps = 1e30;  // no step but the decay

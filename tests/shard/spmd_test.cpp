@@ -128,7 +128,7 @@ struct Training {
 };
 
 /// Some steps on batches of 12 rows that every rank has whole.
-Training train(nn::Stage& model, Engine& engine, const comm::Mesh& mesh, const testing::RunPlan& plan) {
+Training train_spmd(nn::Stage& model, Engine& engine, const comm::Mesh& mesh, const testing::RunPlan& plan) {
   Training result;
   for (int64_t step = 0; step < plan.steps; ++step) {
     at::Tensor rows = testing::token_rows(step * 12, 12, 9, plan.model.vocab_size);
@@ -172,7 +172,7 @@ TEST(Spmd, AnyMeshTrainsAsOneRankDoes) {
   on_mesh({.dcn = 1, .data = 1}, [&](const comm::Mesh& mesh) {
     auto model = testing::make_model(plan);
     auto engine = spmd_fully_shard(*model, mesh, {}, wrap_blocks());
-    expected = train(*model, *engine, mesh, plan);
+    expected = train_spmd(*model, *engine, mesh, plan);
   });
   for (comm::MeshOptions options : {comm::MeshOptions{2, 2}, {1, 4}, {4, 1}, {2, 1}, {1, 3}}) {
     for (const char* strategy : {"hybrid_shard", "full_shard"}) {
@@ -181,7 +181,7 @@ TEST(Spmd, AnyMeshTrainsAsOneRankDoes) {
         SpmdOptions spmd = wrap_blocks();
         spmd.shard.strategy = strategy;
         auto engine = spmd_fully_shard(*model, mesh, {}, spmd);
-        expect_same(train(*model, *engine, mesh, plan), expected,
+        expect_same(train_spmd(*model, *engine, mesh, plan), expected,
                     util::concat(to_string(mesh.shape()), ", ", strategy));
       });
     }
@@ -202,8 +202,8 @@ TEST(Spmd, LayersShardedOneByOneAreTheUnitsOfTheModuleAroundThem) {
     for (size_t i = 0; i < engine->units().size(); ++i) {
       EXPECT_EQ(engine->units()[i]->name(), expected_engine->units()[i]->name());
     }
-    auto expected = train(*automatic, *expected_engine, mesh, plan);
-    auto actual = train(*nested, *engine, mesh, plan);
+    auto expected = train_spmd(*automatic, *expected_engine, mesh, plan);
+    auto actual = train_spmd(*nested, *engine, mesh, plan);
     EXPECT_EQ(actual.losses, expected.losses);
   });
 }
@@ -217,7 +217,7 @@ TEST(Spmd, GradientsOfAUnitAreCommunicatedAtItsBoundaryAndNeverJoined) {
     auto model = testing::make_model(plan);
     auto engine = spmd_fully_shard(*model, traced, {}, wrap_blocks());
     trace->begin_step(1);
-    train(*model, *engine, traced, plan);
+    train_spmd(*model, *engine, traced, plan);
     std::vector<std::string> scattered, reduced;
     for (const auto& event : trace->events(1)) {
       if (event.op == "reduce_scatter") scattered.push_back(event.unit);

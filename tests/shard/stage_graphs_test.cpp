@@ -27,16 +27,16 @@ RunPlan plan_of_blocks() {
   return plan;
 }
 
-struct Way {
+struct GraphWay {
   std::string name;
   std::function<void(RunPlan&)> change;
   int world_size = 2;
   int64_t blocks_without_backward = 0;
 };
 
-std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
+std::ostream& operator<<(std::ostream& out, const GraphWay& way) { return out << way.name; }
 
-class GraphedRun : public ::testing::TestWithParam<Way> {};
+class GraphedRun : public ::testing::TestWithParam<GraphWay> {};
 
 TEST_P(GraphedRun, IsTheSameBitForBitAndLaunchesTheSameGraphsStepAfterStep) {
   RunPlan plan = plan_of_blocks();
@@ -63,39 +63,41 @@ TEST_P(GraphedRun, IsTheSameBitForBitAndLaunchesTheSameGraphsStepAfterStep) {
 INSTANTIATE_TEST_SUITE_P(
     Ways, GraphedRun,
     ::testing::Values(
-        Way{"full_shard", [](RunPlan&) {}}, Way{"AloneInItsWorld", [](RunPlan&) {}, 1},
-        Way{"OneUnit", [](RunPlan& plan) { plan.shard.wrap_stages = {}; }},
-        Way{"Gpt2", [](RunPlan& plan) { plan.model = tiny_options("gpt2"); }},
-        Way{"NoPrefetch",
-            [](RunPlan& plan) {
-              plan.shard.forward_prefetch = "none";
-              plan.shard.backward_prefetch = "none";
-            }},
-        Way{"KeepsAfterForward", [](RunPlan& plan) { plan.shard.reshard_after_forward = false; }},
-        Way{"no_shard", [](RunPlan& plan) { plan.shard.strategy = "no_shard"; }},
-        Way{"Hybrid",
-            [](RunPlan& plan) {
-              plan.shard.strategy = "hybrid_shard";
-              plan.mesh = {.dcn = 2, .data = 2};
-            },
-            4},
-        Way{"Accumulation", [](RunPlan& plan) { plan.accumulation = 2; }},
-        Way{"AccumulationWithoutSync",
-            [](RunPlan& plan) {
-              plan.accumulation = 2;
-              plan.no_sync = true;
-            }},
-        Way{"Bf16",
-            [](RunPlan& plan) {
-              plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
-            }},
-        Way{"Offload", [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }},
-        Way{"PerParameter", [](RunPlan& plan) { plan.shard.layout = "per_parameter"; }},
-        Way{"Frozen",
-            [](RunPlan& plan) {
-              plan.frozen = {"*embed_tokens*", "*layers.0.*", "*layers.1.mlp.*"};
-            },
-            2, 1}),
+        GraphWay{"full_shard", [](RunPlan&) {}}, GraphWay{"AloneInItsWorld", [](RunPlan&) {}, 1},
+        GraphWay{"OneUnit", [](RunPlan& plan) { plan.shard.wrap_stages = {}; }},
+        GraphWay{"Gpt2", [](RunPlan& plan) { plan.model = tiny_options("gpt2"); }},
+        GraphWay{"NoPrefetch",
+                 [](RunPlan& plan) {
+                   plan.shard.forward_prefetch = "none";
+                   plan.shard.backward_prefetch = "none";
+                 }},
+        GraphWay{"KeepsAfterForward", [](RunPlan& plan) { plan.shard.reshard_after_forward = false; }},
+        GraphWay{"no_shard", [](RunPlan& plan) { plan.shard.strategy = "no_shard"; }},
+        GraphWay{"Hybrid",
+                 [](RunPlan& plan) {
+                   plan.shard.strategy = "hybrid_shard";
+                   plan.mesh = {.dcn = 2, .data = 2};
+                 },
+                 4},
+        GraphWay{"Accumulation", [](RunPlan& plan) { plan.accumulation = 2; }},
+        GraphWay{"AccumulationWithoutSync",
+                 [](RunPlan& plan) {
+                   plan.accumulation = 2;
+                   plan.no_sync = true;
+                 }},
+        GraphWay{"Bf16",
+                 [](RunPlan& plan) {
+                   plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype =
+                       "bfloat16";
+                 }},
+        GraphWay{"Offload",
+                 [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }},
+        GraphWay{"PerParameter", [](RunPlan& plan) { plan.shard.layout = "per_parameter"; }},
+        GraphWay{"Frozen",
+                 [](RunPlan& plan) {
+                   plan.frozen = {"*embed_tokens*", "*layers.0.*", "*layers.1.mlp.*"};
+                 },
+                 2, 1}),
     [](const auto& info) { return info.param.name; });
 
 /// Three matrices in a row on the fake device, each a graph, and the same without graphs.
@@ -213,7 +215,7 @@ TEST_F(GraphedChain, GoesOnWhereParametersMoveBetweenForwardAndBackward) {
   expect_same_gradients();
 }
 
-/// A matrix as MatrixStage, but what backward needs is made first, and nothing is freed before.
+/// Like MatrixStage, but allocates what backward needs first, before anything is freed.
 class SavesFirst final : public nn::Stage {
  public:
   SavesFirst() : weight_(register_parameter("weight", at::arange(16, at::kFloat).view({4, 4}).cos())) {}
@@ -251,8 +253,8 @@ class OneOfEach final : public nn::Stage {
   std::shared_ptr<SavesFirst> second_;
 };
 
-/// What one graph of a pool has freed is where a later one keeps what its backward needs: launched in the
-/// other order, the first would write over that.
+/// A graph keeps what its backward needs in memory that an earlier graph of the pool has freed: launched in
+/// the other order, the earlier one would overwrite it.
 TEST(StageGraphs, KeepActivationsApartWhenStagesRunInAnotherOrder) {
   OneOfEach graphed, plain;
   const auto counts = nn::graph_stages(graphed, {"block"}, FakeDevice::graph_pools());

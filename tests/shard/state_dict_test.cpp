@@ -25,7 +25,7 @@ using testing::ChainStage;
 using testing::CountingCommunicator;
 using testing::shard_setups;
 
-ShardOptions nested() { return shard_setups().front().options; }
+ShardOptions nested_options() { return shard_setups().front().options; }
 
 std::map<std::string, at::Tensor> by_name(const FullStateDict& state) {
   std::map<std::string, at::Tensor> tensors;
@@ -34,7 +34,7 @@ std::map<std::string, at::Tensor> by_name(const FullStateDict& state) {
   return tensors;
 }
 
-std::map<std::string, at::Tensor> parameters_of(const torch::nn::Module& module) {
+std::map<std::string, at::Tensor> weights_by_name(const torch::nn::Module& module) {
   std::map<std::string, at::Tensor> tensors;
   for (const auto& parameter : module.named_parameters()) tensors[parameter.key()] = parameter.value();
   return tensors;
@@ -50,7 +50,7 @@ void expect_equal(const std::map<std::string, at::Tensor>& actual,
   }
 }
 
-/// What a load ends with.
+/// The outcome of a load.
 std::string refusal(const std::function<void()>& load) {
   try {
     load();
@@ -77,7 +77,7 @@ nn::ModelOptions tied_options(bool tied) {
 TEST(StateDict, FullHasTheNamesAndValuesOfTheUnshardedModel) {
   for (const auto& setup : shard_setups()) {
     for (bool tied : {false, true}) {
-      auto expected = parameters_of(*testing::make_initialized(tied_options(tied)));
+      auto expected = weights_by_name(*testing::make_initialized(tied_options(tied)));
       for (int world : {1, 2, 3, 4}) {
         comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
           auto model = testing::make_initialized(tied_options(tied));
@@ -96,7 +96,7 @@ TEST(StateDict, FullHasTheNamesAndValuesOfTheUnshardedModel) {
 TEST(StateDict, AdaptedModulesKeepTheirNames) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     torch::nn::Sequential plain(torch::nn::Linear(4, 3), torch::nn::Linear(3, 5));
-    auto expected = parameters_of(*plain);
+    auto expected = weights_by_name(*plain);
     for (auto& [name, tensor] : expected)
       tensor = at::arange(tensor.numel(), at::kFloat).view(tensor.sizes());
     {
@@ -106,7 +106,7 @@ TEST(StateDict, AdaptedModulesKeepTheirNames) {
       }
     }
     auto adapted = std::make_shared<nn::StageAdaptor<torch::nn::SequentialImpl>>(plain.ptr());
-    auto engine = testing::shard_under_test(*adapted, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(*adapted, nested_options(), borrowed(communicator));
     expect_equal(by_name(full_state_dict(*engine)), expected, "adapted");
     for (const auto& range : sharded_state_dict(*engine)) EXPECT_EQ(expected.count(range.name), 1u);
   });
@@ -128,7 +128,7 @@ TEST(StateDict, FullOnRank0OnlyGathersOnceAUnitAndLeavesTheOthersEmpty) {
   comm::run_ranks_as_threads(3, [](comm::Communicator& inner) {
     CountingCommunicator communicator(inner);
     ChainStage chain(3, 3);
-    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested_options(), borrowed(communicator));
     FullStateDict state = full_state_dict(*engine, {.rank0_only = true, .to_host = true});
     EXPECT_EQ(state.size(), communicator.rank() == 0 ? 4u : 0u);
     EXPECT_EQ(communicator.calls().size(), 4u);
@@ -141,7 +141,7 @@ TEST(StateDict, FullTakesAtMostOneUnitMoreThanTheResult) {
   for (bool rank0_only : {false, true}) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
       ChainStage chain(kLayers, kSize);
-      auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+      auto engine = testing::shard_under_test(chain, nested_options(), borrowed(communicator));
       communicator.barrier({.unit = "test"});
       std::optional<testing::CountingAllocator::Scope> scope;
       if (communicator.rank() == 0) scope.emplace();
@@ -162,7 +162,7 @@ TEST(StateDict, FullTakesAtMostOneUnitMoreThanTheResult) {
 TEST(StateDict, IsRefusedWhileTheEngineIsInUse) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage chain(2, 3);
-    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested_options(), borrowed(communicator));
     FullStateDict state = full_state_dict(*engine);
     ShardedStateDict ranges = sharded_state_dict(*engine);
     LocalStateDict shards = local_state_dict(*engine);
@@ -188,8 +188,8 @@ TEST(StateDict, ShardedAndLocalAreViewsOfTheShardsWithoutCommunication) {
   comm::run_ranks_as_threads(4, [&](comm::Communicator& inner) {
     CountingCommunicator communicator(inner);
     ChainStage plain(2, 3), chain(2, 3);
-    auto expected = parameters_of(plain);
-    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+    auto expected = weights_by_name(plain);
+    auto engine = testing::shard_under_test(chain, nested_options(), borrowed(communicator));
     auto is_view = [&engine](const at::Tensor& tensor) {
       for (const auto& unit : engine->units()) {
         if (tensor.is_alias_of(unit->storage().shard())) return true;
@@ -218,7 +218,7 @@ TEST(StateDict, ShardedAndLocalAreViewsOfTheShardsWithoutCommunication) {
 
 // From every setup and world size to every other one.
 TEST(StateDict, FullMovesToAnotherWorldSizeAndWrapping) {
-  auto original = parameters_of(*testing::make_initialized(tied_options(false), /*seed=*/11));
+  auto original = weights_by_name(*testing::make_initialized(tied_options(false), /*seed=*/11));
   auto setups = shard_setups();
   for (size_t i = 0; i < setups.size(); ++i) {
     FullStateDict saved;
@@ -241,13 +241,13 @@ TEST(StateDict, FullMovesToAnotherWorldSizeAndWrapping) {
 }
 
 TEST(StateDict, RangesOfAllRanksMoveToAnotherWorldSizeAndWrapping) {
-  auto original = parameters_of(*testing::make_initialized(tied_options(true), /*seed=*/11));
+  auto original = weights_by_name(*testing::make_initialized(tied_options(true), /*seed=*/11));
   for (int from : {1, 3}) {
     std::mutex mutex;
     ShardedStateDict saved;
     comm::run_ranks_as_threads(from, [&](comm::Communicator& communicator) {
       auto model = testing::make_initialized(tied_options(true), /*seed=*/11);
-      auto engine = testing::shard_under_test(*model, nested(), borrowed(communicator));
+      auto engine = testing::shard_under_test(*model, nested_options(), borrowed(communicator));
       std::lock_guard lock(mutex);
       for (TensorSlice& slice : sharded_state_dict(*engine)) {
         slice.data = slice.data.clone();
@@ -280,10 +280,10 @@ TEST(StateDict, LocalAndShardedGoBackToWhereTheyCameFrom) {
         };
         forget();
         load_local_state_dict(*engine, local);
-        expect_equal(by_name(full_state_dict(*engine)), parameters_of(plain), setup.name + ", local");
+        expect_equal(by_name(full_state_dict(*engine)), weights_by_name(plain), setup.name + ", local");
         forget();
         load_sharded_state_dict(*engine, ranges);
-        expect_equal(by_name(full_state_dict(*engine)), parameters_of(plain), setup.name + ", sharded");
+        expect_equal(by_name(full_state_dict(*engine)), weights_by_name(plain), setup.name + ", sharded");
       });
     }
   }
@@ -310,7 +310,7 @@ TEST(StateDict, TheNextForwardUsesWhatWasLoaded) {
 TEST(StateDict, OneNameOfATiedParameterIsEnough) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     auto model = testing::make_initialized(tied_options(true));
-    auto engine = testing::shard_under_test(*model, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(*model, nested_options(), borrowed(communicator));
     for (const char* left_out : {"lm_head.weight", "model.embed_tokens.weight"}) {
       FullStateDict state = full_state_dict(*engine);
       std::erase_if(state, [&](const NamedTensor& entry) { return entry.name == left_out; });
@@ -325,7 +325,7 @@ TEST(StateDict, OneNameOfATiedParameterIsEnough) {
 TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage plain(3, 3), chain(3, 3);
-    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested_options(), borrowed(communicator));
     FullStateDict state = {{"layers.0.weight", at::zeros({3, 3})},
                            {"layers.1.weight", at::zeros({9})},
                            {"layers.3.weight", at::zeros({3, 3})},
@@ -342,11 +342,11 @@ TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
                 load_full_state_dict(*engine, integers);
               }).find("misshapen layers.0.weight (Long), bias (no tensor)"),
               std::string::npos);
-    expect_equal(by_name(full_state_dict(*engine)), parameters_of(plain), "after errors");
+    expect_equal(by_name(full_state_dict(*engine)), weights_by_name(plain), "after errors");
 
     state.erase(state.begin() + 1);
     load_full_state_dict(*engine, state, /*strict=*/false);
-    auto expected = parameters_of(plain);
+    auto expected = weights_by_name(plain);
     expected["layers.0.weight"] = at::zeros({3, 3});
     expect_equal(by_name(full_state_dict(*engine)), expected, "what there is");
   });
@@ -355,7 +355,7 @@ TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
 TEST(StateDict, RangesMustCoverWhatTheRankHas) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::MatrixStage stage(5, 1);  // 3 and 2 elements
-    auto engine = testing::shard_under_test(stage, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(stage, nested_options(), borrowed(communicator));
     auto range = [](int64_t begin, int64_t end) {
       return TensorSlice{"weight", {1, 5}, {begin, end}, at::arange(begin, end, at::kFloat)};
     };
@@ -378,7 +378,7 @@ TEST(StateDict, RangesMustCoverWhatTheRankHas) {
 TEST(StateDict, LocalErrorsNameTheUnit) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ChainStage plain(2, 3), chain(2, 3);
-    auto engine = testing::shard_under_test(chain, nested(), borrowed(communicator));
+    auto engine = testing::shard_under_test(chain, nested_options(), borrowed(communicator));
     // A shard of a 3x3 matrix is half of its elements, or two of its rows.
     int64_t numel = testing::flat_is_under_test() ? 5 : 6;
     const LocalStateDict good = {
@@ -401,7 +401,7 @@ TEST(StateDict, LocalErrorsNameTheUnit) {
     bad = good;
     bad.push_back(good[0]);
     refused(bad, "one shard of unit root; found several");
-    expect_equal(by_name(full_state_dict(*engine)), parameters_of(plain), "after errors");
+    expect_equal(by_name(full_state_dict(*engine)), weights_by_name(plain), "after errors");
     load_local_state_dict(*engine, good);
     for (const auto& unit : engine->units()) EXPECT_EQ(unit->storage().shard().abs().sum().item<float>(), 0);
   });

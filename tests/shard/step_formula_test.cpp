@@ -1,4 +1,4 @@
-// The formula of a step against what the engine counts.
+// The formula of a step against the engine's counters.
 
 #include "shard/step_formula.h"
 
@@ -11,26 +11,26 @@
 namespace fsdp::shard {
 namespace {
 
-struct Case {
+struct FormulaCase {
   std::string name;
   std::function<void(ShardOptions&, const std::string& model)> change;
 };
 
-/// A pattern of parameters that are no unit's main part.
+/// A pattern of small parameters.
 std::string small_parts(const std::string& model) {
   return model == "chain" ? "bias" : model == "llama" ? "*norm*" : "*ln_*";
 }
 
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+std::ostream& operator<<(std::ostream& out, const FormulaCase& c) { return out << c.name; }
 
-struct Setting {
+struct FormulaSetting {
   std::string model = "chain";  ///< chain, chain_of_sizes, llama, gpt2
   int world = 2;
   StepFormulaOptions step = {};
 };
 
 /// One optimizer step without the update.
-void run_step(nn::Stage& model, Engine& engine, const Setting& setting) {
+void run_step(nn::Stage& model, Engine& engine, const FormulaSetting& setting) {
   engine.zero_gradients();
   for (int64_t micro = 0; micro < setting.step.micro_batches; ++micro) {
     bool last = micro + 1 == setting.step.micro_batches;
@@ -59,7 +59,7 @@ int64_t largest_unit(const Engine& engine) {
 }
 
 /// Traffic to the byte, memory within the bound and no further from it than one unit.
-void expect_formula_holds(const Setting& setting, const ShardOptions& options) {
+void expect_formula_holds(const FormulaSetting& setting, const ShardOptions& options) {
   comm::run_ranks_as_threads(setting.world, [&](comm::Communicator& communicator) {
     auto model = make_model(setting.model);
     auto engine = testing::shard_under_test(*model, options, testing::borrowed(communicator));
@@ -85,7 +85,7 @@ void expect_formula_holds(const Setting& setting, const ShardOptions& options) {
   });
 }
 
-class StepFormulaOf : public ::testing::TestWithParam<Case> {
+class StepFormulaOf : public ::testing::TestWithParam<FormulaCase> {
  protected:
   ShardOptions options_for(const std::string& model) const {
     ShardOptions options;
@@ -114,49 +114,80 @@ TEST_P(StepFormulaOf, AStepOfSeveralMicroBatchesHoldsToTheByte) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Options, StepFormulaOf,
-    ::testing::Values(
-        Case{"defaults", [](ShardOptions&, const std::string&) {}},
-        Case{"no_prefetch",
-             [](ShardOptions& o, const std::string&) { o.forward_prefetch = "none"; o.backward_prefetch = "none"; }},
-        Case{"explicit_and_post",
-             [](ShardOptions& o, const std::string&) {
-               o.forward_prefetch = "explicit";
-               o.backward_prefetch = "post";
-             }},
-        Case{"unlimited_gathers", [](ShardOptions& o, const std::string&) { o.limit_all_gathers = false; }},
-        Case{"no_reshard", [](ShardOptions& o, const std::string&) { o.reshard_after_forward = false; }},
-        Case{"no_reshard_without_prefetch",
-             [](ShardOptions& o, const std::string&) {
-               o.reshard_after_forward = false;
-               o.backward_prefetch = "none";
-             }},
-        Case{"reshard_root", [](ShardOptions& o, const std::string&) { o.reshard_root_after_forward = true; }},
-        Case{"reshard_last", [](ShardOptions& o, const std::string&) { o.reshard_last_after_forward = true; }},
-        Case{"reshard_everything",
-             [](ShardOptions& o, const std::string&) { o.reshard_root_after_forward = o.reshard_last_after_forward = true; }},
-        Case{"some_units_stay", [](ShardOptions& o, const std::string&) { o.keep_after_forward = {"*1*"}; }},
-        Case{"shard_grad_op", [](ShardOptions& o, const std::string&) { o.strategy = "shard_grad_op"; }},
-        Case{"no_shard", [](ShardOptions& o, const std::string&) { o.strategy = "no_shard"; }},
-        Case{"no_shard_bf16",
-             [](ShardOptions& o, const std::string&) {
-               o.strategy = "no_shard";
-               o.mixed_precision.param_dtype = "bfloat16";
-             }},
-        Case{"replicated",
-             [](ShardOptions& o, const std::string& model) { o.replicated_parameters = {small_parts(model)}; }},
-        Case{"bf16",
-             [](ShardOptions& o, const std::string&) {
-               o.mixed_precision.param_dtype = o.mixed_precision.reduce_dtype = "bfloat16";
-             }},
-        Case{"bf16_with_fp32_sums",
-             [](ShardOptions& o, const std::string& model) {
-               o.mixed_precision.param_dtype = "bfloat16";
-               o.mixed_precision.keep_float32 = {small_parts(model)};
-             }},
-        Case{"offload", [](ShardOptions& o, const std::string&) { o.cpu_offload = true; }}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Options, StepFormulaOf,
+                         ::testing::Values(FormulaCase{"defaults", [](ShardOptions&, const std::string&) {}},
+                                           FormulaCase{"no_prefetch",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.forward_prefetch = "none";
+                                                         o.backward_prefetch = "none";
+                                                       }},
+                                           FormulaCase{"explicit_and_post",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.forward_prefetch = "explicit";
+                                                         o.backward_prefetch = "post";
+                                                       }},
+                                           FormulaCase{"unlimited_gathers",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.limit_all_gathers = false;
+                                                       }},
+                                           FormulaCase{"no_reshard",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.reshard_after_forward = false;
+                                                       }},
+                                           FormulaCase{"no_reshard_without_prefetch",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.reshard_after_forward = false;
+                                                         o.backward_prefetch = "none";
+                                                       }},
+                                           FormulaCase{"reshard_root",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.reshard_root_after_forward = true;
+                                                       }},
+                                           FormulaCase{"reshard_last",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.reshard_last_after_forward = true;
+                                                       }},
+                                           FormulaCase{"reshard_everything",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.reshard_root_after_forward =
+                                                             o.reshard_last_after_forward = true;
+                                                       }},
+                                           FormulaCase{"some_units_stay",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.keep_after_forward = {"*1*"};
+                                                       }},
+                                           FormulaCase{"shard_grad_op",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.strategy = "shard_grad_op";
+                                                       }},
+                                           FormulaCase{"no_shard",
+                                                       [](ShardOptions& o,
+                                                          const std::string&) { o.strategy = "no_shard"; }},
+                                           FormulaCase{"no_shard_bf16",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.strategy = "no_shard";
+                                                         o.mixed_precision.param_dtype = "bfloat16";
+                                                       }},
+                                           FormulaCase{"replicated",
+                                                       [](ShardOptions& o, const std::string& model) {
+                                                         o.replicated_parameters = {small_parts(model)};
+                                                       }},
+                                           FormulaCase{
+                                               "bf16",
+                                               [](ShardOptions& o, const std::string&) {
+                                                 o.mixed_precision.param_dtype =
+                                                     o.mixed_precision.reduce_dtype = "bfloat16";
+                                               }},
+                                           FormulaCase{"bf16_with_fp32_sums",
+                                                       [](ShardOptions& o, const std::string& model) {
+                                                         o.mixed_precision.param_dtype = "bfloat16";
+                                                         o.mixed_precision.keep_float32 = {
+                                                             small_parts(model)};
+                                                       }},
+                                           FormulaCase{"offload",
+                                                       [](ShardOptions& o,
+                                                          const std::string&) { o.cpu_offload = true; }}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(StepFormula, GivesTheBuffersOfTheCommonEstimate) {
   comm::run_ranks_as_threads(4, [](comm::Communicator& communicator) {

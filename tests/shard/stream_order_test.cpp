@@ -1,6 +1,6 @@
-// In which order the engine gathers, computes, reduces, waits, allocates and frees on the streams of a device
-// (lib/README.md, "One training step"), told by the fake device's log as lines (support/stream_story.h). That
-// nothing it does is a race is tested in device_test.cpp.
+// The order in which the engine gathers, computes, reduces, waits, allocates and frees on the streams of a
+// device (lib/README.md, "One training step"), from the fake device's log, as lines (support/stream_story.h).
+// device_test.cpp tests that there are no races.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using testing::StreamStory;
 
 ShardOptions with_prefetch() { return every_matrix("implicit", "pre"); }
 
-/// Each in a line of its own, those of forward or of backward.
+/// The lines of forward or of backward.
 struct Halves {
   std::string forward = "\n", backward = "\n";
 };
@@ -64,7 +64,7 @@ compute: forward layers.2
 )");
 }
 
-// A unit's gather goes before the reduction of the unit after it, so that the compute waits for the gather
+// A unit's gather precedes the reduction of the unit after it, so that the compute waits for the gather
 // alone, and the reduction is beside the next backward. It gives its input back when the next one is issued.
 TEST(StreamOrder, BackwardGathersBeforeItReducesAndReducesBesideTheCompute) {
   EXPECT_EQ(halves_of(story_of_a_step({.options = with_prefetch()})).backward, R"(
@@ -205,7 +205,7 @@ TEST(OffloadOrder, GradientsGoToTheHostWhenTheyAreReducedAndTheHostWaitsForThem)
     EXPECT_TRUE(story.ordered(std::string("reduce ") + unit, std::string("copy out ") + unit)) << unit;
     EXPECT_TRUE(story.ordered(std::string("copy out ") + unit, "end of the step")) << unit;
   }
-  // The thread that goes on with gradients waits for each; the one that launches does so at the end.
+  // The thread that processes gradients waits for each, the launching thread only at the end.
   EXPECT_GE(story.host_waits(), 4);
 }
 

@@ -12,14 +12,14 @@
 namespace fsdp::shard {
 namespace {
 
-struct Case {
+struct SizesCase {
   std::string name;
   std::function<void(ShardOptions&)> change;
 };
 
-void PrintTo(const Case& setting, std::ostream* out) { *out << setting.name; }
+void PrintTo(const SizesCase& setting, std::ostream* out) { *out << setting.name; }
 
-class UnitSizesOf : public ::testing::TestWithParam<Case> {};
+class UnitSizesOf : public ::testing::TestWithParam<SizesCase> {};
 
 TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
   for (const char* architecture : {"llama", "gpt2"}) {
@@ -47,23 +47,23 @@ TEST_P(UnitSizesOf, AModelWithoutMemoryAreThoseOfTheEngine) {
 
 INSTANTIATE_TEST_SUITE_P(
     Options, UnitSizesOf,
-    ::testing::Values(Case{"defaults", [](ShardOptions&) {}},
-                      Case{"shard_grad_op", [](ShardOptions& o) { o.strategy = "shard_grad_op"; }},
-                      Case{"no_shard", [](ShardOptions& o) { o.strategy = "no_shard"; }},
-                      Case{"bf16", [](ShardOptions& o) { o.mixed_precision.param_dtype = "bfloat16"; }},
-                      Case{"bf16_with_exceptions",
-                           [](ShardOptions& o) {
-                             o.mixed_precision.param_dtype = o.mixed_precision.reduce_dtype = "bfloat16";
-                             o.mixed_precision.keep_float32 = {"*weight"};
-                             o.replicated_parameters = {"*0*"};
-                           }},
-                      Case{"offload", [](ShardOptions& o) { o.cpu_offload = true; }},
-                      Case{"per_parameter",
-                           [](ShardOptions& o) {
-                             o.layout = "per_parameter";
-                             o.mixed_precision.reduce_dtype = "bfloat16";
-                           }},
-                      Case{"units_that_stay", [](ShardOptions& o) { o.keep_after_forward = {"*1*"}; }}),
+    ::testing::Values(SizesCase{"defaults", [](ShardOptions&) {}},
+                      SizesCase{"shard_grad_op", [](ShardOptions& o) { o.strategy = "shard_grad_op"; }},
+                      SizesCase{"no_shard", [](ShardOptions& o) { o.strategy = "no_shard"; }},
+                      SizesCase{"bf16", [](ShardOptions& o) { o.mixed_precision.param_dtype = "bfloat16"; }},
+                      SizesCase{"bf16_with_exceptions",
+                                [](ShardOptions& o) {
+                                  o.mixed_precision.param_dtype = o.mixed_precision.reduce_dtype = "bfloat16";
+                                  o.mixed_precision.keep_float32 = {"*weight"};
+                                  o.replicated_parameters = {"*0*"};
+                                }},
+                      SizesCase{"offload", [](ShardOptions& o) { o.cpu_offload = true; }},
+                      SizesCase{"per_parameter",
+                                [](ShardOptions& o) {
+                                  o.layout = "per_parameter";
+                                  o.mixed_precision.reduce_dtype = "bfloat16";
+                                }},
+                      SizesCase{"units_that_stay", [](ShardOptions& o) { o.keep_after_forward = {"*1*"}; }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(UnitSizes, ReportOptionsThatContradictEachOtherAsTheEngineDoes) {

@@ -10,7 +10,7 @@
 namespace fsdp::shard {
 namespace {
 
-std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
+std::vector<NamedParameter> stored_parameters(torch::nn::Module& module) {
   std::vector<NamedParameter> parameters;
   for (const auto& parameter : module.named_parameters())
     parameters.push_back({parameter.key(), parameter.value()});
@@ -26,7 +26,7 @@ struct TestStorage {
   explicit TestStorage(torch::nn::Module& module, comm::Communicator& communicator,
                        const StorageOptions& options = {})
       : pool(pool_of(communicator)),
-        storage(parameters_of(module), {communicator.rank(), communicator.world_size()}, options, pool) {}
+        storage(stored_parameters(module), {communicator.rank(), communicator.world_size()}, options, pool) {}
   int64_t live_bytes() const { return pool->account().live(); }
 
   std::shared_ptr<BufferPool> pool;

@@ -14,13 +14,13 @@ ProcessGroups groups_of(comm::Communicator& communicator) {
   return {world, world, nullptr};
 }
 
-UnitPlan plan_of(testing::MatrixStage& stage) { return {"stage", &stage, {{"weight", stage.weight()}}}; }
+UnitPlan unit_plan(testing::MatrixStage& stage) { return {"stage", &stage, {{"weight", stage.weight()}}}; }
 
 /// A unit of one matrix and the pool of its buffers.
 struct TestUnit {
   TestUnit(testing::MatrixStage& stage, comm::Communicator& communicator, const UnitOptions& options = {})
       : pool(std::make_shared<BufferPool>(testing::borrowed(communicator))),
-        unit(plan_of(stage), groups_of(communicator), options, {pool}) {}
+        unit(unit_plan(stage), groups_of(communicator), options, {pool}) {}
   int64_t live_bytes() const { return pool->account().live(); }
 
   std::shared_ptr<BufferPool> pool;

@@ -196,7 +196,7 @@ TEST(UnusualSteps, WithoutSyncAUnitThatTheLastMicroBatchDoesNotUseIsReducedAllTh
 
 // ---- nested and chosen units
 
-/// root {a {a.0, a.1}, b}: `a` has a weight of its own and is a unit around units.
+/// root {a {a.0, a.1}, b}: `a` has a weight beside those of its children and is a unit around units.
 TEST(NestedUnits, AreGatheredInsideEachOtherAndTrainAlike) {
   auto make = [] {
     return testing::group(

@@ -62,7 +62,7 @@ class Blocks final : public nn::Stage {
   std::shared_ptr<nn::StageList> list_;
 };
 
-/// What rank 0 counts in the last of some steps; every rank checks what is the same on all.
+/// Rank 0's counts in the last of several steps; every rank checks what must be equal on all.
 struct Outcome {
   Traffic traffic;
   StepFormula formula;
@@ -108,8 +108,8 @@ Outcome train_blocks(const ShardOptions& change, bool in_lockstep = false) {
   return outcome;
 }
 
-/// What a rank sends in a step when collectives go round a ring: (W-1) parts of what it has for a gather or a
-/// reduce-scatter, twice that for an all-reduce of the whole.
+/// The bytes that a rank sends in a step with ring collectives: W - 1 parts for a gather or a reduce-scatter,
+/// twice that for an all-reduce.
 int64_t bytes_on_the_wire(const Traffic& traffic) {
   return (traffic.all_gather_bytes + traffic.reduce_scatter_bytes) * (kRanks - 1) +
          2 * traffic.all_reduce_bytes * (kRanks - 1) / kRanks;
@@ -148,7 +148,7 @@ TEST(WorkedExample, NeverMoreThanThreeUnitsLiveWhereTheEstimateNeedsFourAndAQuar
     options.reshard_last_after_forward = last;
     Outcome outcome = train_blocks(options);
     // Two gathered units and the input of one reduction, or one unit and two gradients.
-    // The other layout gathers into a buffer of its own.
+    // The other layout gathers into a separate buffer.
     const int64_t buffers = testing::flat_is_under_test() ? 3 : 4;
     EXPECT_EQ(outcome.formula.unsharded_bytes, buffers * kUnitBytes);
     EXPECT_LE(outcome.peak, buffers * kUnitBytes);

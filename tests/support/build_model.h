@@ -6,7 +6,7 @@
 
 #include "comm/single_communicator.h"
 #include "nn/decoder.h"
-#include "shard/model_tree.h"
+#include "shard/wrap_policy.h"
 #include "train/initial_weights.h"
 
 namespace fsdp::testing {

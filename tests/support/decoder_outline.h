@@ -1,7 +1,7 @@
 #pragma once
 
 #include "nn/decoder.h"
-#include "shard/model_tree.h"
+#include "shard/wrap_policy.h"
 
 namespace fsdp::testing {
 

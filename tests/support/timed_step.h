@@ -14,7 +14,7 @@
 
 #include "comm/fake_communicator.h"
 #include "comm/thread_communicator.h"
-#include "plan/step_clock.h"
+#include "plan/time.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
 #include "shard/nominal_pass.h"

@@ -1,10 +1,9 @@
 // The seconds that a plan gives a step against those of an engine whose compute and collectives take set times.
 // tests/bench/step_clock.cpp does the same with a communicator that really takes them.
 
-#include "plan/step_clock.h"
-
 #include <gtest/gtest.h>
 
+#include "plan/time.h"
 #include "support/timed_step.h"
 
 namespace fsdp::train {

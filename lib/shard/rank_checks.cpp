@@ -1,4 +1,4 @@
-#include "shard/replica_check.h"
+#include "shard/rank_checks.h"
 
 #include <ATen/ops/empty.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
-/// A parameter whose values differ, and ranks of the run that have different ones.
+/// A parameter whose values differ, and two ranks of the run that differ.
 struct Difference {
   int64_t segment = kNone;
   int64_t first_rank = 0, other_rank = 0;
@@ -25,13 +25,16 @@ int64_t hash_of(const at::Tensor& part) {
   return static_cast<int64_t>(util::xxh3_64(host.data_ptr(), host.nbytes()));
 }
 
-at::Tensor gathered(comm::Communicator& group, const at::Tensor& mine) {
+/// [ranks, values]
+at::Tensor gathered(comm::Communicator& group, const std::vector<int64_t>& values) {
+  at::Tensor mine = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), mine.data_ptr<int64_t>());
   at::Tensor all = at::empty({group.world_size() * mine.numel()}, at::kLong);
   group.all_gather(all, mine, {.unit = "comparison of replicas"})->wait();
   return all.view({group.world_size(), -1});
 }
 
-/// Of the units whose replicas are the ranks of `group`. Collective over it.
+/// Among the units whose replicas are the ranks of `group`. Collective over `group`.
 Difference first_difference(Engine& engine, const std::shared_ptr<comm::Communicator>& group) {
   std::vector<int64_t> segments, values = {engine.communicator().rank()};
   for (size_t i = 0; i < engine.segments().size(); ++i) {
@@ -42,9 +45,7 @@ Difference first_difference(Engine& engine, const std::shared_ptr<comm::Communic
     values.push_back(hash_of(unit.storage().shard().narrow(0, segment.shard_offset, segment.numel())));
   }
   if (segments.empty()) return {};
-  at::Tensor mine = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
-  std::copy(values.begin(), values.end(), mine.data_ptr<int64_t>());
-  at::Tensor all = gathered(*group, mine);
+  at::Tensor all = gathered(*group, values);
   auto table = all.accessor<int64_t, 2>();  // by replica: its rank, then its hashes
   for (size_t i = 0; i < segments.size(); ++i) {
     auto column = static_cast<int64_t>(i + 1);
@@ -58,23 +59,32 @@ Difference first_difference(Engine& engine, const std::shared_ptr<comm::Communic
 
 }  // namespace
 
+std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit) {
+  int ranks = world.world_size();
+  at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({ranks}, at::kLong);
+  mine.data_ptr<int64_t>()[0] = static_cast<int64_t>(unit);
+  world.all_gather(all, mine, {.unit = "execution order", .pass = "forward"})->wait();
+  const int64_t* units = all.data_ptr<int64_t>();
+  for (int rank = 1; rank < ranks; ++rank) {
+    if (units[rank] == units[0]) continue;
+    return OrderDifference{rank, static_cast<size_t>(units[rank]), static_cast<size_t>(units[0])};
+  }
+  return std::nullopt;
+}
+
 void require_equal_replicas(Engine& engine, const std::string& when) {
   std::vector<std::shared_ptr<comm::Communicator>> groups;
   for (const auto& unit : engine.units()) {
     const auto& group = unit->groups().replicate;
     if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
   }
-  if (groups.empty()) return;  // alike on all ranks
+  if (groups.empty()) return;  // the same decision on all ranks
   Difference mine;
   for (const auto& group : groups) {
     Difference found = first_difference(engine, group);
     if (found.segment < mine.segment) mine = found;
   }
-  at::Tensor row = at::empty({3}, at::kLong);
-  row.data_ptr<int64_t>()[0] = mine.segment;
-  row.data_ptr<int64_t>()[1] = mine.first_rank;
-  row.data_ptr<int64_t>()[2] = mine.other_rank;
-  at::Tensor all = gathered(engine.communicator(), row);
+  at::Tensor all = gathered(engine.communicator(), {mine.segment, mine.first_rank, mine.other_rank});
   auto table = all.accessor<int64_t, 2>();
   Difference first;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
@@ -87,7 +97,7 @@ void require_equal_replicas(Engine& engine, const std::string& when) {
                    engine.segments()[static_cast<size_t>(first.segment)].name, " on ranks ", first.first_rank,
                    " and ", first.other_rank, ", which hold replicas of it; found different ones on rank ",
                    first.other_rank,
-                   "; start all ranks from the same weights, or go on from a checkpoint of before"));
+                   "; start all ranks from the same weights, or resume from an earlier checkpoint"));
 }
 
 }  // namespace fsdp::shard

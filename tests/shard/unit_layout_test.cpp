@@ -1,10 +1,10 @@
-#include "shard/per_parameter_layout.h"
+#include "shard/unit_layout.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include "shard/flat_layout.h"
 #include "shard/layout_views.h"
+#include "shard/unit_choice.h"
 
 namespace fsdp::shard {
 namespace {
@@ -18,7 +18,7 @@ const Parameters& odd_parameters() {
   return parameters;
 }
 
-/// Values that tell parameter and element.
+/// Values that identify parameter and element.
 at::Tensor values_of(const UnitLayout& layout, size_t parameter) {
   const ParameterPlace& place = layout.parameters()[parameter];
   return (at::arange(place.numel, at::kFloat) + 1000.0 * static_cast<double>(parameter + 1))
@@ -32,6 +32,38 @@ at::Tensor shard_of(const UnitLayout& layout, int rank) {
     local.gathered.copy_(local.whole);
   }
   return shard;
+}
+
+TEST(FlatLayout, PadsToAMultipleOfTheRanks) {
+  FlatLayout layout({{"a", {3, 3}}, {"b", {2}}}, 4);
+  EXPECT_EQ(layout.numel(), 11);
+  EXPECT_EQ(layout.gathered_numel(), 12);
+  EXPECT_EQ(layout.shard_numel(), 3);
+  EXPECT_EQ(layout.parameters()[1].offset, 9);
+}
+
+TEST(FlatLayout, EveryElementIsInExactlyOneShard) {
+  for (int world = 1; world <= 8; ++world) {
+    FlatLayout layout({{"a", {3, 3}}, {"b", {2}}, {"c", {1}}, {"d", {5, 2}}}, world);
+    for (size_t p = 0; p < layout.parameters().size(); ++p) {
+      int64_t next = 0;
+      for (int rank = 0; rank < world; ++rank) {
+        const auto [range, shard_offset] = layout.local_range(p, rank);
+        if (range.begin == range.end) continue;
+        EXPECT_EQ(range.begin, next);
+        EXPECT_EQ(rank * layout.shard_numel() + shard_offset, layout.parameters()[p].offset + range.begin);
+        next = range.end;
+      }
+      EXPECT_EQ(next, layout.parameters()[p].numel) << "world " << world;
+    }
+  }
+}
+
+TEST(FlatLayout, LeavesRanksEmptyWhenThereAreFewerElementsThanRanks) {
+  FlatLayout layout({{"a", {2}}}, 5);
+  EXPECT_EQ(layout.shard_numel(), 1);
+  EXPECT_EQ(layout.local_range(0, 1).columns.end, 2);
+  EXPECT_EQ(layout.local_range(0, 2).columns.begin, layout.local_range(0, 2).columns.end);
 }
 
 TEST(PerParameterLayout, CutsOnTheDimensionAsTorchChunkDoes) {
@@ -93,9 +125,10 @@ TEST(PerParameterLayout, IsTheFlatOneInAWorldOfOne) {
 }
 
 TEST(PerParameterLayout, TakesTheFirstOfTheLargestDimensions) {
-  EXPECT_EQ(largest_dimension({4, 4}), 0);
-  EXPECT_EQ(largest_dimension({4, 8, 8}), 1);
-  EXPECT_EQ(largest_dimension({}), 0);
+  const DimensionPolicy largest = shard_dimension_policy("largest", /*shard_1d_parameters=*/true);
+  EXPECT_EQ(largest("a", {4, 4}), 0);
+  EXPECT_EQ(largest("a", {4, 8, 8}), 1);
+  EXPECT_EQ(largest("a", {}), 0);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "shard/replica_check.h"
+#include "shard/rank_checks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// What every rank of a run on the mesh is told after `spoil`; empty: nothing.
+/// By rank of a run on the mesh: the error after `spoil`, or empty.
 std::string complaint(const comm::MeshOptions& mesh, const ShardOptions& options,
                       const std::function<void(Engine& engine, int rank)>& spoil) {
   int world = static_cast<int>(mesh.dcn * mesh.data);
@@ -34,7 +34,7 @@ std::string complaint(const comm::MeshOptions& mesh, const ShardOptions& options
   return told[0];
 }
 
-ShardOptions options_of(const char* strategy) {
+ShardOptions check_options_of(const char* strategy) {
   ShardOptions options;
   options.strategy = strategy;
   options.min_num_params = 1;
@@ -58,14 +58,14 @@ TEST(ReplicaCheck, AcceptsEqualReplicas) {
                                           {.dcn = 3, .data = 1},
                                           {.dcn = 1, .data = 3},
                                           {.dcn = 1, .data = 1}}) {
-      EXPECT_EQ(complaint(mesh, options_of(strategy), [](Engine&, int) {}), "") << strategy;
+      EXPECT_EQ(complaint(mesh, check_options_of(strategy), [](Engine&, int) {}), "") << strategy;
     }
   }
 }
 
 TEST(ReplicaCheck, NamesTheParameterAndTheRank) {
   std::string text =
-      complaint({.dcn = 2, .data = 2}, options_of("hybrid_shard"), [](Engine& engine, int rank) {
+      complaint({.dcn = 2, .data = 2}, check_options_of("hybrid_shard"), [](Engine& engine, int rank) {
         if (rank == 3) change(engine, "layers.1.weight");
       });
   EXPECT_THAT(text, HasSubstr("before the first step: expected the same values of parameter "
@@ -75,7 +75,7 @@ TEST(ReplicaCheck, NamesTheParameterAndTheRank) {
 
 TEST(ReplicaCheck, NamesTheFirstParameterOfAllRanks) {
   std::string text =
-      complaint({.dcn = 2, .data = 2}, options_of("hybrid_shard"), [](Engine& engine, int rank) {
+      complaint({.dcn = 2, .data = 2}, check_options_of("hybrid_shard"), [](Engine& engine, int rank) {
         if (rank == 2) change(engine, "layers.2.weight");
         if (rank == 3) change(engine, "layers.0.weight");
       });
@@ -85,13 +85,13 @@ TEST(ReplicaCheck, NamesTheFirstParameterOfAllRanks) {
 TEST(ReplicaCheck, LooksAtWhatEveryRankHoldsWhole) {
   for (int spoiled : {0, 1, 2}) {
     std::string text =
-        complaint({.dcn = 1, .data = 3}, options_of("no_shard"), [&](Engine& engine, int rank) {
+        complaint({.dcn = 1, .data = 3}, check_options_of("no_shard"), [&](Engine& engine, int rank) {
           if (rank == spoiled) change(engine, "bias");
         });
     EXPECT_THAT(text, HasSubstr(util::concat("bias on ranks 0 and ", spoiled == 0 ? 1 : spoiled)));
   }
   for (const char* strategy : {"full_shard", "hybrid_shard"}) {
-    ShardOptions options = options_of(strategy);
+    ShardOptions options = check_options_of(strategy);
     options.replicated_parameters = {"layers.2.*"};
     std::string text = complaint({.dcn = 2, .data = 2}, options, [](Engine& engine, int rank) {
       if (rank == 1) change(engine, "layers.2.weight");
@@ -104,17 +104,28 @@ TEST(ReplicaCheck, DoesNotLookAtPaddingAndCommunicatesOnlyWhereThereAreReplicas)
   comm::run_ranks_as_threads(6, [](comm::Communicator& inner) {
     testing::CountingCommunicator calls(inner);
     testing::ChainStage chain(1, 4);
-    auto engine = fully_shard(chain, options_of("hybrid_shard"),
+    auto engine = fully_shard(chain, check_options_of("hybrid_shard"),
                               comm::Mesh({.dcn = 2, .data = 3}, testing::borrowed(calls)));
     // 16 elements over 3 ranks: the last has two of padding.
     if (inner.rank() == 2) engine->units()[1]->storage().shard().narrow(0, 5, 1).fill_(7);
     require_equal_replicas(*engine, "now");
     EXPECT_EQ(calls.count("all_gather"), 2);
-    auto cut = fully_shard(*std::make_shared<testing::ChainStage>(1, 4), options_of("full_shard"),
+    auto cut = fully_shard(*std::make_shared<testing::ChainStage>(1, 4), check_options_of("full_shard"),
                            testing::borrowed(calls));
     calls.clear();
     require_equal_replicas(*cut, "now");
     EXPECT_TRUE(calls.calls().empty());
+  });
+}
+
+TEST(OrderCheck, FindsTheFirstRankThatDiffers) {
+  comm::run_ranks_as_threads(4, [](comm::Communicator& world) {
+    EXPECT_FALSE(check_across_ranks(world, 3).has_value());
+    auto difference = check_across_ranks(world, world.rank() < 2 ? 5 : 6);
+    ASSERT_TRUE(difference.has_value());
+    EXPECT_EQ(difference->rank, 2);
+    EXPECT_EQ(difference->theirs, 6u);
+    EXPECT_EQ(difference->first_ranks, 5u);
   });
 }
 

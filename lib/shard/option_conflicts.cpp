@@ -1,0 +1,218 @@
+#include "shard/option_conflicts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "util/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+using util::concat;
+using Texts = std::vector<std::string>;
+
+const Texts kTypes = {"float32", "bfloat16", "float16"};
+
+bool is_one_of(const std::string& value, const Texts& choices) {
+  return std::find(choices.begin(), choices.end(), value) != choices.end();
+}
+
+bool are_different_and_low(const std::string& a, const std::string& b) {
+  return a != b && is_one_of(a, {"bfloat16", "float16"}) && is_one_of(b, {"bfloat16", "float16"});
+}
+
+const char* shown(bool value) { return value ? "true" : "false"; }
+/// ["a", "b"]
+std::string shown(const Texts& list) {
+  std::string text;
+  for (const std::string& entry : list) text += concat(text.empty() ? "\"" : ", \"", entry, "\"");
+  return concat("[", text, "]");
+}
+
+class OptionChecks {
+ public:
+  explicit OptionChecks(const ShardOptions& options) : options_(options), mixed_(options.mixed_precision) {}
+
+  std::vector<OptionConflict> run() {
+    check_values();
+    check_wrapping();
+    if (!reshards(options_.strategy) || !options_.reshard_after_forward) check_without_resharding();
+    check_strategy();
+    if (options_.layout == Layout::kFlat) check_flat_layout();
+    check_memory_and_prefetch();
+    check_mixed_precision();
+    return std::move(found_);
+  }
+
+ private:
+  /// If `wrong`, adds "<field>: expected <expected>; found <found>; <remedy>", where `field` is the first of
+  /// `fields` unless it is given.
+  void refuse_if(bool wrong, Texts fields, const std::string& expected, const std::string& found,
+                 const std::string& remedy, std::string field = "") {
+    if (!wrong) return;
+    if (field.empty()) field = fields.front();
+    found_.push_back(
+        {std::move(fields), concat(field, ": expected ", expected, "; found ", found, "; ", remedy)});
+  }
+
+  void check_values() {
+    for (const auto& [field, type] : {std::pair("mixed_precision.param_dtype", &mixed_.param_dtype),
+                                      std::pair("mixed_precision.reduce_dtype", &mixed_.reduce_dtype),
+                                      std::pair("mixed_precision.buffer_dtype", &mixed_.buffer_dtype)}) {
+      refuse_if(!is_one_of(*type, kTypes), {field}, "one of float32, bfloat16, float16",
+                concat("\"", *type, "\""), "set it to one of these");
+    }
+    refuse_if(options_.min_num_params < 0, {"fsdp.min_num_params"}, "at least 0, a number of parameters",
+              concat(options_.min_num_params), "set it to 0 to make a unit of every stage with parameters");
+    refuse_if(options_.replica_check_interval < 0, {"fsdp.replica_check_interval"},
+              "at least 0, a number of steps", concat(options_.replica_check_interval),
+              "set it to 0 to compare replicas before the first step only");
+    const double factor = options_.gradient_predivide_factor;
+    refuse_if(!std::isfinite(factor) || factor < 0, {"fsdp.gradient_predivide_factor"},
+              "a finite number of at least 0, because gradients are divided by it", concat(factor),
+              "set it to 0 for the default");
+  }
+
+  void check_wrapping() {
+    const Texts &wrap = options_.wrap_stages, &leaf = options_.leaf_stages,
+                &exclude = options_.exclude_stages;
+    const bool manual = !options_.units.empty(), has_policy = static_cast<bool>(options_.wrap_policy);
+    const std::string why =
+        concat(", because units lists all units beside the root (", options_.units.size(), ")");
+    const char* remedy = "leave one of the two out";
+    refuse_if(manual && has_policy, {"units", "wrap_policy"}, "none" + why,
+              "one, which would never be called", remedy, "wrap_policy");
+    refuse_if(manual && !wrap.empty(), {"units", "fsdp.wrap_stages"}, "[]" + why, shown(wrap), remedy,
+              "fsdp.wrap_stages");
+    refuse_if(manual && !leaf.empty(), {"units", "fsdp.leaf_stages"}, "[]" + why, shown(leaf), remedy,
+              "fsdp.leaf_stages");
+    refuse_if(!manual && has_policy && !wrap.empty(), {"wrap_policy", "fsdp.wrap_stages"},
+              "[], because wrap_policy decides in its place", shown(wrap),
+              "join the two with any_of and stage_type_policy", "fsdp.wrap_stages");
+    for (const std::string& type : wrap) {
+      refuse_if(is_one_of(type, exclude), {"fsdp.wrap_stages", "fsdp.exclude_stages"},
+                concat("no type that fsdp.exclude_stages = ", shown(exclude), " keeps from being a unit"),
+                concat("\"", type, "\" in both"), "take it out of one of the two");
+    }
+  }
+
+  void check_without_resharding() {
+    Texts fields = {""};
+    if (!reshards(options_.strategy)) fields.push_back("fsdp.strategy");
+    if (!options_.reshard_after_forward) fields.push_back("fsdp.reshard_after_forward");
+    const auto refuse_unused = [&](bool used, const char* field, const char* expected,
+                                   const std::string& found) {
+      fields.front() = field;
+      refuse_if(used, fields,
+                concat(expected, ", because with fsdp.strategy = ", options_.strategy,
+                       " and fsdp.reshard_after_forward = ", shown(options_.reshard_after_forward),
+                       " every unit stays gathered from forward to backward"),
+                found,
+                concat("leave it out or set fsdp.strategy = ",
+                       is_hybrid(options_.strategy) ? "hybrid_shard" : "full_shard",
+                       " and fsdp.reshard_after_forward = true"));
+    };
+    refuse_unused(options_.reshard_root_after_forward, "fsdp.reshard_root_after_forward", "false", "true");
+    refuse_unused(options_.reshard_last_after_forward, "fsdp.reshard_last_after_forward", "false", "true");
+    refuse_unused(!options_.keep_after_forward.empty(), "fsdp.keep_after_forward", "[]",
+                  shown(options_.keep_after_forward));
+  }
+
+  void check_strategy() {
+    const bool replicates = is_hybrid(options_.strategy) || shards_nothing(options_.strategy) ||
+                            !options_.replicated_parameters.empty() ||
+                            (options_.layout == Layout::kPerParameter && !options_.shard_1d_parameters);
+    refuse_if(!replicates && options_.replica_check_interval > 0,
+              {"fsdp.replica_check_interval", "fsdp.strategy"},
+              concat("0, because with fsdp.strategy = ", options_.strategy, " no parameter is on two ranks"),
+              concat(options_.replica_check_interval), "leave it out or set fsdp.strategy = hybrid_shard");
+    refuse_if(options_.reshard_root_after_forward && is_one_of("root", options_.keep_after_forward),
+              {"fsdp.keep_after_forward", "fsdp.reshard_root_after_forward"},
+              "no \"root\", because fsdp.reshard_root_after_forward = true frees it",
+              shown(options_.keep_after_forward),
+              "take \"root\" out or set fsdp.reshard_root_after_forward = false");
+
+    const bool whole = shards_nothing(options_.strategy);
+    const std::string why = ", because with fsdp.strategy = no_shard every rank holds every parameter";
+    const char* remedy = "leave it out or change fsdp.strategy";
+    refuse_if(whole && options_.forward_prefetch == ForwardPrefetch::kExplicit,
+              {"fsdp.forward_prefetch", "fsdp.strategy"},
+              concat("none or implicit", why, " and no unit is gathered"), "\"explicit\"", remedy);
+    refuse_if(whole && !options_.limit_all_gathers, {"fsdp.limit_all_gathers", "fsdp.strategy"},
+              concat("true", why, " and there is no all-gather"), "false", remedy);
+    refuse_if(whole && !options_.replicated_parameters.empty(),
+              {"fsdp.replicated_parameters", "fsdp.strategy"}, concat("[]", why, " already"),
+              shown(options_.replicated_parameters), remedy);
+  }
+
+  void check_flat_layout() {
+    const std::string why =
+        ", because with fsdp.layout = flat a unit is cut as one, wherever the cuts fall in its parameters";
+    const char* remedy = "leave it out or set fsdp.layout = per_parameter";
+    refuse_if(options_.shard_dimension == ShardDimension::kFirst, {"fsdp.shard_dimension", "fsdp.layout"},
+              "largest, the default" + why, "\"first\"", remedy);
+    refuse_if(options_.shard_1d_parameters, {"fsdp.shard_1d_parameters", "fsdp.layout"}, "false" + why,
+              "true", remedy);
+    refuse_if(static_cast<bool>(options_.dimension_policy), {"dimension_policy", "fsdp.layout"}, "none" + why,
+              "one", remedy);
+  }
+
+  void check_memory_and_prefetch() {
+    refuse_if(
+        options_.move_grads_to_cpu && !options_.cpu_offload, {"fsdp.move_grads_to_cpu", "fsdp.cpu_offload"},
+        "false, because with fsdp.cpu_offload = false the optimizer, which reads the gradients, is not in "
+        "host memory",
+        "true", "set fsdp.cpu_offload = true or leave it out");
+    refuse_if(
+        !options_.limit_all_gathers && options_.forward_prefetch == ForwardPrefetch::kNone,
+        {"fsdp.limit_all_gathers", "fsdp.forward_prefetch"},
+        "true, because with fsdp.forward_prefetch = none no unit is gathered ahead and there is nothing "
+        "to limit",
+        "false", "leave it out or set fsdp.forward_prefetch to implicit or explicit");
+  }
+
+  void check_mixed_precision() {
+    refuse_if(mixed_.keep_low_precision_grads && mixed_.reduce_dtype == "float32",
+              {"mixed_precision.keep_low_precision_grads", "mixed_precision.reduce_dtype"},
+              "false, because with mixed_precision.reduce_dtype = float32 gradients have full precision",
+              "true", "leave it out or set mixed_precision.reduce_dtype to bfloat16 or float16");
+    refuse_if(
+        !mixed_.keep_float32.empty() && mixed_.param_dtype == "float32" && mixed_.reduce_dtype == "float32",
+        {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
+        "[], because with mixed_precision.param_dtype = float32 and mixed_precision.reduce_dtype = float32 "
+        "every parameter is float32",
+        shown(mixed_.keep_float32), "leave it out or set one of the two to bfloat16");
+    const std::string expected = concat("float32 or mixed_precision.param_dtype = ", mixed_.param_dtype);
+    refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.reduce_dtype),
+              {"mixed_precision.reduce_dtype", "mixed_precision.param_dtype"},
+              expected + ", because neither of bfloat16 and float16 holds every value of the other",
+              mixed_.reduce_dtype, "set it to one of these");
+    refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.buffer_dtype),
+              {"mixed_precision.buffer_dtype", "mixed_precision.param_dtype"},
+              expected +
+                  ", because bfloat16 and float16 promote to float32, and the next matrix product would "
+                  "get two types",
+              mixed_.buffer_dtype, "set it to one of these");
+  }
+
+  const ShardOptions& options_;
+  const MixedPrecisionOptions& mixed_;
+  std::vector<OptionConflict> found_;
+};
+
+}  // namespace
+
+std::vector<OptionConflict> find_option_conflicts(const ShardOptions& options) {
+  return OptionChecks(options).run();
+}
+
+void require_no_option_conflicts(const ShardOptions& options) {
+  std::string text;
+  for (const OptionConflict& conflict : find_option_conflicts(options)) {
+    text += concat(text.empty() ? "" : "\n", conflict.message);
+  }
+  if (!text.empty()) util::fail(util::ErrorKind::kUsage, text);
+}
+
+}  // namespace fsdp::shard
