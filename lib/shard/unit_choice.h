@@ -49,7 +49,7 @@ std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardO
 /// The name of a unit at this node.
 const std::string& unit_name(const nn::ModelOutline& model, size_t node);
 
-/// Throws Error(kUsage) unless each of `patterns` (util/name_patterns.h), the value of `option`, matches one
+/// Throws Error(kUsage) unless each of `patterns` (util/text.h), the value of `option`, matches one
 /// of the names of units.
 void check_unit_patterns(const char* option, const std::vector<std::string>& patterns,
                          const std::vector<std::string>& names);
