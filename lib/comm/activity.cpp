@@ -18,7 +18,7 @@ class NotingCommunicator final : public ForwardingCommunicator {
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     return noted(call.name(), site, [&] { return call.issue(inner(), site); });
   }
-  /// The meeting of the ranks for an all-gather into the memory.
+  /// Waits for the other ranks, for an all-gather into the memory.
   std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
                                             std::function<void(c10::DataPtr)> task) override {
     return noted("all_gather", site,

@@ -11,13 +11,13 @@
 #include <thread>
 #include <utility>
 
-#include "comm/device_communicator.h"
+#include "comm/stream_communicator.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 
-/// Tasks that were issued and are not done, in order. Whoever waits runs them, one thread at a time: the
-/// host's thread of a unit waits too (shard/unit.h).
+/// Pending tasks in the order of issue. Threads that wait run them, one thread at a time; the host thread of a
+/// unit waits too (shard/unit.h).
 class FakeCommunicator::Queue {
  public:
   explicit Queue(FakeTiming when) : timing(when) {}
@@ -31,11 +31,11 @@ class FakeCommunicator::Queue {
     return begun_ + static_cast<int64_t>(tasks_.size());
   }
 
-  /// Until all up to this number are done, by this thread or by the one that is at it; not longer, for a task
-  /// may wait for a thread that waits for an earlier one.
+  /// Returns when all tasks up to this number are done, by this or another thread, but not later: a task may
+  /// wait for a thread that waits for an earlier task.
   void run_up_to(int64_t number) {
     std::unique_lock lock(mutex_);
-    if (runner_ == std::this_thread::get_id()) {  // a task waits for others
+    if (runner_ == std::this_thread::get_id()) {  // a task waits for another
       while (begun_ < number && !tasks_.empty()) rethrow(run_first(lock));
       return;
     }
@@ -65,7 +65,7 @@ class FakeCommunicator::Queue {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// What the task threw.
+  /// Returns the exception of the task.
   std::exception_ptr run_first(std::unique_lock<std::mutex>& lock) {
     std::function<void()> task = std::move(tasks_.front());
     tasks_.pop_front();
@@ -87,7 +87,7 @@ class FakeCommunicator::Queue {
   std::deque<std::function<void()>> tasks_;
   std::thread::id runner_;
   int64_t begun_ = 0;
-  int64_t done_ = 0;  ///< all up to here; what a task runs itself is done with that task
+  int64_t done_ = 0;  ///< all tasks up to this number; tasks run inside a task are done with it
 };
 
 class FakeCommunicator::QueuedWork final : public Work {

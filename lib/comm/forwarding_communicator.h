@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/common_memory.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
@@ -29,7 +28,7 @@ struct Collective {
   /// This rank's payload: the part that it contributes to an all-gather or receives from a reduce-scatter,
   /// the whole tensor of an all-reduce or broadcast; undefined for a barrier.
   const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
-  /// Calls it. The Work of a barrier is done.
+  /// Makes the call. The Work of a barrier is complete.
   std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;
 };
 

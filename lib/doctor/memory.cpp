@@ -4,7 +4,7 @@
 
 #include "doctor/checks.h"
 #include "doctor/control_group.h"
-#include "launch/accelerators.h"
+#include "launch/node_hardware.h"
 #include "util/error.h"
 #include "util/system_files.h"
 #include "util/text.h"

@@ -1,5 +1,3 @@
-#include "launch/accelerators.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -7,6 +5,8 @@
 #include <optional>
 #include <sstream>
 #include <string>
+
+#include "launch/node_hardware.h"
 
 namespace fsdp::launch {
 namespace {

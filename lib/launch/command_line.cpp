@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "launch/option_text.h"
+#include "launch/options.h"
 #include "util/error.h"
 #include "util/text.h"
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "launch/terminal.h"
 #include "util/error.h"
 
 namespace fsdp::launch {

@@ -1,5 +1,3 @@
-#include "launch/cpu_binding.h"
-
 #include <sched.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "launch/node_hardware.h"
 #include "util/error.h"
 #include "util/text.h"
 

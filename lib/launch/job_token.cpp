@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "launch/node_rendezvous.h"
+#include "launch/rendezvous.h"
 #include "util/error.h"
 
 namespace fsdp::launch {

@@ -1,6 +1,6 @@
-#include "launch/line_splitter.h"
-
 #include <algorithm>
+
+#include "launch/output_pump.h"
 
 namespace fsdp::launch {
 namespace {

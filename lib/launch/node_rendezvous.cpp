@@ -1,9 +1,8 @@
-#include "launch/node_rendezvous.h"
-
 #include <unistd.h>
 
 #include <algorithm>
 
+#include "launch/rendezvous.h"
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/host_name.h"

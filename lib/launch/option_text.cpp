@@ -1,5 +1,3 @@
-#include "launch/option_text.h"
-
 #include <signal.h>
 #include <string.h>
 
@@ -8,7 +6,8 @@
 #include <sstream>
 #include <utility>
 
-#include "launch/accelerators.h"
+#include "launch/node_hardware.h"
+#include "launch/options.h"
 #include "util/error.h"
 #include "util/text.h"
 

@@ -15,8 +15,6 @@
 
 #include "launch/console.h"
 #include "launch/descriptor.h"
-#include "launch/line_splitter.h"
-#include "launch/rank_log.h"
 
 namespace fsdp::launch {
 

@@ -1,11 +1,10 @@
-#include "launch/rank_log.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 
+#include "launch/output_pump.h"
 #include "util/error.h"
 #include "util/log.h"
 

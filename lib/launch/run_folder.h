@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "launch/standing.h"
+#include "launch/verdict.h"
 
 namespace fsdp::launch {
 

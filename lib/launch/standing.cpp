@@ -1,9 +1,8 @@
-#include "launch/standing.h"
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "launch/verdict.h"
 #include "util/text.h"
 
 namespace fsdp::launch {

@@ -7,9 +7,9 @@
 #include <limits>
 #include <utility>
 
-#include "launch/node_rendezvous.h"
+#include "launch/console.h"
 #include "launch/process.h"
-#include "launch/terminal.h"
+#include "launch/rendezvous.h"
 #include "launch/worker_environment.h"
 #include "util/error.h"
 #include "util/log.h"

@@ -1,7 +1,7 @@
-#include "launch/terminal.h"
-
 #include <sys/ioctl.h>
 #include <unistd.h>
+
+#include "launch/console.h"
 
 namespace fsdp::launch {
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "launch/process.h"
-#include "launch/standing.h"
 
 namespace fsdp::launch {
 

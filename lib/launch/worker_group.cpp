@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "launch/accelerators.h"
-#include "launch/cpu_binding.h"
+#include "launch/node_hardware.h"
 #include "launch/process.h"
 #include "util/error.h"
 #include "util/file.h"

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "shard/strategy.h"
 
 namespace fsdp::shard {

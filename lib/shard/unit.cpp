@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "comm/common_memory.h"
+#include "comm/communicator.h"
 #include "shard/profile_range.h"
 #include "util/error.h"
 

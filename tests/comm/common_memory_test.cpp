@@ -1,7 +1,5 @@
 // Memory that the ranks of a group share: threads and shared memory; gloo has none.
 
-#include "comm/common_memory.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +9,8 @@
 #include <thread>
 
 #include "comm/common_places.h"
-#include "comm/memory_copy.h"
+#include "comm/communicator.h"
+#include "comm/memory_operations.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
 

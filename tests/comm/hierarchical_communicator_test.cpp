@@ -14,7 +14,7 @@
 #include <numeric>
 #include <thread>
 
-#include "comm/host_layout.h"
+#include "comm/host_ranks.h"
 #include "support/connected_ranks.h"
 #include "support/process_ranks.h"
 #include "util/error.h"

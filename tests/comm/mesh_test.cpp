@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/forwarding_communicator.h"
 #include "util/error.h"

@@ -1,10 +1,9 @@
-#include "launch/cpu_binding.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "launch/node_hardware.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
 

@@ -1,10 +1,10 @@
-#include "launch/line_splitter.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
+
+#include "launch/output_pump.h"
 
 namespace fsdp::launch {
 namespace {

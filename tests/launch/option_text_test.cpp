@@ -1,12 +1,11 @@
-#include "launch/option_text.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <functional>
 #include <utility>
 
-#include "launch/accelerators.h"
+#include "launch/node_hardware.h"
+#include "launch/options.h"
 #include "util/error.h"
 
 namespace fsdp::launch {

@@ -1,8 +1,7 @@
-#include "launch/rank_log.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "launch/output_pump.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
 #include "util/file.h"

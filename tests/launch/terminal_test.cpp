@@ -1,7 +1,7 @@
-#include "launch/terminal.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
+
+#include "launch/console.h"
 
 namespace fsdp::launch {
 namespace {

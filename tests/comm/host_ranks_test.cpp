@@ -1,4 +1,4 @@
-#include "comm/gpu_place.h"
+#include "comm/host_ranks.h"
 
 #include <gtest/gtest.h>
 

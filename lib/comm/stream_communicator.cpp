@@ -1,10 +1,9 @@
-#include "comm/device_communicator.h"
+#include "comm/stream_communicator.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include "comm/forwarding_communicator.h"
-#include "comm/single_communicator.h"
 #include "util/error.h"
 #include "util/stream.h"
 
@@ -21,7 +20,7 @@ class StreamWork final : public Work {
   util::Event done_;
 };
 
-/// Runs the task when the caller's stream has waited for what was issued before it.
+/// Runs the task once the caller's stream has waited for the operations issued before it.
 class ReleaseWork final : public Work {
  public:
   ReleaseWork(util::Event done, std::function<void()> task)
@@ -32,7 +31,7 @@ class ReleaseWork final : public Work {
     try {
       wait();
     } catch (const std::exception&) {
-      // Of a collective before it, whose own Work has it too; the memory goes with the task.
+      // A failure of an earlier collective, which the Work of that one reports; the task frees its memory.
     }
   }
 
@@ -51,7 +50,7 @@ class ReleaseWork final : public Work {
   std::function<void()> task_;
 };
 
-/// Forwards to the communicator of the host what does not concern tensors of the device.
+/// Forwards everything but collectives of the device's tensors to the communicator of the host.
 class DeviceCommunicator final : public ForwardingCommunicator {
  public:
   explicit DeviceCommunicator(const DeviceParts& parts)
@@ -94,7 +93,7 @@ class DeviceCommunicator final : public ForwardingCommunicator {
   }
 
  private:
-  /// On the calling thread, before it returns.
+  /// Runs the task on the calling thread, before it returns.
   std::unique_ptr<Work> issue(std::function<void()> task) {
     return std::make_unique<StreamWork>(stream_.run(std::move(task)));
   }
@@ -137,7 +136,68 @@ class StagedCommunicator final : public ForwardingCommunicator {
   at::Device device_;
 };
 
+class QueuedCommunicator final : public ForwardingCommunicator {
+ public:
+  QueuedCommunicator(std::shared_ptr<Communicator> inner, const std::string& thread_name)
+      : ForwardingCommunicator(std::move(inner)), stream_({.name = thread_name}) {}
+
+  std::unique_ptr<Work> enqueue(std::function<void()> task) override {
+    return std::make_unique<StreamWork>(stream_.run(std::move(task)));
+  }
+  std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
+    return enqueue(std::move(task));
+  }
+
+ protected:
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
+    check(call, site);
+    return push(
+        site, [call](Communicator& inner, const CallSite& its_site) { call.issue(inner, its_site)->wait(); });
+  }
+  std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                            std::function<void(c10::DataPtr)> task) override {
+    return push(site, [nbytes, task = std::move(task)](Communicator& inner, const CallSite& its_site) {
+      inner.common_memory()->enqueue_with_memory(nbytes, its_site, task)->wait();
+    });
+  }
+  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
+                                             const std::vector<int>& ranks) override {
+    return std::make_shared<QueuedCommunicator>(inner().subgroup(name, ranks), "fsdp " + name);
+  }
+
+ private:
+  /// Checked at the call, so that the stack trace shows the caller.
+  void check(const Collective& call, const CallSite& site) const {
+    using Kind = Collective::Kind;
+    if (call.kind == Kind::kBroadcast) {
+      FSDP_CHECK(call.root >= 0 && call.root < world_size(), "broadcast of ", site.unit, " from rank ",
+                 call.root);
+    }
+    if (call.kind != Kind::kAllGather && call.kind != Kind::kReduceScatter) return;
+    const at::Tensor& part = call.payload();
+    const at::Tensor& whole = call.kind == Kind::kAllGather ? call.output : call.input;
+    FSDP_CHECK(whole.numel() == part.numel() * world_size() && whole.scalar_type() == part.scalar_type(),
+               call.name(), " of ", site.unit, ": ", whole.numel(), " elements of ",
+               c10::toString(whole.scalar_type()), " and a part of ", part.numel(), " of ",
+               c10::toString(part.scalar_type()), " on ", world_size(), " ranks");
+  }
+
+  template <typename Operation>
+  std::unique_ptr<Work> push(const CallSite& site, Operation operation) {
+    return enqueue(
+        [inner = shared_inner(), unit = site.unit, pass = std::string(site.pass),
+         operation = std::move(operation)] { operation(*inner, {.unit = unit, .pass = pass.c_str()}); });
+  }
+
+  util::Stream stream_;
+};
+
 }  // namespace
+
+std::shared_ptr<Communicator> make_queued_communicator(std::shared_ptr<Communicator> inner) {
+  if (inner->world_size() == 1) return inner;
+  return std::make_shared<QueuedCommunicator>(std::move(inner), "fsdp comm");
+}
 
 std::shared_ptr<Communicator> make_device_communicator(const DeviceParts& parts) {
   return std::make_shared<DeviceCommunicator>(parts);

@@ -1,6 +1,6 @@
 // Collectives run beside the caller in the order of issue, over threads, shared memory and gloo.
 
-#include "comm/queued_communicator.h"
+#include "comm/stream_communicator.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <future>
 #include <stdexcept>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
 #include "util/error.h"
