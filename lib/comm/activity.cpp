@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/forwarding_communicator.h"
+#include "comm/group_failure.h"
 #include "util/clock.h"
 #include "util/text.h"
 
@@ -52,7 +53,7 @@ void Activity::begin_step(int64_t step) {
 
 int64_t Activity::begin_collective(const char* op, const CallSite& site) {
   std::lock_guard lock(mutex_);
-  in_progress_[next_number_] = {util::concat(op, " of ", site.unit, " (", site.pass, ")"), Clock::now()};
+  in_progress_[next_number_] = {described(op, site), Clock::now()};
   return next_number_++;
 }
 

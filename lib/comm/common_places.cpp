@@ -66,7 +66,7 @@ int64_t CommonPlaces::take(int64_t bytes) {
   const int64_t room = bytes + kBesidePlace;
   Taken taken{.place = kNowhere, .in_arena = places_.take(room, util::Arena::Sort::kFirst), .own = nullptr};
   if (taken.in_arena.is_outside) {
-    taken.own = SharedSegment::take_common(host_->own(), room);
+    taken.own = SharedSegment::take(host_->own(), room, SharedSegment::Part::kCommon);
     if (!taken.own) {
       places_.give_back(taken.in_arena);
       return kNowhere;
@@ -95,7 +95,7 @@ void CommonPlaces::grow() {
   if (!bytes) return;
   arena_.reset();  // frees it before the next one is taken
   places_.clear();
-  arena_ = SharedSegment::take_common(host_->own(), *bytes);
+  arena_ = SharedSegment::take(host_->own(), *bytes, SharedSegment::Part::kCommon);
   if (arena_) places_.grow();
 }
 

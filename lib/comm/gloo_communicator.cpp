@@ -106,32 +106,6 @@ auto translated(const Body& body) {
 
 using util::ErrorKind;
 
-/// The connections of one group of ranks.
-struct Group {
-  GlooPlace place;
-  std::string prefix;  ///< in the store, unique to the group
-  GroupIdentity identity;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
-  bool failed = false;
-
-  ~Group() {
-    // The destructor of a group with a lost peer may never return; the process is about to end anyway.
-    if (failed) (void)process_group.release();
-  }
-
-  /// Collective over the members.
-  void connect() { process_group = connect_gloo(place, prefix, identity.rank, identity.size()); }
-
-  [[noreturn]] void fail(const std::string& description, const std::string& cause) {
-    failed = true;
-    FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
-    sight.closed = !sight.timeout;
-    GroupFailure failure = share_failure(place.store, prefix, identity, sight, [] {});
-    failure.timeout_seconds = std::chrono::duration<double>(place.timeout).count();
-    fail_group(identity, description, failure);
-  }
-};
-
 /// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
 /// returned, and would keep memory that has been freed by then.
 at::Tensor borrowed(const at::Tensor& tensor) {
@@ -145,10 +119,28 @@ at::Tensor borrowed_bytes(const at::Tensor& tensor) { return borrowed(tensor).vi
 /// because gloo knows fewer element types than the toolkit.
 class GlooCommunicator final : public Communicator {
  public:
-  explicit GlooCommunicator(std::unique_ptr<Group> group) : group_(std::move(group)) {}
+  GlooCommunicator(GlooPlace place, GroupIdentity identity, std::string prefix)
+      : place_(std::move(place)), identity_(std::move(identity)), prefix_(std::move(prefix)) {}
 
-  int rank() const override { return group_->identity.rank; }
-  int world_size() const override { return group_->identity.size(); }
+  ~GlooCommunicator() override {
+    // The destructor of a group with a lost peer may never return; the process is about to end anyway.
+    if (failed_) (void)process_group_.release();
+  }
+
+  /// Collective over the members.
+  void connect() { process_group_ = connect_gloo(place_, prefix_, rank(), world_size()); }
+
+  [[noreturn]] void fail(const std::string& description, const std::string& cause) {
+    failed_ = true;
+    FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
+    sight.closed = !sight.timeout;
+    GroupFailure failure = share_failure(place_.store, prefix_, identity_, sight, [] {});
+    failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();
+    fail_group(identity_, description, failure);
+  }
+
+  int rank() const override { return identity_.rank; }
+  int world_size() const override { return identity_.size(); }
   std::string backend_name() const override { return "gloo"; }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
@@ -212,19 +204,19 @@ class GlooCommunicator final : public Communicator {
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
     // Several groups may have this name, of other ranks or of the same.
-    GroupIdentity identity = group_->identity.subgroup(name, ranks);
-    std::string prefix = util::concat(group_->prefix, "/", name, "/", identity.joined_ranks());
+    GroupIdentity identity = identity_.subgroup(name, ranks);
+    std::string prefix = util::concat(prefix_, "/", name, "/", identity.joined_ranks());
     prefix += util::concat("/", groups_made_[prefix]++);
-    return make_gloo_group(group_->place, std::move(identity), prefix);
+    return make_gloo_group(place_, std::move(identity), prefix);
   }
 
  private:
   template <typename Issue>
   void run(const char* op, const CallSite& site, const Issue& issue) {
     try {
-      issue(*group_->process_group)->wait();
+      issue(*process_group_)->wait();
     } catch (const std::exception& error) {
-      group_->fail(described(op, site), error.what());
+      fail(described(op, site), error.what());
     }
   }
 
@@ -239,7 +231,11 @@ class GlooCommunicator final : public Communicator {
     return received_.narrow(0, 0, bytes).view(input.scalar_type());
   }
 
-  std::unique_ptr<Group> group_;
+  const GlooPlace place_;
+  const GroupIdentity identity_;
+  const std::string prefix_;  ///< in the store, unique to the group
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  bool failed_ = false;
   at::Tensor received_;
   std::map<std::string, int> groups_made_;  ///< by prefix in the store
 };
@@ -289,34 +285,29 @@ void GlooExchange::close() { process_group_.reset(); }
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options, RunStore store) {
   if (!store) store = join_run_store(environment, options.timeout());
-  auto group = std::make_unique<Group>();
-  group->identity = run_identity(environment);
-  group->place = gloo_place(environment, options, std::move(store));
+  const GlooPlace place = gloo_place(environment, options, std::move(store));
+  auto communicator = std::make_unique<GlooCommunicator>(place, run_identity(environment), "world");
   try {
-    group->prefix = "world";
-    group->connect();
+    communicator->connect();
   } catch (const std::exception& error) {
     std::string text = error.what();
     util::fail(says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
                " could not connect to its ", environment.world_size - 1, " peers from address ",
-               group->place.address, ": ", first_line(text),
+               place.address, ": ", first_line(text),
                " (GLOO_SOCKET_IFNAME chooses another network interface)");
   }
-  return std::make_unique<GlooCommunicator>(std::move(group));
+  return communicator;
 }
 
 std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
                                               const std::string& prefix) {
-  auto group = std::make_unique<Group>();
-  group->place = place;
-  group->identity = std::move(identity);
-  group->prefix = prefix;
+  auto communicator = std::make_unique<GlooCommunicator>(place, std::move(identity), prefix);
   try {
-    group->connect();
+    communicator->connect();
   } catch (const std::exception& error) {
-    group->fail("connecting", error.what());
+    communicator->fail("connecting", error.what());
   }
-  return std::make_unique<GlooCommunicator>(std::move(group));
+  return communicator;
 }
 
 }  // namespace fsdp::comm

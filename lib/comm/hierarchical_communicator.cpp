@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,10 +39,6 @@ int tag_of(CrossOp op, const at::Tensor& tensor, uint64_t step = 0) {
   return static_cast<int>(tag & 0x7fffffff);
 }
 
-int place_of(const std::vector<int>& ranks, int rank) {
-  return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
-}
-
 class HierarchicalCommunicator final : public Communicator {
  public:
   HierarchicalCommunicator(const RunConnections& connections, GroupIdentity identity, const std::string& key)
@@ -50,8 +47,7 @@ class HierarchicalCommunicator final : public Communicator {
         key_(key),
         layout_(host_layout(connections_.host->hosts(), identity_.ranks)) {
     FSDP_CHECK(layout_.even(), layout_.odd_one());
-    while (place_of(layout_.members[static_cast<size_t>(host_)], rank()) == per_host()) ++host_;
-    place_ = place_of(layout_.members[static_cast<size_t>(host_)], rank());
+    std::tie(host_, place_) = location_of(rank());
     const std::vector<int>& here = layout_.members[static_cast<size_t>(host_)];
     GroupIdentity local = identity_.subgroup("host", here);
     const std::string local_key = util::concat(key_, "/host/", local.ranks.front());
@@ -61,8 +57,8 @@ class HierarchicalCommunicator final : public Communicator {
     try {
       cross_ = std::make_unique<GlooExchange>(connections_.gloo, util::concat(key_, "/cross/", place_), host_,
                                               hosts());
-    } catch (const std::exception&) {
-      give_up("connecting");
+    } catch (const std::exception& error) {
+      give_up("connecting", error);
     }
   }
 
@@ -141,9 +137,7 @@ class HierarchicalCommunicator final : public Communicator {
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
     return run("broadcast", site, [&] {
-      int root_host = 0;
-      while (place_of(layout_.members[static_cast<size_t>(root_host)], root) == per_host()) ++root_host;
-      const int root_place = place_of(layout_.members[static_cast<size_t>(root_host)], root);
+      const auto [root_host, root_place] = location_of(root);
       if (place_ == root_place) broadcast_across(tensor, root_host);
       local_->broadcast(tensor, root_place, site);
     });
@@ -176,6 +170,14 @@ class HierarchicalCommunicator final : public Communicator {
   int per_host() const { return static_cast<int>(layout_.members.front().size()); }
   int member(int host, int place) const {
     return layout_.members[static_cast<size_t>(host)][static_cast<size_t>(place)];
+  }
+  /// The host of a rank, and its place among the ranks there.
+  std::pair<int, int> location_of(int rank) const {
+    for (int host = 0;; ++host) {
+      const std::vector<int>& ranks = layout_.members[static_cast<size_t>(host)];
+      const auto found = std::ranges::find(ranks, rank);
+      if (found != ranks.end()) return {host, static_cast<int>(found - ranks.begin())};
+    }
   }
   /// The hosts form a ring: each rank sends to the hosts after its own and receives from those before, in turn.
   int after(int steps) const { return (host_ + steps) % hosts(); }
@@ -339,27 +341,20 @@ class HierarchicalCommunicator final : public Communicator {
     if (failure_) std::rethrow_exception(failure_);
     try {
       body();
-    } catch (const std::exception&) {
-      give_up(described(op, site));
+    } catch (const std::exception& error) {
+      give_up(described(op, site), error);
     }
     return done_work();
   }
 
-  /// Called in a catch block: makes all others of the group fail too, and throws the common failure.
-  [[noreturn]] void give_up(const std::string& what) {
-    FailureSight sight{.what = what};
-    util::ErrorKind kind = util::ErrorKind::kUnexpected;
-    try {
-      throw;
-    } catch (const GroupError& error) {
-      kind = error.kind();
-      sight.cause = error.failure().cause;
-      sight.silent = error.failure().silent_ranks;
-    } catch (const util::Error& error) {
-      kind = error.kind();
-      sight.cause = first_line(error.what());
-    } catch (const std::exception& error) {
-      sight.cause = first_line(error.what());
+  /// Makes all other ranks of the group fail too, after `error` on this one, and throws the common failure.
+  [[noreturn]] void give_up(const std::string& what, const std::exception& error) {
+    FailureSight sight{.what = what, .cause = first_line(error.what())};
+    const auto* classified = dynamic_cast<const util::Error*>(&error);
+    const util::ErrorKind kind = classified ? classified->kind() : util::ErrorKind::kUnexpected;
+    if (const auto* of_group = dynamic_cast<const GroupError*>(&error)) {
+      sight.cause = of_group->failure().cause;
+      sight.silent = of_group->failure().silent_ranks;
     }
     sight.timeout = kind == util::ErrorKind::kTimeout;
     // A failure in shared memory names the lost ranks.

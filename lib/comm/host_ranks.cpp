@@ -18,11 +18,6 @@ namespace {
 
 constexpr size_t kPosts = 64;  ///< groups that one rank may be making at the same time
 
-struct Post {
-  std::atomic<uint64_t> key;
-  std::atomic<int64_t> offset;
-};
-
 /// What a rank sends to the others before they share memory.
 struct Offer {
   std::string obstacle;  ///< why it cannot share memory; empty: it can
@@ -85,7 +80,7 @@ std::string difference(const std::vector<Offer>& offers) {
   for (size_t rank = 1; rank < offers.size(); ++rank) {
     const HostIdentity& other = offers[rank].identity;
     if (other == first) continue;
-    const char* apart = "in containers with networks of their own";
+    const char* apart = "in containers with separate networks";
     if (other.boot_id != first.boot_id) {
       apart = "on different hosts";
     } else if (other.pid_namespace != first.pid_namespace) {
@@ -115,6 +110,11 @@ HostIdentity HostIdentity::read() {
 
 /// At the beginning of each segment, in the control part.
 struct HostRanks::Board {
+  struct Post {
+    std::atomic<uint64_t> key;
+    std::atomic<int64_t> offset;
+  };
+
   std::atomic<uint64_t> sign;
   std::atomic<uint32_t> closed;
   std::atomic<uint32_t> changes;
@@ -216,7 +216,8 @@ void HostRanks::post(uint64_t key, int64_t offset) {
   {
     std::lock_guard lock(mutex_);
     Board& mine = board(rank_);
-    auto free = std::ranges::find_if(mine.posts, [](const Post& post) { return post.key.load() == 0; });
+    auto free =
+        std::ranges::find_if(mine.posts, [](const Board::Post& post) { return post.key.load() == 0; });
     FSDP_CHECK(free != std::end(mine.posts), "too many groups are being made at once");
     free->offset.store(offset);
     free->key.store(key);
@@ -226,7 +227,7 @@ void HostRanks::post(uint64_t key, int64_t offset) {
 }
 
 int64_t HostRanks::posted(int maker, uint64_t key) const {
-  for (const Post& post : board(maker).posts) {
+  for (const Board::Post& post : board(maker).posts) {
     if (post.key.load() == key) return post.offset.load();
   }
   return -1;
@@ -234,7 +235,7 @@ int64_t HostRanks::posted(int maker, uint64_t key) const {
 
 void HostRanks::take_down(uint64_t key) {
   std::lock_guard lock(mutex_);
-  for (Post& post : board(rank_).posts) {
+  for (Board::Post& post : board(rank_).posts) {
     if (post.key.load() == key) post.key.store(0);
   }
 }
@@ -252,8 +253,8 @@ std::string HostLayout::odd_one() const {
   const size_t each = members.front().size();
   for (const std::vector<int>& ranks : members) {
     if (ranks.size() == each) continue;
-    return util::concat("hosts have different numbers of ranks, that of rank ", members.front().front(),
-                        " has ", each, " and that of rank ", ranks.front(), " has ", ranks.size());
+    return util::concat("hosts have different numbers of ranks: the host of rank ", members.front().front(),
+                        " has ", each, ", the host of rank ", ranks.front(), " has ", ranks.size());
   }
   return each == 1 ? "every rank has a host to itself" : "";
 }
@@ -270,23 +271,13 @@ HostLayout host_layout(const std::vector<int>& hosts, const std::vector<int>& ra
   return layout;
 }
 
-std::string GpuPlace::text() const { return host + " " + bus_id; }
-
-GpuPlace GpuPlace::parse(const std::string& text) {
-  const size_t space = text.rfind(' ');
-  FSDP_CHECK(space != std::string::npos, "a rank says of its GPU: ", text);
-  return {.host = text.substr(0, space), .bus_id = text.substr(space + 1)};
-}
-
-std::string shared_gpu(const std::vector<GpuPlace>& places) {
-  std::map<std::pair<std::string, std::string>, size_t> first_ranks;
-  for (size_t rank = 0; rank < places.size(); ++rank) {
-    const GpuPlace& place = places[rank];
-    if (place.bus_id.empty()) continue;
-    const auto [known, is_new] = first_ranks.try_emplace({place.host, place.bus_id}, rank);
-    if (!is_new) {
-      return util::concat("ranks ", known->second, " and ", rank, " share a GPU (", place.bus_id, ")");
-    }
+std::string shared_gpu(const std::vector<std::string>& gpus) {
+  std::map<std::string, size_t> first_ranks;
+  for (size_t rank = 0; rank < gpus.size(); ++rank) {
+    const auto [first, is_new] = first_ranks.try_emplace(gpus[rank], rank);
+    const std::string bus_id = gpus[rank].substr(gpus[rank].rfind(' ') + 1);
+    if (is_new || bus_id.empty()) continue;
+    return util::concat("ranks ", first->second, " and ", rank, " share a GPU (", bus_id, ")");
   }
   return "";
 }

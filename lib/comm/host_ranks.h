@@ -100,18 +100,9 @@ struct HostLayout {
 /// The layout of a group of these global `ranks`; `hosts` gives the host of every rank of the run.
 HostLayout host_layout(const std::vector<int>& hosts, const std::vector<int>& ranks);
 
-/// The GPU on which a rank computes.
-struct GpuPlace {
-  std::string host;    ///< distinguishes hosts, such as HostIdentity::boot_id
-  std::string bus_id;  ///< on that host (util::CudaDevice); empty: the rank computes on the CPU
-
-  /// One line, for exchange_texts().
-  std::string text() const;
-  static GpuPlace parse(const std::string& text);
-};
-
 /// "ranks 0 and 2 share a GPU (0000:1b:00.0)" for the first two that do; empty if no ranks share one. NCCL
-/// refuses to connect ranks that share a GPU.
-std::string shared_gpu(const std::vector<GpuPlace>& places);
+/// refuses to connect ranks that share a GPU. `gpus`: "HOST BUS_ID" of every rank; a rank without a GPU has an
+/// empty BUS_ID.
+std::string shared_gpu(const std::vector<std::string>& gpus);
 
 }  // namespace fsdp::comm

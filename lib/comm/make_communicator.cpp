@@ -70,12 +70,8 @@ std::shared_ptr<Communicator> device_collectives(Backend backend, const NcclPlac
                                                  const std::shared_ptr<Communicator>& host) {
   const auto through_host = [&] { return make_staged_communicator(device, host); };
   if (!device.is_cuda() || (backend != Backend::kAuto && backend != Backend::kNccl)) return through_host();
-  GpuPlace mine{.host = HostIdentity::read().boot_id, .bus_id = util::cuda_device(place.device).bus_id};
-  std::vector<GpuPlace> places;
-  for (const std::string& text : all_gather_text(*host, mine.text(), {.unit = "GPUs of the ranks"})) {
-    places.push_back(GpuPlace::parse(text));
-  }
-  const std::string obstacle = shared_gpu(places);
+  const std::string mine = HostIdentity::read().boot_id + " " + util::cuda_device(place.device).bus_id;
+  const std::string obstacle = shared_gpu(all_gather_text(*host, mine, {.unit = "GPUs of the ranks"}));
   if (obstacle.empty()) return make_nccl_communicator(place);
   if (backend == Backend::kNccl) {
     throw AgreedError(

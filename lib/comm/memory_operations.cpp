@@ -1,5 +1,6 @@
 #include "comm/memory_operations.h"
 
+#include <ATen/Dispatch.h>
 #include <c10/util/Half.h>
 #include <immintrin.h>
 
@@ -284,35 +285,15 @@ void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t nu
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op) {
   count_reduction(parts.size(), numel, dtype, c10::elementSize(dtype));
-  switch (dtype) {
-    case at::kFloat:
-      return reduce<float>(out, parts, numel, op);
-    case at::kBFloat16:
-      return reduce<BFloat16Bits>(out, parts, numel, op);
-    case at::kHalf: {
-      const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
-      const bool sum = op == ReduceOp::kSum;
-      return (sum ? &reduce_halves<ReduceOp::kSum, HalfBits>
-                  : &reduce_halves<ReduceOp::kMax, HalfBits>)(static_cast<HalfBits*>(out), halves,
-                                                              parts.size(), numel);
-    }
-    case at::kDouble:
-      return reduce<double>(out, parts, numel, op);
-    case at::kLong:
-      return reduce<int64_t>(out, parts, numel, op);
-    case at::kInt:
-      return reduce<int32_t>(out, parts, numel, op);
-    case at::kShort:
-      return reduce<int16_t>(out, parts, numel, op);
-    case at::kChar:
-      return reduce<int8_t>(out, parts, numel, op);
-    case at::kByte:
-      return reduce<uint8_t>(out, parts, numel, op);
-    case at::kBool:
-      return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);
-    default:
-      FSDP_CHECK(false, "no reduction of ", c10::toString(dtype));
+  if (dtype == at::kBFloat16) return reduce<BFloat16Bits>(out, parts, numel, op);
+  if (dtype == at::kBool) return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);
+  if (dtype == at::kHalf) {
+    const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
+    const auto chosen = op == ReduceOp::kSum ? &reduce_halves<ReduceOp::kSum, HalfBits>
+                                             : &reduce_halves<ReduceOp::kMax, HalfBits>;
+    return chosen(static_cast<HalfBits*>(out), halves, parts.size(), numel);
   }
+  AT_DISPATCH_ALL_TYPES(dtype, "reduction", [&] { reduce<scalar_t>(out, parts, numel, op); });
 }
 
 }  // namespace fsdp::comm

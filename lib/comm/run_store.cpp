@@ -45,17 +45,6 @@ void ignore_broken_pipes() {
              cause, ")");
 }
 
-/// c10d waits without a time-out for the answer of any process that accepts its connection.
-[[noreturn]] void no_answer(const LaunchEnvironment& environment, const std::string& where,
-                            milliseconds timeout) {
-  util::fail(
-      ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
-      " is connected, but expected the run's store; the process that listens there has not answered in ",
-      timeout.count() / 1000,
-      " s: it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
-      "--master-port), the same for all processes, and check MASTER_ADDR");
-}
-
 /// Most of c10d's waits end by its time-out; this is for those without one.
 constexpr std::chrono::seconds kGrace{2};
 
@@ -175,10 +164,18 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
     options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
   }
   try {
+    // c10d waits without a time-out for the answer of any process that accepts its connection.
     auto store = call_within(timeout + kGrace, [host = environment.master_addr, options] {
       return c10::make_intrusive<c10d::TCPStore>(host, options);
     });
-    if (!store) no_answer(environment, where, timeout);
+    if (!store) {
+      util::fail(
+          ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
+          " is connected, but expected the run's store; the process that listens there has not answered in ",
+          timeout.count() / 1000,
+          " s: it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
+          "--master-port), the same for all processes, and check MASTER_ADDR");
+    }
     return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), *store);
   } catch (const util::Error&) {
     throw;

@@ -57,9 +57,8 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   if (!segment->reserve(0, kPage)) refuse("no memory can be had for a memfd", ENOMEM);
   const uint64_t sign = random_sign();
   std::memcpy(segment->data_, &sign, sizeof(sign));
-  segment->control_.emplace(kPage, kControlBytes);
-  segment->blocks_.emplace(kControlBytes, segment->common_begin());
-  segment->common_.emplace(segment->common_begin(), bytes);
+  segment->free_ = {util::FreeRanges(kControlBytes, segment->common_begin()),
+                    util::FreeRanges(segment->common_begin(), bytes), util::FreeRanges(kPage, kControlBytes)};
   return segment;
 }
 
@@ -115,28 +114,13 @@ uint64_t SharedSegment::sign() const {
 }
 
 std::unique_ptr<SharedSegment::Block> SharedSegment::take(const std::shared_ptr<SharedSegment>& segment,
-                                                          int64_t bytes) {
-  return take_from(segment, *segment->blocks_, bytes);
-}
-
-std::unique_ptr<SharedSegment::Block> SharedSegment::take_common(
-    const std::shared_ptr<SharedSegment>& segment, int64_t bytes) {
-  return take_from(segment, *segment->common_, bytes);
-}
-
-std::unique_ptr<SharedSegment::Block> SharedSegment::take_control(
-    const std::shared_ptr<SharedSegment>& segment, int64_t bytes) {
-  return take_from(segment, *segment->control_, bytes);
-}
-
-std::unique_ptr<SharedSegment::Block> SharedSegment::take_from(const std::shared_ptr<SharedSegment>& segment,
-                                                               util::FreeRanges& ranges, int64_t bytes) {
+                                                          int64_t bytes, Part part) {
   if (bytes > segment->bytes_) return nullptr;
   bytes = rounded_up(std::max<int64_t>(bytes, 1), kPage);
   std::optional<int64_t> offset;
   {
     std::lock_guard lock(segment->mutex_);
-    offset = ranges.take(bytes, bytes >= 2 * kHugePage ? kHugePage : kPage);
+    offset = segment->ranges_of(part).take(bytes, bytes >= 2 * kHugePage ? kHugePage : kPage);
     if (!offset) return nullptr;
     segment->taken_ += bytes;
   }
@@ -169,16 +153,12 @@ void SharedSegment::give_back(int64_t offset, int64_t bytes) {
   if (!keeps_memory_) ::madvise(data_ + offset, static_cast<size_t>(bytes), MADV_REMOVE);
   std::lock_guard lock(mutex_);
   taken_ -= bytes;
-  ranges_of(offset).give_back(offset, bytes);
+  const Part data = offset < common_begin() ? Part::kOwn : Part::kCommon;
+  ranges_of(offset < kControlBytes ? Part::kControl : data).give_back(offset, bytes);
 }
 
 int64_t SharedSegment::common_begin() const {
   return kControlBytes + (bytes_ - kControlBytes) / 2 / kHugePage * kHugePage;
-}
-
-util::FreeRanges& SharedSegment::ranges_of(int64_t offset) {
-  if (offset < kControlBytes) return *control_;
-  return offset < common_begin() ? *blocks_ : *common_;
 }
 
 std::optional<int64_t> SharedSegment::offset_of(const void* data, int64_t bytes) const {

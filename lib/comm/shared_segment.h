@@ -14,6 +14,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -62,11 +63,11 @@ class SharedSegment {
   /// the right one.
   uint64_t sign() const;
 
-  /// A block in the part for the owner's data, for common data or for control: uninitialised, page-aligned,
-  /// null when the system has no memory. Only for the owner.
-  static std::unique_ptr<Block> take(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
-  static std::unique_ptr<Block> take_common(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
-  static std::unique_ptr<Block> take_control(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
+  enum class Part { kOwn, kCommon, kControl };
+  /// A block in the part for the owner's data, for common data or for control: uninitialised, page-aligned, null
+  /// when the system has no memory. Only for the owner.
+  static std::unique_ptr<Block> take(const std::shared_ptr<SharedSegment>& segment, int64_t bytes,
+                                     Part part = Part::kOwn);
 
   /// The offset of [data, data + bytes) in this segment, if it lies inside.
   std::optional<int64_t> offset_of(const void* data, int64_t bytes) const;
@@ -82,9 +83,7 @@ class SharedSegment {
   SharedSegment() = default;
   void map(bool own);
   int64_t common_begin() const;
-  util::FreeRanges& ranges_of(int64_t offset);
-  static std::unique_ptr<Block> take_from(const std::shared_ptr<SharedSegment>& segment,
-                                          util::FreeRanges& ranges, int64_t bytes);
+  util::FreeRanges& ranges_of(Part part) { return *free_[static_cast<size_t>(part)]; }
   /// Makes the system provide memory for this part; returns whether it did.
   bool reserve(int64_t offset, int64_t bytes);
   void give_back(int64_t offset, int64_t bytes);
@@ -93,7 +92,7 @@ class SharedSegment {
   int64_t bytes_ = 0;
   int fd_ = -1;
   mutable std::mutex mutex_;
-  std::optional<util::FreeRanges> control_, blocks_, common_;  ///< only the owner has them
+  std::array<std::optional<util::FreeRanges>, 3> free_;  ///< by Part; only the owner has them
   int64_t taken_ = 0;
   std::atomic<bool> keeps_memory_ = false;
 };

@@ -94,7 +94,8 @@ ShmGroup::~ShmGroup() {
 void ShmGroup::make_control() {
   static_assert(sizeof(Control) % alignof(Member) == 0);
   const auto bytes = sizeof(Control) + sizeof(Member) * static_cast<size_t>(identity_.size());
-  control_block_ = SharedSegment::take_control(host_->own(), static_cast<int64_t>(bytes));
+  control_block_ =
+      SharedSegment::take(host_->own(), static_cast<int64_t>(bytes), SharedSegment::Part::kControl);
   if (!control_block_) {
     util::fail(util::ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
                identity_.shown());

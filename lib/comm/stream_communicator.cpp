@@ -50,35 +50,44 @@ class ReleaseWork final : public Work {
   std::function<void()> task_;
 };
 
+/// A decorator of a host communicator that allocates on a device.
+class OnDevice : public ForwardingCommunicator {
+ public:
+  OnDevice(at::Device device, std::shared_ptr<Communicator> host)
+      : ForwardingCommunicator(std::move(host)), device_(device) {}
+
+  at::Device device() const override { return device_; }
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
+  }
+  CommonMemory* common_memory() override { return nullptr; }
+
+ private:
+  const at::Device device_;
+};
+
 /// Forwards everything but collectives of the device's tensors to the communicator of the host.
-class DeviceCommunicator final : public ForwardingCommunicator {
+class DeviceCommunicator final : public OnDevice {
  public:
   explicit DeviceCommunicator(const DeviceParts& parts)
-      : ForwardingCommunicator(parts.host),
-        device_(parts.device),
+      : OnDevice(parts.device, parts.host),
         on_device_(parts.on_device),
         stream_({.name = "fsdp comm", .device = parts.device}) {
-    FSDP_CHECK(!device_.is_cpu() && inner().world_size() == on_device_->world_size() &&
+    FSDP_CHECK(!device().is_cpu() && inner().world_size() == on_device_->world_size() &&
                inner().rank() == on_device_->rank());
   }
 
   std::string backend_name() const override { return on_device_->backend_name(); }
-  at::Device device() const override { return device_; }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override { return issue(std::move(task)); }
   std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
     return std::make_unique<ReleaseWork>(stream_.run([] {}), std::move(task));
   }
 
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
-  }
-  CommonMemory* common_memory() override { return nullptr; }
-
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (ranks.size() > 1) return ForwardingCommunicator::subgroup(name, ranks);
     auto alone = std::make_shared<SingleCommunicator>();
-    return make_device_communicator({device_, alone, alone});
+    return make_device_communicator({device(), alone, alone});
   }
 
  protected:
@@ -89,7 +98,7 @@ class DeviceCommunicator final : public ForwardingCommunicator {
   std::shared_ptr<Communicator> new_subgroup(const std::string& name,
                                              const std::vector<int>& ranks) override {
     return make_device_communicator(
-        {device_, inner().subgroup(name, ranks), on_device_->subgroup(name, ranks)});
+        {device(), inner().subgroup(name, ranks), on_device_->subgroup(name, ranks)});
   }
 
  private:
@@ -98,22 +107,15 @@ class DeviceCommunicator final : public ForwardingCommunicator {
     return std::make_unique<StreamWork>(stream_.run(std::move(task)));
   }
 
-  at::Device device_;
   std::shared_ptr<Communicator> on_device_;
   util::Stream stream_;
 };
 
-class StagedCommunicator final : public ForwardingCommunicator {
+class StagedCommunicator final : public OnDevice {
  public:
-  StagedCommunicator(at::Device device, std::shared_ptr<Communicator> host)
-      : ForwardingCommunicator(std::move(host)), device_(device) {}
+  using OnDevice::OnDevice;
 
   std::string backend_name() const override { return inner().backend_name() + " through host memory"; }
-  at::Device device() const override { return device_; }
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
-  }
-  CommonMemory* common_memory() override { return nullptr; }
 
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
@@ -129,11 +131,8 @@ class StagedCommunicator final : public ForwardingCommunicator {
   }
   std::shared_ptr<Communicator> new_subgroup(const std::string& name,
                                              const std::vector<int>& ranks) override {
-    return std::make_shared<StagedCommunicator>(device_, inner().subgroup(name, ranks));
+    return std::make_shared<StagedCommunicator>(device(), inner().subgroup(name, ranks));
   }
-
- private:
-  at::Device device_;
 };
 
 class QueuedCommunicator final : public ForwardingCommunicator {

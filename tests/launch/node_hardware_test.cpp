@@ -1,9 +1,10 @@
+#include "launch/node_hardware.h"
+
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "launch/node_hardware.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
 
