@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "util/error.h"
 #include "util/limits.h"
 #include "util/text.h"
 

@@ -121,40 +121,20 @@ std::unique_ptr<Work> FakeCommunicator::issue(std::function<void()> task) {
   return std::make_unique<QueuedWork>(queue_, number);
 }
 
-std::unique_ptr<Work> FakeCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
-                                                   const CallSite&) {
-  int64_t part = input.numel();
-  FSDP_CHECK(output.numel() == world_size_ * part, output.numel(), " elements out, ", part, " in, ",
-             world_size_, " ranks");
-  return issue([output, input, part] {
+std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const CallSite&) {
+  FSDP_CHECK(call.root == 0, "rank ", call.root, " has nothing to send");
+  const bool gathers = call.kind == Collective::Kind::kAllGather;
+  if (!gathers && call.kind != Collective::Kind::kReduceScatter) return issue([] {});
+  const int64_t part = call.payload().numel();
+  FSDP_CHECK((gathers ? call.output : call.input).numel() == world_size_ * part, call.output.numel(),
+             " elements out, ", call.input.numel(), " in, ", world_size_, " ranks");
+  return issue([output = call.output, input = call.input, part, gathers] {
     at::NoGradGuard no_grad;
-    at::Tensor own = output.narrow(0, 0, part);
-    if (own.data_ptr() != input.data_ptr()) own.copy_(input);
-    output.narrow(0, part, output.numel() - part).zero_();
+    const at::Tensor own = output.narrow(0, 0, part), from = input.narrow(0, 0, part);
+    if (own.data_ptr() != from.data_ptr()) own.copy_(from);
+    if (gathers) output.narrow(0, part, output.numel() - part).zero_();
   });
 }
-
-std::unique_ptr<Work> FakeCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                                       const CallSite&) {
-  int64_t part = output.numel();
-  FSDP_CHECK(input.numel() == world_size_ * part, input.numel(), " elements in, ", part, " out, ",
-             world_size_, " ranks");
-  return issue([output, input, part] {
-    at::NoGradGuard no_grad;
-    output.copy_(input.narrow(0, 0, part));
-  });
-}
-
-std::unique_ptr<Work> FakeCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
-  return issue([] {});
-}
-
-std::unique_ptr<Work> FakeCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
-  FSDP_CHECK(root == 0, "rank ", root, " has nothing to send");
-  return issue([] {});
-}
-
-void FakeCommunicator::barrier(const CallSite&) { progress(); }
 
 std::unique_ptr<Work> FakeCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
 

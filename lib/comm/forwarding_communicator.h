@@ -1,8 +1,8 @@
 #pragma once
 
 // The base of every decorator: a communicator that forwards each call to the one it holds. A decorator
-// overrides only what it changes: most override collective(), through which all five collectives pass, and
-// new_subgroup(). lib/README.md draws the decorators of a run.
+// overrides only what it changes: most override collective() and new_subgroup(). lib/README.md draws the
+// decorators of a run.
 
 #include <functional>
 #include <memory>
@@ -32,15 +32,9 @@ struct Collective {
   std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;
 };
 
-class ForwardingCommunicator : public Communicator, protected CommonMemory {
+/// Handles all five collectives in one function.
+class UniformCommunicator : public Communicator {
  public:
-  explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string backend_name() const override { return inner_->backend_name(); }
-  at::Device device() const override { return inner_->device(); }
-
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override;
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -48,6 +42,19 @@ class ForwardingCommunicator : public Communicator, protected CommonMemory {
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
   void barrier(const CallSite& site) override;
+
+ protected:
+  virtual std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) = 0;
+};
+
+class ForwardingCommunicator : public UniformCommunicator, protected CommonMemory {
+ public:
+  explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string backend_name() const override { return inner_->backend_name(); }
+  at::Device device() const override { return inner_->device(); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));
@@ -69,8 +76,7 @@ class ForwardingCommunicator : public Communicator, protected CommonMemory {
   Communicator& inner() const { return *inner_; }
   const std::shared_ptr<Communicator>& shared_inner() const { return inner_; }
 
-  /// Called for each of the five collectives.
-  virtual std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) {
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     return call.issue(*inner_, site);
   }
   /// subgroup() for ranks that need connections: the same decorator around inner().subgroup().

@@ -6,15 +6,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::comm {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureSight, timeout, what, cause, silent)
+
 namespace {
 
 using std::chrono::milliseconds;
@@ -25,29 +28,14 @@ constexpr milliseconds kStorePatience{500};   ///< for the store's first answer,
 constexpr milliseconds kReasonPatience{500};  ///< for the report of the rank that closed a connection
 constexpr milliseconds kLookAgain{20};
 
-std::string text_of(const FailureSight& sight, int rank) {
-  std::ostringstream out;
-  out << rank << ' ' << sight.timeout << ' ' << sight.silent.size();
-  for (int silent : sight.silent) out << ' ' << silent;
-  out << '\n' << sight.what << '\n' << sight.cause;
-  return out.str();
-}
-
 struct Report {
   int rank = 0;  ///< global
   FailureSight sight;
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Report, rank, sight)
 
 Report parse_report(const std::vector<uint8_t>& bytes) {
-  std::istringstream in(std::string(bytes.begin(), bytes.end()));
-  Report report;
-  size_t count = 0;
-  in >> report.rank >> report.sight.timeout >> count;
-  for (int silent; count > 0 && in >> silent; --count) report.sight.silent.push_back(silent);
-  in.ignore();
-  std::getline(in, report.sight.what);
-  std::getline(in, report.sight.cause);
-  return report;
+  return nlohmann::json::from_cbor(bytes).get<Report>();
 }
 
 /// The reports that have arrived; written by the thread that uses the store.
@@ -81,8 +69,7 @@ void exchange_reports(const RunStore& store, const std::string& prefix, const Gr
                       const FailureSight& own, Reports& reports) {
   const auto key = [&](int rank) { return util::concat(prefix, "/seen/", rank); };
   const int rank = group.global_rank();
-  const std::string text = text_of(own, rank);
-  const std::vector<uint8_t> bytes(text.begin(), text.end());
+  const std::vector<uint8_t> bytes = nlohmann::json::to_cbor(Report{rank, own});
   const auto reason_due = Clock::now() + kReasonPatience;
   while (own.closed && !store->check({failure_key(prefix)}) && Clock::now() < reason_due) {
     std::this_thread::sleep_for(kLookAgain);

@@ -8,12 +8,15 @@
 #include <cerrno>
 #include <fstream>
 #include <map>
-#include <sstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "util/error.h"
 
 namespace fsdp::comm {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostIdentity, boot_id, pid_namespace, network_namespace)
+
 namespace {
 
 constexpr size_t kPosts = 64;  ///< groups that one rank may be making at the same time
@@ -26,28 +29,8 @@ struct Offer {
   int fd = -1;
   int64_t bytes = 0;
   uint64_t sign = 0;
-
-  std::string text() const {
-    std::ostringstream out;
-    out << obstacle << '\n'
-        << identity.boot_id << '\n'
-        << identity.pid_namespace << '\n'
-        << identity.network_namespace << '\n'
-        << pid << ' ' << fd << ' ' << bytes << ' ' << sign;
-    return out.str();
-  }
-
-  static Offer parse(const std::string& text) {
-    std::istringstream in(text);
-    Offer offer;
-    std::getline(in, offer.obstacle);
-    std::getline(in, offer.identity.boot_id);
-    std::getline(in, offer.identity.pid_namespace);
-    std::getline(in, offer.identity.network_namespace);
-    in >> offer.pid >> offer.fd >> offer.bytes >> offer.sign;
-    return offer;
-  }
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Offer, obstacle, identity, pid, fd, bytes, sign)
 
 int64_t default_segment_bytes(int ranks) {
   const int64_t memory = ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
@@ -144,8 +127,10 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
     own.obstacle = error.what();
   }
   std::vector<Offer> offers;
-  for (const std::string& text : exchange_texts(store, environment, "shm/offer", own.text())) {
-    offers.push_back(Offer::parse(text));
+  std::string text;
+  nlohmann::json::to_cbor(own, text);
+  for (const std::string& offer : exchange_texts(store, environment, "shm/offer", text)) {
+    offers.push_back(nlohmann::json::from_cbor(offer).get<Offer>());
   }
   std::string obstacle = first_obstacle(offers);
   const std::string apart = difference(offers);

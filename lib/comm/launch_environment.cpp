@@ -6,7 +6,6 @@
 #include <limits>
 #include <optional>
 #include <sstream>
-#include <string>
 
 #include "util/error.h"
 

@@ -2,7 +2,6 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "comm/gloo_communicator.h"
 #include "comm/hierarchical_communicator.h"

@@ -63,14 +63,6 @@ struct MeshShape {
     return {.dcn = rank / (data * model), .data = rank / model % data, .model = rank % model};
   }
 
-  int rank_of(const MeshCoordinate& place) const {
-    for (MeshAxis axis : kMeshAxes) {
-      FSDP_CHECK(place.on(axis) >= 0 && place.on(axis) < along(axis), name_of(axis), " ", place.on(axis),
-                 " of ", along(axis));
-    }
-    return (place.dcn * data + place.data) * model + place.model;
-  }
-
   /// The ranks that differ from `rank` at most on these axes, including `rank`, ascending.
   std::vector<int> group_of(int rank, const std::vector<MeshAxis>& axes) const {
     MeshCoordinate own = coordinate_of(rank);

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <memory>
-#include <string>
 
 #include "comm/activity.h"
 #include "comm/communicator.h"

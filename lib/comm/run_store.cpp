@@ -11,11 +11,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <memory>
-#include <optional>
 #include <regex>
 #include <sstream>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

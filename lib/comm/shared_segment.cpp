@@ -136,16 +136,9 @@ bool SharedSegment::reserve(int64_t offset, int64_t bytes) {
   constexpr int kPopulateWrite = 23;  // Linux 5.14
 #endif
   // Unlike fallocate() it faults the pages in, as huge pages if the mapping allows them.
-  int code;
-  do {
-    code = ::madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite);
-  } while (code != 0 && errno == EINTR);
-  if (code == 0) return true;
-  if (errno != EINVAL) return false;
-  do {
-    code = ::fallocate(fd_, 0, offset, bytes);
-  } while (code != 0 && errno == EINTR);
-  return code == 0;
+  const auto size = static_cast<size_t>(bytes);
+  if (TEMP_FAILURE_RETRY(::madvise(data_ + offset, size, kPopulateWrite)) == 0) return true;
+  return errno == EINVAL && TEMP_FAILURE_RETRY(::fallocate(fd_, 0, offset, bytes)) == 0;
 }
 
 void SharedSegment::give_back(int64_t offset, int64_t bytes) {

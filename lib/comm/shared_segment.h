@@ -21,7 +21,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 
 #include "util/free_ranges.h"
 

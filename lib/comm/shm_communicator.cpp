@@ -13,7 +13,6 @@
 #include "comm/common_places.h"
 #include "comm/group_failure.h"
 #include "comm/memory_operations.h"
-#include "comm/shm_group.h"
 #include "util/error.h"
 #include "util/hash.h"
 

@@ -3,7 +3,6 @@
 // Ranks that are threads of one process, for tests of collective code.
 
 #include <functional>
-#include <memory>
 
 #include "comm/communicator.h"
 

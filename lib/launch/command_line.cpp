@@ -1,10 +1,8 @@
 #include "launch/command_line.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 
-#include "launch/options.h"
 #include "util/error.h"
 #include "util/text.h"
 

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
 #include <memory>
 #include <utility>
 

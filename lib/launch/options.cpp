@@ -1,14 +1,10 @@
 #include "launch/options.h"
 
-#include <signal.h>
 #include <string.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <optional>
 #include <sstream>
-#include <utility>
 
 #include "launch/node_hardware.h"
 #include "util/error.h"

@@ -75,12 +75,8 @@ void kill_all_marked(const std::string& mark) {
   for (int fd = 0; fd < life_line; ++fd) ::close(fd);
   ::close_range(static_cast<unsigned>(life_line) + 1, ~0U, 0);
 
-  char told = 0;
-  ssize_t count;
-  do {
-    count = ::read(life_line, &told, 1);
-  } while (count < 0 && errno == EINTR);
-  if (count == 0) {
+  char done = 0;
+  if (TEMP_FAILURE_RETRY(::read(life_line, &done, 1)) == 0) {
     kill_all_marked(mark);
     std::error_code ignored;
     if (!folder.empty()) std::filesystem::remove_all(folder, ignored);
@@ -113,8 +109,7 @@ OrphanGuard::~OrphanGuard() {
   const char done = 1;
   [[maybe_unused]] ssize_t written = ::write(life_line_.get(), &done, 1);
   life_line_.close();
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
 }
 
 void OrphanGuard::end_marked() const { kill_all_marked(mark_); }

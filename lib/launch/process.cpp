@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -84,19 +83,14 @@ struct ChildPlan {
 /// errno of the child's failed exec, or 0 when the pipe was closed by a successful one.
 int read_report(const Descriptor& report) {
   int cause = 0;
-  ssize_t count;
-  do {
-    count = ::read(report.get(), &cause, sizeof(cause));
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = TEMP_FAILURE_RETRY(::read(report.get(), &cause, sizeof(cause)));
   return count == sizeof(cause) ? cause : 0;
 }
 
 std::optional<ExitStatus> reap_with(pid_t pid, int flags) {
   siginfo_t info{};
-  int result;
-  do {
-    result = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT | flags);
-  } while (result != 0 && errno == EINTR);
+  const auto result =
+      TEMP_FAILURE_RETRY(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT | flags));
   FSDP_CHECK(result == 0, "waiting for process ", pid, ": ", util::errno_text(errno));
   if (info.si_pid == 0) return std::nullopt;
   // WNOWAIT left a zombie, so the number of its process group cannot be reused yet.

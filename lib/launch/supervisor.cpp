@@ -104,6 +104,7 @@ class Supervisor {
     rendezvous_->round_ended(ends);
   }
 
+  /// Waits for the next event and handles all pending ones.
   void step() {
     std::vector<pollfd> entries{{signals_.fd(), POLLIN, 0}};
     if (group_) group_->pump().add_poll_entries(entries);
@@ -191,6 +192,7 @@ class Supervisor {
     for (const WorkerEnd& end : std::exchange(lost_peers_, {})) rendezvous_->worker_ended(end);
   }
 
+  // The reason is passed by value here and below: it may lie in stop_ or passing_on_, which are reset.
   void pass_on_stop(const std::string reason) {
     passing_on_.reset();
     if (stopping_ || running() == 0) return;

@@ -83,7 +83,7 @@ std::function<CollectiveGuard::Outcome()> outcome_of(c10d::Work& work) {
 class NcclWork final : public Work {
  public:
   explicit NcclWork(std::shared_ptr<CollectiveGuard> guard) : guard_(std::move(guard)) {}
-  /// The stream waits for the collective since it was issued.
+  /// Issuing the collective made the stream wait for it.
   void wait() override { guard_->check(); }
 
  private:
