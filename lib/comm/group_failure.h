@@ -61,8 +61,8 @@ class GroupError : public util::Error {
 /// What one rank has seen of a failure.
 struct FailureSight {
   bool timeout = false;
-  /// The rank knows only that a connection was closed. The peer may have had a reason of which it will tell:
-  /// gloo closes all connections of a rank whose time is up.
+  /// The rank knows only that a connection was closed, and another rank may report why: gloo closes all
+  /// connections of a rank whose time is up.
   bool closed = false;
   std::string what{};         ///< the collective in progress, described()
   std::string cause{};        ///< one line

@@ -27,7 +27,7 @@ using util::ErrorKind;
 
 using Group = std::shared_ptr<Communicator>;
 
-at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
+at::Tensor shm_numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
   at::Tensor index = at::arange(numel, at::kDouble) + 1000.0 * rank;
   return (at::sin(index * 12.9898) * (rank % 2 == 0 ? 100.0 : 1.0)).to(dtype);
 }
@@ -58,7 +58,7 @@ std::vector<at::Tensor> results_of(Communicator& communicator,
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kByte}) {
     for (int64_t numel : kSizes) {
       if (numel > 10'000 && (world > 4 || c10::elementSize(dtype) > 4)) continue;  // they take a while
-      at::Tensor mine = numbers_of(rank, numel, dtype);
+      at::Tensor mine = shm_numbers_of(rank, numel, dtype);
       at::Tensor all = filled(communicator, shared, shift, at::zeros({numel * world}, dtype));
       communicator.all_gather(all, filled(communicator, shared, shift, mine), {.unit = "test"})->wait();
       results.push_back(all);
@@ -67,7 +67,7 @@ std::vector<at::Tensor> results_of(Communicator& communicator,
       communicator.all_gather(in_place, own, {.unit = "test"})->wait();
       results.push_back(in_place);
 
-      at::Tensor input = filled(communicator, shared, shift, numbers_of(rank, numel * world, dtype));
+      at::Tensor input = filled(communicator, shared, shift, shm_numbers_of(rank, numel * world, dtype));
       at::Tensor part = filled(communicator, shared, shift, mine);
       communicator.reduce_scatter(part, input, {.unit = "test"})->wait();
       results.push_back(part);
