@@ -26,7 +26,6 @@ struct GlooPlace {
   RunStore store{};                     ///< of the whole run
   std::string address{};                ///< of this host; its ranks listen there
   std::chrono::milliseconds timeout{};  ///< of a collective, and of connecting
-};                                      ///< of a collective, and of connecting
 };
 
 /// For processes that have all joined the store.
