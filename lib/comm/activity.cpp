@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/forwarding_communicator.h"
+#include "comm/group_failure.h"
 #include "util/clock.h"
 #include "util/text.h"
 
@@ -18,7 +19,7 @@ class NotingCommunicator final : public ForwardingCommunicator {
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     return noted(call.name(), site, [&] { return call.issue(inner(), site); });
   }
-  /// The meeting of the ranks for an all-gather into the memory.
+  /// Waits for the other ranks, for an all-gather into the memory.
   std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
                                             std::function<void(c10::DataPtr)> task) override {
     return noted("all_gather", site,
@@ -52,7 +53,7 @@ void Activity::begin_step(int64_t step) {
 
 int64_t Activity::begin_collective(const char* op, const CallSite& site) {
   std::lock_guard lock(mutex_);
-  in_progress_[next_number_] = {util::concat(op, " of ", site.unit, " (", site.pass, ")"), Clock::now()};
+  in_progress_[next_number_] = {described(op, site), Clock::now()};
   return next_number_++;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What this rank is doing right now, for the reports of a run that hangs or has lost a rank.
+// What this rank is doing at the moment, for reports of a run that hangs or has lost a rank.
 
 #include <chrono>
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace fsdp::comm {
 
-/// Written by the communication streams and by the training loop, read by whoever reports. Thread-safe.
+/// Written by the communication streams and the training loop. Thread-safe.
 class Activity {
  public:
   struct Snapshot {
     int64_t step = 0;         ///< in progress; 0: before the first
     int64_t steps_begun = 0;  ///< by this process
-    /// In progress: "all_gather of model.layers.3 (backward)", joined by "and" where groups of ranks have
-    /// one each, the oldest first; empty: none.
+    /// In progress: "all_gather of model.layers.3 (backward)". Several groups can have one each; then they are
+    /// joined by "and", oldest first. Empty: none.
     std::string collective;
-    std::string last;         ///< the collective that ended last; empty: none has
-    double seconds = 0;       ///< since the oldest collective in progress began, or since the last one ended
+    std::string last;    ///< the collective that ended last; empty: none has
+    double seconds = 0;  ///< since the oldest collective in progress began, else since the last one ended
     double step_seconds = 0;  ///< since the step began
     int64_t collectives = 0;  ///< ended so far
   };
@@ -44,7 +44,7 @@ class Activity {
 
   mutable std::mutex mutex_;
   Snapshot state_;
-  std::map<int64_t, Collective> in_progress_;  ///< by number, so the oldest first
+  std::map<int64_t, Collective> in_progress_;  ///< by number, which orders them by age
   int64_t next_number_ = 0;
   Clock::time_point last_ended_ = Clock::now(), step_began_ = Clock::now();
 };
@@ -53,8 +53,8 @@ class Activity {
 /// all_gather of ...".
 std::string describe(const Activity::Snapshot& snapshot);
 
-/// Notes every collective of `inner` and of its subgroups in `activity` while it runs. A collective that
-/// fails stays in progress.
+/// Records the collectives of `inner` and its subgroups in `activity` while they run. One that fails stays in
+/// progress.
 std::shared_ptr<Communicator> make_noting_communicator(std::shared_ptr<Communicator> inner,
                                                        std::shared_ptr<Activity> activity);
 

@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPeriod{100};
-constexpr milliseconds kAskOthers{1000};       ///< how long a collective may wait before, and how often
+constexpr milliseconds kAskOthers{1000};       ///< interval between queries of the store
 constexpr milliseconds kReportPatience{4000};  ///< share_failure() takes up to three seconds, abort some time
 
 }  // namespace
@@ -120,7 +120,7 @@ void CollectiveGuard::watch() {
     }
     changed_.wait_for(lock, kPeriod, [this] { return ended_ || sight_; });
     look();
-    // What the other has seen is in the store, and comes with the report.
+    // report() reads the other rank's sight from the store.
     if (!sight_ && others_failed()) note({.timeout = false, .cause = "another rank has failed"});
   }
 }
@@ -135,8 +135,7 @@ bool CollectiveGuard::others_failed() {
     try {
       question->failed = store->check({key});
     } catch (const std::exception&) {
-      // The store may have ended with a rank that has all that it needs; who waits has a time-out of their
-      // own.
+      // The store may have ended with a rank that has finished; this rank still has its own time-out.
     }
     question->answered = true;
   }).detach();
@@ -151,10 +150,10 @@ void CollectiveGuard::report(std::unique_lock<std::mutex>& lock) {
     try {
       options_.abort();
     } catch (const std::exception&) {
-      // What cannot be ended here ends with the process.
+      // Then the operations end with the process.
     }
   });
-  failure.timeout_seconds = static_cast<double>(options_.timeout.count()) / 1000.0;
+  failure.timeout_seconds = std::chrono::duration<double>(options_.timeout).count();
   lock.lock();
   failure_ = std::move(failure);
   changed_.notify_all();
@@ -165,7 +164,7 @@ void CollectiveGuard::throw_failure(std::unique_lock<std::mutex>& lock) {
   const FailureSight sight = *sight_;
   const GroupFailure failure = failure_.value_or(
       GroupFailure{.timeout = sight.timeout,
-                   .timeout_seconds = static_cast<double>(options_.timeout.count()) / 1000.0,
+                   .timeout_seconds = std::chrono::duration<double>(options_.timeout).count(),
                    .cause = sight.cause});
   lock.unlock();
   fail_group(options_.identity, sight.what, failure);

@@ -1,14 +1,14 @@
 #pragma once
 
-// CollectiveGuard: whether the collectives that a group has issued to a device end, and what went wrong when
-// they do not.
+// CollectiveGuard: whether the collectives that a group has issued to a device end, and the cause if they do
+// not.
 //
-// A collective of a device (NCCL) returns as soon as it is queued there, and fails later, when no call is
-// under way that could throw. The guard remembers what is under way, oldest first, and looks at it every
-// tenth of a second, in a thread of its own, and at every call. When one of them has failed or is late, the
-// oldest names the failure, `abort` ends what runs on the device, so that whoever waits for it goes on, and
-// every later call throws. A collective that waits for long looks into the run's store too, whether another
-// rank of the group has failed: that one tells all at once, and they need not wait for their own time-out.
+// A collective of a device (NCCL) returns as soon as it is queued and may fail later, when no call is in
+// progress that could throw. The guard keeps the collectives in progress, oldest first, and checks the oldest
+// at every call and every tenth of a second in its own thread. When that one has failed or is late, it names
+// the failure; `abort` ends everything that runs on the device, which releases the threads that wait for it;
+// and every later call throws. If a collective waits for long, the guard also looks up in the run's store
+// whether another rank of the group has failed, so that the ranks need not wait for their own time-outs.
 
 #include <chrono>
 #include <condition_variable>
@@ -23,8 +23,7 @@
 
 #include "comm/activity.h"
 #include "comm/communicator.h"
-#include "comm/failure_report.h"
-#include "comm/group_identity.h"
+#include "comm/group_failure.h"
 #include "comm/run_store.h"
 
 namespace fsdp::comm {
@@ -36,13 +35,13 @@ class CollectiveGuard {
   struct Options {
     GroupIdentity identity;
     RunStore store;
-    std::string prefix;  ///< in the store, the group's alone
+    std::string prefix;  ///< in the store, unique to the group
     std::chrono::milliseconds timeout{};
-    /// How much longer than that a collective may be the oldest one before the guard itself calls it late:
-    /// what the device's library takes to notice.
+    /// Time for the device's library to notice a time-out; after `timeout` + `grace` the guard itself calls the
+    /// oldest collective late.
     std::chrono::milliseconds grace{5000};
-    std::function<void()> abort;         ///< called once at most, in the guard's thread
-    std::shared_ptr<Activity> activity;  ///< hears of each collective while it is the oldest; may be null
+    std::function<void()> abort;         ///< called at most once, in the guard's thread
+    std::shared_ptr<Activity> activity;  ///< records each collective while it is the oldest; may be null
   };
 
   explicit CollectiveGuard(Options options);
@@ -50,19 +49,19 @@ class CollectiveGuard {
   CollectiveGuard(const CollectiveGuard&) = delete;
   CollectiveGuard& operator=(const CollectiveGuard&) = delete;
 
-  /// Throws the group's failure (GroupError), if there is one. Takes up to four seconds then, because the
-  /// ranks tell each other first.
+  /// Throws the group's failure (GroupError), if there is one, after up to four seconds in which the ranks
+  /// exchange their reports.
   void check();
 
-  /// A collective that is queued on the device. `look` says how it stands; it blocks nobody, and is called by
-  /// any thread. Returns its number.
+  /// Adds a collective that is queued on the device and returns its number. `look` returns its state; it must
+  /// not block and is called from any thread.
   int64_t add(const char* op, const CallSite& site, std::function<Outcome()> look);
 
   /// Blocks until the collective has ended; throws as check() does.
   void finish(int64_t number);
 
-  /// The device's library has refused `what`, or has not answered in time: the group's failure, if there is
-  /// no earlier one, and thrown.
+  /// For an operation `what` that the device's library has refused or not answered in time: makes it the
+  /// group's failure unless there is an earlier one, and throws the failure.
   [[noreturn]] void fail(const std::string& what, const FailureSight& sight);
 
   bool failed() const;
@@ -79,11 +78,11 @@ class CollectiveGuard {
     CallSite site() const { return {.unit = unit, .pass = pass.c_str()}; }
   };
 
-  /// To the store, answered in a thread of its own: a store whose host is stopped may never answer.
+  /// A query of the store, in a separate thread: a store whose host is stopped may never answer.
   struct Question;
 
   void watch();
-  // All that follow with the lock.
+  // The following expect the lock to be held.
   void look();
   void begin_oldest();
   void note(FailureSight sight);
@@ -98,9 +97,9 @@ class CollectiveGuard {
   int64_t next_number_ = 0;
   Clock::time_point oldest_since_{}, asked_at_{};
   std::shared_ptr<Question> question_;
-  std::optional<int64_t> noted_;  ///< of the oldest, in Activity
+  std::optional<int64_t> noted_;  ///< the number of the oldest in Activity
   std::optional<FailureSight> sight_;
-  std::optional<GroupFailure> failure_;  ///< what all together know of it
+  std::optional<GroupFailure> failure_;  ///< as combined by share_failure()
   bool ended_ = false;
   std::thread thread_;
 };

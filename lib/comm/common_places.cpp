@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <new>
 #include <optional>
 #include <utility>
@@ -11,12 +10,13 @@
 
 namespace fsdp::comm {
 
-/// Before the data of a place, which it leaves aligned to a cache line.
+/// Precedes the data of a place, which stays aligned to a cache line.
 struct alignas(64) CommonPlaces::Header {
-  std::atomic<uint32_t> holders;  ///< ranks that have not given it back
+  std::atomic<uint32_t> holders;  ///< ranks that have not released the place
+  bool in_use() const { return holders.load(std::memory_order_acquire) > 0; }
 };
 
-/// What a DataPtr holds on to.
+/// The context of a DataPtr.
 struct CommonPlaces::Hold {
   std::shared_ptr<CommonPlaces> memory;
   void* data;
@@ -34,7 +34,7 @@ CommonPlaces::CommonPlaces(std::shared_ptr<HostRanks> host, int maker, int ranks
 
 CommonPlaces::~CommonPlaces() {
   if (taken_.empty() && !arena_) return;
-  // Other ranks may still use what they have open.
+  // Other ranks may still use places that they have open.
   std::vector<const Header*> headers;
   HostRanks::Retired retired;
   for (Taken& taken : taken_) {
@@ -43,8 +43,7 @@ CommonPlaces::~CommonPlaces() {
   }
   if (arena_) retired.blocks.push_back(std::move(arena_));
   retired.done = [headers = std::move(headers)] {
-    return std::all_of(headers.begin(), headers.end(),
-                       [](const Header* one) { return one->holders.load(std::memory_order_acquire) == 0; });
+    return std::ranges::none_of(headers, [](const Header* one) { return one->in_use(); });
   };
   host_->keep_until_unused(std::move(retired));
 }
@@ -66,7 +65,7 @@ int64_t CommonPlaces::take(int64_t bytes) {
   const int64_t room = bytes + kBesidePlace;
   Taken taken{.place = kNowhere, .in_arena = places_.take(room, util::Arena::Sort::kFirst), .own = nullptr};
   if (taken.in_arena.is_outside) {
-    taken.own = SharedSegment::take_common(host_->own(), room);
+    taken.own = SharedSegment::take(host_->own(), room, SharedSegment::Part::kCommon);
     if (!taken.own) {
       places_.give_back(taken.in_arena);
       return kNowhere;
@@ -84,7 +83,7 @@ void CommonPlaces::drop(int64_t place) { header(place).holders.store(0); }
 
 void CommonPlaces::free_what_all_gave_back() {
   std::erase_if(taken_, [this](const Taken& taken) {
-    if (header(taken.place).holders.load(std::memory_order_acquire) > 0) return false;
+    if (header(taken.place).in_use()) return false;
     places_.give_back(taken.in_arena);
     return true;
   });
@@ -93,9 +92,9 @@ void CommonPlaces::free_what_all_gave_back() {
 void CommonPlaces::grow() {
   const std::optional<int64_t> bytes = places_.longer();
   if (!bytes) return;
-  arena_.reset();  // before there is the next one
+  arena_.reset();  // frees it before the next one is taken
   places_.clear();
-  arena_ = SharedSegment::take_common(host_->own(), *bytes);
+  arena_ = SharedSegment::take(host_->own(), *bytes, SharedSegment::Part::kCommon);
   if (arena_) places_.grow();
 }
 

@@ -1,13 +1,13 @@
 #pragma once
 
 // CommonPlaces: memory that all ranks of a group use at the same place, so that an all-gather into it moves
-// only each rank's own part. It lies in the segment of the group's first rank, the maker, who alone chooses
-// places; the others are told (ShmGroup::Record). A place is free again when every rank has given it back.
+// only each rank's own part. It lies in the segment of the group's first rank, the maker, which alone chooses
+// places and announces them (ShmGroup::Record). A place is free again when every rank has released it.
 //
-// Places lie in one arena, made long enough for what was needed before whenever none is in use (util::Arena);
-// a place for which it is too short is a block of its own.
+// Places lie in one arena (util::Arena), which grows to the largest need so far whenever no place is in use; a
+// place that does not fit into the arena is a separate block.
 //
-// take() and drop() are the maker's, called by one thread; the rest is thread-safe.
+// take() and drop() are called by one thread of the maker; the rest is thread-safe.
 
 #include <c10/core/Allocator.h>
 
@@ -27,23 +27,23 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
  public:
   static constexpr int64_t kNowhere = -1;
 
-  /// `maker`: its number in the whole run; `ranks`: how many give each place back.
+  /// `maker`: its global rank; `ranks`: the number of ranks that release each place.
   CommonPlaces(std::shared_ptr<HostRanks> host, int maker, int ranks);
   ~CommonPlaces();
   CommonPlaces(const CommonPlaces&) = delete;
   CommonPlaces& operator=(const CommonPlaces&) = delete;
 
-  /// Makes the arena that long when the first place is asked for.
+  /// Sets the length of the arena at the first request.
   void reserve(int64_t bytes);
-  /// What a place takes beside the bytes that were asked for.
+  /// Bytes that a place takes in addition to those requested.
   static constexpr int64_t kBesidePlace = util::Arena::kAlignment;
 
-  /// A place for `bytes`, in the maker's segment; kNowhere when the system has no memory for it.
+  /// The offset in the maker's segment of a place for `bytes`; kNowhere when the system has no memory for it.
   int64_t take(int64_t bytes);
-  /// No rank will open this place.
+  /// Frees a place that no rank will open.
   void drop(int64_t place);
 
-  /// This rank's hold on a place, which goes with the pointer. Every rank opens a place that it is told of.
+  /// Destroying the pointer releases the place for this rank. Every rank must open each place announced to it.
   c10::DataPtr open(int64_t place);
   /// Whether `data` is the beginning of a place that this rank has open.
   bool is_open(const void* data) const;
@@ -54,7 +54,7 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
   struct Taken {
     int64_t place;
     util::Arena::Place in_arena;
-    std::unique_ptr<SharedSegment::Block> own;  ///< of a place outside of the arena
+    std::unique_ptr<SharedSegment::Block> own;  ///< of a place outside the arena
   };
   Header& header(int64_t place) const;
   void free_what_all_gave_back();
@@ -65,7 +65,7 @@ class CommonPlaces : public std::enable_shared_from_this<CommonPlaces> {
   const int maker_, ranks_;
   std::vector<Taken> taken_;
   std::unique_ptr<SharedSegment::Block> arena_;
-  mutable std::mutex mutex_;  ///< of what follows
+  mutable std::mutex mutex_;  ///< guards the members below
   util::Arena places_;
   std::set<const void*> open_;
 };

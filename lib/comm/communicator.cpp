@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/single_communicator.h"
-#include "util/error.h"
 #include "util/limits.h"
 #include "util/text.h"
 
@@ -77,8 +75,8 @@ void agree(Communicator& communicator, const std::string& purpose, const std::fu
   try {
     body();
   } catch (const std::exception& error) {
-    const util::Error told = util::without_backtrace(error);
-    outcome = static_cast<char>('0' + told.exit_code()) + std::string(told.what());
+    const util::Error brief = util::without_backtrace(error);
+    outcome = static_cast<char>('0' + brief.exit_code()) + std::string(brief.what());
   }
   std::vector<std::string> outcomes = all_gather_text(communicator, outcome, {.unit = purpose});
   std::vector<std::string> failed;
@@ -91,6 +89,22 @@ void agree(Communicator& communicator, const std::string& purpose, const std::fu
   if (first == nullptr) return;
   std::string where = failed.size() == outcomes.size() ? "" : " (on rank " + util::join(failed, ", ") + ")";
   throw AgreedError(static_cast<util::ErrorKind>(first->front() - '0'), first->substr(1) + where);
+}
+
+std::unique_ptr<Work> SingleCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                                     const CallSite&) {
+  FSDP_CHECK(output.numel() == input.numel(), output.numel(), " elements out, ", input.numel(), " in");
+  if (output.data_ptr() != input.data_ptr()) output.copy_(input);
+  return done_work();
+}
+
+std::unique_ptr<Work> SingleCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
+  FSDP_CHECK(root == 0);
+  return done_work();
+}
+
+at::Tensor SingleCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
+  return at::empty({numel}, at::TensorOptions().dtype(dtype));
 }
 
 }  // namespace fsdp::comm

@@ -14,7 +14,9 @@
 // run_ranks_as_threads() are asynchronous in this way.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -48,9 +50,25 @@ class Work {
 /// The Work of an operation that completed before the call returned.
 std::unique_ptr<Work> done_work();
 
-class CommonMemory;
+/// Memory that all ranks of a group share, into which an all-gather moves only each rank's own part. Available
+/// with shared memory on one host, with threads as ranks, and through their decorators; see
+/// Communicator::common_memory().
+class CommonMemory {
+ public:
+  virtual ~CommonMemory() = default;
 
-/// One rank's end of a group of ranks. Its collectives are called by all of them in the same order.
+  /// Runs `task` as Communicator::enqueue() does, with `nbytes` of the shared memory, or with null on all ranks
+  /// if the system has no memory left to share. Collective. The memory is reused once every rank has released
+  /// its pointer. An all-gather whose output begins there writes only this rank's part, unless the input is
+  /// that part already; ranks must not write anywhere else in the memory.
+  virtual std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
+                                                    std::function<void(c10::DataPtr)> task) = 0;
+  /// Sets how much memory is taken from the system, in one piece, at the first request. Each request needs
+  /// util::Arena::kAlignment bytes in addition. Not collective.
+  virtual void reserve(int64_t nbytes) = 0;
+};
+
+/// One rank's end of a group of ranks.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
@@ -60,7 +78,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::string backend_name() const = 0;
 
   /// The device of the buffers that allocate() returns. A communicator of a GPU accepts tensors in host memory
-  /// as well; see comm/device_communicator.h.
+  /// as well; see make_device_communicator().
   virtual at::Device device() const { return at::kCPU; }
 
   /// output [W * n] = the ranks' inputs [n], concatenated in rank order. The input may alias this rank's part
@@ -98,7 +116,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Like allocate(), in host memory.
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype);
 
-  /// Memory that all ranks of the group share (comm/common_memory.h), or null for a communicator without it;
+  /// Memory that all ranks of the group share, or null for a communicator without it;
   /// the same on all ranks. Owned by the communicator.
   virtual CommonMemory* common_memory() { return nullptr; }
 
@@ -115,6 +133,29 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// For implementations of subgroup(): checks `ranks` and returns the two communicators that need no new
   /// connections (a group of one rank, a group of all); null for others.
   std::shared_ptr<Communicator> existing_subgroup(const std::string& name, const std::vector<int>& ranks);
+};
+
+/// A world of one: no network and no threads; an all-gather or reduce-scatter is at most a copy.
+class SingleCommunicator final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  std::string backend_name() const override { return "none"; }
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                   const CallSite& site) override;
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CallSite& site) override {
+    return all_gather(output, input, site);
+  }
+  std::unique_ptr<Work> all_reduce(const at::Tensor&, ReduceOp, const CallSite&) override {
+    return done_work();
+  }
+  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
+  void barrier(const CallSite&) override {}
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
+    return existing_subgroup(name, ranks);
+  }
 };
 
 /// An error that every rank of the group throws with the same message, so that only one needs to report it.

@@ -11,13 +11,13 @@
 #include <thread>
 #include <utility>
 
-#include "comm/device_communicator.h"
+#include "comm/stream_communicator.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 
-/// Tasks that were issued and are not done, in order. Whoever waits runs them, one thread at a time: the
-/// host's thread of a unit waits too (shard/unit.h).
+/// Pending tasks in the order of issue. Threads that wait run them, one thread at a time; the host thread of a
+/// unit waits too (shard/unit.h).
 class FakeCommunicator::Queue {
  public:
   explicit Queue(FakeTiming when) : timing(when) {}
@@ -31,11 +31,11 @@ class FakeCommunicator::Queue {
     return begun_ + static_cast<int64_t>(tasks_.size());
   }
 
-  /// Until all up to this number are done, by this thread or by the one that is at it; not longer, for a task
-  /// may wait for a thread that waits for an earlier one.
+  /// Returns when all tasks up to this number are done, by this or another thread, but not later: a task may
+  /// wait for a thread that waits for an earlier task.
   void run_up_to(int64_t number) {
     std::unique_lock lock(mutex_);
-    if (runner_ == std::this_thread::get_id()) {  // a task waits for others
+    if (runner_ == std::this_thread::get_id()) {  // a task waits for another
       while (begun_ < number && !tasks_.empty()) rethrow(run_first(lock));
       return;
     }
@@ -65,7 +65,7 @@ class FakeCommunicator::Queue {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// What the task threw.
+  /// Returns the exception of the task.
   std::exception_ptr run_first(std::unique_lock<std::mutex>& lock) {
     std::function<void()> task = std::move(tasks_.front());
     tasks_.pop_front();
@@ -87,7 +87,7 @@ class FakeCommunicator::Queue {
   std::deque<std::function<void()>> tasks_;
   std::thread::id runner_;
   int64_t begun_ = 0;
-  int64_t done_ = 0;  ///< all up to here; what a task runs itself is done with that task
+  int64_t done_ = 0;  ///< all tasks up to this number; tasks run inside a task are done with it
 };
 
 class FakeCommunicator::QueuedWork final : public Work {
@@ -121,40 +121,20 @@ std::unique_ptr<Work> FakeCommunicator::issue(std::function<void()> task) {
   return std::make_unique<QueuedWork>(queue_, number);
 }
 
-std::unique_ptr<Work> FakeCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
-                                                   const CallSite&) {
-  int64_t part = input.numel();
-  FSDP_CHECK(output.numel() == world_size_ * part, output.numel(), " elements out, ", part, " in, ",
-             world_size_, " ranks");
-  return issue([output, input, part] {
+std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const CallSite&) {
+  FSDP_CHECK(call.root == 0, "rank ", call.root, " has nothing to send");
+  const bool gathers = call.kind == Collective::Kind::kAllGather;
+  if (!gathers && call.kind != Collective::Kind::kReduceScatter) return issue([] {});
+  const int64_t part = call.payload().numel();
+  FSDP_CHECK((gathers ? call.output : call.input).numel() == world_size_ * part, call.output.numel(),
+             " elements out, ", call.input.numel(), " in, ", world_size_, " ranks");
+  return issue([output = call.output, input = call.input, part, gathers] {
     at::NoGradGuard no_grad;
-    at::Tensor own = output.narrow(0, 0, part);
-    if (own.data_ptr() != input.data_ptr()) own.copy_(input);
-    output.narrow(0, part, output.numel() - part).zero_();
+    const at::Tensor own = output.narrow(0, 0, part), from = input.narrow(0, 0, part);
+    if (own.data_ptr() != from.data_ptr()) own.copy_(from);
+    if (gathers) output.narrow(0, part, output.numel() - part).zero_();
   });
 }
-
-std::unique_ptr<Work> FakeCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                                       const CallSite&) {
-  int64_t part = output.numel();
-  FSDP_CHECK(input.numel() == world_size_ * part, input.numel(), " elements in, ", part, " out, ",
-             world_size_, " ranks");
-  return issue([output, input, part] {
-    at::NoGradGuard no_grad;
-    output.copy_(input.narrow(0, 0, part));
-  });
-}
-
-std::unique_ptr<Work> FakeCommunicator::all_reduce(const at::Tensor&, ReduceOp, const CallSite&) {
-  return issue([] {});
-}
-
-std::unique_ptr<Work> FakeCommunicator::broadcast(const at::Tensor&, int root, const CallSite&) {
-  FSDP_CHECK(root == 0, "rank ", root, " has nothing to send");
-  return issue([] {});
-}
-
-void FakeCommunicator::barrier(const CallSite&) { progress(); }
 
 std::unique_ptr<Work> FakeCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
 

@@ -15,7 +15,7 @@
 #include <functional>
 #include <memory>
 
-#include "comm/communicator.h"
+#include "comm/forwarding_communicator.h"
 
 namespace fsdp::comm {
 
@@ -26,7 +26,7 @@ enum class FakeTiming {
   kWhenWaitedFor,  ///< when it or a later operation is waited for, in the order of issue
 };
 
-class FakeCommunicator final : public Communicator {
+class FakeCommunicator final : public UniformCommunicator {
  public:
   explicit FakeCommunicator(int world_size, FakeTiming timing = FakeTiming::kAtOnce);
 
@@ -38,18 +38,14 @@ class FakeCommunicator final : public Communicator {
   int rank() const override { return 0; }
   int world_size() const override { return world_size_; }
   std::string backend_name() const override { return "fake"; }
-  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                   const CallSite& site) override;
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const CallSite& site) override;
-  std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
-  std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
-  void barrier(const CallSite& site) override;
   std::unique_ptr<Work> enqueue(std::function<void()> task) override;
   /// Initialised to zero.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   /// Shares this communicator's order and timing.
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override;
+
+ protected:
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override;
 
  private:
   class Queue;

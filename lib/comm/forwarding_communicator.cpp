@@ -24,29 +24,29 @@ std::unique_ptr<Work> Collective::issue(Communicator& communicator, const CallSi
   return done_work();
 }
 
-std::unique_ptr<Work> ForwardingCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
-                                                         const CallSite& site) {
+std::unique_ptr<Work> UniformCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                                      const CallSite& site) {
   return collective({.kind = Collective::Kind::kAllGather, .output = output, .input = input}, site);
 }
 
-std::unique_ptr<Work> ForwardingCommunicator::reduce_scatter(const at::Tensor& output,
-                                                             const at::Tensor& input, const CallSite& site) {
+std::unique_ptr<Work> UniformCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                                          const CallSite& site) {
   return collective({.kind = Collective::Kind::kReduceScatter, .output = output, .input = input}, site);
 }
 
-std::unique_ptr<Work> ForwardingCommunicator::all_reduce(const at::Tensor& tensor, ReduceOp op,
-                                                         const CallSite& site) {
+std::unique_ptr<Work> UniformCommunicator::all_reduce(const at::Tensor& tensor, ReduceOp op,
+                                                      const CallSite& site) {
   return collective({.kind = Collective::Kind::kAllReduce, .output = tensor, .input = tensor, .op = op},
                     site);
 }
 
-std::unique_ptr<Work> ForwardingCommunicator::broadcast(const at::Tensor& tensor, int root,
-                                                        const CallSite& site) {
+std::unique_ptr<Work> UniformCommunicator::broadcast(const at::Tensor& tensor, int root,
+                                                     const CallSite& site) {
   return collective({.kind = Collective::Kind::kBroadcast, .output = tensor, .input = tensor, .root = root},
                     site);
 }
 
-void ForwardingCommunicator::barrier(const CallSite& site) {
+void UniformCommunicator::barrier(const CallSite& site) {
   collective({.kind = Collective::Kind::kBarrier}, site)->wait();
 }
 

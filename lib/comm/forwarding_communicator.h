@@ -1,8 +1,8 @@
 #pragma once
 
 // The base of every decorator: a communicator that forwards each call to the one it holds. A decorator
-// overrides only what it changes: most override collective(), through which all five collectives pass, and
-// new_subgroup(). lib/README.md draws the decorators of a run.
+// overrides only what it changes: most override collective() and new_subgroup(). lib/README.md draws the
+// decorators of a run.
 
 #include <functional>
 #include <memory>
@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/common_memory.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
@@ -29,19 +28,13 @@ struct Collective {
   /// This rank's payload: the part that it contributes to an all-gather or receives from a reduce-scatter,
   /// the whole tensor of an all-reduce or broadcast; undefined for a barrier.
   const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
-  /// Calls it. The Work of a barrier is done.
+  /// Makes the call. The Work of a barrier is complete.
   std::unique_ptr<Work> issue(Communicator& communicator, const CallSite& site) const;
 };
 
-class ForwardingCommunicator : public Communicator, protected CommonMemory {
+/// Handles all five collectives in one function.
+class UniformCommunicator : public Communicator {
  public:
-  explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string backend_name() const override { return inner_->backend_name(); }
-  at::Device device() const override { return inner_->device(); }
-
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
                                    const CallSite& site) override;
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -49,6 +42,19 @@ class ForwardingCommunicator : public Communicator, protected CommonMemory {
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override;
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
   void barrier(const CallSite& site) override;
+
+ protected:
+  virtual std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) = 0;
+};
+
+class ForwardingCommunicator : public UniformCommunicator, protected CommonMemory {
+ public:
+  explicit ForwardingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string backend_name() const override { return inner_->backend_name(); }
+  at::Device device() const override { return inner_->device(); }
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override {
     return inner_->enqueue(std::move(task));
@@ -70,8 +76,7 @@ class ForwardingCommunicator : public Communicator, protected CommonMemory {
   Communicator& inner() const { return *inner_; }
   const std::shared_ptr<Communicator>& shared_inner() const { return inner_; }
 
-  /// Called for each of the five collectives.
-  virtual std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) {
+  std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     return call.issue(*inner_, site);
   }
   /// subgroup() for ranks that need connections: the same decorator around inner().subgroup().

@@ -2,48 +2,112 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <map>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <vector>
 
-#include "comm/failure_report.h"
-#include "comm/rank_order_sum.h"
-#include "comm/run_store.h"
+#include "comm/memory_operations.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 namespace {
 
+/// The address of this host from which packets to `host` are sent; gloo listens there.
+std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) {
+    util::fail(util::ErrorKind::kUsage, "MASTER_ADDR: expected the name or address of a host; \"", host,
+               "\" cannot be resolved: ", gai_strerror(code));
+  }
+  std::string address = "127.0.0.1";
+  // Connecting a datagram socket sends nothing; the kernel only looks up the route.
+  int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0) {
+    sockaddr_storage local{};
+    socklen_t size = sizeof(local);
+    char text[NI_MAXHOST];
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text, sizeof(text), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      address = text;
+    }
+  }
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  return address;
+}
+
+constexpr const char* kConnected = "all are connected";
+
+/// Connecting ends at different times on the ranks: a rank that ends early and leaves at once would close a
+/// connection that a slower rank has not seen yet, where connecting would fail. So every rank waits for all.
+void wait_for_all(c10d::Store& store, int rank, int size) {
+  if (size == 1) return;
+  if (store.add("connected", 1) == size) store.set(kConnected, std::string());
+  const std::vector<uint8_t> failure = store.get(kConnected);
+  if (!failure.empty()) throw std::runtime_error(std::string(failure.begin(), failure.end()));
+  // Rank 0, whose process may host the store, stays until the others have read this.
+  if (rank == 0) {
+    store.wait({"all know"});
+  } else if (store.add("know", 1) == size - 1) {
+    store.set("all know", std::string());
+  }
+}
+
+/// Makes the ranks in wait_for_all() fail at once, with this cause.
+void publish_failure(c10d::Store& store, const std::string& cause) {
+  try {
+    store.compareSet(kConnected, "", "a peer could not connect: " + cause);
+  } catch (const std::exception&) {
+    // The store is gone, which they notice.
+  }
+}
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& place, const std::string& prefix,
+                                                           int rank, int size) {
+  auto options = c10d::ProcessGroupGloo::Options::create(place.timeout);
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  options->devices.push_back(interface != nullptr && *interface != '\0'
+                                 ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                                 : c10d::ProcessGroupGloo::createDeviceForHostname(place.address));
+  auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
+  try {
+    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    wait_for_all(*store, rank, size);
+    return group;
+  } catch (const std::exception& error) {
+    publish_failure(*store, first_line(error.what()));
+    throw;
+  }
+}
+
+/// Turns exceptions of `body` into util::Error.
+template <typename Body>
+auto translated(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    const std::string text = first_line(error.what());
+    const auto kind = says_timeout(text) ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
+    throw util::Error(kind, text);
+  }
+}
+
 using util::ErrorKind;
 
-/// The connections of one group of ranks, and what is needed to explain a failure.
-struct Group {
-  GlooPlace place;
-  std::string prefix;  ///< in the store, the members' alone
-  GroupIdentity identity;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group;
-  bool failed = false;
-
-  ~Group() {
-    // A group with a lost peer may wait for ever in its destructor; the process is about to end anyway.
-    if (failed) (void)process_group.release();
-  }
-
-  /// Collective over the members.
-  void connect() { process_group = connect_gloo(place, prefix, identity.rank, identity.size()); }
-
-  [[noreturn]] void fail(const std::string& description, const std::string& cause) {
-    failed = true;
-    FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
-    sight.closed = !sight.timeout;
-    GroupFailure failure = share_failure(place.store, prefix, identity, sight, [] {});
-    failure.timeout_seconds = static_cast<double>(place.timeout.count()) / 1000.0;
-    fail_group(identity, description, failure);
-  }
-};
-
-/// For gloo: the tensor without its ownership, which stays with the caller. A thread of gloo holds on to what
-/// it was given until some time after wait() has returned, and would keep memory that is free by then.
+/// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
+/// returned, and would keep memory that has been freed by then.
 at::Tensor borrowed(const at::Tensor& tensor) {
   FSDP_CHECK(tensor.is_contiguous());
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
@@ -55,10 +119,28 @@ at::Tensor borrowed_bytes(const at::Tensor& tensor) { return borrowed(tensor).vi
 /// because gloo knows fewer element types than the toolkit.
 class GlooCommunicator final : public Communicator {
  public:
-  explicit GlooCommunicator(std::unique_ptr<Group> group) : group_(std::move(group)) {}
+  GlooCommunicator(GlooPlace place, GroupIdentity identity, std::string prefix)
+      : place_(std::move(place)), identity_(std::move(identity)), prefix_(std::move(prefix)) {}
 
-  int rank() const override { return group_->identity.rank; }
-  int world_size() const override { return group_->identity.size(); }
+  ~GlooCommunicator() override {
+    // The destructor of a group with a lost peer may never return; the process is about to end anyway.
+    if (failed_) (void)process_group_.release();
+  }
+
+  /// Collective over the members.
+  void connect() { process_group_ = connect_gloo(place_, prefix_, rank(), world_size()); }
+
+  [[noreturn]] void fail(const std::string& description, const std::string& cause) {
+    failed_ = true;
+    FailureSight sight{.timeout = says_timeout(cause), .what = description, .cause = first_line(cause)};
+    sight.closed = !sight.timeout;
+    GroupFailure failure = share_failure(place_.store, prefix_, identity_, sight, [] {});
+    failure.timeout_seconds = std::chrono::duration<double>(place_.timeout).count();
+    fail_group(identity_, description, failure);
+  }
+
+  int rank() const override { return identity_.rank; }
+  int world_size() const override { return identity_.size(); }
   std::string backend_name() const override { return "gloo"; }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input,
@@ -121,76 +203,111 @@ class GlooCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
-    // Groups of one name may be of other ranks, or be made again.
-    GroupIdentity identity = group_->identity.subgroup(name, ranks);
-    std::string prefix = util::concat(group_->prefix, "/", name, "/", identity.joined_ranks());
+    // Several groups may have this name, of other ranks or of the same.
+    GroupIdentity identity = identity_.subgroup(name, ranks);
+    std::string prefix = util::concat(prefix_, "/", name, "/", identity.joined_ranks());
     prefix += util::concat("/", groups_made_[prefix]++);
-    return make_gloo_group(group_->place, std::move(identity), prefix);
+    return make_gloo_group(place_, std::move(identity), prefix);
   }
 
  private:
   template <typename Issue>
   void run(const char* op, const CallSite& site, const Issue& issue) {
     try {
-      issue(*group_->process_group)->wait();
+      issue(*process_group_)->wait();
     } catch (const std::exception& error) {
-      group_->fail(described(op, site), error.what());
+      fail(described(op, site), error.what());
     }
   }
 
-  /// Uninitialised, of the input's size and type. One buffer serves all reduce-scatters, because fresh memory
-  /// costs a page fault every 4 KiB.
+  /// Uninitialised, of the input's size and type. All reduce-scatters share one buffer, because fresh memory
+  /// costs a page fault per 4 KiB.
   at::Tensor receive_buffer(const at::Tensor& input) {
     int64_t bytes = static_cast<int64_t>(input.nbytes());
     if (!received_.defined() || received_.numel() < bytes) {
-      received_.reset();  // first the old one goes
+      received_.reset();  // frees the old buffer first
       received_ = at::empty({bytes}, at::kByte);
     }
     return received_.narrow(0, 0, bytes).view(input.scalar_type());
   }
 
-  std::unique_ptr<Group> group_;
+  const GlooPlace place_;
+  const GroupIdentity identity_;
+  const std::string prefix_;  ///< in the store, unique to the group
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  bool failed_ = false;
   at::Tensor received_;
   std::map<std::string, int> groups_made_;  ///< by prefix in the store
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
-                                                     const CommOptions& options) {
-  return make_gloo_communicator(environment, options, join_run_store(environment, options.timeout()));
+GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store) {
+  return {.store = std::move(store),
+          .address = environment.single_node()
+                         ? std::string("127.0.0.1")
+                         : address_towards(environment.master_addr, environment.master_port),
+          .timeout = options.timeout()};
 }
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
+                                                        int rank, int size) {
+  // Every wait of connecting has the time-out, except those for answers of the store.
+  constexpr std::chrono::seconds kGrace{5};
+  auto group =
+      call_within(2 * place.timeout + kGrace, [=] { return connect_members(place, prefix, rank, size); });
+  if (!group) throw std::runtime_error("timeout: the run's store, at rank 0, does not answer");
+  return *group;
+}
+
+GlooExchange::GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size)
+    : process_group_(translated([&] { return connect_gloo(place, prefix, rank, size); })) {}
+
+GlooExchange::~GlooExchange() = default;
+
+GlooExchange::Transfer GlooExchange::send(int to, int tag, const at::Tensor& tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  return translated([&] { return process_group_->send(tensors, to, tag); });
+}
+
+GlooExchange::Transfer GlooExchange::receive(int from, int tag, const at::Tensor& tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  return translated([&] { return process_group_->recv(tensors, from, tag); });
+}
+
+void GlooExchange::wait(const Transfer& transfer) {
+  translated([&] { return transfer->wait(); });
+}
+
+// The destructor of the process group does not block: only collectives of c10d have threads.
+void GlooExchange::close() { process_group_.reset(); }
 
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
                                                      const CommOptions& options, RunStore store) {
-  auto group = std::make_unique<Group>();
-  group->identity = run_identity(environment);
-  group->place = gloo_place(environment, options, std::move(store));
+  if (!store) store = join_run_store(environment, options.timeout());
+  const GlooPlace place = gloo_place(environment, options, std::move(store));
+  auto communicator = std::make_unique<GlooCommunicator>(place, run_identity(environment), "world");
   try {
-    group->prefix = "world";
-    group->connect();
+    communicator->connect();
   } catch (const std::exception& error) {
     std::string text = error.what();
     util::fail(says_timeout(text) ? ErrorKind::kTimeout : ErrorKind::kPeerLost, "rank ", environment.rank,
                " could not connect to its ", environment.world_size - 1, " peers from address ",
-               group->place.address, ": ", first_line(text),
+               place.address, ": ", first_line(text),
                " (GLOO_SOCKET_IFNAME chooses another network interface)");
   }
-  return std::make_unique<GlooCommunicator>(std::move(group));
+  return communicator;
 }
 
 std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
                                               const std::string& prefix) {
-  auto group = std::make_unique<Group>();
-  group->place = place;
-  group->identity = std::move(identity);
-  group->prefix = prefix;
+  auto communicator = std::make_unique<GlooCommunicator>(place, std::move(identity), prefix);
   try {
-    group->connect();
+    communicator->connect();
   } catch (const std::exception& error) {
-    group->fail("connecting", error.what());
+    communicator->fail("connecting", error.what());
   }
-  return std::make_unique<GlooCommunicator>(std::move(group));
+  return communicator;
 }
 
 }  // namespace fsdp::comm

@@ -1,31 +1,81 @@
 #pragma once
 
+// gloo (TCP): connections of a group of ranks, and collectives over them.
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
 #include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/communicator.h"
-#include "comm/gloo_place.h"
-#include "comm/group_identity.h"
+#include "comm/group_failure.h"
 #include "comm/launch_environment.h"
 #include "comm/options.h"
 #include "comm/run_store.h"
 
+namespace c10d {
+class ProcessGroupGloo;
+}
+
 namespace fsdp::comm {
 
-/// Joins the run's processes over TCP (c10d's store and gloo). Collective over all processes of the run. The
-/// communicator's collectives are complete at the call.
+/// How this process reaches the others, in any group.
+struct GlooPlace {
+  RunStore store{};                     ///< of the whole run
+  std::string address{};                ///< of this host; its ranks listen there
+  std::chrono::milliseconds timeout{};  ///< of a collective, and of connecting
+};
+
+/// For processes that have all joined the store.
+GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store);
+
+/// Connects member `rank` with the other `size` - 1 members and returns when all members are connected.
+/// Collective over them; `prefix` in the store must be unique to the group. Throws the exceptions of c10d, or
+/// one with the text of another member's exception.
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const GlooPlace& place, const std::string& prefix,
+                                                        int rank, int size);
+
+/// Collectives of all processes of the run; they are complete at the call. Collective over the run. Without
+/// `store` this function joins the run's store.
 ///
-/// The store is hosted by rank 0 at MASTER_ADDR:MASTER_PORT; it listens on every address of that host and has
-/// no authentication, so a run belongs on a trusted network. Throws Error(kTimeout) when not all processes
-/// arrive within options.timeout_seconds, and Error(kUsage) when the address cannot be used.
+/// Rank 0 hosts the store at MASTER_ADDR:MASTER_PORT; it listens on every address of that host and has no
+/// authentication, so a run belongs on a trusted network. Throws Error(kTimeout) when not all processes arrive
+/// within options.timeout_seconds, and Error(kUsage) when the address cannot be used.
 std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
-                                                     const CommOptions& options);
+                                                     const CommOptions& options, RunStore store = {});
 
-/// The same where the processes have joined the store already.
-std::unique_ptr<Communicator> make_gloo_communicator(const LaunchEnvironment& environment,
-                                                     const CommOptions& options, RunStore store);
-
-/// Of some of the run's ranks, and collective over them; `prefix` in the store is theirs alone.
+/// The same for a group of the run's ranks; `prefix` in the store must be unique to it.
 std::unique_ptr<Communicator> make_gloo_group(const GlooPlace& place, GroupIdentity identity,
                                               const std::string& prefix);
+
+/// Point-to-point transfers between the ranks of a group. Transfers run concurrently and are waited for one by
+/// one. Those between two ranks with the same tag arrive in the order of sending; a transfer without a
+/// counterpart of its tag waits until the time-out. One thread per rank. After a failure the exchange cannot
+/// be used again; close() makes the others notice.
+class GlooExchange {
+ public:
+  /// In progress; destroying it without waiting abandons it.
+  using Transfer = c10::intrusive_ptr<c10d::Work>;
+
+  /// Like connect_gloo(). All methods throw Error(kTimeout) or Error(kPeerLost) with gloo's message.
+  GlooExchange(const GlooPlace& place, const std::string& prefix, int rank, int size);
+  ~GlooExchange();
+  GlooExchange(const GlooExchange&) = delete;
+  GlooExchange& operator=(const GlooExchange&) = delete;
+
+  /// Contiguous tensors of at least one element, which must not be touched until the transfer is done. Both
+  /// sides must give the same number of bytes; `tag` must not be negative.
+  Transfer send(int to, int tag, const at::Tensor& tensor);
+  Transfer receive(int from, int tag, const at::Tensor& tensor);
+  void wait(const Transfer& transfer);
+
+  /// Closes the connections: ranks that wait for this one fail at once.
+  void close();
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+};
 
 }  // namespace fsdp::comm

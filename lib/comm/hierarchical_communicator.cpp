@@ -7,14 +7,11 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "comm/failure_report.h"
-#include "comm/gloo_communicator.h"
-#include "comm/gloo_exchange.h"
-#include "comm/host_layout.h"
-#include "comm/rank_order_sum.h"
+#include "comm/memory_operations.h"
 #include "comm/shm_communicator.h"
 #include "util/error.h"
 #include "util/hash.h"
@@ -24,24 +21,22 @@ namespace {
 
 using Transfers = std::vector<GlooExchange::Transfer>;
 
-/// An all-reduce of up to so many bytes goes to all hosts whole: one exchange costs less than three steps.
-constexpr int64_t kSmallBytes = 16 << 10;
+/// Up to this size, all-reduces exchange whole tensors between all hosts: one exchange costs less than three
+/// steps.
+constexpr int64_t kWholeBytes = 16 << 10;
 
-enum Op : uint64_t { kBarrier, kAllGather, kReduceScatter, kAllReduceSum, kAllReduceMax, kBroadcast };
+enum class CrossOp : uint64_t { kBarrier, kAllGather, kReduceScatter, kSum, kMax, kBroadcast };
 
-/// Collectives that differ have different tags, so that none takes the other's data; `step` is that of one
-/// collective.
-int tag_of(Op op, const at::Tensor& tensor, uint64_t step = 0) {
-  uint64_t tag = util::mix64(op * 256 + step);
+CrossOp reduction(ReduceOp op) { return op == ReduceOp::kSum ? CrossOp::kSum : CrossOp::kMax; }
+
+/// Different collectives, and the steps of one collective, have different tags, so that data is not mixed up.
+int tag_of(CrossOp op, const at::Tensor& tensor, uint64_t step = 0) {
+  uint64_t tag = util::mix64(static_cast<uint64_t>(op) * 256 + step);
   if (tensor.defined()) {
     tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.scalar_type()));
     tag = util::mix64(tag ^ static_cast<uint64_t>(tensor.numel()));
   }
   return static_cast<int>(tag & 0x7fffffff);
-}
-
-int place_of(const std::vector<int>& ranks, int rank) {
-  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
 class HierarchicalCommunicator final : public Communicator {
@@ -52,8 +47,7 @@ class HierarchicalCommunicator final : public Communicator {
         key_(key),
         layout_(host_layout(connections_.host->hosts(), identity_.ranks)) {
     FSDP_CHECK(layout_.even(), layout_.odd_one());
-    while (place_of(layout_.members[static_cast<size_t>(host_)], rank()) == per_host()) ++host_;
-    place_ = place_of(layout_.members[static_cast<size_t>(host_)], rank());
+    std::tie(host_, place_) = location_of(rank());
     const std::vector<int>& here = layout_.members[static_cast<size_t>(host_)];
     GroupIdentity local = identity_.subgroup("host", here);
     const std::string local_key = util::concat(key_, "/host/", local.ranks.front());
@@ -63,8 +57,8 @@ class HierarchicalCommunicator final : public Communicator {
     try {
       cross_ = std::make_unique<GlooExchange>(connections_.gloo, util::concat(key_, "/cross/", place_), host_,
                                               hosts());
-    } catch (const std::exception&) {
-      give_up("connecting");
+    } catch (const std::exception& error) {
+      give_up("connecting", error);
     }
   }
 
@@ -78,7 +72,7 @@ class HierarchicalCommunicator final : public Communicator {
                output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
                input.is_contiguous());
     return run("all_gather", site, [&] {
-      const int tag = tag_of(kAllGather, input);
+      const int tag = tag_of(CrossOp::kAllGather, input);
       at::Tensor own = part(output, host_, place_);
       if (own.data_ptr() != input.data_ptr()) std::memmove(own.data_ptr(), input.data_ptr(), own.nbytes());
       Transfers received, sent;
@@ -101,7 +95,7 @@ class HierarchicalCommunicator final : public Communicator {
                output.scalar_type() == input.scalar_type() && output.is_contiguous() &&
                input.is_contiguous());
     return run("reduce_scatter", site, [&] {
-      const int tag = tag_of(kReduceScatter, output);
+      const int tag = tag_of(CrossOp::kReduceScatter, output);
       const int64_t numel = output.numel();
       const auto type = type_between(input, ReduceOp::kSum);
       at::Tensor sums = scratch(0, hosts() * numel, type), partial = scratch(1, hosts() * numel, type);
@@ -117,7 +111,7 @@ class HierarchicalCommunicator final : public Communicator {
       reduce_inside(sums.narrow(0, host_ * numel, numel), input, host_, site);
       wait_for(received);
       const std::vector<at::Tensor> parts = sums.chunk(hosts());
-      // Nobody reads the input any more, of which the output may be a part.
+      // From here on no rank reads the input, of which the output may be a part.
       if (type == output.scalar_type()) {
         sum_in_rank_order(output.view({-1}), parts);
       } else {
@@ -131,7 +125,7 @@ class HierarchicalCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     return run("all_reduce", site, [&] {
       at::Tensor dense = tensor.contiguous();
-      if (static_cast<int64_t>(dense.nbytes()) <= kSmallBytes) {
+      if (static_cast<int64_t>(dense.nbytes()) <= kWholeBytes) {
         all_reduce_whole(dense.view({-1}), op, site);
       } else {
         all_reduce_in_pieces(dense.view({-1}), op, site);
@@ -143,9 +137,7 @@ class HierarchicalCommunicator final : public Communicator {
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override {
     FSDP_CHECK(root >= 0 && root < world_size() && tensor.is_contiguous());
     return run("broadcast", site, [&] {
-      int root_host = 0;
-      while (place_of(layout_.members[static_cast<size_t>(root_host)], root) == per_host()) ++root_host;
-      const int root_place = place_of(layout_.members[static_cast<size_t>(root_host)], root);
+      const auto [root_host, root_place] = location_of(root);
       if (place_ == root_place) broadcast_across(tensor, root_host);
       local_->broadcast(tensor, root_place, site);
     });
@@ -154,8 +146,9 @@ class HierarchicalCommunicator final : public Communicator {
   void barrier(const CallSite& site) override {
     run("barrier", site, [&] {
       local_->barrier(site);
-      // This rank's counterparts have come, and with each all of its host.
-      exchange(tag_of(kBarrier, {}), at::empty({1}, at::kByte).zero_(), scratch(0, hosts(), at::kByte));
+      // A counterpart comes here only after all ranks of its host.
+      const at::Tensor token = at::empty({1}, at::kByte).zero_();
+      exchange(tag_of(CrossOp::kBarrier, {}), scratch(0, hosts(), at::kByte), [&](int) { return token; });
     });
   }
 
@@ -165,7 +158,7 @@ class HierarchicalCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
-    // Groups of one name may be of other ranks, or be made again.
+    // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = identity_.subgroup(name, ranks);
     std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());
     key += util::concat("/", groups_made_[key]++);
@@ -178,22 +171,30 @@ class HierarchicalCommunicator final : public Communicator {
   int member(int host, int place) const {
     return layout_.members[static_cast<size_t>(host)][static_cast<size_t>(place)];
   }
-  /// The hosts in a ring: each rank sends to those after its own, and receives from those before, in turn.
+  /// The host of a rank, and its place among the ranks there.
+  std::pair<int, int> location_of(int rank) const {
+    for (int host = 0;; ++host) {
+      const std::vector<int>& ranks = layout_.members[static_cast<size_t>(host)];
+      const auto found = std::ranges::find(ranks, rank);
+      if (found != ranks.end()) return {host, static_cast<int>(found - ranks.begin())};
+    }
+  }
+  /// The hosts form a ring: each rank sends to the hosts after its own and receives from those before, in turn.
   int after(int steps) const { return (host_ + steps) % hosts(); }
   int before(int steps) const { return (host_ - steps + hosts()) % hosts(); }
-  double timeout_seconds() const { return static_cast<double>(connections_.gloo.timeout.count()) / 1000.0; }
+  double timeout_seconds() const { return std::chrono::duration<double>(connections_.gloo.timeout).count(); }
 
   static at::ScalarType type_between(const at::Tensor& tensor, ReduceOp op) {
     return op == ReduceOp::kSum && sums_in_float(tensor.scalar_type()) ? at::kFloat : tensor.scalar_type();
   }
 
-  /// That of a rank, of a tensor [W * n].
+  /// The part [n] of one rank in a tensor [W * n].
   at::Tensor part(const at::Tensor& whole, int host, int place) const {
     const int64_t numel = whole.numel() / world_size();
     return whole.view({-1}).narrow(0, member(host, place) * numel, numel);
   }
 
-  /// Where the ranks of each host follow each other, their parts of a tensor [W * n] are one block [L * n].
+  /// If the ranks of a host are consecutive, their parts of a tensor [W * n] are one block [L * n].
   bool consecutive(int host) const {
     return member(host, per_host() - 1) - member(host, 0) == per_host() - 1;
   }
@@ -202,7 +203,8 @@ class HierarchicalCommunicator final : public Communicator {
     return whole.view({-1}).narrow(0, member(host, 0) * numel / per_host(), numel);
   }
 
-  /// The parts of a host's ranks, of which this rank has that of its place, to all ranks of this host.
+  /// Gathers the parts of the ranks of `host` to all ranks of this host; this rank has the part of its
+  /// counterpart there.
   void gather_inside(const at::Tensor& whole, int host, const CallSite& site) {
     at::Tensor own = part(whole, host, place_);
     if (consecutive(host)) {
@@ -218,7 +220,7 @@ class HierarchicalCommunicator final : public Communicator {
     }
   }
 
-  /// sum [n] = the sum over this host's ranks of the part of `whole` that is a host's rank's of this place.
+  /// sum [n] = the sum over this host's ranks of the part of this rank's counterpart on `host` in `whole`.
   void reduce_inside(const at::Tensor& sum, const at::Tensor& whole, int host, const CallSite& site) {
     if (consecutive(host)) {
       local_->reduce_scatter(sum, block(whole, host), site);
@@ -233,16 +235,29 @@ class HierarchicalCommunicator final : public Communicator {
     local_->reduce_scatter(sum, together, site);
   }
 
-  /// all [H * n] = the tensors [n] of the ranks of this place, by host.
-  void exchange(int tag, const at::Tensor& own, const at::Tensor& all) {
-    const int64_t numel = own.numel();
-    std::memcpy(all.narrow(0, host_ * numel, numel).data_ptr(), own.data_ptr(), own.nbytes());
+  /// Receives `from(host)` from this rank's counterpart on each other host and sends it `to(host)`. Empty
+  /// tensors are not transferred.
+  template <typename From, typename To>
+  void transfer(int tag, const From& from, const To& to) {
     Transfers transfers;
     for (int i = 1; i < hosts(); ++i) {
-      transfers.push_back(cross_->receive(before(i), tag, all.narrow(0, before(i) * numel, numel)));
+      at::Tensor theirs = from(before(i));
+      if (theirs.numel() > 0) transfers.push_back(cross_->receive(before(i), tag, theirs));
     }
-    for (int i = 1; i < hosts(); ++i) transfers.push_back(cross_->send(after(i), tag, own));
+    for (int i = 1; i < hosts(); ++i) {
+      at::Tensor ours = to(after(i));
+      if (ours.numel() > 0) transfers.push_back(cross_->send(after(i), tag, ours));
+    }
     wait_for(transfers);
+  }
+
+  /// all [H * n] = `to_host(host_)` [n] and the tensors that the counterparts send to this host, by host.
+  template <typename To>
+  void exchange(int tag, const at::Tensor& all, const To& to_host) {
+    const at::Tensor own = to_host(host_);
+    const auto from = [&](int host) { return all.narrow(0, host * own.numel(), own.numel()); };
+    std::memcpy(from(host_).data_ptr(), own.data_ptr(), own.nbytes());
+    transfer(tag, from, to_host);
   }
 
   void all_reduce_whole(const at::Tensor& tensor, ReduceOp op, const CallSite& site) {
@@ -250,7 +265,7 @@ class HierarchicalCommunicator final : public Communicator {
     at::Tensor value = tensor.to(type);
     local_->all_reduce(value, op, site);
     at::Tensor all = scratch(0, hosts() * value.numel(), type);
-    exchange(tag_of(op == ReduceOp::kSum ? kAllReduceSum : kAllReduceMax, tensor), value, all);
+    exchange(tag_of(reduction(op), tensor), all, [&](int) { return value; });
     reduce_hosts(value, all, op);
     if (!value.is_same(tensor)) tensor.copy_(value);
   }
@@ -285,45 +300,26 @@ class HierarchicalCommunicator final : public Communicator {
     if (!whole.is_same(tensor)) tensor.copy_(whole.narrow(0, 0, tensor.numel()));
   }
 
-  /// piece [n] = the sum or maximum over the ranks of this place of value [n], which may be the same memory:
-  /// each host has a share of it, which it reduces for all.
+  /// piece [n] = the sum or maximum over the counterparts of value [n], which may be the same memory: each host
+  /// reduces its share of it for all.
   void all_reduce_across(const at::Tensor& piece, const at::Tensor& value, ReduceOp op) {
     const auto share = [&](const at::Tensor& of, int host) {
       const int64_t begin = of.numel() * host / hosts();
       return of.narrow(0, begin, of.numel() * (host + 1) / hosts() - begin);
     };
-    const Op kind = op == ReduceOp::kSum ? kAllReduceSum : kAllReduceMax;
-    at::Tensor own = share(value, host_);
+    const at::Tensor own = share(value, host_), result = share(piece, host_);
     at::Tensor all = scratch(0, hosts() * own.numel(), value.scalar_type());
-    std::memcpy(all.narrow(0, host_ * own.numel(), own.numel()).data_ptr(), own.data_ptr(), own.nbytes());
-    Transfers transfers;
-    for (int i = 1; i < hosts() && own.numel() > 0; ++i) {
-      transfers.push_back(cross_->receive(before(i), tag_of(kind, piece, 1),
-                                          all.narrow(0, before(i) * own.numel(), own.numel())));
-    }
-    for (int i = 1; i < hosts(); ++i) {
-      at::Tensor theirs = share(value, after(i));
-      if (theirs.numel() > 0) transfers.push_back(cross_->send(after(i), tag_of(kind, piece, 1), theirs));
-    }
-    wait_for(transfers);
-    at::Tensor result = share(piece, host_);
+    exchange(tag_of(reduction(op), piece, 1), all, [&](int host) { return share(value, host); });
     if (own.numel() > 0) reduce_hosts(own, all, op);
     if (!value.is_same(piece)) result.copy_(own);
-
-    transfers.clear();
-    for (int i = 1; i < hosts(); ++i) {
-      at::Tensor theirs = share(piece, before(i));
-      if (theirs.numel() > 0) transfers.push_back(cross_->receive(before(i), tag_of(kind, piece, 2), theirs));
-    }
-    for (int i = 1; i < hosts() && result.numel() > 0; ++i) {
-      transfers.push_back(cross_->send(after(i), tag_of(kind, piece, 2), result));
-    }
-    wait_for(transfers);
+    transfer(
+        tag_of(reduction(op), piece, 2), [&](int host) { return share(piece, host); },
+        [&](int) { return result; });
   }
 
-  /// Down a binomial tree, whose nodes are hosts counted from the root's.
+  /// Down a binomial tree, whose nodes are the hosts, counted from the root's.
   void broadcast_across(const at::Tensor& tensor, int root_host) {
-    const int tag = tag_of(kBroadcast, tensor, static_cast<uint64_t>(root_host) + 1);
+    const int tag = tag_of(CrossOp::kBroadcast, tensor, static_cast<uint64_t>(root_host) + 1);
     const int node = (host_ - root_host + hosts()) % hosts();
     const auto host_at = [&](int its_node) { return (its_node + root_host) % hosts(); };
     int reach = 1;
@@ -345,30 +341,23 @@ class HierarchicalCommunicator final : public Communicator {
     if (failure_) std::rethrow_exception(failure_);
     try {
       body();
-    } catch (const std::exception&) {
-      give_up(described(op, site));
+    } catch (const std::exception& error) {
+      give_up(described(op, site), error);
     }
     return done_work();
   }
 
-  /// Of the exception under way: lets all others of the group fail too, and throws what they agree on.
-  [[noreturn]] void give_up(const std::string& what) {
-    FailureSight sight{.what = what};
-    util::ErrorKind kind = util::ErrorKind::kUnexpected;
-    try {
-      throw;
-    } catch (const GroupError& error) {
-      kind = error.kind();
-      sight.cause = error.failure().cause;
-      sight.silent = error.failure().silent_ranks;
-    } catch (const util::Error& error) {
-      kind = error.kind();
-      sight.cause = first_line(error.what());
-    } catch (const std::exception& error) {
-      sight.cause = first_line(error.what());
+  /// Makes all other ranks of the group fail too, after `error` on this one, and throws the common failure.
+  [[noreturn]] void give_up(const std::string& what, const std::exception& error) {
+    FailureSight sight{.what = what, .cause = first_line(error.what())};
+    const auto* classified = dynamic_cast<const util::Error*>(&error);
+    const util::ErrorKind kind = classified ? classified->kind() : util::ErrorKind::kUnexpected;
+    if (const auto* of_group = dynamic_cast<const GroupError*>(&error)) {
+      sight.cause = of_group->failure().cause;
+      sight.silent = of_group->failure().silent_ranks;
     }
     sight.timeout = kind == util::ErrorKind::kTimeout;
-    // Shared memory knows who is gone.
+    // A failure in shared memory names the lost ranks.
     sight.closed = kind == util::ErrorKind::kPeerLost && sight.silent.empty();
     GroupFailure failure = share_failure(connections_.gloo.store, key_, identity_, sight, [&] {
       shm_->abandon(sight.timeout);
@@ -376,7 +365,7 @@ class HierarchicalCommunicator final : public Communicator {
     });
     failure.timeout_seconds = timeout_seconds();
     try {
-      // What is no failure of the group but this rank's own, or a collective that the others are not in.
+      // Not a failure of the group: an error of this rank, or ranks in different collectives.
       if (kind != util::ErrorKind::kTimeout && kind != util::ErrorKind::kPeerLost) {
         util::fail(kind, what, " failed on rank ", identity_.global_rank(), identity_.shown(), ": ",
                    sight.cause);
@@ -388,7 +377,7 @@ class HierarchicalCommunicator final : public Communicator {
     }
   }
 
-  /// Uninitialised; the memory of the last one with this number. Fresh memory costs a page fault every 4 KiB.
+  /// Uninitialised; shares memory with the last one of this number. Fresh memory costs a page fault per 4 KiB.
   at::Tensor scratch(size_t number, int64_t numel, at::ScalarType dtype) {
     return grown(scratch_[number], numel, dtype, [](int64_t bytes) { return at::empty({bytes}, at::kByte); });
   }
@@ -399,7 +388,7 @@ class HierarchicalCommunicator final : public Communicator {
   static at::Tensor grown(at::Tensor& memory, int64_t numel, at::ScalarType dtype, const Allocate& allocate) {
     const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
     if (!memory.defined() || memory.numel() < bytes) {
-      memory.reset();  // first the old one goes
+      memory.reset();  // frees the old one first
       memory = allocate(bytes);
     }
     return memory.narrow(0, 0, bytes).view(dtype);
@@ -407,13 +396,13 @@ class HierarchicalCommunicator final : public Communicator {
 
   const RunConnections connections_;
   const GroupIdentity identity_;
-  const std::string key_;  ///< this group's alone in the run
+  const std::string key_;  ///< unique to this group in the run
   const HostLayout layout_;
   int host_ = 0;   ///< of this rank, in layout_
-  int place_ = 0;  ///< of this rank on its host
+  int place_ = 0;  ///< of this rank among those of its host
   std::shared_ptr<ShmGroup> shm_;
   std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host
-  std::unique_ptr<GlooExchange> cross_;  ///< the ranks of this place, numbered as the hosts
+  std::unique_ptr<GlooExchange> cross_;  ///< the counterparts, numbered as the hosts
   std::array<at::Tensor, 2> scratch_;
   at::Tensor shared_scratch_;
   std::map<std::string, int> groups_made_;
@@ -427,7 +416,7 @@ std::unique_ptr<Communicator> connect_group(const RunConnections& connections, G
   const HostLayout layout = host_layout(connections.host->hosts(), identity.ranks);
   if (layout.even()) return std::make_unique<HierarchicalCommunicator>(connections, std::move(identity), key);
   if (layout.hosts() > 1) return make_gloo_group(connections.gloo, std::move(identity), key);
-  const double timeout_seconds = static_cast<double>(connections.gloo.timeout.count()) / 1000.0;
+  const double timeout_seconds = std::chrono::duration<double>(connections.gloo.timeout).count();
   auto group =
       ShmGroup::connect(connections.host, std::move(identity), timeout_seconds, util::hash_of(0, key));
   return make_shm_communicator(std::move(group), key);

@@ -3,47 +3,47 @@
 // Collectives of ranks on several hosts with several ranks each: through shared memory inside a host, over
 // gloo (TCP) between hosts. They are complete at the call.
 //
-// With H hosts of L ranks each, a rank's exchange is with the other ranks of its host, and with those of its
-// place on the other hosts; the L places use the network beside each other. An all-gather of parts of n
-// elements, or a reduce-scatter into them, sends (H - 1) * n elements a rank over the network, an L-th of
-// what crosses it when every rank sends to every other.
+// With H hosts of L ranks each, a rank exchanges data with the other ranks of its host and with its
+// counterparts, the ranks with the same local index on the other hosts; the L sets of counterparts use the
+// network concurrently. An all-gather of parts of n elements, or a reduce-scatter into them, sends (H - 1) * n
+// elements per rank over the network, 1 / L of the traffic of direct sends between all ranks.
 //
-//   all_gather      each part goes to its place on the other hosts' ranks of this place, straight into the
-//                   output; then, host by host as the parts come, an all-gather through shared memory.
-//   reduce_scatter  host by host, the sum over this host's ranks of what that host's rank of this place is to
-//                   have, which is sent there; each rank adds up what it gets.
+//   all_gather      each part is sent to the counterparts, straight into their outputs; then, host by host as
+//                   the parts arrive, an all-gather through shared memory.
+//   reduce_scatter  for each host, the local sum of the part of this rank's counterpart there is sent to it;
+//                   each rank adds up the sums that it receives.
 //   all_reduce      a reduce-scatter inside the host, an all-reduce of this rank's piece between hosts, an
 //                   all-gather inside the host; small tensors in one exchange.
-//   broadcast       down a tree of the hosts, by the ranks of the root's place; then inside each host.
+//   broadcast       down a tree of the hosts, by the root and its counterparts; then inside each host.
 //
 // Sums are added in rank order inside each host, and the hosts' sums in the order of the hosts' first ranks:
-// all ranks get the same bits, and every run does. Sums of bfloat16 and float16 stay float32 between the two
-// stages, and are rounded once, as in the other backends. Against them the order of additions differs, and so
-// may the last bit.
+// results have the same bits on all ranks and in every run. Sums of bfloat16 and float16 stay float32 between
+// the two stages and are rounded once, as in the other backends; since the order of additions differs from
+// theirs, the last bit may differ too.
 //
-// When a rank is lost, does not come in time or is in another collective, every rank of the group fails; the
-// error says which rank was first to see what (failure_report.h). Collectives that differ between hosts, not
-// inside one, are noticed when the time is up.
+// When a rank is lost, late or in another collective, every rank of the group fails; the error names the rank
+// that was the first to see the failure (group_failure.h). Collectives that differ between hosts, not inside
+// one, are noticed at the time-out.
 
 #include <memory>
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/gloo_place.h"
-#include "comm/group_identity.h"
+#include "comm/gloo_communicator.h"
+#include "comm/group_failure.h"
 #include "comm/host_ranks.h"
 
 namespace fsdp::comm {
 
-/// By what any ranks of the run can be connected.
+/// What is needed to connect ranks of the run.
 struct RunConnections {
   std::shared_ptr<HostRanks> host;
   GlooPlace gloo;
 };
 
-/// Connects a group of the run's ranks, and is collective over them: by shared memory where all are on one
-/// host, hierarchically where they are evenly on several (HostLayout::even()), else over gloo. `key` is the
-/// group's alone in the run. Buffers of a hierarchical communicator lie in shared memory.
+/// Connects a group of the run's ranks: through shared memory if all are on one host, hierarchically if they
+/// are distributed evenly over several hosts (HostLayout::even()), else over gloo. Collective over the group;
+/// `key` must be unique to it in the run. Buffers of a hierarchical communicator lie in shared memory.
 std::unique_ptr<Communicator> connect_group(const RunConnections& connections, GroupIdentity identity,
                                             const std::string& key);
 

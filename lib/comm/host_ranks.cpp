@@ -7,56 +7,34 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <sstream>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "comm/futex.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostIdentity, boot_id, pid_namespace, network_namespace)
+
 namespace {
 
-constexpr size_t kPosts = 64;  ///< groups that one rank makes at the same time; each is taken down when made
+constexpr size_t kPosts = 64;  ///< groups that one rank may be making at the same time
 
-struct Post {
-  std::atomic<uint64_t> key;
-  std::atomic<int64_t> offset;
-};
-
-/// What a rank tells the others before they share memory: itself, or why it cannot.
+/// What a rank sends to the others before they share memory.
 struct Offer {
-  std::string obstacle;
+  std::string obstacle;  ///< why it cannot share memory; empty: it can
   HostIdentity identity;
   pid_t pid = 0;
   int fd = -1;
   int64_t bytes = 0;
   uint64_t sign = 0;
-
-  std::string text() const {
-    std::ostringstream out;
-    out << obstacle << '\n'
-        << identity.boot_id << '\n'
-        << identity.pid_namespace << '\n'
-        << identity.network_namespace << '\n'
-        << pid << ' ' << fd << ' ' << bytes << ' ' << sign;
-    return out.str();
-  }
-
-  static Offer parse(const std::string& text) {
-    std::istringstream in(text);
-    Offer offer;
-    std::getline(in, offer.obstacle);
-    std::getline(in, offer.identity.boot_id);
-    std::getline(in, offer.identity.pid_namespace);
-    std::getline(in, offer.identity.network_namespace);
-    in >> offer.pid >> offer.fd >> offer.bytes >> offer.sign;
-    return offer;
-  }
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Offer, obstacle, identity, pid, fd, bytes, sign)
 
 int64_t default_segment_bytes(int ranks) {
   const int64_t memory = ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
-  const int64_t address_space = int64_t{64} << 40;  // half of what a process has
+  const int64_t address_space = int64_t{64} << 40;  // half of the address space of a process
   const int64_t bytes = std::min(2 * memory, address_space / ranks);
   return std::max(bytes, 2 * SharedSegment::kControlBytes) >> 21 << 21;
 }
@@ -72,20 +50,20 @@ std::vector<int> hosts_of(const std::vector<Offer>& offers) {
   std::vector<HostIdentity> known;
   std::vector<int> hosts;
   for (const Offer& offer : offers) {
-    const auto found = std::find(known.begin(), known.end(), offer.identity);
+    const auto found = std::ranges::find(known, offer.identity);
     hosts.push_back(static_cast<int>(found - known.begin()));
     if (found == known.end()) known.push_back(offer.identity);
   }
   return hosts;
 }
 
-/// What the first rank that is not on rank 0's host has of its own.
+/// Why the first rank that is not on rank 0's host is apart; empty if all are on one host.
 std::string difference(const std::vector<Offer>& offers) {
   const HostIdentity& first = offers[0].identity;
   for (size_t rank = 1; rank < offers.size(); ++rank) {
     const HostIdentity& other = offers[rank].identity;
     if (other == first) continue;
-    const char* apart = "in containers with networks of their own";
+    const char* apart = "in containers with separate networks";
     if (other.boot_id != first.boot_id) {
       apart = "on different hosts";
     } else if (other.pid_namespace != first.pid_namespace) {
@@ -96,7 +74,7 @@ std::string difference(const std::vector<Offer>& offers) {
   return "";
 }
 
-/// What a link in /proc/self/ns says.
+/// The target of a link in /proc/self/ns.
 std::string namespace_of(const char* path) {
   char text[64];
   const ssize_t length = ::readlink(path, text, sizeof(text));
@@ -113,8 +91,13 @@ HostIdentity HostIdentity::read() {
   return identity;
 }
 
-/// In the control part of each segment, right behind its sign.
+/// At the beginning of each segment, in the control part.
 struct HostRanks::Board {
+  struct Post {
+    std::atomic<uint64_t> key;
+    std::atomic<int64_t> offset;
+  };
+
   std::atomic<uint64_t> sign;
   std::atomic<uint32_t> closed;
   std::atomic<uint32_t> changes;
@@ -129,7 +112,7 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
   own.identity = options.identity;
   own.pid = ::getpid();
   if (own.identity.boot_id.empty() || own.identity.pid_namespace.empty()) {
-    own.obstacle = "/proc does not tell the host's boot id and the process's namespace";
+    own.obstacle = "/proc does not show the host's boot id and the process's namespace";
   }
   std::shared_ptr<SharedSegment> segment;
   try {
@@ -144,8 +127,10 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
     own.obstacle = error.what();
   }
   std::vector<Offer> offers;
-  for (const std::string& text : exchange_texts(store, environment, "shm/offer", own.text())) {
-    offers.push_back(Offer::parse(text));
+  std::string text;
+  nlohmann::json::to_cbor(own, text);
+  for (const std::string& offer : exchange_texts(store, environment, "shm/offer", text)) {
+    offers.push_back(nlohmann::json::from_cbor(offer).get<Offer>());
   }
   std::string obstacle = first_obstacle(offers);
   const std::string apart = difference(offers);
@@ -156,13 +141,11 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
     for (int rank = 0; rank < environment.world_size; ++rank) {
       const Offer& offer = offers[static_cast<size_t>(rank)];
       if (ranks->hosts_[static_cast<size_t>(rank)] != ranks->hosts_[static_cast<size_t>(environment.rank)]) {
-        ranks->pids_.push_back(0);
         ranks->pid_fds_.push_back(-1);
         ranks->segments_.emplace_back();
         continue;
       }
-      ranks->pids_.push_back(offer.pid);
-      // The process's end is watched before its memory is opened, so the number cannot be another's by then.
+      // The process is watched before its memory is opened, so its number cannot belong to another one by then.
       const int pid_fd =
           offer.pid == own.pid ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, offer.pid, 0));
       ranks->pid_fds_.push_back(pid_fd);
@@ -192,7 +175,7 @@ HostRanks::~HostRanks() {
     if (fd >= 0) ::close(fd);
   }
   if (segments_.empty()) return;
-  own()->keep_memory();  // what is retired may still be read
+  own()->keep_memory();  // others may still read retired blocks
   Board& mine = board(rank_);
   mine.closed.store(1);
   mine.changes.fetch_add(1);
@@ -200,7 +183,7 @@ HostRanks::~HostRanks() {
 }
 
 int HostRanks::host_size() const {
-  return static_cast<int>(std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<size_t>(rank_)]));
+  return static_cast<int>(std::ranges::count(hosts_, hosts_[static_cast<size_t>(rank_)]));
 }
 
 HostRanks::Board& HostRanks::board(int rank) const { return *reinterpret_cast<Board*>(of(rank).data()); }
@@ -218,8 +201,8 @@ void HostRanks::post(uint64_t key, int64_t offset) {
   {
     std::lock_guard lock(mutex_);
     Board& mine = board(rank_);
-    auto free = std::find_if(std::begin(mine.posts), std::end(mine.posts),
-                             [](const Post& post) { return post.key.load() == 0; });
+    auto free =
+        std::ranges::find_if(mine.posts, [](const Board::Post& post) { return post.key.load() == 0; });
     FSDP_CHECK(free != std::end(mine.posts), "too many groups are being made at once");
     free->offset.store(offset);
     free->key.store(key);
@@ -229,7 +212,7 @@ void HostRanks::post(uint64_t key, int64_t offset) {
 }
 
 int64_t HostRanks::posted(int maker, uint64_t key) const {
-  for (const Post& post : board(maker).posts) {
+  for (const Board::Post& post : board(maker).posts) {
     if (post.key.load() == key) return post.offset.load();
   }
   return -1;
@@ -237,7 +220,7 @@ int64_t HostRanks::posted(int maker, uint64_t key) const {
 
 void HostRanks::take_down(uint64_t key) {
   std::lock_guard lock(mutex_);
-  for (Post& post : board(rank_).posts) {
+  for (Board::Post& post : board(rank_).posts) {
     if (post.key.load() == key) post.key.store(0);
   }
 }
@@ -248,6 +231,40 @@ void HostRanks::keep_until_unused(Retired retired) {
   std::lock_guard lock(mutex_);
   std::erase_if(retired_, [](const Retired& kept) { return kept.done(); });
   if (!retired.done()) retired_.push_back(std::move(retired));
+}
+
+std::string HostLayout::odd_one() const {
+  if (members.size() == 1) return "all ranks are on one host";
+  const size_t each = members.front().size();
+  for (const std::vector<int>& ranks : members) {
+    if (ranks.size() == each) continue;
+    return util::concat("hosts have different numbers of ranks: the host of rank ", members.front().front(),
+                        " has ", each, ", the host of rank ", ranks.front(), " has ", ranks.size());
+  }
+  return each == 1 ? "every rank has a host to itself" : "";
+}
+
+HostLayout host_layout(const std::vector<int>& hosts, const std::vector<int>& ranks) {
+  HostLayout layout;
+  std::map<int, size_t> place;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const int host = hosts[static_cast<size_t>(ranks[rank])];
+    const auto [found, first] = place.try_emplace(host, layout.members.size());
+    if (first) layout.members.emplace_back();
+    layout.members[found->second].push_back(static_cast<int>(rank));
+  }
+  return layout;
+}
+
+std::string shared_gpu(const std::vector<std::string>& gpus) {
+  std::map<std::string, size_t> first_ranks;
+  for (size_t rank = 0; rank < gpus.size(); ++rank) {
+    const auto [first, is_new] = first_ranks.try_emplace(gpus[rank], rank);
+    const std::string bus_id = gpus[rank].substr(gpus[rank].rfind(' ') + 1);
+    if (is_new || bus_id.empty()) continue;
+    return util::concat("ranks ", first->second, " and ", rank, " share a GPU (", bus_id, ")");
+  }
+  return "";
 }
 
 }  // namespace fsdp::comm

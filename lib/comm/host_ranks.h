@@ -1,7 +1,7 @@
 #pragma once
 
-// HostRanks: what the ranks of one host know of each other: the shared memory of all, and who still runs.
-// Ranks are numbered as the whole run numbers them.
+// HostRanks: the shared memory of the ranks of one host, and which of these ranks still run. Which ranks of a
+// group share a host or a GPU. Ranks are global ranks unless stated otherwise.
 
 #include <sys/types.h>
 
@@ -18,8 +18,8 @@
 
 namespace fsdp::comm {
 
-/// What tells hosts apart, and on one host containers that cannot see each other's processes or that have
-/// addresses of their own: each of them counts as a host.
+/// Distinguishes hosts. Containers of one host that cannot see each other's processes or that have separate
+/// network addresses count as separate hosts.
 struct HostIdentity {
   std::string boot_id;            ///< /proc/sys/kernel/random/boot_id
   std::string pid_namespace;      ///< /proc/self/ns/pid
@@ -37,12 +37,12 @@ class HostRanks {
   };
 
   struct Meeting {
-    std::shared_ptr<HostRanks> ranks;  ///< null where those of some host cannot share memory
-    std::string obstacle;              ///< why not; the same text on all ranks
-    std::string apart;                 ///< "ranks 0 and 2 are on different hosts"; empty: all are on one
+    std::shared_ptr<HostRanks> ranks;  ///< null if the ranks of any host cannot share memory
+    std::string obstacle;              ///< the reason then; the same text on all ranks
+    std::string apart;                 ///< "ranks 0 and 2 are on different hosts"; empty if all are on one
   };
 
-  /// Collective over the run: on every host all ranks map each other's memory, or on none.
+  /// Makes the ranks of every host map each other's memory, or of none. Collective over the run.
   static Meeting meet(const LaunchEnvironment& environment, RunStore& store, const Options& options);
 
   ~HostRanks();
@@ -52,22 +52,22 @@ class HostRanks {
   const std::vector<int>& hosts() const { return hosts_; }
   int host_size() const;
   const std::shared_ptr<SharedSegment>& own() const { return segments_[static_cast<size_t>(rank_)]; }
-  /// Of a rank of this host, as all that follow.
+  // The following take a rank of this host.
+
   SharedSegment& of(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
 
   /// Whether the rank can still answer: its process has not ended, and it has not destroyed its HostRanks.
   bool present(int rank) const;
-  pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
 
-  /// Where the control block lies that some rank makes for a group; `key` is the group's alone. The maker
-  /// posts it in its own segment, where the others find it: nothing (-1) until then. Thread-safe.
+  /// The offset of a group's control block in the segment of the rank that makes it; `key` is unique to the
+  /// group. The maker posts it, where the other ranks find it; -1 until then. Thread-safe.
   void post(uint64_t key, int64_t offset);
   int64_t posted(int maker, uint64_t key) const;
   void take_down(uint64_t key);
   /// Changes with every post; for futex_wait().
   std::atomic<uint32_t>& posts(int maker) const;
 
-  /// Keeps `blocks` until `done` says that nobody reads them any more; looked at when more are kept.
+  /// Keeps `blocks` until `done` returns true: no rank reads them any more. Checked at every call.
   struct Retired {
     std::function<bool()> done;
     std::vector<std::unique_ptr<SharedSegment::Block>> blocks;
@@ -80,11 +80,29 @@ class HostRanks {
 
   int rank_ = 0;
   std::vector<int> hosts_;
-  std::vector<std::shared_ptr<SharedSegment>> segments_;  ///< null: of a rank of another host
-  std::vector<pid_t> pids_;
-  std::vector<int> pid_fds_;  ///< -1: this process, or another host
+  std::vector<std::shared_ptr<SharedSegment>> segments_;  ///< null for a rank of another host
+  std::vector<int> pid_fds_;                              ///< -1 for this process, or on another host
   mutable std::mutex mutex_;
   std::vector<Retired> retired_;
 };
+
+struct HostLayout {
+  /// members[host]: ranks of the group, ascending; hosts in the order of their first ranks.
+  std::vector<std::vector<int>> members;
+
+  int hosts() const { return static_cast<int>(members.size()); }
+  /// Several hosts with several ranks each, the same number on all.
+  bool even() const { return odd_one().empty(); }
+  /// Why the layout is not even: "all ranks are on one host"; empty if it is.
+  std::string odd_one() const;
+};
+
+/// The layout of a group of these global `ranks`; `hosts` gives the host of every rank of the run.
+HostLayout host_layout(const std::vector<int>& hosts, const std::vector<int>& ranks);
+
+/// "ranks 0 and 2 share a GPU (0000:1b:00.0)" for the first two that do; empty if no ranks share one. NCCL
+/// refuses to connect ranks that share a GPU. `gpus`: "HOST BUS_ID" of every rank; a rank without a GPU has an
+/// empty BUS_ID.
+std::string shared_gpu(const std::vector<std::string>& gpus);
 
 }  // namespace fsdp::comm

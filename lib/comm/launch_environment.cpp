@@ -6,7 +6,6 @@
 #include <limits>
 #include <optional>
 #include <sstream>
-#include <string>
 
 #include "util/error.h"
 
@@ -95,7 +94,7 @@ LaunchEnvironment from_srun() {
   if (!environment.single_node()) {
     environment.master_addr = first_host(variable("SLURM_STEP_NODELIST").value_or(environment.master_addr));
   }
-  // Jobs that share a node must not share a port, and all tasks of a job must find the same one.
+  // Different ports for jobs that share a node, the same port for all tasks of a job.
   constexpr int kFirstPort = 20000, kPorts = 12000;
   const auto job = integer_variable("SLURM_JOB_ID", 0, std::numeric_limits<int>::max());
   const auto step = integer_variable("SLURM_STEP_ID", 0, std::numeric_limits<int>::max());
@@ -126,7 +125,7 @@ LaunchEnvironment read_launch_environment() {
   } else if (variable("OMPI_COMM_WORLD_SIZE")) {
     environment = from_mpirun();
   } else if (variable("SLURM_STEP_NUM_TASKS")) {
-    // A batch script has SLURM_PROCID and SLURM_NTASKS too, but only srun's processes have this one.
+    // Batch scripts have SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have this one.
     environment = from_srun();
   } else {
     return environment;

@@ -1,13 +1,13 @@
 #pragma once
 
-// Who this process is in the run, from the environment that its launcher sets: fsdp-launch, torchrun, srun or
+// This process's place in the run, from the environment set by its launcher: fsdp-launch, torchrun, srun or
 // mpirun.
 
 #include <string>
 
 namespace fsdp::comm {
 
-/// This process in its run. Without a launcher: the only one.
+/// The defaults are those without a launcher: the only process.
 struct LaunchEnvironment {
   int rank = 0;
   int world_size = 1;
@@ -15,17 +15,17 @@ struct LaunchEnvironment {
   int local_world_size = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
-  /// The launcher keeps the store at master_addr:master_port; else rank 0 does.
+  /// The launcher hosts the store at master_addr:master_port; otherwise rank 0 does.
   bool launcher_keeps_store = false;
-  /// How often the launcher has started all processes again: a store that it keeps remembers the last time.
+  /// How often the launcher has restarted all processes. A store that it hosts keeps earlier entries.
   int restarts = 0;
-  /// Somebody started this process as one of a run, passes signals on to it and kills it if it does not end.
+  /// A launcher started this process, passes signals on to it and kills it if it does not end.
   bool has_launcher = false;
 
   bool single_node() const { return local_world_size == world_size; }
 };
 
-/// Reads, of the first launcher that has left its variables,
+/// Reads the variables of the first launcher in this list that has set its own:
 /// - torchrun and fsdp-launch: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 ///   TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT;
 /// - srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_TASKS_PER_NODE; the
@@ -33,8 +33,8 @@ struct LaunchEnvironment {
 ///   MASTER_PORT say otherwise;
 /// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; over several nodes MASTER_ADDR
 ///   too.
-/// Without any of them it is a world of one. Throws Error(kUsage) that names the variable, its value and what
-/// was expected.
+/// Without any of them, a world of one. Throws Error(kUsage) that names the variable, its value and the values
+/// that are expected.
 LaunchEnvironment read_launch_environment();
 
 }  // namespace fsdp::comm

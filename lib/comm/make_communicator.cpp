@@ -2,17 +2,12 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "comm/device_communicator.h"
 #include "comm/gloo_communicator.h"
-#include "comm/gpu_place.h"
 #include "comm/hierarchical_communicator.h"
-#include "comm/host_layout.h"
 #include "comm/nccl_communicator.h"
-#include "comm/queued_communicator.h"
 #include "comm/run_store.h"
-#include "comm/single_communicator.h"
+#include "comm/stream_communicator.h"
 #include "util/cuda.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -20,9 +15,9 @@
 namespace fsdp::comm {
 namespace {
 
-/// Before the run ends for want of the backend that it asks for.
-[[noreturn]] void refuse(RunStore& store, const LaunchEnvironment& environment, const std::string& expected,
-                         const std::string& found) {
+/// Ends the run because the requested backend is not possible.
+[[noreturn]] void refuse_backend(RunStore& store, const LaunchEnvironment& environment,
+                                 const std::string& expected, const std::string& found) {
   leave_store(store, environment);
   util::fail(util::ErrorKind::kUsage, "comm.backend: expected ", expected, "; found that ", found,
              "; set it to auto or gloo");
@@ -34,16 +29,17 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
     return make_gloo_communicator(environment, options, std::move(store));
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
   if (options.backend == Backend::kShm && !(meeting.ranks && meeting.apart.empty())) {
-    refuse(store, environment, "processes that can share memory for \"shm\"",
-           meeting.apart.empty() ? meeting.obstacle : meeting.apart);
+    refuse_backend(store, environment, "processes that can share memory for \"shm\"",
+                   meeting.apart.empty() ? meeting.obstacle : meeting.apart);
   }
   GroupIdentity identity = run_identity(environment);
   const HostLayout layout =
       meeting.ranks ? host_layout(meeting.ranks->hosts(), identity.ranks) : HostLayout{};
   const std::string obstacle = meeting.ranks ? layout.odd_one() : meeting.obstacle;
   if (options.backend == Backend::kHierarchical && !obstacle.empty()) {
-    refuse(store, environment,
-           "several hosts with the same number of processes, 2 or more, for \"hierarchical\"", obstacle);
+    refuse_backend(store, environment,
+                   "several hosts with the same number of processes, 2 or more, for \"hierarchical\"",
+                   obstacle);
   }
   if (meeting.ranks && (obstacle.empty() || layout.hosts() == 1)) {
     GlooPlace gloo;
@@ -68,17 +64,13 @@ std::shared_ptr<Communicator> host_communicator(const LaunchEnvironment& environ
   return make_queued_communicator(std::move(communicator));
 }
 
-/// For tensors on the rank's device: NCCL, or through host memory where it cannot be.
+/// For tensors on the rank's device: NCCL, or through host memory.
 std::shared_ptr<Communicator> device_collectives(Backend backend, const NcclPlace& place, at::Device device,
                                                  const std::shared_ptr<Communicator>& host) {
   const auto through_host = [&] { return make_staged_communicator(device, host); };
   if (!device.is_cuda() || (backend != Backend::kAuto && backend != Backend::kNccl)) return through_host();
-  GpuPlace mine{.host = HostIdentity::read().boot_id, .bus_id = util::cuda_device(place.device).bus_id};
-  std::vector<GpuPlace> places;
-  for (const std::string& text : all_gather_text(*host, mine.text(), {.unit = "GPUs of the ranks"})) {
-    places.push_back(GpuPlace::parse(text));
-  }
-  const std::string obstacle = shared_gpu(places);
+  const std::string mine = HostIdentity::read().boot_id + " " + util::cuda_device(place.device).bus_id;
+  const std::string obstacle = shared_gpu(all_gather_text(*host, mine, {.unit = "GPUs of the ranks"}));
   if (obstacle.empty()) return make_nccl_communicator(place);
   if (backend == Backend::kNccl) {
     throw AgreedError(

@@ -10,17 +10,17 @@
 
 namespace fsdp::comm {
 
-/// The communicator of all processes of the run; its collectives run beside the caller. Collective; see
-/// join_run_store() and make_gloo_communicator() for errors and make_queued_communicator() for its end.
-/// `activity`, if any, hears of every collective. `host` says what this process takes its host for.
+/// The communicator of all processes of the run; its collectives run beside the caller. Collective. For errors
+/// see join_run_store() and make_gloo_communicator(), for destruction make_queued_communicator(). `activity`,
+/// if any, records every collective. `host` is the identity of this process's host.
 ///
 /// Backend "auto" is shared memory when all processes are on one host, hierarchical when they are on several
-/// hosts with several on each, the same number on all; else gloo, and rank 0 logs why. Backends "shm" and
-/// "hierarchical" throw Error(kUsage) when they cannot be had.
+/// hosts with the same number on each, 2 or more; else gloo, and rank 0 logs why. Backends "shm" and
+/// "hierarchical" throw Error(kUsage) when they are not possible.
 ///
-/// With a `device` the communicator takes its tensors too (make_device_communicator()): with "auto" and
-/// "nccl" over NCCL, where the device is a GPU of this rank alone; "nccl" throws Error(kUsage) where that
-/// cannot be. Otherwise through host memory, and rank 0 warns of it.
+/// With a `device` the communicator also accepts tensors of the device (make_device_communicator()). They are
+/// exchanged over NCCL with "auto" and "nccl" if each rank has a separate GPU; if not, "nccl" throws
+/// Error(kUsage). Otherwise they are exchanged through host memory, and rank 0 logs a warning.
 std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environment,
                                                 const CommOptions& options,
                                                 std::shared_ptr<Activity> activity = nullptr,

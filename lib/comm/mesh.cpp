@@ -7,12 +7,6 @@
 namespace fsdp::comm {
 namespace {
 
-const std::vector<std::vector<MeshAxis>>& groups_of_a_mesh() {
-  static const std::vector<std::vector<MeshAxis>> groups = {
-      {MeshAxis::kDcn}, {MeshAxis::kData}, {MeshAxis::kModel}, {MeshAxis::kDcn, MeshAxis::kData}};
-  return groups;
-}
-
 std::string name_of(const std::vector<MeshAxis>& axes) {
   std::vector<std::string> names;
   for (MeshAxis axis : axes) names.push_back(comm::name_of(axis));
@@ -29,13 +23,14 @@ Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
     util::fail(util::ErrorKind::kUsage, "mesh.model: expected 1; found ", shape_.model,
                "; this version has no tensor parallelism: give the ranks to mesh.data");
   }
-  for (const auto& axes : groups_of_a_mesh()) {
+  using enum MeshAxis;
+  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{kDcn}, {kData}, {kModel}, {kDcn, kData}}) {
     groups_[axes] = world_->subgroup(name_of(axes), shape_.group_of(world_->rank(), axes));
   }
 }
 
 const std::shared_ptr<Communicator>& Mesh::group(std::vector<MeshAxis> axes) const {
-  std::sort(axes.begin(), axes.end());
+  std::ranges::sort(axes);
   auto found = groups_.find(axes);
   FSDP_CHECK(found != groups_.end(), "a mesh has no group over ", name_of(axes));
   return found->second;

@@ -12,24 +12,24 @@
 
 namespace fsdp::comm {
 
-/// The groups over dcn, over data, over model and over dcn x data, each a communicator with a queue of its
-/// own, so that collectives along different axes run beside each other. A group of one rank is a
-/// SingleCommunicator, a group of all ranks the world's communicator itself.
+/// The groups over dcn, over data, over model and over dcn x data. Each is a communicator with a separate
+/// queue, so collectives along different axes run concurrently. A group of one rank is a SingleCommunicator, a
+/// group of all ranks the world's communicator itself.
 class Mesh {
  public:
   /// Collective over `world`. Throws Error(kUsage) when the product of the axes is not the world size (see
-  /// resolve_mesh()) and for a model axis of more than 1, which nothing serves yet.
+  /// resolve_mesh()) and for a model axis of more than 1, which is not supported yet.
   Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world);
 
   const MeshShape& shape() const { return shape_; }
-  /// Of this rank.
+  /// This rank's place.
   const MeshCoordinate& coordinate() const { return coordinate_; }
 
-  /// All ranks of the run, numbered as the mesh numbers them.
+  /// All ranks of the run.
   const std::shared_ptr<Communicator>& world() const { return world_; }
 
-  /// The ranks that share this rank's place on every axis but the named ones, ascending, so that a rank of
-  /// the group is its place along a single axis. Axes: one of them, or {kDcn, kData}. Not collective.
+  /// The ranks that have this rank's place on every axis except `axes`, ascending: along a single axis, a
+  /// rank's number in the group is its place on the axis. `axes` is one axis or {kDcn, kData}. Not collective.
   const std::shared_ptr<Communicator>& group(std::vector<MeshAxis> axes) const;
 
  private:

@@ -1,8 +1,7 @@
 #pragma once
 
-// The arithmetic of a mesh: the ranks of a run on the named axes dcn, data and model. It needs no
-// communicator and no libtorch, so that a configuration can be checked, and any world planned, without
-// processes.
+// The arithmetic of a mesh: the ranks of a run on the named axes dcn, data and model. Without communicator and
+// libtorch, so that a configuration can be checked, and any world planned, without processes.
 //
 // Ranks are numbered row by row, with data and model, which communicate most, innermost:
 //
@@ -24,7 +23,7 @@
 
 namespace fsdp::comm {
 
-/// Replicas over the slow network, shards, and parts of layers (which nothing serves yet).
+/// Replicas over the slow network, shards, and parts of layers (not supported yet).
 enum class MeshAxis { kDcn, kData, kModel };
 
 inline constexpr std::array<MeshAxis, 3> kMeshAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kModel};
@@ -44,20 +43,19 @@ struct MeshCoordinate {
   bool operator==(const MeshCoordinate&) const = default;
 };
 
-/// How many ranks lie along each axis; all at least 1.
+/// The number of ranks along each axis, at least 1.
 struct MeshShape {
   int dcn = 1, data = 1, model = 1;
 
   int along(MeshAxis axis) const {
     return axis == MeshAxis::kDcn ? dcn : axis == MeshAxis::kData ? data : model;
   }
-  /// Ranks of a group over these axes.
+  /// The size of a group over these axes.
   int along(const std::vector<MeshAxis>& axes) const {
     int ranks = 1;
     for (MeshAxis axis : axes) ranks *= along(axis);
     return ranks;
   }
-  /// Ranks of the whole mesh.
   int world_size() const { return dcn * data * model; }
 
   MeshCoordinate coordinate_of(int rank) const {
@@ -65,15 +63,7 @@ struct MeshShape {
     return {.dcn = rank / (data * model), .data = rank / model % data, .model = rank % model};
   }
 
-  int rank_of(const MeshCoordinate& place) const {
-    for (MeshAxis axis : kMeshAxes) {
-      FSDP_CHECK(place.on(axis) >= 0 && place.on(axis) < along(axis), name_of(axis), " ", place.on(axis),
-                 " of ", along(axis));
-    }
-    return (place.dcn * data + place.data) * model + place.model;
-  }
-
-  /// The ranks that differ from `rank` on these axes at most, itself included, ascending.
+  /// The ranks that differ from `rank` at most on these axes, including `rank`, ascending.
   std::vector<int> group_of(int rank, const std::vector<MeshAxis>& axes) const {
     MeshCoordinate own = coordinate_of(rank);
     std::vector<int> ranks;
@@ -121,8 +111,8 @@ inline std::string processes(int64_t count) {
 
 }  // namespace detail
 
-/// The shape that the options give to a world of this size: their product is the world size, and -1, at most
-/// once, stands for what the other axes leave. Throws Error(kUsage) with the arithmetic.
+/// The shape of a mesh of `world_size` ranks. The product of the axes must be the world size; at most one axis
+/// may be -1, the rest. Throws Error(kUsage) with the arithmetic.
 inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
   FSDP_CHECK(world_size >= 1, "a world of ", world_size, " processes");
   std::array<int64_t, 3> sizes = {options.dcn, options.data, options.model};

@@ -10,8 +10,8 @@ namespace fsdp::comm {
 /// How the processes of a run exchange data (comm.backend).
 enum class Backend {
   /// kShm when all ranks are on one host and can share memory, kHierarchical when they are on several hosts
-  /// with the same number of ranks on each, 2 or more; else kGloo. For tensors on GPUs: kNccl where each rank
-  /// has a GPU of its own.
+  /// with the same number of ranks on each, 2 or more; else kGloo. For tensors on GPUs: kNccl if each rank has a
+  /// separate GPU.
   kAuto,
   kShm,           ///< shared memory of one host
   kGloo,          ///< gloo over TCP
@@ -27,7 +27,7 @@ constexpr auto enum_names(Backend) {
                                                  {Backend::kNccl, "nccl"}});
 }
 
-/// Of make_communicator().
+/// For make_communicator().
 struct CommOptions {
   Backend backend = Backend::kAuto;
   double timeout_seconds = 60;  ///< of a collective, and of the rendezvous

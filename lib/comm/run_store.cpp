@@ -1,54 +1,138 @@
 #include "comm/run_store.h"
 
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <regex>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "comm/bounded_call.h"
-#include "comm/listener_wait.h"
-#include "comm/loopback_listener.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 namespace {
 
+using std::chrono::milliseconds;
 using util::ErrorKind;
+using Clock = std::chrono::steady_clock;
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error here, not the end of
-/// the process by SIGPIPE. A handler of the program's own is left alone.
+/// gloo and c10d's store write to sockets whose peer may be gone; that must be an error, not the end of the
+/// process by SIGPIPE. A handler that the program has installed stays.
 void ignore_broken_pipes() {
   struct sigaction action {};
   if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
 [[noreturn]] void not_all_came(const LaunchEnvironment& environment, const std::string& where,
-                               std::chrono::milliseconds timeout, const std::string& cause) {
+                               milliseconds timeout, const std::string& cause) {
   util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
              timeout.count() / 1000, " s and not all of the ", environment.world_size,
              " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
              cause, ")");
 }
 
-/// c10d asks whoever accepts its connection for an answer, and waits for that without a bound.
-[[noreturn]] void no_answer(const LaunchEnvironment& environment, const std::string& where,
-                            std::chrono::milliseconds timeout) {
-  util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
-             " is connected there, ",
-             "and expected the run's store; what listens at that address has not answered in ",
-             timeout.count() / 1000,
-             " s: it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
-             "--master-port), the same for all processes, and check MASTER_ADDR");
-}
-
-/// What c10d waits for within its own time-out ends by that; this is for what it waits for without one.
+/// Most of c10d's waits end by its time-out; this is for those without one.
 constexpr std::chrono::seconds kGrace{2};
 
 std::string key_of(const std::string& purpose, int rank) { return util::concat(purpose, "/", rank); }
 
+constexpr milliseconds kFirstPause{2}, kLongestPause{100};
+constexpr milliseconds kLongestAnswer{1000};  ///< of a host that runs
+
+enum class Answer { kListens, kRefuses, kUnclear };
+
+/// If nobody listens at an ephemeral port, the system may assign that very port to the socket that connects.
+bool is_connected_to_itself(int socket) {
+  sockaddr_storage own{}, other{};
+  socklen_t own_size = sizeof(own), other_size = sizeof(other);
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(socket, reinterpret_cast<sockaddr*>(&other), &other_size) == 0 &&
+         own_size == other_size && std::memcmp(&own, &other, own_size) == 0;
+}
+
+Answer answer_of(int error) {
+  if (error == 0) return Answer::kListens;
+  return error == ECONNREFUSED || error == ECONNRESET ? Answer::kRefuses : Answer::kUnclear;
+}
+
+Answer ask(int socket, const addrinfo& address) {
+  if (::connect(socket, address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return answer_of(errno);
+    pollfd entry{.fd = socket, .events = POLLOUT, .revents = 0};
+    if (::poll(&entry, 1, static_cast<int>(kLongestAnswer.count())) != 1) return Answer::kUnclear;
+    int error = 0;
+    socklen_t size = sizeof(error);
+    if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return Answer::kUnclear;
+    if (error != 0) return answer_of(error);
+  }
+  return is_connected_to_itself(socket) ? Answer::kRefuses : Answer::kListens;
+}
+
+/// A host refuses if one of its addresses refuses and none listens.
+Answer ask(const addrinfo* address) {
+  Answer best = Answer::kUnclear;
+  for (; address != nullptr; address = address->ai_next) {
+    const int socket = ::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (socket < 0) continue;
+    const Answer answer = ask(socket, *address);
+    // Closed without a reset: c10d's store warns of connections that were reset before it accepted them.
+    ::close(socket);
+    if (answer == Answer::kListens) return answer;
+    if (answer == Answer::kRefuses) best = answer;
+  }
+  return best;
+}
+
+/// A socket bound to host:port if the host is an IPv4 loopback address (127.0.0.0/8) and the port is free.
+///
+/// By default c10d's store listens at all addresses of the host, IPv6 and IPv4 at once. Then other hosts can
+/// reach it, and c10d asks the name server for the names of peers (::ffff:127.0.0.1 is not in /etc/hosts);
+/// where that does not answer, the run starts 5 seconds later.
+std::optional<int> bind_to_loopback(const std::string& host, int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return std::nullopt;
+  if (ntohl(address.sin_addr.s_addr) >> 24 != IN_LOOPBACKNET) return std::nullopt;
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) return std::nullopt;
+  const int yes = 1;  // connections of the last run may still be in TIME_WAIT
+  if (::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+      ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    return socket;
+  }
+  ::close(socket);
+  return std::nullopt;
+}
+
 }  // namespace
+
+bool wait_for_listener(const std::string& host, int port, Clock::time_point deadline) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return true;
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
+  for (milliseconds pause = kFirstPause; ask(addresses.get()) == Answer::kRefuses;) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 3 / 2 + milliseconds{1}, kLongestPause);
+  }
+  return true;
+}
 
 bool says_timeout(const std::string& text) {
   return contains(text, "imed out") || contains(text, "imeout") || contains(text, "TIMEDOUT");
@@ -72,15 +156,23 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
                                               std::chrono::steady_clock::now() + timeout)) {
     not_all_came(environment, where, timeout, "nobody listens there");
   }
-  // Without one the store binds to the port itself, and says why if it cannot.
+  // Without this socket the store binds to the port itself, and says why if it cannot.
   if (options.isServer) {
     options.masterListenFd = bind_to_loopback(environment.master_addr, environment.master_port);
   }
   try {
+    // c10d waits without a time-out for the answer of any process that accepts its connection.
     auto store = call_within(timeout + kGrace, [host = environment.master_addr, options] {
       return c10::make_intrusive<c10d::TCPStore>(host, options);
     });
-    if (!store) no_answer(environment, where, timeout);
+    if (!store) {
+      util::fail(
+          ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
+          " is connected, but expected the run's store; the process that listens there has not answered in ",
+          timeout.count() / 1000,
+          " s: it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
+          "--master-port), the same for all processes, and check MASTER_ADDR");
+    }
     return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), *store);
   } catch (const util::Error&) {
     throw;
@@ -129,6 +221,24 @@ void leave_store(RunStore& store, const LaunchEnvironment& environment) {
   } else {
     store->set(key_of(purpose, environment.rank), std::vector<uint8_t>());
   }
+}
+
+// The first line gives the place in c10d, the second the error; NCCL's own message follows "Last error:".
+//   NCCL error in: ../torch/.../NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL
+//   version 2.28.9 ncclInvalidUsage: This usually reflects invalid usage of NCCL library. Last error:
+//   Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000
+std::string nccl_cause(const std::string& text) {
+  std::istringstream lines(text);
+  std::string first, error, last, line;
+  bool last_follows = false;
+  for (int number = 0; std::getline(lines, line); ++number) {
+    if (number == 0) first = line;
+    if (line.starts_with("nccl") && error.empty()) error = line;
+    if (last_follows && !line.starts_with("Exception raised")) last = line;  // else a stack trace follows
+    last_follows = line.starts_with("Last error:");
+  }
+  if (!last.empty()) return last;
+  return error.empty() ? first : error;
 }
 
 }  // namespace fsdp::comm

@@ -1,37 +1,66 @@
 #pragma once
 
-// The run's key-value store, by which its processes find each other before they are connected.
+// The run's key-value store (c10d's), through which processes find each other before they are connected, and
+// the texts of c10d's exceptions.
 
 #include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "comm/launch_environment.h"
+#include "util/limits.h"
 
 namespace fsdp::comm {
 
 using RunStore = c10::intrusive_ptr<c10d::Store>;
 
-/// Joins the store at MASTER_ADDR:MASTER_PORT (c10d's over TCP), which rank 0 hosts unless the launcher
-/// does, and waits until all processes of the run have. What earlier starts of the run have left in a
-/// launcher's store is not seen. Throws Error(kTimeout) when not all arrive in time, Error(kUsage) when the
-/// address cannot be used.
+/// Joins the store at MASTER_ADDR:MASTER_PORT (TCP), which rank 0 hosts unless the launcher does, and waits
+/// until all processes of the run have joined. Entries that earlier starts of the run left in a launcher's
+/// store are not visible. Throws Error(kTimeout) when not all arrive in time, Error(kUsage) when the address
+/// cannot be used.
 RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout);
 
-/// Every rank's text, in rank order. Collective over the run; `purpose` is a new one each time.
+/// Every rank's text, in rank order. Collective over the run; each call needs a new `purpose`.
 std::vector<std::string> exchange_texts(RunStore& store, const LaunchEnvironment& environment,
                                         const std::string& purpose, const std::string& text);
 
-/// Before the run ends for want of a communicator: rank 0, which may host the store, stays until the others
-/// have read all that they need.
+/// Called before an error that ends the run: rank 0, which may host the store, waits until the other ranks
+/// have read everything they need.
 void leave_store(RunStore& store, const LaunchEnvironment& environment);
 
-/// Whether this text of an exception of c10d means that a time-out has passed.
+/// Waits until a process listens at this host and port, but not beyond `deadline`; returns whether one does.
+/// Polls every few milliseconds: c10d's store would wait 0.25 to 0.75 s after the first refusal, and longer
+/// after each further one (c10d/Backoff.hpp). Also returns true when the answer is unclear (unknown name, no
+/// reply), because the error of the subsequent connect() is more precise.
+bool wait_for_listener(const std::string& host, int port, std::chrono::steady_clock::time_point deadline);
+
+/// Runs `body` in a separate thread and returns its result, or throws its exception; nullopt if it does not
+/// end within `limit`. For calls into a library that may block on another process without a time-out. A late
+/// thread is abandoned, so `body` must own or share everything it uses.
+template <typename Body>
+auto call_within(std::chrono::milliseconds limit, Body body) -> std::optional<std::invoke_result_t<Body>> {
+  auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Body>()>>(std::move(body));
+  auto result = task->get_future();
+  util::start_thread([task] { (*task)(); }).detach();
+  if (result.wait_for(limit) != std::future_status::ready) return std::nullopt;
+  return result.get();
+}
+
+/// Whether the text of a c10d exception reports a time-out.
 bool says_timeout(const std::string& text);
 
-/// c10d puts a stack trace behind the first line. An address such as 249.85.0.0 is left out: gloo prints that
-/// of a peer whose address it never set, and finds a part of a pointer there.
+/// The first line of a c10d exception, without the stack trace that follows it. Addresses such as 249.85.0.0
+/// are removed: gloo prints part of a pointer there when it never set the address of the peer.
 std::string first_line(const std::string& text);
+
+/// The cause, in one line, in the text of a c10d exception about NCCL.
+std::string nccl_cause(const std::string& text);
 
 }  // namespace fsdp::comm

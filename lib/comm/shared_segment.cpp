@@ -1,11 +1,15 @@
 #include "comm/shared_segment.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -25,14 +29,14 @@ int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / un
 
 uint64_t random_sign() {
   std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // never 0, which is what fresh memory has
+  return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // never 0, which fresh memory contains
 }
 
 }  // namespace
 
 std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   FSDP_CHECK(bytes > kControlBytes, "a segment of ", bytes, " bytes has no room for data");
-  // Growing a file beyond this limit would be a deadly signal, not an error.
+  // Growing a file beyond this limit ends the process by SIGXFSZ.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       limit.rlim_cur < static_cast<rlim_t>(bytes)) {
@@ -47,15 +51,14 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   if (segment->fd_ < 0 && errno == EINVAL) segment->fd_ = ::memfd_create("fsdp-shared", kFlags);
   if (segment->fd_ < 0) refuse("memfd_create failed", errno);
   if (::ftruncate(segment->fd_, bytes) != 0) refuse("a memfd cannot be made large", errno);
-  // Memory that somebody takes away by making the file smaller would be a deadly signal too.
+  // Access to memory removed by shrinking the file would end the process by SIGBUS.
   ::fcntl(segment->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   segment->map(true);
   if (!segment->reserve(0, kPage)) refuse("no memory can be had for a memfd", ENOMEM);
   const uint64_t sign = random_sign();
   std::memcpy(segment->data_, &sign, sizeof(sign));
-  segment->control_.emplace(kPage, kControlBytes);
-  segment->blocks_.emplace(kControlBytes, segment->common_begin());
-  segment->common_.emplace(segment->common_begin(), bytes);
+  segment->free_ = {util::FreeRanges(kControlBytes, segment->common_begin()),
+                    util::FreeRanges(segment->common_begin(), bytes), util::FreeRanges(kPage, kControlBytes)};
   return segment;
 }
 
@@ -66,18 +69,18 @@ std::shared_ptr<SharedSegment> SharedSegment::open(pid_t pid, int fd, int64_t by
   segment->fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (segment->fd_ < 0) refuse(util::concat(path, " cannot be opened"), errno);
   if (::lseek(segment->fd_, 0, SEEK_END) != bytes) {
-    throw std::runtime_error(util::concat(path, " is not the shared memory that its process told of"));
+    throw std::runtime_error(util::concat(path, " is not the shared memory that its process announced"));
   }
   segment->map(false);
   if (segment->sign() != sign) {
-    throw std::runtime_error(util::concat(path, " is not the shared memory that its process told of"));
+    throw std::runtime_error(util::concat(path, " is not the shared memory that its process announced"));
   }
   ::close(std::exchange(segment->fd_, -1));  // the mapping is enough
   return segment;
 }
 
 void SharedSegment::map(bool own) {
-  // With room to begin at a boundary of huge pages.
+  // Reserves enough addresses to start at a boundary of huge pages.
   const auto room = static_cast<size_t>(bytes_ + kHugePage);
   void* whole = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (whole == MAP_FAILED) refuse(util::concat("no address space for ", bytes_ >> 30, " GiB"), errno);
@@ -95,7 +98,7 @@ void SharedSegment::map(bool own) {
   map_part(kControlBytes, common_begin(), own ? PROT_READ | PROT_WRITE : PROT_READ);
   map_part(common_begin(), bytes_, PROT_READ | PROT_WRITE);
   const auto data_bytes = static_cast<size_t>(bytes_ - kControlBytes);
-  ::madvise(data_ + kControlBytes, data_bytes, MADV_HUGEPAGE);  // where the system has them for memfds
+  ::madvise(data_ + kControlBytes, data_bytes, MADV_HUGEPAGE);  // if the system has them for memfds
   if (!own) ::madvise(data_, static_cast<size_t>(bytes_), MADV_DONTDUMP);
 }
 
@@ -111,28 +114,13 @@ uint64_t SharedSegment::sign() const {
 }
 
 std::unique_ptr<SharedSegment::Block> SharedSegment::take(const std::shared_ptr<SharedSegment>& segment,
-                                                          int64_t bytes) {
-  return take_from(segment, *segment->blocks_, bytes);
-}
-
-std::unique_ptr<SharedSegment::Block> SharedSegment::take_common(
-    const std::shared_ptr<SharedSegment>& segment, int64_t bytes) {
-  return take_from(segment, *segment->common_, bytes);
-}
-
-std::unique_ptr<SharedSegment::Block> SharedSegment::take_control(
-    const std::shared_ptr<SharedSegment>& segment, int64_t bytes) {
-  return take_from(segment, *segment->control_, bytes);
-}
-
-std::unique_ptr<SharedSegment::Block> SharedSegment::take_from(const std::shared_ptr<SharedSegment>& segment,
-                                                               util::FreeRanges& ranges, int64_t bytes) {
+                                                          int64_t bytes, Part part) {
   if (bytes > segment->bytes_) return nullptr;
   bytes = rounded_up(std::max<int64_t>(bytes, 1), kPage);
   std::optional<int64_t> offset;
   {
     std::lock_guard lock(segment->mutex_);
-    offset = ranges.take(bytes, bytes >= 2 * kHugePage ? kHugePage : kPage);
+    offset = segment->ranges_of(part).take(bytes, bytes >= 2 * kHugePage ? kHugePage : kPage);
     if (!offset) return nullptr;
     segment->taken_ += bytes;
   }
@@ -147,34 +135,23 @@ bool SharedSegment::reserve(int64_t offset, int64_t bytes) {
 #else
   constexpr int kPopulateWrite = 23;  // Linux 5.14
 #endif
-  // It faults the pages in, so huge ones where the mapping may have them, which fallocate() would not.
-  int code;
-  do {
-    code = ::madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite);
-  } while (code != 0 && errno == EINTR);
-  if (code == 0) return true;
-  if (errno != EINVAL) return false;
-  do {
-    code = ::fallocate(fd_, 0, offset, bytes);
-  } while (code != 0 && errno == EINTR);
-  return code == 0;
+  // Unlike fallocate() it faults the pages in, as huge pages if the mapping allows them.
+  const auto size = static_cast<size_t>(bytes);
+  if (TEMP_FAILURE_RETRY(::madvise(data_ + offset, size, kPopulateWrite)) == 0) return true;
+  return errno == EINVAL && TEMP_FAILURE_RETRY(::fallocate(fd_, 0, offset, bytes)) == 0;
 }
 
 void SharedSegment::give_back(int64_t offset, int64_t bytes) {
-  // The memory goes, the addresses stay.
+  // Frees the memory; the addresses stay mapped.
   if (!keeps_memory_) ::madvise(data_ + offset, static_cast<size_t>(bytes), MADV_REMOVE);
   std::lock_guard lock(mutex_);
   taken_ -= bytes;
-  ranges_of(offset).give_back(offset, bytes);
+  const Part data = offset < common_begin() ? Part::kOwn : Part::kCommon;
+  ranges_of(offset < kControlBytes ? Part::kControl : data).give_back(offset, bytes);
 }
 
 int64_t SharedSegment::common_begin() const {
   return kControlBytes + (bytes_ - kControlBytes) / 2 / kHugePage * kHugePage;
-}
-
-util::FreeRanges& SharedSegment::ranges_of(int64_t offset) {
-  if (offset < kControlBytes) return *control_;
-  return offset < common_begin() ? *blocks_ : *common_;
 }
 
 std::optional<int64_t> SharedSegment::offset_of(const void* data, int64_t bytes) const {
@@ -188,6 +165,18 @@ std::optional<int64_t> SharedSegment::offset_of(const void* data, int64_t bytes)
 int64_t SharedSegment::taken_bytes() const {
   std::lock_guard lock(mutex_);
   return taken_;
+}
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
+              std::atomic<uint32_t>::is_always_lock_free);
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, int64_t milliseconds) {
+  const timespec most{.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &most, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace fsdp::comm

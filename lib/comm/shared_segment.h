@@ -2,25 +2,25 @@
 
 // SharedSegment: memory that the processes of one host share. Each rank has one; all ranks map all of them.
 //
-// A segment is an anonymous file in memory (memfd), so nothing is left behind whatever is killed, and no
-// mount such as /dev/shm limits it. Others open it through /proc. It is large and sparse: only blocks that
-// are taken have memory, and they have it before they are handed out, because touching shared memory for
-// which the system has none left would end the process (SIGBUS).
+// A segment is an anonymous file in memory (memfd), so nothing is left behind however a process ends, and no
+// mount such as /dev/shm limits its size. Other processes open it through /proc. It is large and sparse: only
+// blocks that are taken have memory, and they have it before take() returns, because touching shared memory
+// that the system cannot provide would end the process (SIGBUS).
 //
-//   [0, kControlBytes)    what all ranks write: who waits for whom
-//   [kControlBytes, ...)  data; the first half is the owner's alone to write, the second is common
+//   [0, kControlBytes)    written by all ranks: who waits for whom
+//   [kControlBytes, ...)  data; the first half is written by the owner alone, the second half by all ranks
 //
-// take() and its kind, and giving blocks back, are thread-safe.
+// Taking blocks and giving them back is thread-safe.
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 
 #include "util/free_ranges.h"
 
@@ -31,7 +31,7 @@ class SharedSegment {
   static constexpr int64_t kControlBytes = int64_t{64} << 20;
   static constexpr int64_t kPage = 4096;
 
-  /// A part of the segment. It goes back when its last owner does.
+  /// A part of the segment, given back when the Block is destroyed.
   struct Block {
     std::shared_ptr<SharedSegment> segment;
     int64_t offset = 0;
@@ -44,11 +44,11 @@ class SharedSegment {
     Block& operator=(const Block&) = delete;
   };
 
-  /// A new segment with that much address space, more than kControlBytes. Throws std::runtime_error that
-  /// says why there is none.
+  /// A new segment with `bytes` of address space, which must exceed kControlBytes. Throws std::runtime_error
+  /// with the reason if there can be none.
   static std::shared_ptr<SharedSegment> create(int64_t bytes);
 
-  /// That of another process, as it told: its number there, size and sign. Throws std::runtime_error.
+  /// The segment of process `pid` with this descriptor, size and sign there. Throws std::runtime_error.
   static std::shared_ptr<SharedSegment> open(pid_t pid, int fd, int64_t bytes, uint64_t sign);
 
   ~SharedSegment();
@@ -58,33 +58,32 @@ class SharedSegment {
   std::byte* data() const { return data_; }
   int64_t size() const { return bytes_; }
   int fd() const { return fd_; }
-  /// A random number at the segment's beginning, by which others know that they have opened the right one.
+  /// A random number at the beginning of the segment, by which other processes verify that they have opened
+  /// the right one.
   uint64_t sign() const;
 
-  /// Memory in the part for data, the part for common data or that for control, uninitialised, page-aligned;
-  /// null when the system has none. Only for the owner.
-  static std::unique_ptr<Block> take(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
-  static std::unique_ptr<Block> take_common(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
-  static std::unique_ptr<Block> take_control(const std::shared_ptr<SharedSegment>& segment, int64_t bytes);
+  enum class Part { kOwn, kCommon, kControl };
+  /// A block in the part for the owner's data, for common data or for control: uninitialised, page-aligned, null
+  /// when the system has no memory. Only for the owner.
+  static std::unique_ptr<Block> take(const std::shared_ptr<SharedSegment>& segment, int64_t bytes,
+                                     Part part = Part::kOwn);
 
-  /// Where [data, data + bytes) lies in this segment; nothing: elsewhere.
+  /// The offset of [data, data + bytes) in this segment, if it lies inside.
   std::optional<int64_t> offset_of(const void* data, int64_t bytes) const;
 
-  /// From here on blocks that are given back keep their memory, since others may still read it. All of it
-  /// goes when nobody maps the segment any more.
+  /// Blocks given back after this call keep their memory, because other processes may still read it. The
+  /// system frees the memory with the last mapping of the segment.
   void keep_memory() { keeps_memory_ = true; }
 
-  /// Of all blocks that are taken.
+  /// Total size of the blocks that are taken.
   int64_t taken_bytes() const;
 
  private:
   SharedSegment() = default;
   void map(bool own);
   int64_t common_begin() const;
-  util::FreeRanges& ranges_of(int64_t offset);
-  static std::unique_ptr<Block> take_from(const std::shared_ptr<SharedSegment>& segment,
-                                          util::FreeRanges& ranges, int64_t bytes);
-  /// Whether the system has given memory to this part.
+  util::FreeRanges& ranges_of(Part part) { return *free_[static_cast<size_t>(part)]; }
+  /// Makes the system provide memory for this part; returns whether it did.
   bool reserve(int64_t offset, int64_t bytes);
   void give_back(int64_t offset, int64_t bytes);
 
@@ -92,9 +91,14 @@ class SharedSegment {
   int64_t bytes_ = 0;
   int fd_ = -1;
   mutable std::mutex mutex_;
-  std::optional<util::FreeRanges> control_, blocks_, common_;  ///< of the owner
+  std::array<std::optional<util::FreeRanges>, 3> free_;  ///< by Part; only the owner has them
   int64_t taken_ = 0;
   std::atomic<bool> keeps_memory_ = false;
 };
+
+/// Blocks until a futex_wake_all() unless `word` differs from `value` (futex(2)), across processes. Also
+/// returns after the time and spuriously, so callers must check `word`.
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, int64_t milliseconds);
+void futex_wake_all(std::atomic<uint32_t>& word);
 
 }  // namespace fsdp::comm

@@ -10,26 +10,22 @@
 #include <utility>
 #include <vector>
 
-#include "comm/common_memory.h"
 #include "comm/common_places.h"
-#include "comm/group_identity.h"
-#include "comm/memory_copy.h"
-#include "comm/rank_order_sum.h"
-#include "comm/shm_group.h"
+#include "comm/group_failure.h"
+#include "comm/memory_operations.h"
 #include "util/error.h"
 #include "util/hash.h"
 
 namespace fsdp::comm {
 namespace {
 
-/// Up to so many bytes a rank shows the others, a copy through its stage costs less than the meeting that
-/// it saves.
+/// Up to this size per rank, a copy through a stage costs less than the meeting that it saves.
 constexpr int64_t kSmallBytes = 32 << 10;
 
-/// Half of a stage through which tensors outside shared memory go: it stays in a core's second-level cache.
+/// Half of a stage, through which tensors outside shared memory are copied: it stays in a core's L2 cache.
 constexpr int64_t kPieceBytes = 512 << 10;
 
-constexpr int64_t kLine = 64;  ///< bytes of a cache line, a multiple of every element's
+constexpr int64_t kLine = 64;  ///< bytes of a cache line, a multiple of every element size
 
 enum Op : int32_t {
   kBarrier,
@@ -46,7 +42,7 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 
 void free_block(void* block) { delete static_cast<SharedSegment::Block*>(block); }
 
-/// Of what a rank does in one collective: its record, and the words for errors.
+/// A rank's part in one collective: its record, and the description for errors.
 struct Call {
   ShmGroup::Record record;
   std::string what;
@@ -62,10 +58,10 @@ struct Call {
   }
 };
 
-/// An all-gather into common memory needs a meeting, and moves nothing but the ranks' own parts. Every other
-/// collective has two ways. The direct one reads the others' tensors where they are, when all ranks
-/// have theirs in shared memory: a meeting tells where, and one at the end tells that all have read. Else,
-/// and for small tensors, the data goes through the ranks' stages, a piece a meeting.
+/// An all-gather into common memory takes one meeting and moves only the ranks' own parts. Every other
+/// collective has two paths. The direct path, for tensors of all ranks in shared memory, reads the others'
+/// tensors in place, between a meeting that announces where they are and one that shows that all have been
+/// read. Other and small tensors are copied through the ranks' stages, with one meeting per piece.
 class ShmCommunicator final : public Communicator, private CommonMemory {
  public:
   ShmCommunicator(std::shared_ptr<ShmGroup> group, std::string key)
@@ -122,7 +118,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     FSDP_CHECK(input.numel() == output.numel() * world_size() &&
                (output.scalar_type() == input.scalar_type() || unrounded) && output.is_contiguous() &&
                input.is_contiguous());
-    // The others read all of the input but this rank's part, which may be the output.
+    // The others read all of the input except this rank's part, which may be the output.
     const int64_t bytes = output.numel() * input.element_size();
     const std::byte* from = bytes_of(input);
     if (output.is_alias_of(input) && bytes_of(output) != from + rank() * bytes) {
@@ -184,7 +180,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     call.record.root = root;
     const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
     std::byte* data = bytes_of(tensor);
-    // Where the root's tensor lies is all that matters.
+    // Only the location of the root's tensor matters.
     if (bytes > kSmallBytes && meet_directly(call, rank() == root ? shared(data, bytes) : 0)) {
       if (rank() != root) copy_memory(data, shown_by(root), bytes);
       meet(call);
@@ -208,7 +204,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   CommonMemory* common_memory() override { return this; }
   std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,
                                             std::function<void(c10::DataPtr)> task) override {
-    // What is small goes through stages with one meeting.
+    // Small parts are gathered through stages with one meeting.
     if (nbytes <= kSmallBytes * world_size()) return enqueue([&] { task({}); });
     Call call(kCommonMemory, "all_gather", {}, site);
     call.record.numel = nbytes;
@@ -231,7 +227,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     if (auto existing = existing_subgroup(name, ranks)) return existing;
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
-    // Groups of one name may be of other ranks, or be made again.
+    // Several groups may have this name, of other ranks or of the same.
     std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());
     key += util::concat("/", groups_made_[key]++);
     auto group = ShmGroup::connect(group_->host(), std::move(identity), group_->timeout_seconds(),
@@ -240,7 +236,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   }
 
  private:
-  /// The other ranks, beginning with the next one, so that not all read the same memory at once.
+  /// The other ranks, starting after this one, so that not all read the same memory at once.
   std::vector<int> peers() const {
     std::vector<int> ranks;
     for (int i = 1; i < world_size(); ++i) ranks.push_back((rank() + i) % world_size());
@@ -249,12 +245,12 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
 
   void meet(const Call& call) { group_->meet(call.record, call.what); }
 
-  /// Where this memory lies in this rank's segment, if it does.
+  /// The offset of this memory in this rank's segment, if it lies there.
   std::optional<int64_t> shared(const void* data, int64_t bytes) const {
     return group_->host()->own()->offset_of(data, bytes);
   }
 
-  /// Tells the others where this rank's data lies; false when some rank has not got it in shared memory.
+  /// Announces where this rank's data lies; false if any rank's data is not in shared memory.
   bool meet_directly(Call& call, std::optional<int64_t> offset) {
     call.record.offset = offset.value_or(ShmGroup::kNowhere);
     meet(call);
@@ -269,10 +265,10 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     meet(call);
   }
 
-  /// The memory that a rank has told of at the last meeting.
+  /// The memory that a rank announced at the last meeting.
   const std::byte* shown_by(int peer) const { return group_->memory_of(peer, group_->record(peer).offset); }
 
-  /// `own` at this rank's place, `of(peer)` at those of the others.
+  /// By rank: `own` for this rank, `of(peer)` for the others.
   template <typename Of>
   std::vector<const void*> parts(const void* own, const Of& of) const {
     std::vector<const void*> pointers(static_cast<size_t>(world_size()), own);
@@ -280,14 +276,15 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     return pointers;
   }
 
-  /// Bytes [begin, begin + length) of `output` are the sum or maximum of `parts`.
+  /// Sets bytes [begin, begin + length) of `output` to the sum or maximum of `parts`.
   static void reduce(const at::Tensor& output, int64_t begin, int64_t length,
                      const std::vector<const void*>& parts, ReduceOp op) {
     reduce_in_rank_order(bytes_of(output) + begin, parts, length / output.element_size(),
                          output.scalar_type(), op);
   }
 
-  /// The same for sums of parts of type `dtype`, whose bytes are meant; `output` is of it or unrounded.
+  /// The same for sums of parts of type `dtype`, in whose bytes `begin` and `length` count; `output` has that
+  /// type or receives unrounded sums.
   static void sum(const at::Tensor& output, at::ScalarType dtype, int64_t begin, int64_t length,
                   const std::vector<const void*>& parts) {
     if (output.scalar_type() == dtype) return reduce(output, begin, length, parts, ReduceOp::kSum);
@@ -295,20 +292,21 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     sum_unrounded(output.data_ptr<float>() + begin / element_bytes, parts, length / element_bytes, dtype);
   }
 
-  /// Calls `step(begin, length)` for pieces of `bytes`, of which `copies` fit into half a stage.
+  /// Calls `step(begin, length)` for the pieces of `bytes`; `copies` of a piece fit into half a stage.
   template <typename Step>
   static void in_pieces(int64_t bytes, int64_t copies, const Step& step) {
     const int64_t piece = std::max<int64_t>(kPieceBytes / copies / kLine * kLine, kLine);
     for (int64_t begin = 0; begin < bytes; begin += piece) step(begin, std::min(piece, bytes - begin));
   }
 
-  /// The part of [0, bytes) that this rank reduces for all: its bounds.
+  /// The bounds of the part of [0, bytes) that `rank` reduces for all.
   static std::pair<int64_t, int64_t> share(int64_t bytes, int rank, int world) {
-    const int64_t each = (bytes / world + kLine) / kLine * kLine;  // whole elements, and no line for two
+    const int64_t each =
+        (bytes / world + kLine) / kLine * kLine;  // whole elements, and no cache line of two ranks
     return {std::min(rank * each, bytes), std::min((rank + 1) * each, bytes)};
   }
 
-  /// Each rank reduces its share in its own tensor, and the others fetch it there.
+  /// Each rank reduces its share in its own tensor, from where the others copy it.
   void all_reduce_directly(Call& call, const at::Tensor& tensor, ReduceOp op) {
     const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
     const auto [first, last] = share(bytes, rank(), world_size());
@@ -339,7 +337,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
   }
 
   std::shared_ptr<ShmGroup> group_;
-  std::string key_;  ///< this group's alone in the run
+  std::string key_;  ///< unique to this group in the run
   std::shared_ptr<CommonPlaces> common_;
   std::map<std::string, int> groups_made_;
 };
@@ -354,7 +352,7 @@ at::Tensor allocate_shared(const HostRanks& host, int64_t numel, at::ScalarType 
   if (!block) return at::empty({numel}, options);
   void* data = block->data();
   c10::DataPtr memory(data, block.release(), &free_block, at::kCPU);
-  // With an allocator, so that who frees this storage can give it memory again (util/storage.h).
+  // With an allocator, so that a freed storage can be given memory again (util/storage.h).
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory),
                        c10::GetCPUAllocator(), false);
   return at::empty({0}, options).set_(storage, 0, {numel}, {1});
@@ -362,16 +360,6 @@ at::Tensor allocate_shared(const HostRanks& host, int64_t numel, at::ScalarType 
 
 std::unique_ptr<Communicator> make_shm_communicator(std::shared_ptr<ShmGroup> group, std::string key) {
   return std::make_unique<ShmCommunicator>(std::move(group), std::move(key));
-}
-
-ShmAttempt try_shm_communicator(const LaunchEnvironment& environment, const CommOptions& options,
-                                RunStore& store, const HostRanks::Options& host) {
-  HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
-  if (!meeting.apart.empty()) return {nullptr, meeting.apart};
-  if (!meeting.ranks) return {nullptr, meeting.obstacle};
-  auto group = ShmGroup::connect(std::move(meeting.ranks), run_identity(environment), options.timeout_seconds,
-                                 util::hash_of(0, "run"));
-  return {make_shm_communicator(std::move(group), "run"), ""};
 }
 
 }  // namespace fsdp::comm

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstring>
 
-#include "comm/futex.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -16,10 +15,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How often a rank that sleeps looks whether those it waits for are still there.
+/// Interval at which a sleeping rank checks that the ranks it waits for still run.
 constexpr int64_t kLookMilliseconds = 100;
 
-/// Some tens of microseconds, about what a sleep and a wake take.
+/// Some tens of microseconds, about as long as a sleep and a wake-up take.
 constexpr int kSpins = 2000;
 constexpr int kSpinsBetweenYields = 100;
 
@@ -32,19 +31,19 @@ int usable_cores() {
 
 }  // namespace
 
-/// One rank's part of the control block. It alone writes it, but for `blamed`.
+/// One rank's part of the control block. Only this rank writes it, except for `blamed`.
 struct alignas(128) ShmGroup::Member {
-  std::atomic<uint32_t> arrived;  ///< the last meeting that it came to
+  std::atomic<uint32_t> arrived;  ///< the last meeting to which it came
   std::atomic<uint32_t> left;     ///< it has destroyed its ShmGroup
-  std::atomic<uint32_t> blamed;   ///< it did not come, said a rank that gave up
+  std::atomic<uint32_t> blamed;   ///< a rank gave up waiting for it
   alignas(128) Record records[2];
 };
 
 /// Zero-filled when made. The members follow it.
 struct ShmGroup::Control {
   std::atomic<uint64_t> key;
-  alignas(128) std::atomic<uint32_t> arrivals;  ///< at the meeting under way
-  alignas(128) std::atomic<uint32_t> round;     ///< meetings that are complete; what sleepers sleep on
+  alignas(128) std::atomic<uint32_t> arrivals;  ///< at the present meeting
+  alignas(128) std::atomic<uint32_t> round;     ///< number of complete meetings; the futex of the sleepers
   std::atomic<uint32_t> sleepers;
   std::atomic<uint32_t> failed;  ///< the ErrorKind of the first rank that gave up
 };
@@ -52,7 +51,7 @@ struct ShmGroup::Control {
 ShmGroup::ShmGroup(std::shared_ptr<HostRanks> host, GroupIdentity identity, double timeout_seconds,
                    uint64_t key)
     : host_(std::move(host)), identity_(std::move(identity)), timeout_seconds_(timeout_seconds), key_(key) {
-  // Where ranks share cores, a spinning one keeps the one that it waits for from running.
+  // If ranks share cores, a spinning rank may keep the rank that it waits for from running.
   spins_ = host_->host_size() <= usable_cores() ? kSpins : 0;
 }
 
@@ -77,7 +76,7 @@ std::unique_ptr<ShmGroup> ShmGroup::connect(std::shared_ptr<HostRanks> host, Gro
 
 ShmGroup::~ShmGroup() {
   if (control_ == nullptr) return;
-  // Others may still read what this rank showed last, and write to the control block.
+  // Others may still read the last record and stage of this rank, and write to the control block.
   const auto unused = [control = control_, key = key_, size = identity_.size()] {
     if (control->key.load() != key) return true;
     const auto* members = reinterpret_cast<const Member*>(control + 1);
@@ -95,7 +94,8 @@ ShmGroup::~ShmGroup() {
 void ShmGroup::make_control() {
   static_assert(sizeof(Control) % alignof(Member) == 0);
   const auto bytes = sizeof(Control) + sizeof(Member) * static_cast<size_t>(identity_.size());
-  control_block_ = SharedSegment::take_control(host_->own(), static_cast<int64_t>(bytes));
+  control_block_ =
+      SharedSegment::take(host_->own(), static_cast<int64_t>(bytes), SharedSegment::Part::kControl);
   if (!control_block_) {
     util::fail(util::ErrorKind::kUnexpected, "no shared memory is left to connect a group of ranks",
                identity_.shown());
@@ -183,7 +183,7 @@ void ShmGroup::wait_for_round(uint32_t round, const std::string& what) {
   const auto complete = [&] { return control_->round.load() == round; };
   for (int i = 0; i < spins_; ++i) {
     if (control_->round.load(std::memory_order_acquire) == round) return;
-    // The system may have put the rank that is waited for onto this core.
+    // The awaited rank may be scheduled on this core.
     i % kSpinsBetweenYields == kSpinsBetweenYields - 1 ? static_cast<void>(::sched_yield()) : _mm_pause();
   }
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
@@ -202,12 +202,12 @@ void ShmGroup::wait_for_round(uint32_t round, const std::string& what) {
   }
 }
 
-/// Members, as ranks of the run, that have not come to this meeting; of them, those that never will.
+/// The global ranks that have not come to this meeting; `only_lost`: those that never will.
 std::vector<int> ShmGroup::missing(uint32_t round, bool only_lost) const {
   std::vector<int> ranks;
   for (int rank = 0; rank < identity_.size(); ++rank) {
     const int global = identity_.ranks[static_cast<size_t>(rank)];
-    // In this order: what has come and then left is not missing.
+    // Read in this order: a rank that has come and then left is not missing.
     const bool lost = member(rank).left.load() != 0 || !host_->present(global);
     if (member(rank).arrived.load() == round || (only_lost && !lost)) continue;
     ranks.push_back(global);
@@ -215,25 +215,25 @@ std::vector<int> ShmGroup::missing(uint32_t round, bool only_lost) const {
   return ranks;
 }
 
-/// Tells the others, too.
+/// Makes the other ranks fail, too.
 void ShmGroup::give_up(const std::vector<int>& silent, bool timeout, const std::string& what) {
   for (int rank = 0; rank < identity_.size(); ++rank) {
     const int global = identity_.ranks[static_cast<size_t>(rank)];
-    if (std::find(silent.begin(), silent.end(), global) != silent.end()) member(rank).blamed.store(1);
+    if (std::ranges::find(silent, global) != silent.end()) member(rank).blamed.store(1);
   }
-  tell_failure(timeout);
+  publish_failure(timeout);
   fail(silent, timeout, timeout ? "the time is up" : "it has ended or has given up", what);
 }
 
 void ShmGroup::abandon(bool timeout) {
-  tell_failure(timeout);
+  publish_failure(timeout);
   if (failure_) return;
   const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
   failure_ = std::make_exception_ptr(util::Error(kind, "this rank has given up the group"));
 }
 
-/// The first who gives up says why.
-void ShmGroup::tell_failure(bool timeout) {
+/// The first rank that gives up determines the kind of the failure.
+void ShmGroup::publish_failure(bool timeout) {
   uint32_t none = 0;
   const auto kind = timeout ? util::ErrorKind::kTimeout : util::ErrorKind::kPeerLost;
   control_->failed.compare_exchange_strong(none, static_cast<uint32_t>(kind));

@@ -1,14 +1,13 @@
 #pragma once
 
-// ShmGroup: how the ranks of one group wait for each other in shared memory, and how they notice that one
-// does not come.
+// ShmGroup: how the ranks of one group wait for each other in shared memory and notice missing ranks.
 //
-// meet() is a barrier that carries a Record of every rank to all others. Records, and the two halves of each
-// rank's stage, are used in turn: what a rank shows at meeting k is read by the others between meetings k and
-// k + 1, and it writes there again only for meeting k + 2, before which all have come to k + 1. So a
-// collective whose data goes through stages needs one meeting a piece, and none at its end.
+// meet() is a barrier that shows a Record of every rank to all others. Records, and the two halves of each
+// rank's stage, are used alternately: the others read what a rank shows at meeting k between meetings k and
+// k + 1, and the rank overwrites it only for meeting k + 2, after all have come to k + 1. So a collective that
+// uses stages needs one meeting per piece, and none at its end.
 //
-// One thread a rank uses a group. Different groups of a rank may be used by different threads.
+// A group is used by one thread per rank. Different groups of a rank may be used by different threads.
 
 #include <cstdint>
 #include <exception>
@@ -16,14 +15,14 @@
 #include <string>
 #include <vector>
 
-#include "comm/group_identity.h"
+#include "comm/group_failure.h"
 #include "comm/host_ranks.h"
 
 namespace fsdp::comm {
 
 class ShmGroup {
  public:
-  /// What a rank tells the others at a meeting. Ranks whose op, numel, dtype or root differ are in different
+  /// What a rank shows the others at a meeting. Ranks with different op, numel, dtype or root are in different
   /// collectives, which is an error.
   struct Record {
     int32_t op = 0;
@@ -40,7 +39,7 @@ class ShmGroup {
   static constexpr int64_t kNowhere = -1;
 
   /// Collective over the members: the first makes the control block, the others find it by `key`, which must
-  /// be this group's alone in the run.
+  /// be unique to this group in the run.
   static std::unique_ptr<ShmGroup> connect(std::shared_ptr<HostRanks> host, GroupIdentity identity,
                                            double timeout_seconds, uint64_t key);
   ~ShmGroup();
@@ -54,8 +53,7 @@ class ShmGroup {
   /// Waits for all ranks. `what` names the collective in errors (described()). After a failure every later
   /// call throws the same error.
   void meet(const Record& record, const std::string& what);
-  /// This rank comes to no more meetings, for want of something else that it needs: those who wait for it
-  /// here fail at once.
+  /// Makes ranks that wait for this one fail at once: it has failed elsewhere and comes to no more meetings.
   void abandon(bool timeout);
   /// A rank's record of the last meeting; valid until the next.
   const Record& record(int rank) const;
@@ -64,7 +62,7 @@ class ShmGroup {
 
   /// Half of this rank's stage, of at least `bytes`, to be written before the next meeting.
   std::byte* stage(int64_t bytes);
-  /// Where that half lies in this rank's segment.
+  /// The offset of that half in this rank's segment.
   int64_t stage_offset() const;
 
  private:
@@ -77,7 +75,7 @@ class ShmGroup {
   void arrive(const std::string& what);
   void wait_for_round(uint32_t round, const std::string& what);
   std::vector<int> missing(uint32_t round, bool only_lost) const;
-  void tell_failure(bool timeout);
+  void publish_failure(bool timeout);
   [[noreturn]] void give_up(const std::vector<int>& silent, bool timeout, const std::string& what);
   [[noreturn]] void follow_failure(const std::string& what);
   [[noreturn]] void fail(const std::vector<int>& silent, bool timeout, const std::string& cause,
@@ -87,9 +85,9 @@ class ShmGroup {
   GroupIdentity identity_;
   double timeout_seconds_;
   uint64_t key_;
-  int spins_ = 0;  ///< looks at the round before sleeping
+  int spins_ = 0;  ///< checks of the round before sleeping
   Control* control_ = nullptr;
-  std::unique_ptr<SharedSegment::Block> control_block_;  ///< of the first rank
+  std::unique_ptr<SharedSegment::Block> control_block_;  ///< on the first rank
   std::unique_ptr<SharedSegment::Block> stage_, former_stage_;
   int64_t stage_half_bytes_ = 0;
   uint32_t meetings_ = 0;

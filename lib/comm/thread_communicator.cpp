@@ -13,16 +13,15 @@
 #include <thread>
 #include <tuple>
 
-#include "comm/common_memory.h"
-#include "comm/queued_communicator.h"
-#include "comm/rank_order_sum.h"
+#include "comm/memory_operations.h"
+#include "comm/stream_communicator.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 namespace {
 
-/// What the threads of one group share: a slot a rank for the tensors of the collective under way, and a
-/// barrier that can be broken. Groups are made of others; what breaks one breaks those inside it.
+/// What the threads of one group share: a slot per rank for the tensors of the present collective, and a
+/// barrier that can be broken. A broken group breaks its subgroups.
 class ThreadWorld {
  public:
   struct Slot {
@@ -30,7 +29,7 @@ class ThreadWorld {
     std::string description;
   };
 
-  /// `ranks`: numbers in the whole run.
+  /// `ranks`: global ranks.
   explicit ThreadWorld(std::vector<int> ranks) : slots_(ranks.size()), ranks_(std::move(ranks)) {}
 
   int size() const { return static_cast<int>(slots_.size()); }
@@ -52,11 +51,11 @@ class ThreadWorld {
     if (round_ == round) throw_if_left();
   }
 
-  /// A rank of the whole run is gone, by an exception or (cause null) because its body ended: nobody may wait
-  /// for it any more.
+  /// A global rank has ended, by an exception or (cause null) because its body returned: no rank may wait for
+  /// it any more.
   void leave(int global_rank, const std::exception_ptr& cause) {
     std::lock_guard lock(mutex_);
-    if (std::find(ranks_.begin(), ranks_.end(), global_rank) == ranks_.end()) return;
+    if (std::ranges::find(ranks_, global_rank) == ranks_.end()) return;
     if (!left_) left_ = global_rank;
     if (!cause_) cause_ = cause;
     gone_.push_back(global_rank);
@@ -64,8 +63,7 @@ class ThreadWorld {
     changed_.notify_all();
   }
 
-  /// The group that is the `number`-th that these ranks of this one make under this name; whoever comes first
-  /// makes it.
+  /// The `number`-th subgroup of these ranks under this name; the first rank to call makes it.
   std::shared_ptr<ThreadWorld> subgroup(const std::string& name, const std::vector<int>& ranks, int number) {
     std::lock_guard lock(mutex_);
     auto& group = groups_[{name, ranks, number}];
@@ -99,8 +97,7 @@ class ThreadWorld {
   std::map<std::tuple<std::string, std::vector<int>, int>, std::shared_ptr<ThreadWorld>> groups_;
 };
 
-/// Collectives complete at the call: every rank calls them in the same order, so nobody waits for a later
-/// one.
+/// Collectives complete at the call.
 class ThreadCommunicator final : public Communicator, private CommonMemory {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadWorld> world, int rank) : world_(std::move(world)), rank_(rank) {}
@@ -195,7 +192,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   }
 
  private:
-  /// Publishes this rank's tensors, waits for all, reads, and waits until all have read.
+  /// Publishes this rank's tensors, waits for all, calls `read`, and waits until all have read.
   template <typename Read>
   void run(const char* op, const at::Tensor& output, const at::Tensor& input, const CallSite& site,
            const Read& read) {
@@ -216,12 +213,12 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   std::map<std::pair<std::string, std::vector<int>>, int> groups_made_;
 };
 
-/// Lets collectives that nobody waited for come to their end, because other ranks may wait for theirs.
+/// Finishes collectives without a wait(), because other ranks may wait for theirs.
 void finish_collectives(Communicator& communicator) {
   try {
     communicator.enqueue([] {})->wait();
   } catch (const std::exception&) {
-    // One of them failed, which is no failure of a rank that did not ask for its result.
+    // A failed collective whose result this rank never asked for is no failure of the rank.
   }
 }
 
@@ -242,7 +239,7 @@ void run_ranks_as_threads(int world_size, const std::function<void(Communicator&
         cause = std::current_exception();
       }
       if (!cause) finish_collectives(*communicator);
-      // Before the queue goes: what runs in it may wait for other ranks, and they for this one.
+      // Before the queue is destroyed: its task may wait for other ranks, and they for this one.
       world->leave(rank, cause);
     });
   }

@@ -1,5 +1,3 @@
-#include "launch/accelerators.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "cli/page.h"
 #include "doctor/checks.h"
 #include "kernels/float8.h"
+#include "launch/node_hardware.h"
 #include "util/cuda.h"
 #include "util/error.h"
 #include "util/system.h"

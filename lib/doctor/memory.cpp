@@ -12,7 +12,7 @@
 
 #include "comm/shared_segment.h"
 #include "doctor/checks.h"
-#include "launch/accelerators.h"
+#include "launch/node_hardware.h"
 #include "util/error.h"
 #include "util/system.h"
 #include "util/text.h"

@@ -1,10 +1,8 @@
 #include "launch/command_line.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 
-#include "launch/option_text.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -28,7 +26,7 @@ std::string variable_of(const std::string& name) {
   return variable;
 }
 
-/// What the arguments left over by CLI11 say: [--] PROGRAM ARGUMENTS.
+/// The program in the arguments left over by CLI11: [--] PROGRAM ARGUMENTS.
 std::vector<std::string> program_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") {
     rest.erase(rest.begin());
@@ -38,7 +36,7 @@ std::vector<std::string> program_of(std::vector<std::string> rest) {
   return rest;
 }
 
-/// The options whose text needs more than CLI11.
+/// The options that are not parsed by CLI11.
 struct OptionTexts {
   std::string nodes = "1", workers = "1", backend = "static", endpoint, conf, redirects = "0", tee = "0",
               filter, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", binding;
@@ -108,7 +106,7 @@ void read_texts(const OptionTexts& texts, LaunchOptions& options) {
   rendezvous.backend = backend_from_text(texts.backend);
   read_rendezvous_conf(texts.conf, rendezvous);
   constexpr int kStaticPort = 29500, kC10dPort = 29400;  // torchrun's
-  if (rendezvous.backend == RendezvousOptions::Backend::kStatic) {
+  if (rendezvous.is_static()) {
     rendezvous.host = options.master_addr;
     rendezvous.port = options.master_port ? options.master_port : kStaticPort;
   }
@@ -123,15 +121,12 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
   OptionTexts texts;
   CLI::App app(
       "Starts PROGRAM in several processes on this node, with the environment that torchrun sets, and\n"
-      "watches them: the first that fails ends the run, or starts all again (--max-restarts). Run it on "
-      "each\n"
-      "node of a run of several. Options come before PROGRAM; each can also be set by torchrun's "
-      "environment\n"
+      "watches them: the first that fails ends the run, or starts all again (--max-restarts). Run it on each\n"
+      "node of a run of several. Options come before PROGRAM; each can also be set by torchrun's environment\n"
       "variable for it.",
       "fsdp-launch");
   app.footer(
-      "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a "
-      "file\n"
+      "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a file\n"
       "that they share (--rdzv-conf token_file=PATH), keeps out those who do not know it.");
   app.prefix_command();
   add_options(app, options, texts);

@@ -11,15 +11,15 @@
 
 namespace fsdp::launch {
 
-/// What a program adds to the reading of its command line.
+/// Callbacks of the program.
 struct CommandLineHooks {
-  /// Gets the options before the arguments are read; true: nothing more is to be done.
+  /// Called before the arguments are read; true: there is nothing more to do.
   std::function<bool(CLI::App&)> prepare = {};
-  /// The sentence for an error of CLI11's.
+  /// The message for an error of CLI11.
   std::function<std::string(const CLI::App&, const CLI::ParseError&)> explain = {};
 };
 
-/// What the arguments ask for; nothing when they asked for help, which is printed then, or `prepare` returns
+/// The options in the arguments; nullopt after printing the help that they ask for, or when `prepare` returns
 /// true. Throws Error(kUsage).
 std::optional<LaunchOptions> parse_command_line(int argc, const char* const* argv,
                                                 const CommandLineHooks& hooks = {});

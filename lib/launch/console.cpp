@@ -1,12 +1,13 @@
 #include "launch/console.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 
-#include "launch/terminal.h"
 #include "util/error.h"
 
 namespace fsdp::launch {
@@ -23,12 +24,46 @@ bool same_place(int a, int b) {
 
 }  // namespace
 
+int terminal_columns(int fd) {
+  if (!::isatty(fd)) return 0;
+  constexpr int kUsualColumns = 80;
+  winsize size{};
+  return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsualColumns;
+}
+
+std::string fit_columns(std::string_view text, int columns) {
+  std::string fitted;
+  bool has_sequence = false;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    size_t length = 1;
+    if (byte == 0x1B && i + 1 < text.size() && text[i + 1] == '[') {
+      length = 2;
+      while (i + length < text.size() && (text[i + length] < 0x40 || text[i + length] > 0x7E)) ++length;
+      length = std::min(length + 1, text.size() - i);
+      has_sequence = true;
+    } else if (byte < 0x20 || byte == 0x7F) {
+      ++i;
+      continue;
+    } else {
+      while (i + length < text.size() && (static_cast<unsigned char>(text[i + length]) & 0xC0) == 0x80) {
+        ++length;
+      }
+      if (columns-- <= 0) break;
+    }
+    fitted += text.substr(i, length);
+    i += length;
+  }
+  if (has_sequence && columns < 0) fitted += "\033[0m";
+  return fitted;
+}
+
 ConsoleStream::ConsoleStream(int fd) : fd_(fd), is_terminal_(terminal_columns(fd) > 0) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return;
   is_regular_file_ = S_ISREG(info.st_mode);
   if (S_ISFIFO(info.st_mode) || S_ISCHR(info.st_mode)) {
-    // O_NONBLOCK on fd itself would change it for every process that shares it, the user's shell among them.
+    // O_NONBLOCK on fd itself would affect every process that shares it, such as the user's shell.
     const std::string path = util::concat("/proc/self/fd/", fd);
     own_ = Descriptor(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   }
@@ -39,7 +74,7 @@ void ConsoleStream::line(const void* writer, std::string_view prefix, std::strin
     put(text.substr(std::min(open_bytes_, text.size())));
     open_writer_ = nullptr;
   } else {
-    break_off();
+    settle();
     put(prefix);
     put(text);
   }
@@ -51,7 +86,7 @@ void ConsoleStream::beginning(const void* writer, std::string_view prefix, std::
   if (open_writer_ == writer) {
     put(text.substr(open_bytes_));
   } else {
-    break_off();
+    settle();
     put(prefix);
     put(text);
   }
@@ -61,7 +96,7 @@ void ConsoleStream::beginning(const void* writer, std::string_view prefix, std::
 
 void ConsoleStream::transient(std::string_view prefix, std::string_view text) {
   if (!is_terminal_) return;
-  // A terminal that is behind has enough to do; the next bar will tell the same.
+  // Skipped if the terminal is behind; the next progress bar replaces this one anyway.
   flush();
   if (pending_bytes() > 0) return;
   const int columns = terminal_columns(fd_) - static_cast<int>(prefix.size());
@@ -72,12 +107,10 @@ void ConsoleStream::transient(std::string_view prefix, std::string_view text) {
 }
 
 void ConsoleStream::abandon(const void* writer) {
-  if (open_writer_ == writer) break_off();
+  if (open_writer_ == writer) settle();
 }
 
-void ConsoleStream::settle() { break_off(); }
-
-void ConsoleStream::break_off() {
+void ConsoleStream::settle() {
   if (row_is_drawn_) put(kEraseRow);
   if (open_writer_) put("\n");
   row_is_drawn_ = false;
@@ -100,7 +133,7 @@ void ConsoleStream::flush() {
       discard();
     }
   }
-  // Drops what is out, but not so often that a long buffer is moved for each small write.
+  // Erases written bytes, but not for each small write, which would move a long buffer every time.
   if (written_ == buffer_.size() || written_ > kPendingLimitBytes) {
     buffer_.erase(0, written_);
     written_ = 0;
@@ -112,7 +145,7 @@ ssize_t ConsoleStream::write_some() {
   if (own_.is_open() || is_regular_file_) {
     return ::write(own_.is_open() ? own_.get() : fd_, bytes, pending_bytes());
   }
-  // A blocking descriptor (a socket, say): one that polls as writable takes a page without blocking.
+  // A blocking descriptor, such as a socket: if it polls as writable it takes a page without blocking.
   pollfd entry{fd_, POLLOUT, 0};
   if (::poll(&entry, 1, 0) == 0) {
     errno = EAGAIN;

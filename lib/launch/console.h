@@ -1,9 +1,9 @@
 #pragma once
 
-// The launcher's own stdout and stderr, shared by all workers.
+// The launcher's stdout and stderr, shared by all workers.
 //
-// Nothing here blocks: what a slow reader does not take waits in a buffer, and has_room() tells the pump when
-// to stop reading from workers, so the launcher answers signals whatever becomes of its output.
+// Nothing here blocks, so the launcher reacts to signals even if its output is not read: pending output is
+// buffered, and has_room() tells when to stop reading from workers.
 
 #include <poll.h>
 
@@ -16,60 +16,66 @@
 
 namespace fsdp::launch {
 
+/// The width of the terminal (80 if unknown), or 0 if the descriptor is no terminal.
+int terminal_columns(int fd);
+
+/// The beginning of `text` that fits into `columns` cells, so that transient text never wraps (only its last row
+/// could be erased). Colour sequences (ESC [ ... letter) take no cell and are ended if the text is cut; other
+/// UTF-8 characters count as one cell; control characters are removed.
+std::string fit_columns(std::string_view text, int columns);
+
 /// One destination: a terminal, a pipe or a file.
 ///
-/// Unfinished text is shown as the destination allows. A terminal shows it on its last row and erases that
-/// before the next line. A pipe or file gets the beginning of the line; if the same writer goes on, so does
-/// the line, and if another one comes between, the line is broken off and comes again in whole once it is
-/// complete. Either way a line that was shown complete is never torn.
+/// A terminal shows an unfinished line on its last row and erases it before the next line. To a pipe or file the
+/// beginning of the line is written; the same writer can continue it, but if another writer comes between, the
+/// line is broken off and written again as a whole once it is complete. Complete lines are never torn.
 class ConsoleStream {
  public:
   explicit ConsoleStream(int fd);
 
   bool is_terminal() const { return is_terminal_; }
 
-  /// A whole line. `writer` is whatever tells writers apart.
+  /// Writes a whole line. `writer` is any address that identifies the writer.
   void line(const void* writer, std::string_view prefix, std::string_view text);
-  /// The beginning of a line.
+  /// Writes the beginning of a line.
   void beginning(const void* writer, std::string_view prefix, std::string_view text);
-  /// The beginning that is shown is this writer's and can still be continued.
+  /// Whether this writer has begun a line and can continue it.
   bool is_continuing(const void* writer) const { return open_writer_ == writer; }
-  /// What this writer began will not be continued.
+  /// Breaks off the line that this writer has begun.
   void abandon(const void* writer);
-  /// Text that the next text of the same writer replaces; only a terminal shows it.
+  /// Shows text that is replaced by the next text of the same writer; only on a terminal.
   void transient(std::string_view prefix, std::string_view text);
-  /// Ends what is unfinished: erases it on a terminal, completes the line elsewhere.
+  /// Ends unfinished text: erases it on a terminal, ends the line elsewhere.
   void settle();
 
-  /// Writes what can be written without waiting.
+  /// Writes as much as possible without blocking.
   void flush();
   size_t pending_bytes() const { return buffer_.size() - written_; }
-  /// Gives up what is pending and all that follows.
+  /// Drops pending and all later output.
   void discard();
   int fd() const { return fd_; }
-  /// Why writing has stopped for good (an errno value), or 0.
+  /// The errno of the error that ended all writing, or 0.
   int failure() const { return failure_; }
 
  private:
   void put(std::string_view bytes);
-  void break_off();
   ssize_t write_some();
 
   int fd_;
-  Descriptor own_;  ///< the same file opened anew for non-blocking writes, where the system allows
+  Descriptor own_;  ///< the same file, opened again for non-blocking writes if possible
   bool is_terminal_;
   bool is_regular_file_ = false;
   bool discarding_ = false;
   int failure_ = 0;
   std::string buffer_;
-  size_t written_ = 0;                 ///< bytes of buffer_ that are out
+  size_t written_ = 0;                 ///< bytes of buffer_ that have been written
   bool row_is_drawn_ = false;          ///< terminal: the last row shows transient text
-  const void* open_writer_ = nullptr;  ///< elsewhere: whose line is begun and not ended
-  size_t open_bytes_ = 0;              ///< bytes of that line which are out
+  const void* open_writer_ = nullptr;  ///< elsewhere: the writer of the unfinished line
+  size_t open_bytes_ = 0;              ///< bytes of that line that have been written
 };
 
-/// stdout and stderr; one ConsoleStream for both when they lead to the same place, so that lines of the one
-/// never tear lines of the other.
+/// stdout and stderr. They share one ConsoleStream if they are the same file, so that lines of one never tear
+/// lines of the other.
 class Console {
  public:
   Console(int out_fd, int err_fd);

@@ -69,7 +69,7 @@ std::vector<int> Coordinator::candidates() const {
     const int given = settings_.terms.is_static ? node.info.node_rank : 0;
     return std::tuple(given, !node.info.is_host, node.place < 0, node.place, id);
   };
-  std::sort(ids.begin(), ids.end(), [&](int a, int b) { return order(a) < order(b); });
+  std::ranges::sort(ids, {}, order);
   return ids;
 }
 
@@ -153,10 +153,10 @@ void Coordinator::stop_round(int except, const std::string& why) {
   }
 }
 
-void Coordinator::worker_ended(int id, WorkerEnd end, Time) {
+void Coordinator::worker_ended(int id, const WorkerEnd& end) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end() || !node->second.in_round || !is_in_round()) return;
-  // Told apart by when the host heard of them: the clocks of the nodes differ.
+  // Ends are ordered by when the host receives them, because the clocks of the nodes differ.
   node->second.order_of_ends.emplace(end.rank, ++events_);
   if (kind_of(end) == EndKind::kFinished) return;
   stop_round(id, concat(name_of(end), " ", ending(end.status)));
@@ -176,7 +176,7 @@ void Coordinator::round_ended(int id, const std::vector<WorkerEnd>& ends, Time n
     ends_.push_back(std::move(end));
   }
   // Before training they end at once, and then the other nodes' workers would wait for them.
-  if (node.leaving != 0 && std::any_of(ends.begin(), ends.end(), was_preempted)) {
+  if (node.leaving != 0 && std::ranges::any_of(ends, was_preempted)) {
     stop_round(id, concat(name_of_node(node), " was told to stop"));
   }
   conclude_if_ended(now);
@@ -186,7 +186,7 @@ void Coordinator::leave(int id, int signal, Time now) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end()) return;
   if (node->second.in_round && is_in_round()) {
-    // Its workers decide what that means: they may save together with those of the other nodes, and finish.
+    // The round goes on: its workers may save together with those of the other nodes, and finish.
     node->second.leaving = signal;
     if (node->second.has_ended) {
       stop_round(id, concat(name_of_node(node->second), " was told to stop by ", signal_name(signal)));
@@ -223,10 +223,8 @@ void Coordinator::lost(int id, const std::string& why, Time now) {
 }
 
 void Coordinator::conclude_if_ended(Time now) {
-  for (const auto& [id, node] : nodes_) {
-    if (node.in_round && !node.has_ended) return;
-  }
-  conclude(now);
+  const auto runs = [](const auto& entry) { return entry.second.in_round && !entry.second.has_ended; };
+  if (std::ranges::none_of(nodes_, runs)) conclude(now);
 }
 
 void Coordinator::send_table() {
@@ -253,14 +251,14 @@ std::optional<WorkerEnd> Coordinator::ended_by_a_node_that_leaves() const {
 void Coordinator::conclude(Time now) {
   Verdict verdict = judge(ends_);
   if (verdict.culprit && kind_of(*verdict.culprit) == EndKind::kPeerLost) {
-    // A node passed on the signal that it was told to stop by, and its workers ended by that: the others'
-    // loss of their peers is a consequence.
+    // If a node was told to stop and its workers ended by the signal that it passed on, the losses of peers are
+    // consequences.
     if (auto stopped = ended_by_a_node_that_leaves()) {
       verdict = {.exit_code = stopped->status.code(), .culprit = std::move(stopped)};
     }
   }
   if (!lost_cause_.empty()) {
-    // What other workers did when their peers were gone is a consequence.
+    // The ends of other workers, which lost their peers, are consequences.
     verdict = {.exit_code = static_cast<int>(util::ErrorKind::kPeerLost), .cause = lost_cause_};
   }
   if (verdict.is_failure()) send_table();

@@ -1,16 +1,16 @@
 #pragma once
 
-// Decides for all nodes of a run: who takes part in a round, when it starts, when it stops, whether there is
-// another one. It runs in the launcher of one node, the host, and knows no sockets and no clock of its own:
-// coordinator_server.h brings it what the nodes say and carries its orders.
+// Decides for all nodes of a run which of them take part in a round, when it starts and stops, and whether there
+// is another one. The coordinator runs in the launcher of one node, the host. It uses neither sockets nor a
+// clock: coordinator_server.h passes it the nodes' messages and sends its orders.
 //
 //   gathering -- enough nodes --> running -- all workers finished --> over
 //       ^                           | a worker failed, a node was lost, left or came
 //       +--- restarts are left --- stopping --- none is left ---> over
 //
-// With Backend::kStatic nodes have the ranks that they were given, and all of them must come. With kC10d the
-// host has node rank 0 and the others follow in the order of joining; a round starts with the most nodes, or,
-// a last call after the fewest are there, with those that are. Nodes beyond the most wait as spares.
+// With Backend::kStatic nodes keep their given ranks, and all of them must join. With kC10d the host has node
+// rank 0 and the others follow in the order of joining; a round starts when the maximum of nodes have joined, or
+// at the end of the last call after the minimum have. Nodes beyond the maximum wait as spares.
 
 #include <chrono>
 #include <functional>
@@ -34,27 +34,27 @@ class Coordinator {
     RunTerms terms;
     double join_timeout_seconds = 600;
     double last_call_timeout_seconds = 30;
-    std::string master_addr;         ///< the host's, for rank 0's store
+    std::string master_addr;         ///< the host's address, for rank 0's store
     std::function<int()> free_port;  ///< on the host, for each round
-    /// Carries an order (start, stop, table, finish, note) to the node that joined as `id`.
+    /// Sends an order (start, stop, table, finish, note) to the node that joined as `id`.
     std::function<void(int id, const Message& order)> send;
   };
 
   Coordinator(Settings settings, Time now);
 
-  /// A node wants to take part; a sentence why not, or "".
+  /// Adds a node; returns a sentence why it is refused, or "".
   std::string join(int id, const NodeInfo& node, Time now);
-  void worker_ended(int id, WorkerEnd end, Time now);
-  /// All workers of the node have ended. Ends of other ranks than the node's are left out.
+  void worker_ended(int id, const WorkerEnd& end);
+  /// All workers of the node have ended. Ends of ranks that are not the node's are ignored.
   void round_ended(int id, const std::vector<WorkerEnd>& ends, Time now);
   /// The node was told to stop by this signal.
   void leave(int id, int signal, Time now);
-  /// Nothing is heard of the node any more, and why.
+  /// The node does not answer any more, for the reason `why`.
   void lost(int id, const std::string& why, Time now);
 
-  /// Does what is due by now.
+  /// Takes the actions that are due.
   void tick(Time now);
-  /// When tick() has something to do at the latest.
+  /// When tick() must be called at the latest.
   std::optional<Time> next_due() const;
 
   bool is_over() const { return phase_ == Phase::kOver; }
@@ -70,7 +70,7 @@ class Coordinator {
     bool in_round = false;
     bool has_ended = false;              ///< its part of the round
     int leaving = 0;                     ///< told to stop by this signal
-    std::map<int, int> order_of_ends{};  ///< rank -> when its end was heard of
+    std::map<int, int> order_of_ends{};  ///< rank -> position of its end among those reported
   };
 
   void gather(Time now);
@@ -89,16 +89,16 @@ class Coordinator {
 
   const Settings settings_;
   Phase phase_ = Phase::kGathering;
-  std::map<int, Node> nodes_;  ///< by id, which rises with the order of joining
+  std::map<int, Node> nodes_;  ///< by id, ascending in the order of joining
   Time gathering_since_;
   std::optional<Time> last_call_;
   bool said_who_is_missing_ = false;
   int restarts_ = 0;
-  int events_ = 0;                  ///< ends of workers heard of
+  int events_ = 0;                  ///< number of ends reported
   std::vector<WorkerEnd> ends_;     ///< of the present round
-  std::vector<SilentNode> silent_;  ///< lost in it before they told their ends
+  std::vector<SilentNode> silent_;  ///< lost in it before they reported their ends
   std::string lost_cause_;          ///< the first node lost in it
-  std::string change_;              ///< why it stops, if that is no failure
+  std::string change_;              ///< why it stops, unless for a failure
 };
 
 }  // namespace fsdp::launch

@@ -22,7 +22,7 @@ constexpr size_t kMostStrangers = 256;
 constexpr size_t kLongestLineBytes = 16 << 20;
 constexpr int kMostWorkersOfANode = 1 << 16;
 
-/// Takes as long whatever the first difference is.
+/// In constant time, so that the time does not reveal the position of a difference.
 bool same_token(const std::string& a, const std::string& b) {
   unsigned different = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned char>(a[i] ^ b[i]);
@@ -31,25 +31,25 @@ bool same_token(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-CoordinatorServer::CoordinatorServer(Descriptor listener, Settings settings,
-                                     Coordinator::Settings coordinator)
+CoordinatorServer::CoordinatorServer(Descriptor listener, const LaunchOptions& options, std::string token,
+                                     double heartbeat_seconds)
     : listener_(std::move(listener)),
-      settings_(std::move(settings)),
-      terms_(coordinator.terms),
+      token_(std::move(token)),
+      heartbeat_seconds_(heartbeat_seconds),
+      silence_seconds_(heartbeat_seconds * options.rendezvous.keep_alive_max_attempt),
+      terms_(terms_of(options)),
       next_heartbeat_(Clock::now()),
-      coordinator_(
-          [&] {
-            coordinator.send = [this](int id, const Message& order) {
-              const auto peer = peers_.find(id);
-              if (peer != peers_.end()) peer->second.socket.send(line_of(order));
-            };
-            return std::move(coordinator);
-          }(),
-          Clock::now()) {}
-
-double CoordinatorServer::seconds_of_silence_allowed() const {
-  return settings_.heartbeat_seconds * settings_.heartbeats_missed;
-}
+      coordinator_({.terms = terms_,
+                    .join_timeout_seconds = options.rendezvous.join_timeout_seconds,
+                    .last_call_timeout_seconds = options.rendezvous.last_call_timeout_seconds,
+                    .master_addr = options.local_addr.empty() ? options.rendezvous.host : options.local_addr,
+                    .free_port = free_port,
+                    .send =
+                        [this](int id, const Message& order) {
+                          const auto peer = peers_.find(id);
+                          if (peer != peers_.end()) peer->second.socket.send(line_of(order));
+                        }},
+                   Clock::now()) {}
 
 void CoordinatorServer::add_poll_entries(std::vector<pollfd>& entries) const {
   if (peers_.size() < kMostStrangers + static_cast<size_t>(terms_.nodes.max)) {
@@ -106,7 +106,7 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
     } else if (type == "beat") {
       return;
     } else if (type == "ended") {
-      return coordinator_.worker_ended(id, end_from(message->at("end")), Clock::now());
+      return coordinator_.worker_ended(id, end_from(message->at("end")));
     } else if (type == "round_ended") {
       return coordinator_.round_ended(id, ends_from(message->at("ends")), Clock::now());
     } else if (type == "leave") {
@@ -114,19 +114,19 @@ void CoordinatorServer::handle(int id, Peer& peer, const std::string& line) {
       if (signal > 0 && signal < NSIG) return coordinator_.leave(id, static_cast<int>(signal), Clock::now());
     }
   } catch (const Message::exception&) {
-    // A known type with other contents: no better than an unknown one.
+    // A known type with malformed contents is treated like an unknown type.
   }
   if (!peer.has_joined && !std::exchange(warned_of_strangers_, true)) {
-    util::log_warning(concat("something that is no fsdp-launch connected from ", peer.address,
+    util::log_warning(concat("a program other than fsdp-launch connected from ", peer.address,
                              " to the port where the nodes meet; such connections are closed"));
   }
-  peer.socket.close("it sent what is no message of fsdp-launch");
+  peer.socket.close("it sent a line that is not a message of fsdp-launch");
 }
 
 void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
   std::string why;
   const NodeInfo node = node_from(message.at("node"));
-  if (!same_token(message.at("token"), settings_.token)) {
+  if (!same_token(message.at("token"), token_)) {
     why =
         "its token is not the run's; give all nodes the same FSDP_LAUNCH_TOKEN or token_file of --rdzv-conf";
   } else {
@@ -134,10 +134,10 @@ void CoordinatorServer::join(int id, Peer& peer, const Message& message) {
   }
   if (why.empty() && (node.workers < 1 || node.workers > kMostWorkersOfANode || node.node_rank < 0 ||
                       node.node_rank >= terms_.nodes.max)) {
-    why = "its number of workers or its node rank cannot be";
+    why = "its number of workers or its node rank is out of range";
   }
   if (why.empty()) {
-    peer.socket.send(line_of({{"type", "welcome"}, {"silence_seconds", seconds_of_silence_allowed()}}));
+    peer.socket.send(line_of({{"type", "welcome"}, {"silence_seconds", silence_seconds_}}));
     why = coordinator_.join(id, node, Clock::now());
   }
   peer.has_joined = why.empty();
@@ -159,7 +159,7 @@ void CoordinatorServer::drop_silent(int id, Peer& peer) {
     return;
   }
   const double silence = std::chrono::duration<double>(now - peer.heard_at).count();
-  if (silence <= seconds_of_silence_allowed()) return;
+  if (silence <= silence_seconds_) return;
   peer.socket.close(concat("no heartbeat for ", util::fixed(silence, 1), " seconds"));
   tell_if_lost(id, peer);
 }
@@ -167,7 +167,7 @@ void CoordinatorServer::drop_silent(int id, Peer& peer) {
 void CoordinatorServer::send_heartbeats() {
   const auto now = Clock::now();
   if (now < next_heartbeat_) return;
-  next_heartbeat_ = now + util::duration_of(settings_.heartbeat_seconds);
+  next_heartbeat_ = now + util::duration_of(heartbeat_seconds_);
   for (auto& [id, peer] : peers_) {
     if (peer.has_joined) peer.socket.send(line_of({{"type", "beat"}}));
   }
@@ -176,16 +176,14 @@ void CoordinatorServer::send_heartbeats() {
 int CoordinatorServer::milliseconds_to_wait() const {
   Clock::time_point due = next_heartbeat_;
   if (const auto next = coordinator_.next_due()) due = std::min(due, *next);
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
-  return static_cast<int>(std::max<int64_t>(0, left));
+  return milliseconds_until(due);
 }
 
 bool CoordinatorServer::is_done() const {
   if (!coordinator_.is_over()) return false;
   const auto now = Clock::now();
   if (over_since_ == Clock::time_point{}) over_since_ = now;
-  const bool all_gone =
-      std::none_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second.has_joined; });
+  const bool all_gone = std::ranges::none_of(peers_, [](const auto& peer) { return peer.second.has_joined; });
   return all_gone || now - over_since_ > kTimeToFinish;
 }
 

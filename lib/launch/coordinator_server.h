@@ -1,10 +1,9 @@
 #pragma once
 
-// The coordinator's side of the network: nodes connect, prove that they belong to the run, and send
-// heartbeats.
+// The network side of the coordinator: nodes connect, prove that they belong to the run, and send heartbeats.
 //
-// Whoever reaches the port can talk to it. A connection whose first line is not a join message with the run's
-// token, or whose line does not come within seconds, is closed, and has no influence on the run.
+// Anybody who reaches the port can connect. A connection whose first line is not a join message with the run's
+// token, or does not arrive within seconds, is closed without any effect on the run.
 
 #include <poll.h>
 
@@ -21,19 +20,15 @@ namespace fsdp::launch {
 
 class CoordinatorServer {
  public:
-  struct Settings {
-    std::string token;  ///< empty: none is asked for
-    double heartbeat_seconds = 1;
-    int heartbeats_missed = 10;  ///< by a node that is lost
-  };
-
-  CoordinatorServer(Descriptor listener, Settings settings, Coordinator::Settings coordinator);
+  /// For the host of a run with these options. No token is required if `token` is empty.
+  CoordinatorServer(Descriptor listener, const LaunchOptions& options, std::string token,
+                    double heartbeat_seconds);
 
   void add_poll_entries(std::vector<pollfd>& entries) const;
   void step();
   int milliseconds_to_wait() const;
 
-  /// The run is over and every node has been told, or has had seconds to take it.
+  /// The run is over, and every node has been notified or had seconds to read it.
   bool is_done() const;
 
  private:
@@ -44,7 +39,7 @@ class CoordinatorServer {
     std::string address;
     Clock::time_point connected_at, heard_at;
     bool has_joined = false;
-    bool closing = false;  ///< once all is sent
+    bool closing = false;  ///< closed once everything is sent
   };
 
   void accept_all();
@@ -54,10 +49,11 @@ class CoordinatorServer {
   void send_heartbeats();
   void drop_silent(int id, Peer& peer);
   void tell_if_lost(int id, Peer& peer);
-  double seconds_of_silence_allowed() const;
 
   Descriptor listener_;
-  const Settings settings_;
+  const std::string token_;
+  const double heartbeat_seconds_;
+  const double silence_seconds_;  ///< after which a node is lost
   const RunTerms terms_;
   std::map<int, Peer> peers_;
   int next_id_ = 0;

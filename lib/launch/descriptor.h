@@ -1,12 +1,18 @@
 #pragma once
 
+// File descriptors, and the time-outs with which poll() waits for them.
+
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace fsdp::launch {
 
-/// A file descriptor that closes itself. Whoever makes one sets O_CLOEXEC, so that workers inherit none.
+/// Closes its file descriptor. Descriptors must be opened with O_CLOEXEC, so that workers do not inherit them.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -29,5 +35,15 @@ class Descriptor {
  private:
   int fd_;
 };
+
+/// Milliseconds until `due`, rounded up; 0 if it has passed.
+inline int milliseconds_until(std::chrono::steady_clock::time_point due) {
+  const auto left = due - std::chrono::steady_clock::now();
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  return static_cast<int>(std::clamp<int64_t>(milliseconds, 0, std::numeric_limits<int>::max()));
+}
+
+/// The shorter of two time-outs, where -1 is none.
+inline int sooner(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 }  // namespace fsdp::launch

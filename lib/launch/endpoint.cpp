@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -32,12 +31,9 @@ Addresses look_up(const std::string& host, int port, int flags, std::string& why
   return {error == 0 ? found : nullptr, ::freeaddrinfo};
 }
 
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET) {
-    constexpr uint32_t kLoopbackNet = 127;
-    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == kLoopbackNet;
-  }
-  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+bool is_ipv6_loopback(const addrinfo& entry) {
+  return entry.ai_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(entry.ai_addr)->sin6_addr);
 }
 
 Descriptor open_socket(int family) {
@@ -78,7 +74,7 @@ std::optional<Descriptor> listen_at(const std::string& host, int port) {
   for (const addrinfo* entry = addresses.get(); entry; entry = entry->ai_next) {
     Descriptor listener = open_socket(entry->ai_family);
     const int yes = 1;
-    // The last run's connections may still wait for their end.
+    // Connections of the last run may still be in TIME_WAIT.
     ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
     constexpr int kWaiting = 1024;
     if (listener.is_open() && ::bind(listener.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
@@ -105,8 +101,8 @@ std::optional<Descriptor> accept_from(const Descriptor& listener, std::string& f
 std::optional<Descriptor> start_connecting(const std::string& host, int port, std::string& why) {
   const Addresses addresses = look_up(host, port, 0, why);
   for (const addrinfo* entry = addresses.get(); entry; entry = entry->ai_next) {
-    // A name may have an IPv6 loopback address on which nobody listens; the next one is better then.
-    if (entry->ai_next && entry->ai_family == AF_INET6 && is_loopback(entry->ai_addr)) continue;
+    // Nobody may listen at the IPv6 loopback address of a name; the next address is used instead.
+    if (entry->ai_next && is_ipv6_loopback(*entry)) continue;
     Descriptor socket = open_socket(entry->ai_family);
     const int yes = 1;
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
@@ -130,15 +126,7 @@ void LineSocket::send(std::string_view line) {
 }
 
 void LineSocket::flush() {
-  if (is_open() && has_unsent()) send_some();
-}
-
-void LineSocket::exchange() {
-  flush();
-  if (is_open()) receive_some();
-}
-
-void LineSocket::send_some() {
+  if (!is_open() || !has_unsent()) return;
   const ssize_t count = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
   if (count >= 0) {
     unsent_.erase(0, static_cast<size_t>(count));
@@ -147,7 +135,9 @@ void LineSocket::send_some() {
   }
 }
 
-void LineSocket::receive_some() {
+void LineSocket::exchange() {
+  flush();
+  if (!is_open()) return;
   received_.erase(0, std::exchange(taken_, 0));
   char buffer[1 << 14];
   while (received_.size() <= longest_line_bytes_) {
@@ -160,7 +150,7 @@ void LineSocket::receive_some() {
     if (errno != EAGAIN && errno != EINTR && errno != ENOTCONN) close(util::errno_text(errno));
     return;
   }
-  if (received_.find('\n') > longest_line_bytes_) close("a line of more bytes than any has");
+  if (received_.find('\n') > longest_line_bytes_) close("it sent a line that is too long");
 }
 
 std::optional<std::string> LineSocket::take_line() {

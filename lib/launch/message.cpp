@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kLongestNameBytes = 255, kLongestMessageBytes = 4096, kLongestPathBytes = 4096;
 constexpr size_t kMostLastLines = 8, kLongestLastLineBytes = 512;  // see OutputPump::last_lines()
 
-/// Throws for what is no integer: a number with a fraction may not fit any.
+/// Throws for a number that is not an integer: its conversion could overflow.
 int integer_at(const Message& message, const char* name) {
   return static_cast<int>(message.at(name).get_ref<const Message::number_integer_t&>());
 }
@@ -36,7 +36,7 @@ std::vector<std::string> lines_or_none(const Message& message, const char* name)
 RunTerms terms_of(const LaunchOptions& options) {
   return {.run_id = options.rendezvous.id,
           .nodes = options.nnodes,
-          .is_static = options.rendezvous.backend == RendezvousOptions::Backend::kStatic,
+          .is_static = options.rendezvous.is_static(),
           .max_restarts = options.max_restarts};
 }
 
@@ -97,7 +97,7 @@ Message to_message(const WorkerEnd& end) {
                      {"round", end.round},
                      {"stop_signals_sent", end.stop_signals_sent},
                      {"host", end.host}};
-  // Only a failure's words are ever shown.
+  // Texts are only shown for failures.
   if (kind_of(end) != EndKind::kFinished) {
     message["last_lines"] = end.last_lines;
     message["message"] = end.message.substr(0, kLongestMessageBytes);

@@ -1,35 +1,60 @@
 #include "launch/options.h"
 
-#include <sched.h>
+#include <string.h>
 
-#include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <thread>
+#include <sstream>
 
+#include "launch/node_hardware.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::launch {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
+template <typename... Parts>
+[[noreturn]] void refuse_option(const Parts&... parts) {
+  util::fail(util::ErrorKind::kUsage, parts...);
+}
+
+template <typename Number>
+std::optional<Number> number(const std::string& text) {
+  Number value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+std::optional<int> streams(const std::string& text) {
+  const std::optional<int> value = number<int>(text);
+  if (!value || *value < 0 || *value > 3) return std::nullopt;
+  return value;
+}
 
 void check_seconds(const char* option, double seconds, double least) {
   constexpr double kLongestSeconds = 1e6;
   if (std::isfinite(seconds) && seconds >= least && seconds <= kLongestSeconds) return;
-  fail(ErrorKind::kUsage, "expected ", option, " in seconds from ", least, " to 1000000, found ", seconds);
+  refuse_option("expected ", option, " in seconds from ", least, " to 1000000, found ", seconds);
 }
 
 void check_port(const char* option, int port) {
   if (port >= 0 && port <= 65535) return;
-  fail(ErrorKind::kUsage, "expected ", option, " from 1 to 65535, or 0 for a free one, found ", port);
+  refuse_option("expected ", option, " from 1 to 65535, or 0 for a free one, found ", port);
 }
 
 void check_local_ranks(const char* option, const std::set<int>& ranks, int workers) {
   if (ranks.empty() || (*ranks.begin() >= 0 && *ranks.rbegin() < workers)) return;
   const int wrong = *ranks.begin() < 0 ? *ranks.begin() : *ranks.rbegin();
-  fail(ErrorKind::kUsage, "expected ", option, " to name local ranks from 0 to ", workers - 1,
-       " with --nproc-per-node ", workers, ", found ", wrong);
+  refuse_option("expected ", option, " to name local ranks from 0 to ", workers - 1,
+                " with --nproc-per-node ", workers, ", found ", wrong);
 }
 
 std::set<int> ranks_of(const StreamChoice& choice) {
@@ -41,55 +66,194 @@ std::set<int> ranks_of(const StreamChoice& choice) {
 void check_nodes(const LaunchOptions& options) {
   const auto& [least, most] = options.nnodes;
   if (least < 1 || most < least) {
-    fail(ErrorKind::kUsage, "expected --nnodes N or MIN:MAX with 1 <= MIN <= MAX, found ", least, ":", most);
+    refuse_option("expected --nnodes N or MIN:MAX with 1 <= MIN <= MAX, found ", least, ":", most);
   }
   const RendezvousOptions& rendezvous = options.rendezvous;
-  const bool is_static = rendezvous.backend == RendezvousOptions::Backend::kStatic;
   if (options.node_rank < 0 || options.node_rank >= most) {
-    fail(ErrorKind::kUsage, "expected --node-rank from 0 to ", most - 1, " with --nnodes ", most, ", found ",
-         options.node_rank);
+    refuse_option("expected --node-rank from 0 to ", most - 1, " with --nnodes ", most, ", found ",
+                  options.node_rank);
   }
   if (!options.is_multi_node()) return;
-  if (is_static && least != most) {
-    fail(ErrorKind::kUsage, "--nnodes ", least, ":", most,
-         " lets nodes come and go, which --rdzv-backend static cannot; use --rdzv-backend c10d");
+  if (rendezvous.is_static() && least != most) {
+    refuse_option("--nnodes ", least, ":", most,
+                  " lets nodes come and go, which --rdzv-backend static cannot; use --rdzv-backend c10d");
   }
   if (rendezvous.host.empty()) {
-    fail(ErrorKind::kUsage, "expected --rdzv-endpoint HOST[:PORT] with --nnodes ", most,
-         " and --rdzv-backend c10d: the address of the node where all nodes meet");
+    refuse_option("expected --rdzv-endpoint HOST[:PORT] with --nnodes ", most,
+                  " and --rdzv-backend c10d: the address of the node where all nodes meet");
   }
   if (rendezvous.port < 1 || rendezvous.port > 65535) {
-    fail(ErrorKind::kUsage, "expected a port from 1 to 65535 in ",
-         is_static ? "--master-port" : "--rdzv-endpoint", " with --nnodes ", most, ", found ",
-         rendezvous.port, ": nodes must know it beforehand");
+    refuse_option("expected a port from 1 to 65535 in ",
+                  rendezvous.is_static() ? "--master-port" : "--rdzv-endpoint", " with --nnodes ", most,
+                  ", found ", rendezvous.port, ": nodes must know it beforehand");
   }
 }
 
 }  // namespace
+
+int workers_from_text(const std::string& text) {
+  const bool automatic = text == "auto";
+  if (text == "gpu" || automatic) {
+    if (const int gpus = gpu_count()) return gpus;
+    if (!automatic) {
+      refuse_option(
+          "--nproc-per-node gpu starts one process for each GPU, and this node has none; "
+          "use --nproc-per-node cpu or a number");
+    }
+  }
+  if (text == "cpu" || automatic) return available_cores();
+  const std::optional<int> workers = number<int>(text);
+  if (!workers || *workers < 1) {
+    refuse_option(
+        "expected --nproc-per-node as a whole number from 1, \"cpu\", \"gpu\" or \"auto\", found \"", text,
+        "\"");
+  }
+  return *workers;
+}
+
+NodeRange nodes_from_text(const std::string& text) {
+  const size_t colon = text.find(':');
+  const auto least = number<int>(text.substr(0, colon));
+  const auto most = colon == std::string::npos ? least : number<int>(text.substr(colon + 1));
+  if (!least || !most || *least < 1 || *most < *least) {
+    refuse_option("expected --nnodes N or MIN:MAX with 1 <= MIN <= MAX, found \"", text, "\"");
+  }
+  return {*least, *most};
+}
+
+StreamChoice streams_from_text(const std::string& option, const std::string& text) {
+  StreamChoice choice;
+  const auto refuse = [&] {
+    refuse_option("expected ", option,
+                  " as 0 (neither), 1 (stdout), 2 (stderr) or 3 (both), or as LOCAL_RANK:THAT,..., found \"",
+                  text, "\"");
+  };
+  if (const auto all = streams(text)) {
+    choice.of_all = *all;
+    return choice;
+  }
+  for (const std::string& part : split(text, ',')) {
+    const size_t colon = part.find(':');
+    const auto rank = number<int>(part.substr(0, colon));
+    const auto value = colon == std::string::npos ? std::nullopt : streams(part.substr(colon + 1));
+    if (!rank || !value) refuse();
+    choice.of_local_rank[*rank] = *value;
+  }
+  if (choice.of_local_rank.empty()) refuse();
+  return choice;
+}
+
+std::set<int> ranks_from_text(const std::string& option, const std::string& text) {
+  std::set<int> ranks;
+  for (const std::string& part : split(text, ',')) {
+    const auto rank = number<int>(part);
+    if (!rank) {
+      refuse_option("expected ", option, " as local ranks with commas, like 0,1, found \"", text, "\"");
+    }
+    ranks.insert(*rank);
+  }
+  return ranks;
+}
+
+std::vector<int> signals_from_text(const std::string& text) {
+  std::vector<int> signals;
+  for (const std::string& part : split(text, ',')) {
+    const std::string name = part.starts_with("SIG") ? part.substr(3) : part;
+    int found = 0;
+    for (int signal = 1; signal < 32 && !found; ++signal) {
+      const char* known = sigabbrev_np(signal);
+      if (known && name == known) found = signal;
+    }
+    if (!found || found == SIGKILL || found == SIGSTOP || found == SIGCHLD) {
+      refuse_option(
+          "expected --signals-to-handle as signals that can be handled, like SIGTERM,SIGINT, found \"", part,
+          "\"");
+    }
+    signals.push_back(found);
+  }
+  return signals;
+}
+
+NumaBinding numa_binding_from_text(const std::string& text) {
+  using enum NumaBinding;
+  static const std::map<std::string, NumaBinding> kBindings = {{"", kNone},
+                                                               {"node", kNode},
+                                                               {"socket", kSocket},
+                                                               {"exclusive", kExclusive},
+                                                               {"core-complex", kCoreComplex}};
+  if (const auto found = kBindings.find(text); found != kBindings.end()) return found->second;
+  refuse_option("expected --numa-binding node, socket, exclusive or core-complex, found \"", text, "\"");
+}
+
+RendezvousOptions::Backend backend_from_text(const std::string& text) {
+  if (text == "static") return RendezvousOptions::Backend::kStatic;
+  if (text == "c10d") return RendezvousOptions::Backend::kC10d;
+  refuse_option("expected --rdzv-backend static or c10d, found \"", text, "\"");
+}
+
+void read_endpoint(const std::string& text, int default_port, RendezvousOptions& options) {
+  if (text.empty()) return;
+  const size_t bracket = text.starts_with("[") ? text.find(']') : std::string::npos;
+  const size_t colon = text.find(':', bracket == std::string::npos ? 0 : bracket);
+  const auto port = colon == std::string::npos ? default_port : number<int>(text.substr(colon + 1));
+  const std::string host = bracket == std::string::npos ? text.substr(0, colon) : text.substr(1, bracket - 1);
+  if (host.empty() || !port || *port < 0 || *port > 65535) {
+    refuse_option("expected --rdzv-endpoint HOST[:PORT] (an IPv6 address in brackets), found \"", text, "\"");
+  }
+  options.host = host;
+  options.port = *port;
+}
+
+void read_rendezvous_conf(const std::string& text, RendezvousOptions& options) {
+  static const std::map<std::string, double RendezvousOptions::*> kSeconds = {
+      {"join_timeout", &RendezvousOptions::join_timeout_seconds},
+      {"timeout", &RendezvousOptions::join_timeout_seconds},
+      {"last_call_timeout", &RendezvousOptions::last_call_timeout_seconds},
+      {"keep_alive_interval", &RendezvousOptions::keep_alive_interval_seconds}};
+  static const std::vector<std::string> kKeys = {
+      "join_timeout",           "timeout", "last_call_timeout", "keep_alive_interval",
+      "keep_alive_max_attempt", "is_host", "token_file"};
+  for (const std::string& part : split(text, ',')) {
+    const size_t equals = part.find('=');
+    const std::string key = part.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
+    if (const auto member = kSeconds.find(key); member != kSeconds.end()) {
+      const auto seconds = number<double>(value);
+      if (!seconds) refuse_option("expected ", key, " of --rdzv-conf in seconds, found \"", value, "\"");
+      options.*member->second = *seconds;
+    } else if (key == "keep_alive_max_attempt") {
+      options.keep_alive_max_attempt = number<int>(value).value_or(0);
+    } else if (key == "is_host") {
+      const bool yes = value == "1" || value == "true" || value == "True";
+      if (!yes && value != "0" && value != "false" && value != "False") {
+        refuse_option("expected is_host of --rdzv-conf as true or false, found \"", value, "\"");
+      }
+      options.is_host = yes;
+    } else if (key == "token_file") {
+      options.token_file = value;
+    } else {
+      const std::string near = util::nearest(key, kKeys);
+      refuse_option("unknown key \"", key, "\" in --rdzv-conf; expected ",
+                    near.empty() ? util::join(kKeys, ", ") : near);
+    }
+  }
+}
 
 int StreamChoice::of(int local_rank) const {
   const auto own = of_local_rank.find(local_rank);
   return own == of_local_rank.end() ? of_all : own->second;
 }
 
-int available_cores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  // The call fails on machines with more cores than cpu_set_t has bits.
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 void validate(const LaunchOptions& options) {
   const int workers = options.nproc_per_node;
-  if (workers < 1) fail(ErrorKind::kUsage, "expected --nproc-per-node of at least 1, found ", workers);
+  if (workers < 1) refuse_option("expected --nproc-per-node of at least 1, found ", workers);
   check_nodes(options);
   if (options.master_addr.empty()) {
-    fail(ErrorKind::kUsage, "expected --master-addr as a host name or address, found nothing");
+    refuse_option("expected --master-addr as a host name or address, found nothing");
   }
   check_port("--master-port", options.master_port);
   if (options.max_restarts < 0) {
-    fail(ErrorKind::kUsage, "expected --max-restarts of at least 0, found ", options.max_restarts);
+    refuse_option("expected --max-restarts of at least 0, found ", options.max_restarts);
   }
   constexpr double kShortestIntervalSeconds = 0.001;
   check_seconds("--monitor-interval", options.monitor_interval_seconds, kShortestIntervalSeconds);
@@ -98,16 +262,16 @@ void validate(const LaunchOptions& options) {
   check_seconds("last_call_timeout of --rdzv-conf", options.rendezvous.last_call_timeout_seconds, 0);
   check_seconds("keep_alive_interval of --rdzv-conf", options.rendezvous.keep_alive_interval_seconds, 0);
   if (options.rendezvous.keep_alive_max_attempt < 1) {
-    fail(ErrorKind::kUsage, "expected keep_alive_max_attempt of --rdzv-conf of at least 1, found ",
-         options.rendezvous.keep_alive_max_attempt);
+    refuse_option("expected keep_alive_max_attempt of --rdzv-conf of at least 1, found ",
+                  options.rendezvous.keep_alive_max_attempt);
   }
   check_local_ranks("--local-ranks-filter", options.local_ranks_filter, workers);
   check_local_ranks("--redirects", ranks_of(options.redirects), workers);
   check_local_ranks("--tee", ranks_of(options.tee), workers);
   if (options.program.empty() || options.program.front().empty()) {
-    fail(ErrorKind::kUsage,
-         "expected a program to start, found none: write it after the options, as in "
-         "fsdp-launch --nproc-per-node 2 -- PROGRAM ARGUMENTS");
+    refuse_option(
+        "expected a program to start, found none: write it after the options, as in "
+        "fsdp-launch --nproc-per-node 2 -- PROGRAM ARGUMENTS");
   }
 }
 

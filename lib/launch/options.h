@@ -1,6 +1,6 @@
 #pragma once
 
-// What a user of fsdp-launch can choose. The names are torchrun's.
+// The options of fsdp-launch, with torchrun's names, and their values from the text of the command line.
 
 #include <signal.h>
 
@@ -12,18 +12,18 @@
 
 namespace fsdp::launch {
 
-/// How many nodes a run may have.
+/// Bounds on the number of nodes of a run.
 struct NodeRange {
   int min = 1;
   int max = 1;
   bool operator==(const NodeRange&) const = default;
 };
 
-/// A choice of standard output (bit 1) and standard error (bit 2) for each worker of a node.
+/// Standard output (bit 1) and standard error (bit 2) for each worker of a node.
 struct StreamChoice {
   static constexpr int kOut = 1, kErr = 2;
   int of_all = 0;
-  std::map<int, int> of_local_rank{};  ///< in place of of_all, which is 0 then
+  std::map<int, int> of_local_rank{};  ///< replaces of_all, which is 0 then
 
   int of(int local_rank) const;
   bool any() const { return of_all != 0 || !of_local_rank.empty(); }
@@ -35,26 +35,27 @@ enum class NumaBinding {
   kNone,
   kNode,         ///< those of its NUMA node
   kSocket,       ///< those of its NUMA node's socket
-  kExclusive,    ///< a share of its NUMA node's that no other worker has
+  kExclusive,    ///< a share of its NUMA node's cores that no other worker uses
   kCoreComplex,  ///< those that share one L3 cache in its NUMA node
 };
 
 /// How the nodes of a run find each other.
 struct RendezvousOptions {
   enum class Backend {
-    kStatic,  ///< every node is told its rank; node 0 is the host
-    kC10d,    ///< ranks in the order of joining; the node that has the endpoint's address is the host
+    kStatic,  ///< every node is given its rank; node 0 is the host
+    kC10d,    ///< ranks in the order of joining; the node with the endpoint's address is the host
   };
   Backend backend = Backend::kStatic;
+  bool is_static() const { return backend == Backend::kStatic; }
   std::string host;  ///< of the endpoint
   int port = 0;
   std::string id;                          ///< the same on every node; empty: "none"
-  double join_timeout_seconds = 600;       ///< for enough nodes to come
-  double last_call_timeout_seconds = 30;   ///< for more nodes than the fewest to come
+  double join_timeout_seconds = 600;       ///< for the minimum of nodes to join
+  double last_call_timeout_seconds = 30;   ///< for more nodes than the minimum
   double keep_alive_interval_seconds = 0;  ///< between heartbeats; 0: the monitor interval
-  int keep_alive_max_attempt = 10;         ///< heartbeats missed by a node that is lost
-  std::optional<bool> is_host{};           ///< whether this node is the host; none: by its address
-  std::string token_file;                  ///< holds the job's token; made by the host if it is not there
+  int keep_alive_max_attempt = 10;         ///< missed heartbeats after which a node is lost
+  std::optional<bool> is_host{};           ///< whether this node is the host; unset: by its address
+  std::string token_file;                  ///< contains the job's token; the host creates it if absent
 };
 
 struct LaunchOptions {
@@ -63,7 +64,7 @@ struct LaunchOptions {
   int node_rank = 0;                      ///< this node's number in [0, nnodes)
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens
   int master_port = 0;                    ///< 0: a port that is free now
-  std::string local_addr;                 ///< this node's address for the others; empty: found out
+  std::string local_addr;                 ///< this node's address for the others; empty: detected
   RendezvousOptions rendezvous;
   std::string role = "default";          ///< ROLE_NAME of the workers
   int max_restarts = 0;                  ///< of all workers, after a failure
@@ -78,12 +79,43 @@ struct LaunchOptions {
   std::vector<std::string> program;  ///< the program and its arguments
 
   bool is_multi_node() const { return nnodes.max > 1; }
+  bool has_stream_files() const { return redirects.any() || tee.any(); }
 };
 
-/// Cores that this process may run on (its affinity mask), at least 1.
-int available_cores();
-
-/// Throws Error(kUsage) for the first option that is out of range or does not fit another one.
+/// Throws Error(kUsage) for the first option that is out of range or contradicts another one.
 void validate(const LaunchOptions& options);
+
+// Values from text. All of these throw Error(kUsage) that names the option, the expected values and the text.
+
+/// "4" -> 4; "cpu" -> available_cores(); "gpu" -> gpu_count(), an error if 0; "auto" -> "gpu" if there is
+/// one, else "cpu".
+int workers_from_text(const std::string& text);
+
+/// "2" -> {2, 2}; "1:4" -> {1, 4}.
+NodeRange nodes_from_text(const std::string& text);
+
+/// torchrun's form: "3" -> both streams of all workers; "0:1,2:3" -> standard output of local rank 0, both of
+/// local rank 2.
+StreamChoice streams_from_text(const std::string& option, const std::string& text);
+
+/// "0,2" -> {0, 2}; "" -> {}.
+std::set<int> ranks_from_text(const std::string& option, const std::string& text);
+
+/// "SIGTERM,USR1" -> {SIGTERM, SIGUSR1}. Signals that cannot be caught are refused.
+std::vector<int> signals_from_text(const std::string& text);
+
+/// "", "node", "socket", "exclusive", "core-complex".
+NumaBinding numa_binding_from_text(const std::string& text);
+
+/// "static" or "c10d".
+RendezvousOptions::Backend backend_from_text(const std::string& text);
+
+/// Sets options.host and options.port from "host:29400", "host" (default_port) or "[::1]:29400"; "" changes
+/// nothing.
+void read_endpoint(const std::string& text, int default_port, RendezvousOptions& options);
+
+/// Sets the members named in "join_timeout=60,last_call_timeout=5": join_timeout (with torchrun's static backend
+/// also "timeout"), last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host and token_file.
+void read_rendezvous_conf(const std::string& text, RendezvousOptions& options);
 
 }  // namespace fsdp::launch

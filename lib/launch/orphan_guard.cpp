@@ -22,8 +22,8 @@ namespace {
 constexpr std::chrono::seconds kPatience{10};
 constexpr useconds_t kPauseMicroseconds = 10000;
 
-/// The process was started with `mark` in its marks. Zombies, and what the user may not see, have no
-/// environment.
+/// Whether the process was started with `mark` in its marks. Zombies, and processes that the user may not
+/// inspect, have no environment.
 bool has_mark(const char* pid, const std::string& mark) {
   const Descriptor file(::open(util::concat("/proc/", pid, "/environ").c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return false;
@@ -41,13 +41,13 @@ bool has_mark(const char* pid, const std::string& mark) {
   return false;
 }
 
-/// Kills what carries the mark; returns how many that were.
+/// Kills the processes with the mark; returns their number.
 int kill_marked(const std::string& mark) {
   const std::unique_ptr<DIR, int (*)(DIR*)> processes(::opendir("/proc"), ::closedir);
   if (!processes) return 0;
   int killed = 0;
   while (const dirent* entry = ::readdir(processes.get())) {
-    const pid_t pid = std::atoi(entry->d_name);  // 0 for what is no process
+    const pid_t pid = std::atoi(entry->d_name);  // 0 for other entries
     if (pid <= 0 || pid == ::getpid() || !has_mark(entry->d_name, mark)) continue;
     if (::kill(pid, SIGKILL) == 0) ++killed;
   }
@@ -55,8 +55,8 @@ int kill_marked(const std::string& mark) {
 }
 
 void kill_all_marked(const std::string& mark) {
-  // One that forks while the list is read may have a child that the list lacks: only a pass that finds none
-  // after another that found none is the end.
+  // A process that forks while the list is read may have a child that is not in the list: two successive passes
+  // must find none.
   const auto give_up = std::chrono::steady_clock::now() + kPatience;
   for (int clean = 0; clean < 2 && std::chrono::steady_clock::now() < give_up;) {
     clean = kill_marked(mark) == 0 ? clean + 1 : 0;
@@ -65,22 +65,18 @@ void kill_all_marked(const std::string& mark) {
 }
 
 [[noreturn]] void keep_guard(int life_line, const std::string& mark, const std::filesystem::path& folder) {
-  // Whoever ends the launcher's group or session means the launcher; the guard has to be there afterwards.
+  // The guard must survive signals to the launcher's process group or session.
   ::setsid();
   ::prctl(PR_SET_NAME, "launch-guard");
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Held open, the launcher's pipes would never end for those who read them.
+  // If the guard held the launcher's pipes open, their readers would never see the end.
   for (int fd = 0; fd < life_line; ++fd) ::close(fd);
   ::close_range(static_cast<unsigned>(life_line) + 1, ~0U, 0);
 
-  char told = 0;
-  ssize_t count;
-  do {
-    count = ::read(life_line, &told, 1);
-  } while (count < 0 && errno == EINTR);
-  if (count == 0) {
+  char done = 0;
+  if (TEMP_FAILURE_RETRY(::read(life_line, &done, 1)) == 0) {
     kill_all_marked(mark);
     std::error_code ignored;
     if (!folder.empty()) std::filesystem::remove_all(folder, ignored);
@@ -113,8 +109,7 @@ OrphanGuard::~OrphanGuard() {
   const char done = 1;
   [[maybe_unused]] ssize_t written = ::write(life_line_.get(), &done, 1);
   life_line_.close();
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
 }
 
 void OrphanGuard::end_marked() const { kill_all_marked(mark_); }

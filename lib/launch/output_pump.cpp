@@ -1,6 +1,8 @@
 #include "launch/output_pump.h"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,15 +11,101 @@
 
 #include "launch/worker_environment.h"
 #include "util/error.h"
+#include "util/log.h"
 
 namespace fsdp::launch {
 namespace {
+
+/// The largest length <= `limit` at which `text` can be cut between UTF-8 characters.
+size_t cut_before(std::string_view text, size_t limit) {
+  constexpr size_t kLongestCharacter = 4;
+  for (size_t back = 0; back < std::min(limit, kLongestCharacter); ++back) {
+    const auto next = static_cast<unsigned char>(text[limit - back]);
+    if ((next & 0xC0) != 0x80) return limit - back;
+  }
+  return limit;  // not UTF-8
+}
 
 constexpr std::chrono::milliseconds kPause{400};
 constexpr size_t kLastLines = 8;
 constexpr size_t kLastLineBytes = 400;
 
 }  // namespace
+
+void LineSplitter::feed(std::string_view bytes, const OnLine& on_line) {
+  while (!bytes.empty()) {
+    if (after_return_) {
+      if (bytes.front() == '\n' || bytes.front() == '\r') {
+        if (bytes.front() == '\n') complete(on_line);
+        bytes.remove_prefix(1);
+        continue;
+      }
+      after_return_ = false;
+      replaces_transient_ = true;
+      line_.clear();
+    }
+    const size_t end = bytes.find_first_of("\r\n");
+    line_ += bytes.substr(0, end);
+    while (line_.size() > longest_line_bytes_) {
+      const size_t cut = cut_before(line_, longest_line_bytes_);
+      on_line(std::string_view(line_).substr(0, cut));
+      line_.erase(0, cut);
+    }
+    if (end == std::string_view::npos) return;
+    if (bytes[end] == '\n') {
+      complete(on_line);
+    } else {
+      after_return_ = true;
+    }
+    bytes.remove_prefix(end + 1);
+  }
+}
+
+void LineSplitter::finish(const OnLine& on_line) {
+  if (!after_return_ && !line_.empty()) complete(on_line);
+  line_.clear();
+  after_return_ = replaces_transient_ = false;
+}
+
+void LineSplitter::complete(const OnLine& on_line) {
+  on_line(line_);
+  line_.clear();
+  after_return_ = replaces_transient_ = false;
+}
+
+RankLog::RankLog(std::filesystem::path path) : path_(std::move(path)) {
+  // O_NONBLOCK: opening a named pipe without a reader would block.
+  file_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644));
+  struct stat info;
+  if (!file_.is_open() || ::fstat(file_.get(), &info) != 0) {
+    util::fail(util::ErrorKind::kIo, "cannot open the log file ", path_.string(), ": ",
+               util::errno_text(errno), "; choose another --log-dir");
+  }
+  if (!S_ISREG(info.st_mode)) {
+    util::fail(util::ErrorKind::kIo, "expected a regular file at ", path_.string(),
+               ", found something else; remove it or choose another --log-dir");
+  }
+}
+
+void RankLog::line(std::string_view text) {
+  if (!file_.is_open()) return;
+  buffer_ += text;
+  buffer_ += '\n';
+}
+
+void RankLog::flush() {
+  for (size_t done = 0; done < buffer_.size() && file_.is_open();) {
+    const ssize_t count = ::write(file_.get(), buffer_.data() + done, buffer_.size() - done);
+    if (count >= 0) {
+      done += static_cast<size_t>(count);
+    } else if (errno != EINTR) {
+      util::log_warning(util::concat("cannot write ", path_.string(), ": ", util::errno_text(errno),
+                                     "; the run goes on without this file"));
+      file_.close();
+    }
+  }
+  buffer_.clear();
+}
 
 OutputPump::OutputPump(Console& console, const std::vector<OutputPlan>& plans) : console_(console) {
   for (const OutputPlan& plan : plans) {
@@ -56,8 +144,7 @@ void OutputPump::worker_ended(int index) {
 }
 
 bool OutputPump::is_done() const {
-  return std::none_of(streams_.begin(), streams_.end(),
-                      [](const auto& stream) { return stream->pipe.is_open(); });
+  return std::ranges::none_of(streams_, [](const auto& stream) { return stream->pipe.is_open(); });
 }
 
 void OutputPump::add_poll_entries(std::vector<pollfd>& entries) {
@@ -110,7 +197,7 @@ void OutputPump::finish(Stream& stream) {
 void OutputPump::pass_on(Stream& stream, std::string_view line) {
   Worker::Sink& sink = *stream.sink;
   if (sink.on_console) {
-    // What is shown of the line may since have been replaced.
+    // The beginning that is shown may have been replaced since.
     if (stream.splitter.replaces_transient()) stream.console->abandon(&stream);
     stream.console->line(&stream, stream.worker->prefix, line);
   }
@@ -126,8 +213,8 @@ bool OutputPump::has_more_to_show(const Stream& stream) {
   const LineSplitter& splitter = stream.splitter;
   if (splitter.is_transient() || splitter.unfinished().size() <= stream.shown_bytes) return false;
   if (stream.console->is_terminal()) return true;
-  // Elsewhere a beginning that another line broke off waits for its end, or a slow writer of dots would have
-  // its line repeated for each of them.
+  // Elsewhere, a line that was broken off is not shown again before its end, because a slow writer of dots would
+  // have its line repeated for each dot.
   return !splitter.replaces_transient() &&
          (stream.shown_bytes == 0 || stream.console->is_continuing(&stream));
 }
@@ -136,10 +223,7 @@ int OutputPump::milliseconds_to_pause() const {
   int least = -1;
   for (const auto& stream : streams_) {
     if (!has_more_to_show(*stream)) continue;
-    const auto left = stream->changed_at + kPause - Clock::now();
-    const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-    const int wait = static_cast<int>(std::max<int64_t>(0, milliseconds));
-    least = least < 0 ? wait : std::min(least, wait);
+    least = sooner(least, milliseconds_until(stream->changed_at + kPause));
   }
   return least;
 }

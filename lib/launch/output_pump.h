@@ -1,12 +1,14 @@
 #pragma once
 
-// Moves what the workers write to the launcher's console and to their log files, line by line.
+// Moves the workers' output to the launcher's console and to their log files, line by line.
 
 #include <poll.h>
 
 #include <chrono>
+#include <cstddef>
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,12 +17,61 @@
 
 #include "launch/console.h"
 #include "launch/descriptor.h"
-#include "launch/line_splitter.h"
-#include "launch/rank_log.h"
 
 namespace fsdp::launch {
 
-/// Where the output of one worker goes. Files are continued if they are there; two streams may share one.
+/// Splits one output stream into lines. A line ends with "\n" or "\r\n". Text that ends with a lone "\r", such as
+/// a progress bar, is transient: the following text replaces it. At most `longest_line_bytes` are held; a longer
+/// line is passed on in pieces, cut between UTF-8 characters.
+class LineSplitter {
+ public:
+  using OnLine = std::function<void(std::string_view line)>;
+  static constexpr size_t kLongestLineBytes = 256 << 10;
+
+  explicit LineSplitter(size_t longest_line_bytes = kLongestLineBytes)
+      : longest_line_bytes_(longest_line_bytes) {}
+
+  /// Appends the next bytes and calls `on_line` for each line that they complete.
+  void feed(std::string_view bytes, const OnLine& on_line);
+
+  /// The stream has ended: completes a last line without a newline; drops transient text.
+  void finish(const OnLine& on_line);
+
+  std::string_view unfinished() const { return line_; }
+  /// unfinished() ended with '\r'.
+  bool is_transient() const { return after_return_; }
+  /// unfinished() replaced transient text, so it is probably transient too.
+  bool replaces_transient() const { return replaces_transient_; }
+
+ private:
+  void complete(const OnLine& on_line);
+
+  size_t longest_line_bytes_;
+  std::string line_;
+  bool after_return_ = false;
+  bool replaces_transient_ = false;
+};
+
+/// A log file with the output of one worker, in the order in which it was read, without prefixes and transient
+/// text. An existing file is continued. When writing fails (a full disk), that is logged once and the worker
+/// goes on without the file.
+class RankLog {
+ public:
+  /// Throws Error(kIo) when the file cannot be opened or is not a regular file.
+  explicit RankLog(std::filesystem::path path);
+
+  void line(std::string_view text);
+  /// Writes the buffered lines.
+  void flush();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
+  std::string buffer_;
+};
+
+/// Destinations of the output of one worker; its two streams may share a file.
 struct OutputPlan {
   struct Target {
     bool on_console = true;
@@ -35,30 +86,29 @@ class OutputPump {
   /// Opens the log files. Throws Error(kIo). The console must outlive the pump.
   OutputPump(Console& console, const std::vector<OutputPlan>& plans);
 
-  /// Takes over the read ends of worker `index`'s (from 0) standard output and error; both non-blocking.
+  /// Takes the read ends of the standard output and error of worker `index`, non-blocking. In order from 0.
   void attach(int index, Descriptor out, Descriptor err);
 
-  /// The worker is gone: what it wrote is still passed on, but not what others that hold its pipes (a daemon
-  /// that it left behind) write from now on.
+  /// The worker has ended: its output is still passed on, but not what other processes that hold its pipes (a
+  /// daemon that it left behind) write from now on.
   void worker_ended(int index);
 
-  /// All has been read from all workers.
+  /// All output of all workers has been read.
   bool is_done() const;
 
-  /// Adds the streams to poll, none of them while the console is too far behind.
+  /// Adds the streams to poll; none while the console is too far behind.
   void add_poll_entries(std::vector<pollfd>& entries);
-  /// Reads from those streams that poll found ready; `entries` as add_poll_entries left them.
+  /// Reads from the streams that are ready; `entries` as add_poll_entries() left them.
   void read_ready(const std::vector<pollfd>& entries);
 
-  /// A line whose writer pauses in the middle of it is shown as far as it goes. Milliseconds until there is
-  /// such a line to show, or -1.
+  /// An unfinished line is shown when its writer pauses. Milliseconds until there is such a line, or -1.
   int milliseconds_to_pause() const;
   void show_paused();
 
-  /// The last few lines that worker `index` wrote to its standard error, or to its standard output if there
-  /// is nothing there; shortened.
+  /// The last few lines, shortened, that worker `index` wrote to its standard error or, if there are none, to
+  /// its standard output.
   std::vector<std::string> last_lines(int index) const;
-  /// The file that has its standard error, or "" without one.
+  /// The file with its standard error, or "".
   std::string log_path(int index) const;
 
  private:
@@ -79,9 +129,9 @@ class OutputPump {
     ConsoleStream* console;
     Descriptor pipe;
     LineSplitter splitter{};
-    std::optional<size_t> left_bytes{};  ///< set once the worker is gone: what it left in the pipe
+    std::optional<size_t> left_bytes{};  ///< left in the pipe, once the worker has ended
     Clock::time_point changed_at{};      ///< when the unfinished line last grew
-    size_t shown_bytes = 0;              ///< how much of the unfinished line is shown
+    size_t shown_bytes = 0;              ///< of the unfinished line
   };
 
   void read(Stream& stream);

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +24,6 @@ struct Pipe {
   Descriptor read_end, write_end;
 };
 
-/// For a failed call that makes descriptors.
 [[noreturn]] void fail_to_open(const char* what) {
   fail(ErrorKind::kUsage, "cannot open ", what, " for another worker: ", util::errno_text(errno),
        "; start fewer workers or raise the limit with ulimit -n");
@@ -49,7 +47,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-/// All that the child needs between fork and exec, prepared before the fork.
+/// The data that the child needs between fork and exec, prepared before the fork.
 struct ChildPlan {
   std::vector<char*> argv, environment;
   cpu_set_t cpus;
@@ -62,17 +60,17 @@ struct ChildPlan {
 [[noreturn]] void become_program(const ChildPlan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The launcher may have died before the line above: then nobody would ever send that signal.
+  // If the launcher died before the line above, the signal is never sent.
   if (::getppid() != plan.launcher) ::_exit(127);
 
-  // SIGHUP keeps its disposition: under nohup it is ignored, in workers too.
+  // SIGHUP keeps its disposition: under nohup workers ignore it too.
   for (int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2, SIGXFSZ})
     ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 
-  // CPUs that went offline since they were listed: the worker runs unbound rather than not at all.
+  // May fail if CPUs went offline since they were listed; then the worker runs unbound.
   if (plan.binds_cpus) ::sched_setaffinity(0, sizeof(plan.cpus), &plan.cpus);
   if (::dup2(plan.in, 0) >= 0 && ::dup2(plan.out, 1) >= 0 && ::dup2(plan.err, 2) >= 0) {
     ::execvpe(plan.argv[0], plan.argv.data(), plan.environment.data());
@@ -85,30 +83,21 @@ struct ChildPlan {
 /// errno of the child's failed exec, or 0 when the pipe was closed by a successful one.
 int read_report(const Descriptor& report) {
   int cause = 0;
-  ssize_t count;
-  do {
-    count = ::read(report.get(), &cause, sizeof(cause));
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = TEMP_FAILURE_RETRY(::read(report.get(), &cause, sizeof(cause)));
   return count == sizeof(cause) ? cause : 0;
-}
-
-ExitStatus status_of(const siginfo_t& info) {
-  if (info.si_code == CLD_EXITED) return {.exit_code = info.si_status};
-  return {.signal = info.si_status};
 }
 
 std::optional<ExitStatus> reap_with(pid_t pid, int flags) {
   siginfo_t info{};
-  int result;
-  do {
-    result = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT | flags);
-  } while (result != 0 && errno == EINTR);
+  const auto result =
+      TEMP_FAILURE_RETRY(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT | flags));
   FSDP_CHECK(result == 0, "waiting for process ", pid, ": ", util::errno_text(errno));
   if (info.si_pid == 0) return std::nullopt;
-  // WNOWAIT left a zombie: as long as it is there, its process group's number cannot be taken by another.
+  // WNOWAIT left a zombie, so the number of its process group cannot be reused yet.
   ::kill(-pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
-  return status_of(info);
+  if (info.si_code == CLD_EXITED) return ExitStatus{.exit_code = info.si_status};
+  return ExitStatus{.signal = info.si_status};
 }
 
 }  // namespace
@@ -160,9 +149,8 @@ bool would_end(pid_t pid, int signal) {
   uint64_t spared = 0;
   bool found = false;
   for (std::string line; std::getline(status, line);) {
-    if (line.rfind("SigBlk:", 0) != 0 && line.rfind("SigIgn:", 0) != 0 && line.rfind("SigCgt:", 0) != 0) {
+    if (!line.starts_with("SigBlk:") && !line.starts_with("SigIgn:") && !line.starts_with("SigCgt:"))
       continue;
-    }
     spared |= std::strtoull(line.c_str() + std::strlen("SigBlk:"), nullptr, 16);
     found = true;
   }
@@ -171,7 +159,7 @@ bool would_end(pid_t pid, int signal) {
 
 void open_standard_descriptors() {
   for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest free number is taken, which is fd itself because those below are open by now.
+    // open() returns the lowest free number, which is fd because those below are open by now.
     if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
   }
 }

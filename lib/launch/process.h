@@ -1,6 +1,6 @@
 #pragma once
 
-// Starting one worker, and learning how it ended.
+// Starting a worker process, and how it ended.
 
 #include <sys/types.h>
 
@@ -15,12 +15,12 @@ namespace fsdp::launch {
 struct ProcessSpec {
   std::vector<std::string> argv;         ///< program (looked up in PATH without a slash) and arguments
   std::vector<std::string> environment;  ///< "NAME=value"
-  bool inherit_stdin = false;            ///< else its standard input is /dev/null
-  std::vector<int> cpus{};               ///< it may run on; empty: as this process
+  bool inherit_stdin = false;            ///< otherwise its standard input is /dev/null
+  std::vector<int> cpus{};               ///< on which it may run; empty: those of this process
 };
 
-/// A process that leads its own process group, so that a terminal's Ctrl-C reaches it only through the
-/// launcher and that signals reach its children too. It dies with the thread that started it.
+/// A process in a new process group, so that a terminal's Ctrl-C reaches it only through the launcher, and
+/// signals also reach its children. It dies with the thread that started it.
 struct Process {
   pid_t pid = -1;
   Descriptor out;  ///< read ends of its standard output and standard error, non-blocking
@@ -36,26 +36,24 @@ struct ExitStatus {
   bool operator==(const ExitStatus&) const = default;
 };
 
-/// Starts a program; when this returns, the program itself is running. The caller must be single-threaded.
-/// Throws Error(kUsage) when the program cannot be executed, Error(kUnexpected) when the system refuses a
-/// process; nothing is left running then.
+/// Starts a program and returns after its exec. The caller must be single-threaded. Throws Error(kUsage) when
+/// the program cannot be executed or the system refuses a process; nothing is left running then.
 Process spawn(const ProcessSpec& spec);
 
-/// Nothing while the process runs. Once it has ended: kills what it left in its process group, reaps it and
+/// Returns nullopt while the process runs. Once it has ended, kills the rest of its process group, reaps it and
 /// returns how it ended.
 std::optional<ExitStatus> reap(pid_t pid);
 
-/// As reap(), but waits for the end.
+/// Like reap(), but waits for the end.
 ExitStatus wait_and_reap(pid_t pid);
 
 /// Sends a signal to the process and its group.
 void signal_group(pid_t pid, int signal);
 
-/// Whether the process neither handles, ignores nor blocks the signal; false for one that is gone.
+/// Whether the process neither handles, ignores nor blocks the signal; false if it has ended.
 bool would_end(pid_t pid, int signal);
 
-/// Makes sure that descriptors 0, 1 and 2 are open (on /dev/null if need be), so that no pipe takes their
-/// numbers.
+/// Opens those of the descriptors 0, 1 and 2 that are closed on /dev/null, so that no pipe gets their numbers.
 void open_standard_descriptors();
 
 }  // namespace fsdp::launch

@@ -53,7 +53,7 @@ std::filesystem::path activity_file_in(const std::filesystem::path& worker_folde
 namespace {
 
 nlohmann::json read_json(const std::filesystem::path& path) {
-  constexpr size_t kLongestBytes = 1 << 20;  // a traceback may be long, but whose file this is nobody knows
+  constexpr size_t kLongestBytes = 1 << 20;  // a traceback may be long, but the file is untrusted
   std::ifstream file(path, std::ios::binary);
   std::string text(kLongestBytes, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));

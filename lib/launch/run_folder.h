@@ -6,22 +6,21 @@
 #include <filesystem>
 #include <string>
 
-#include "launch/standing.h"
+#include "launch/verdict.h"
 
 namespace fsdp::launch {
 
 class RunFolder {
  public:
-  /// Makes a new folder of the run in `parent`, or in the folder for temporary files if that is empty, with a
-  /// folder for each attempt and worker as they are asked for. A folder that is not `kept` goes with the
-  /// object. Throws Error(kIo).
+  /// Makes a new folder for the run in `parent`, or in the system's temporary folder if that is empty. A folder
+  /// that is not `kept` is removed with the object. Throws Error(kIo).
   RunFolder(const std::string& parent, const std::string& run_id, bool kept);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  /// The folder of a worker, which is there when this returns. Throws Error(kIo).
+  /// The folder of a worker, created if necessary. Throws Error(kIo).
   std::filesystem::path of_worker(int restarts, int local_rank) const;
 
  private:
@@ -32,14 +31,13 @@ class RunFolder {
 /// The file in which a worker may say why it failed (TORCHELASTIC_ERROR_FILE).
 std::filesystem::path error_file_in(const std::filesystem::path& worker_folder);
 
-/// The file beside it in which programs of this toolkit say where they stood when the run did not go on.
+/// The file in which programs of this toolkit report their Standing when the run stops.
 std::filesystem::path activity_file_in(const std::filesystem::path& worker_folder);
 
-/// What it says; nothing said when there is none, or none that can be read.
+/// An empty Standing if the file is absent or malformed.
 Standing read_activity_file(const std::filesystem::path& path);
 
-/// What an error file says: "message" or "message.message" of a JSON object. "" when there is none, or none
-/// that can be read.
+/// The "message" or "message.message" of an error file, a JSON object; "" if the file is absent or malformed.
 std::string read_error_file(const std::filesystem::path& path);
 
 }  // namespace fsdp::launch

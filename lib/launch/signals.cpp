@@ -31,15 +31,14 @@ SignalWatch::SignalWatch(const std::vector<int>& passed_on) {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, &previous_pipe_);
-  // A parent that ignores SIGCHLD hands that down, and then children vanish without an exit status.
+  // If SIGCHLD is ignored, which is inherited from the parent, children vanish without an exit status.
   action.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &action, &previous_child_);
   ::sigprocmask(SIG_BLOCK, &watched, &previous_mask_);
 }
 
 SignalWatch::~SignalWatch() {
-  // SIGCHLDs of workers that are reaped by now mean nothing to whoever runs next; other signals stay pending
-  // and are delivered below.
+  // Drops SIGCHLDs of workers that have been reaped; other pending signals are delivered below.
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);

@@ -1,6 +1,6 @@
 #pragma once
 
-// The signals of the launcher, read from a descriptor instead of interrupting it.
+// Signals to the launcher, read from a descriptor instead of interrupting it.
 
 #include <signal.h>
 
@@ -14,9 +14,9 @@ namespace fsdp::launch {
 /// "SIGTERM"; "signal 40" for those without a name.
 std::string signal_name(int signal);
 
-/// While it lives, SIGCHLD and the signals that are passed on to workers wait in fd() instead of being
-/// delivered, and SIGPIPE is ignored. A SIGHUP that was ignored at the
-/// start (nohup) stays ignored. The destructor restores all of it.
+/// During its lifetime SIGCHLD and the signals that are passed on to workers are queued in fd() instead of being
+/// delivered, and SIGPIPE is ignored. A SIGHUP that was ignored before (nohup) stays ignored. The destructor
+/// restores the former state.
 class SignalWatch {
  public:
   explicit SignalWatch(const std::vector<int>& passed_on);
@@ -24,8 +24,8 @@ class SignalWatch {
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
 
-  int fd() const { return descriptor_.get(); }  ///< readable when a signal waits
-  std::vector<int> take();                      ///< the signals that came since the last call
+  int fd() const { return descriptor_.get(); }  ///< readable when a signal is queued
+  std::vector<int> take();                      ///< the signals since the last call
 
  private:
   Descriptor descriptor_;

@@ -13,24 +13,28 @@ namespace {
 using util::concat;
 using Ends = std::vector<const WorkerEnd*>;
 
-constexpr size_t kMostSingleRows = 16;  // workers that have a row each; more of them share rows
+constexpr size_t kMostSingleRows = 16;  // up to this number of workers, each has its own row
 constexpr size_t kMostRows = 48, kMostRanges = 12, kMostHosts = 3, kMostSentences = 3, kMostWaitedFor = 6;
 constexpr const char* kRow = "\n    ";
 
+/// Replaces the parts after `most` by "7 more".
+void shorten(std::vector<std::string>& parts, size_t most) {
+  if (parts.size() <= most) return;
+  const size_t left_out = parts.size() - most;
+  parts.resize(most);
+  parts.push_back(concat(left_out, " more"));
+}
+
 /// "a", "a and b", "a, b and 7 more".
 std::string listed(std::vector<std::string> parts, size_t most) {
-  if (parts.size() > most) {
-    const size_t left_out = parts.size() - most;
-    parts.resize(most);
-    parts.push_back(concat(left_out, " more"));
-  }
+  shorten(parts, most);
   if (parts.size() == 1) return parts[0];
   const std::string last = parts.back();
   parts.pop_back();
   return concat(util::join(parts, ", "), " and ", last);
 }
 
-/// "rank 2", "ranks 0-3, 5 and 7"; the ranks rise.
+/// "rank 2", "ranks 0-3, 5 and 7"; the ranks are ascending.
 std::string names_of_ranks(const std::vector<int>& ranks) {
   std::vector<std::string> ranges;
   for (size_t i = 0, next = 0; i < ranks.size(); i = next) {
@@ -51,7 +55,7 @@ std::string names_of_ranks(const Ends& ends) {
 std::string names_of_hosts(const Ends& ends) {
   std::vector<std::string> hosts;
   for (const WorkerEnd* end : ends) {
-    if (std::find(hosts.begin(), hosts.end(), end->host) == hosts.end()) hosts.push_back(end->host);
+    if (std::ranges::find(hosts, end->host) == hosts.end()) hosts.push_back(end->host);
   }
   return listed(std::move(hosts), kMostHosts);
 }
@@ -61,7 +65,7 @@ std::string place_of_collective(const Standing& standing) {
                 standing.step > 0 ? concat("step ", standing.step) : "before the first step");
 }
 
-/// What the worker was doing, without the seconds: the same for all that were in the same place.
+/// What the worker was doing, without the seconds: equal for workers at the same place.
 std::string place_of(const WorkerEnd& end) {
   const Standing& standing = end.standing;
   if (!standing.is_said()) return "did not say";
@@ -70,29 +74,29 @@ std::string place_of(const WorkerEnd& end) {
   return concat("computing, step ", standing.step, ", after ", standing.last_collective);
 }
 
-/// How it ended, where that tells more than that the worker waited too long or was stopped; else "".
+/// How the worker ended, unless it only waited too long or was stopped; else "".
 std::string ending_worth_telling(const WorkerEnd& end) {
   const bool timed_out = end.status.code() == static_cast<int>(util::ErrorKind::kTimeout);
   const bool is_cause = kind_of(end) == EndKind::kFailed && !timed_out;
   return is_cause || !end.standing.is_said() ? ending(end.status) : "";
 }
 
-/// What workers that have all of it in common share a line by.
+/// The key by which workers share a line.
 std::string story_of(const WorkerEnd& end) {
   const std::string how = ending_worth_telling(end);
   return concat(place_of(end), how.empty() ? "" : "; ", how);
 }
 
+double seconds_in(const WorkerEnd* end) { return end->standing.seconds; }
+
 std::string seconds_of(const Ends& ends) {
-  const auto [least, most] = std::minmax_element(ends.begin(), ends.end(), [](const auto* a, const auto* b) {
-    return a->standing.seconds < b->standing.seconds;
-  });
+  const auto [least, most] = std::ranges::minmax_element(ends, {}, seconds_in);
   const std::string from = util::fixed((*least)->standing.seconds, 1),
                     to = util::fixed((*most)->standing.seconds, 1);
   return concat(", for ", from == to ? "" : concat(from, " to "), to, " s");
 }
 
-/// Workers by what `key` says of them, in the order of their lowest ranks.
+/// Workers grouped by `key`, in the order of their lowest ranks.
 template <typename Key>
 std::vector<Ends> grouped(const Ends& ends, const Key& key) {
   std::map<std::string, size_t> index;
@@ -141,8 +145,8 @@ class Waits {
 
   std::string sentences() const {
     Ends waiting;
-    std::copy_if(ends_.begin(), ends_.end(), std::back_inserter(waiting),
-                 [](const WorkerEnd* end) { return end->standing.is_in_collective(); });
+    std::ranges::copy_if(ends_, std::back_inserter(waiting),
+                         [](const WorkerEnd* end) { return end->standing.is_in_collective(); });
     std::vector<Ends> groups =
         grouped(waiting, [this](const WorkerEnd& end) { return concat(number_of(end), " ", place_of(end)); });
     std::stable_sort(groups.begin(), groups.end(), [this](const Ends& a, const Ends& b) {
@@ -156,12 +160,12 @@ class Waits {
   }
 
  private:
-  /// How far the worker is: collectives that it has ended, or its step.
+  /// The progress of a worker: the number of ended collectives, or its step.
   int64_t number_of(const WorkerEnd& end) const {
     return are_numbered_ ? end.standing.collectives : end.standing.step;
   }
 
-  /// Whether those in `waiting`'s collective wait for `end`, which is not among them.
+  /// Whether the workers in `waiting`'s collective wait for `end`, which is not in it.
   bool is_behind(const WorkerEnd& end, const WorkerEnd& waiting) const {
     if (!end.standing.is_said()) return true;
     if (number_of(end) != number_of(waiting)) return number_of(end) < number_of(waiting);
@@ -199,21 +203,17 @@ class Waits {
     for (const SilentNode& node : silent_) {
       parts.push_back(concat(node.workers == 1 ? "rank " : "ranks ", node.first_rank,
                              node.workers == 1 ? "" : concat("-", node.first_rank + node.workers - 1),
-                             " of node ", node.node_rank, " (", node.host, "), of which nothing was heard"));
+                             " of node ", node.node_rank, " (", node.host,
+                             "), from which nothing was heard"));
     }
-    if (parts.size() > kMostWaitedFor) {
-      const size_t left_out = parts.size() - kMostWaitedFor;
-      parts.resize(kMostWaitedFor);
-      parts.push_back(concat(left_out, " more"));
-    }
+    shorten(parts, kMostWaitedFor);
     return util::join(parts, "; for ");
   }
 
-  /// Nobody is missing: one that came late, or a network that does not carry it.
+  /// No rank is missing: one came late, or the network does not transfer the data.
   static std::string all_are_in(const Ends& group, const std::string& place) {
     if (group.size() == 1) return "";
-    const auto order = [](const auto* a, const auto* b) { return a->standing.seconds < b->standing.seconds; };
-    const auto [last, first] = std::minmax_element(group.begin(), group.end(), order);
+    const auto [last, first] = std::ranges::minmax_element(group, {}, seconds_in);
     const double seconds = (*last)->standing.seconds, most = (*first)->standing.seconds;
     constexpr double kNotable = 1;
     return concat(kRow, "all ", group.size(), " ranks are in ", place,
@@ -231,9 +231,8 @@ class Waits {
 }  // namespace
 
 std::string wait_table(std::vector<WorkerEnd> ends, const std::vector<SilentNode>& silent) {
-  if (std::none_of(ends.begin(), ends.end(), [](const auto& end) { return end.standing.is_said(); }))
-    return "";
-  std::sort(ends.begin(), ends.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  if (std::ranges::none_of(ends, [](const auto& end) { return end.standing.is_said(); })) return "";
+  std::ranges::sort(ends, {}, &WorkerEnd::rank);
   Ends sorted;
   for (const WorkerEnd& end : ends) sorted.push_back(&end);
   return rows(sorted, silent) + Waits(sorted, silent).sentences();

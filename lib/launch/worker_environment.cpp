@@ -42,14 +42,14 @@ std::vector<std::string> worker_environment(const NodePlacement& placement, cons
   values["TORCHELASTIC_RUN_ID"] = placement.run_id;
   values["TORCHELASTIC_RESTART_COUNT"] = std::to_string(placement.restarts);
   values["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(placement.max_restarts);
-  // True would make rank 0 look for a store that the launcher keeps; here rank 0 keeps it.
+  // With True rank 0 would expect a store hosted by the launcher; here rank 0 hosts it.
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   values["TORCHELASTIC_ERROR_FILE"] = worker.error_file;
   values.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   values.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, worker.cores)));
   values[OrphanGuard::kVariable] = worker.launch_marks;
   values.erase(kTokenVariable);
-  // A launcher may run under another one: its own terminal, or lack of one, is what counts.
+  // Inherited if this launcher runs under another one, but only its own terminal counts.
   values.erase("FSDP_TERMINAL_COLUMNS");
   if (placement.terminal_columns > 0) {
     const int prefix_columns = static_cast<int>(line_prefix(rank).size());

@@ -1,14 +1,14 @@
 #pragma once
 
-// The environment variables by which a worker learns its place in the run: torchrun's, name by name, so that
-// programs written for torchrun run under fsdp-launch as well.
+// The environment variables that give a worker its place in the run. They are those of torchrun, so programs
+// written for torchrun run under fsdp-launch too.
 
 #include <string>
 #include <vector>
 
 namespace fsdp::launch {
 
-/// What all workers of a node have in common.
+/// The values that all workers of a node share.
 struct NodePlacement {
   int node_rank = 0;
   int nodes = 1;
@@ -17,39 +17,38 @@ struct NodePlacement {
   int world_size = 1;
   std::string master_addr;
   int master_port = 0;
-  std::string run_id;  ///< the same for every worker of the run, another one for the next run
+  std::string run_id;  ///< unique to the run
   std::string role = "default";
-  int restarts = 0;  ///< how often all workers were started again so far
+  int restarts = 0;  ///< of all workers, so far
   int max_restarts = 0;
-  int terminal_columns = 0;  ///< width of the launcher's terminal; 0: it has none
+  int terminal_columns = 0;  ///< width of the launcher's terminal; 0 without one
 };
 
-/// What is a worker's own.
+/// The values of one worker.
 struct WorkerPlace {
   int local_rank = 0;
   int cores = 1;               ///< its share of the node's
-  std::string error_file{};    ///< where it may write why it failed
+  std::string error_file{};    ///< to which it may write why it failed
   std::string launch_marks{};  ///< see OrphanGuard
 };
 
-/// "[rank3] ": what stands before each line of that worker on the launcher's console.
+/// "[rank3] ", before each line of that worker on the launcher's console.
 std::string line_prefix(int rank);
 
-/// `inherited` ("NAME=value" entries) with the variables of a worker put in place of their namesakes. More
-/// than torchrun has: OMP_NUM_THREADS, unless inherited, is the worker's share of cores (torchrun sets 1,
-/// which leaves cores idle); FSDP_TERMINAL_COLUMNS is how wide a progress bar may be, and its absence says
-/// that nobody would see one; FSDP_LAUNCH_ID. The launcher's own FSDP_LAUNCH_TOKEN is left out.
+/// `inherited` ("NAME=value" entries) with the variables of a worker added or replaced. In addition to torchrun's:
+/// OMP_NUM_THREADS, unless inherited, is the worker's share of cores (torchrun sets 1, which leaves cores idle);
+/// FSDP_TERMINAL_COLUMNS is the width available to a progress bar, and absent if nobody would see one;
+/// FSDP_LAUNCH_ID. The launcher's FSDP_LAUNCH_TOKEN is removed.
 std::vector<std::string> worker_environment(const NodePlacement& placement, const WorkerPlace& worker,
                                             const std::vector<std::string>& inherited);
 
-/// Guards the nodes of a run against others who reach the port (see coordinator.h).
+/// The token that protects the nodes of a run from strangers (see coordinator_server.h).
 inline constexpr const char* kTokenVariable = "FSDP_LAUNCH_TOKEN";
 
 /// This process's environment as "NAME=value" entries.
 std::vector<std::string> current_environment();
 
-/// A TCP port that no socket of this machine listens on now. Another process may take it before rank 0 does.
-/// Throws Error(kUnexpected) when there is none.
+/// A free TCP port. Another process may take it before rank 0 does. Throws Error(kUnexpected) when there is none.
 int free_port();
 
 /// 16 random hexadecimal digits.

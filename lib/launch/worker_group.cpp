@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "launch/accelerators.h"
-#include "launch/cpu_binding.h"
+#include "launch/node_hardware.h"
 #include "launch/process.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -16,13 +15,12 @@
 namespace fsdp::launch {
 namespace {
 
-constexpr std::chrono::seconds kLongestLoading{1};  ///< of a program, before a signal is sent regardless
+constexpr std::chrono::seconds kLongestLoading{1};  ///< of a program; signals are held back no longer
 
-/// A worker's share of the cores: of all of them, or of those that it is bound to, among those who have the
-/// same.
+/// A worker's share of all cores, or of those to which it and other workers are bound.
 int share_of_cores(const std::vector<std::vector<int>>& cpus, size_t index) {
   const auto& own = cpus[index];
-  const auto sharers = static_cast<int>(std::count(cpus.begin(), cpus.end(), own));
+  const auto sharers = static_cast<int>(std::ranges::count(cpus, own));
   return (own.empty() ? available_cores() : static_cast<int>(own.size())) / sharers;
 }
 
@@ -45,7 +43,7 @@ WorkerGroup::~WorkerGroup() {
 
 std::vector<OutputPlan> WorkerGroup::output_plans() const {
   const LaunchOptions& options = surroundings_.options;
-  const bool by_stream = options.redirects.any() || options.tee.any();
+  const bool by_stream = options.has_stream_files();
   if (!by_stream && !options.log_dir.empty()) util::make_writable_folder(options.log_dir);
   std::vector<OutputPlan> plans;
   for (int local_rank = 0; local_rank < placement_.workers_per_node; ++local_rank) {
@@ -136,10 +134,10 @@ std::vector<std::string> WorkerGroup::names_of_running() const {
 
 void WorkerGroup::send(Worker& worker, int signal) {
   if (!worker.is_running) return;
-  // Ending by SIGUSR1 is a failure: that signal asks for something else.
+  // These do not ask a worker to end: one that they end has failed.
   if (signal != SIGUSR1 && signal != SIGUSR2) worker.stop_signals_sent.insert(signal);
   signal_group(worker.pid, signal);
-  // A worker that is stopped (SIGSTOP) would not notice otherwise.
+  // Otherwise a stopped worker (SIGSTOP) would not react.
   signal_group(worker.pid, SIGCONT);
 }
 
@@ -148,7 +146,7 @@ void WorkerGroup::send_to_all(int signal) {
 }
 
 bool WorkerGroup::may_send(const Worker& worker, int signal) const {
-  // A program that never handles it is to end by it, and not by SIGKILL when the time is up.
+  // A program that never handles the signal must end by it before the shutdown time-out, not by SIGKILL.
   const std::chrono::duration<double> half(surroundings_.options.shutdown_timeout_seconds / 2);
   const auto age = Clock::now() - worker.started;
   return age > kLongestLoading || age > half || !would_end(worker.pid, signal);
@@ -173,9 +171,8 @@ void WorkerGroup::send_waiting() {
 
 int WorkerGroup::milliseconds_to_wait() const {
   constexpr int kLookAgain = 20;
-  const bool waits = std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
-    return worker.is_running && !worker.waiting.empty();
-  });
+  const bool waits = std::ranges::any_of(
+      workers_, [](const Worker& worker) { return worker.is_running && !worker.waiting.empty(); });
   return waits ? kLookAgain : -1;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
-// The workers of this node in one round: started together, told to stop together, and gone when the object
-// is.
+// The workers of this node in one round: started together, told to stop together, and ended by the destructor.
 
 #include <chrono>
 #include <set>
@@ -18,7 +17,7 @@
 
 namespace fsdp::launch {
 
-/// What outlives the rounds.
+/// Objects that outlive the rounds.
 struct GroupSurroundings {
   const LaunchOptions& options;
   Console& console;
@@ -28,10 +27,9 @@ struct GroupSurroundings {
 
 class WorkerGroup {
  public:
-  /// Opens the log files; starts nothing yet. Throws Error(kIo), Error(kUsage) for a binding that does not
-  /// fit.
+  /// Opens the log files; starts nothing yet. Throws Error(kIo), or Error(kUsage) for an impossible binding.
   WorkerGroup(const GroupSurroundings& surroundings, const NodePlacement& placement);
-  /// Kills what still runs.
+  /// Kills the workers that still run.
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -43,20 +41,20 @@ class WorkerGroup {
   int size() const { return placement_.workers_per_node; }
   OutputPump& pump() { return pump_; }
 
-  /// The workers that have ended since the last call; `round` is noted in their ends.
+  /// The ends since the last call, with WorkerEnd::round = `round`.
   std::vector<WorkerEnd> reap(int round);
-  /// All ends so far, with last lines and messages as far as they have come.
+  /// All ends so far, with the last lines and messages read so far.
   std::vector<WorkerEnd> ends() const;
-  /// Those that still run, as "rank 3 (pid 4711)".
+  /// The workers that still run, as "rank 3 (pid 4711)".
   std::vector<std::string> names_of_running() const;
 
   void send_to_all(int signal);
-  /// To all, a signal that the launcher was sent. It waits for a worker that was started less than a second
-  /// ago and would be ended by it, because a program handles signals only once it has been loaded, and then
-  /// it may save or say that there was nothing to save. send_waiting() sends what is due.
+  /// Sends to all workers a signal that the launcher has received. For a worker that was started less than a
+  /// second ago and would be ended by the signal, it is held back for send_waiting(): a program handles signals
+  /// only once it has been loaded, and then it can save or report that there was nothing to save.
   void pass_on(int signal);
   void send_waiting();
-  /// Until send_waiting() is to be called; -1: nothing waits.
+  /// Until send_waiting() must be called; -1 if no signal is held back.
   int milliseconds_to_wait() const;
 
  private:
@@ -67,7 +65,7 @@ class WorkerGroup {
     pid_t pid;
     std::string error_file;
     Clock::time_point started{};
-    std::vector<int> waiting{};  ///< signals
+    std::vector<int> waiting{};  ///< signals held back
     bool is_running = true;
     std::set<int> stop_signals_sent{};
     WorkerEnd end{};

@@ -4,8 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
-#include "comm/common_memory.h"
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "util/error.h"
 
 namespace fsdp::shard {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/common_memory.h"
+#include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "nn/decoder.h"
 #include "nn/recompute.h"

@@ -6,7 +6,7 @@
 // For worlds of 2 and of 4 processes and wholes of 256 KiB to 64 MiB (what an all-gather gives, what a
 // reduce-scatter takes; float32), each round runs all of them in turn, so that a busy machine disturbs all
 // alike. An all-gather's input is a shard of its own, as in training in fp32; its output over shared memory
-// is taken anew each time, as for a unit, and common to the ranks (comm/common_memory.h). Other buffers are
+// is taken anew each time, as for a unit, and common to the ranks (comm/communicator.h). Other buffers are
 // those that the communicator allocates. The memcpy is of the bytes that an all-gather without common memory
 // fetches from others, in all processes at once. Times are medians on rank 0, from a barrier to its end of
 // the collective. "moved" is what all ranks' copies and additions over shared memory have read and written,
@@ -29,10 +29,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
-#include "comm/common_memory.h"
+#include "comm/communicator.h"
 #include "comm/gloo_communicator.h"
-#include "comm/memory_copy.h"
-#include "comm/shm_communicator.h"
+#include "comm/hierarchical_communicator.h"
+#include "comm/memory_operations.h"
 #include "support/free_port.h"
 #include "util/error.h"
 
@@ -138,16 +138,18 @@ void run_rank(int rank, int world_size, int port, int rounds) {
   at::set_num_threads(1);
   comm::LaunchEnvironment environment{rank, world_size, rank, world_size, "127.0.0.1", port};
   auto store = comm::join_run_store(environment, std::chrono::seconds(60));
-  auto attempt = comm::try_shm_communicator(environment, {}, store);
-  FSDP_CHECK(attempt.communicator, attempt.obstacle);
+  auto meeting = comm::HostRanks::meet(environment, store, {});
+  FSDP_CHECK(meeting.ranks && meeting.apart.empty(), meeting.apart, meeting.obstacle);
+  auto shm = comm::connect_group({meeting.ranks, {.timeout = comm::CommOptions().timeout()}},
+                                 comm::run_identity(environment), "run");
   auto gloo = comm::make_gloo_communicator(environment, {}, store);
   auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(60));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   auto c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(
       c10::make_intrusive<c10d::PrefixStore>("c10d", store), rank, world_size, options);
-  Bench bench(*c10d, *gloo, *attempt.communicator, rounds);
+  Bench bench(*c10d, *gloo, *shm, rounds);
   for (int64_t bytes = 256 << 10; bytes <= 64 << 20; bytes *= 4) bench.run(bytes);
-  attempt.communicator->barrier({.unit = "end"});
+  shm->barrier({.unit = "end"});
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "support/forwarding_communicator.h"
 
 namespace fsdp::comm {

@@ -1,7 +1,5 @@
 // Memory that the ranks of a group share: threads and shared memory; gloo has none.
 
-#include "comm/common_memory.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +9,8 @@
 #include <thread>
 
 #include "comm/common_places.h"
-#include "comm/memory_copy.h"
+#include "comm/communicator.h"
+#include "comm/memory_operations.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
 
@@ -20,7 +19,7 @@ namespace {
 
 using Group = std::shared_ptr<Communicator>;
 
-constexpr int64_t kMib = 1 << 20;
+constexpr int64_t kPlaceMib = 1 << 20;
 
 /// [numel] fp32 in memory that the ranks have in common; undefined when the system has none left.
 at::Tensor take(Communicator& communicator, int64_t numel) {
@@ -188,13 +187,13 @@ TEST(CommonMemory, MakesItsArenaAsLongAsWasNeededAndKeepsIt) {
     if (host->rank() != 0) return;
     auto common = std::make_shared<CommonPlaces>(host, 0, 1);
     for (int round = 0; round < 5; ++round) {
-      c10::DataPtr first = common->open(common->take(3 * kMib)),
-                   second = common->open(common->take(5 * kMib));
+      c10::DataPtr first = common->open(common->take(3 * kPlaceMib)),
+                   second = common->open(common->take(5 * kPlaceMib));
       EXPECT_TRUE(common->is_open(first.get()) && common->is_open(second.get()));
       EXPECT_EQ(reinterpret_cast<uintptr_t>(first.get()) % 64, 0U);
       const int64_t taken = host->own()->taken_bytes();
-      EXPECT_GE(taken, 8 * kMib) << "round " << round;
-      EXPECT_LE(taken, 8 * kMib + 4 * SharedSegment::kPage) << "round " << round;
+      EXPECT_GE(taken, 8 * kPlaceMib) << "round " << round;
+      EXPECT_LE(taken, 8 * kPlaceMib + 4 * SharedSegment::kPage) << "round " << round;
     }
     common.reset();
     EXPECT_EQ(host->own()->taken_bytes(), 0);
@@ -205,10 +204,11 @@ TEST(CommonMemory, TakesItsReserveAtOnce) {
   on_two_ranks({}, [](std::shared_ptr<HostRanks> host) {
     if (host->rank() != 0) return;
     auto common = std::make_shared<CommonPlaces>(host, 0, 1);
-    common->reserve(16 * kMib);
+    common->reserve(16 * kPlaceMib);
     EXPECT_EQ(host->own()->taken_bytes(), 0);
-    c10::DataPtr first = common->open(common->take(kMib)), second = common->open(common->take(9 * kMib));
-    EXPECT_EQ(host->own()->taken_bytes(), 16 * kMib);
+    c10::DataPtr first = common->open(common->take(kPlaceMib)),
+                 second = common->open(common->take(9 * kPlaceMib));
+    EXPECT_EQ(host->own()->taken_bytes(), 16 * kPlaceMib);
   });
 }
 
@@ -218,12 +218,12 @@ TEST(CommonMemory, HasNoPlaceWhereTheSystemHasNoMemory) {
   on_two_ranks(small, [](std::shared_ptr<HostRanks> host) {
     if (host->rank() != 0) return;
     auto common = std::make_shared<CommonPlaces>(host, 0, 1);
-    EXPECT_EQ(common->take(9 * kMib), CommonPlaces::kNowhere);
-    const int64_t place = common->take(5 * kMib);
+    EXPECT_EQ(common->take(9 * kPlaceMib), CommonPlaces::kNowhere);
+    const int64_t place = common->take(5 * kPlaceMib);
     EXPECT_NE(place, CommonPlaces::kNowhere);
-    EXPECT_EQ(common->take(5 * kMib), CommonPlaces::kNowhere) << "the first is in use";
+    EXPECT_EQ(common->take(5 * kPlaceMib), CommonPlaces::kNowhere) << "the first is in use";
     common->drop(place);
-    EXPECT_NE(common->take(5 * kMib), CommonPlaces::kNowhere);
+    EXPECT_NE(common->take(5 * kPlaceMib), CommonPlaces::kNowhere);
   });
 }
 

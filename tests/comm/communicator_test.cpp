@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "comm/gloo_communicator.h"
-#include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
 #include "support/free_port.h"

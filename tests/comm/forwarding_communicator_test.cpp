@@ -3,8 +3,8 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include "comm/device_communicator.h"
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
+#include "comm/stream_communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/counting_communicator.h"
 

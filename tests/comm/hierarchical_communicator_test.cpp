@@ -14,7 +14,7 @@
 #include <numeric>
 #include <thread>
 
-#include "comm/host_layout.h"
+#include "comm/host_ranks.h"
 #include "support/connected_ranks.h"
 #include "support/process_ranks.h"
 #include "util/error.h"
@@ -30,13 +30,13 @@ using util::ErrorKind;
 using Group = std::shared_ptr<Communicator>;
 using Hosts = std::vector<int>;
 
-at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
+at::Tensor host_numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
   at::Tensor index = at::arange(numel, at::kDouble) + 1000.0 * rank;
   return (at::sin(index * 12.9898) * (rank % 2 == 0 ? 100.0 : 1.0)).to(dtype);
 }
 
 /// By rank inside each host, and then by host in the order of first ranks; halves in float32, rounded once.
-at::Tensor reduced(const Hosts& hosts, int64_t numel, at::ScalarType dtype, ReduceOp op) {
+at::Tensor reduced_over_hosts(const Hosts& hosts, int64_t numel, at::ScalarType dtype, ReduceOp op) {
   const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
   const auto both = [op](const at::Tensor& a, const at::Tensor& b) {
     if (!a.defined()) return b;
@@ -47,18 +47,18 @@ at::Tensor reduced(const Hosts& hosts, int64_t numel, at::ScalarType dtype, Redu
   std::iota(every.begin(), every.end(), 0);
   for (const std::vector<int>& ranks : host_layout(hosts, every).members) {
     at::Tensor sum;
-    for (int rank : ranks) sum = both(sum, numbers_of(rank, numel, dtype).to(half ? at::kFloat : dtype));
+    for (int rank : ranks) sum = both(sum, host_numbers_of(rank, numel, dtype).to(half ? at::kFloat : dtype));
     all = both(all, sum);
   }
   return all.to(dtype);
 }
 
-struct Setting {
+struct HostSetting {
   const char* name;
   Hosts hosts;  ///< of each rank
 };
 
-class HierarchicalResults : public ::testing::TestWithParam<Setting> {
+class HierarchicalResults : public ::testing::TestWithParam<HostSetting> {
  protected:
   /// In the communicator's memory or in ordinary memory, not aligned.
   static at::Tensor filled(Communicator& communicator, bool shared, const at::Tensor& values) {
@@ -71,9 +71,9 @@ class HierarchicalResults : public ::testing::TestWithParam<Setting> {
   static void check_all(Communicator& communicator, bool shared, int64_t numel, at::ScalarType dtype) {
     const Hosts& hosts = GetParam().hosts;
     const int rank = communicator.rank(), world = communicator.world_size();
-    at::Tensor mine = numbers_of(rank, numel, dtype);
+    at::Tensor mine = host_numbers_of(rank, numel, dtype);
     std::vector<at::Tensor> everyone;
-    for (int r = 0; r < world; ++r) everyone.push_back(numbers_of(r, numel, dtype));
+    for (int r = 0; r < world; ++r) everyone.push_back(host_numbers_of(r, numel, dtype));
 
     at::Tensor all = filled(communicator, shared, at::zeros({numel * world}, dtype));
     communicator.all_gather(all, filled(communicator, shared, mine), {.unit = "test"})->wait();
@@ -83,12 +83,13 @@ class HierarchicalResults : public ::testing::TestWithParam<Setting> {
     communicator.all_gather(in_place, own, {.unit = "test"})->wait();
     ASSERT_TRUE(at::equal(in_place, all)) << "all_gather in place";
 
-    at::Tensor input = filled(communicator, shared, numbers_of(rank, numel * world, dtype));
+    at::Tensor input = filled(communicator, shared, host_numbers_of(rank, numel * world, dtype));
     at::Tensor part = filled(communicator, shared, mine);
-    at::Tensor expected = reduced(hosts, numel * world, dtype, ReduceOp::kSum).narrow(0, rank * numel, numel);
+    at::Tensor expected =
+        reduced_over_hosts(hosts, numel * world, dtype, ReduceOp::kSum).narrow(0, rank * numel, numel);
     communicator.reduce_scatter(part, input, {.unit = "test"})->wait();
     ASSERT_TRUE(at::equal(part, expected)) << "reduce_scatter";
-    ASSERT_TRUE(at::equal(input, numbers_of(rank, numel * world, dtype))) << "reduce_scatter's input";
+    ASSERT_TRUE(at::equal(input, host_numbers_of(rank, numel * world, dtype))) << "reduce_scatter's input";
     at::Tensor anywhere = input.narrow(0, (world - 1 - rank) * numel, numel);
     communicator.reduce_scatter(anywhere, input, {.unit = "test"})->wait();
     ASSERT_TRUE(at::equal(anywhere, expected)) << "reduce_scatter into its input";
@@ -96,7 +97,7 @@ class HierarchicalResults : public ::testing::TestWithParam<Setting> {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
       at::Tensor tensor = filled(communicator, shared, mine);
       communicator.all_reduce(tensor, op, {.unit = "test"})->wait();
-      ASSERT_TRUE(at::equal(tensor, reduced(hosts, numel, dtype, op))) << "all_reduce";
+      ASSERT_TRUE(at::equal(tensor, reduced_over_hosts(hosts, numel, dtype, op))) << "all_reduce";
     }
     for (int root = 0; root < world; ++root) {
       at::Tensor sent = filled(communicator, shared, mine);
@@ -129,10 +130,11 @@ TEST_P(HierarchicalResults, AreThoseOfTheDocumentedOrderOfSums) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HierarchicalResults,
-                         ::testing::Values(Setting{"2x2", {0, 0, 1, 1}}, Setting{"3x2", {0, 0, 1, 1, 2, 2}},
-                                           Setting{"2x3", {0, 0, 0, 1, 1, 1}},
-                                           Setting{"DealtOut", {0, 1, 2, 0, 1, 2}},
-                                           Setting{"Mixed", {1, 0, 0, 1}}),
+                         ::testing::Values(HostSetting{"2x2", {0, 0, 1, 1}},
+                                           HostSetting{"3x2", {0, 0, 1, 1, 2, 2}},
+                                           HostSetting{"2x3", {0, 0, 0, 1, 1, 1}},
+                                           HostSetting{"DealtOut", {0, 1, 2, 0, 1, 2}},
+                                           HostSetting{"Mixed", {1, 0, 0, 1}}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(HierarchicalCommunicator, ReducesTensorsOfAnyShape) {

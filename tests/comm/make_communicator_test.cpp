@@ -56,8 +56,8 @@ TEST(MakeCommunicator, TakesWhatFitsThePlacesOfRanks) {
   EXPECT_EQ(made(Backend::kGloo, {0, 0, 1, 1}), Made("gloo", ""));
   EXPECT_EQ(made(Backend::kAuto, {0, 1}), Made("gloo", line + "every rank has a host to itself\n"));
   EXPECT_EQ(made(Backend::kAuto, {0, 0, 1}),
-            Made("gloo", line + "hosts have different numbers of ranks, that of rank 0 "
-                                "has 2 and that of rank 2 has 1\n"));
+            Made("gloo", line + "hosts have different numbers of ranks: the host of rank 0 "
+                                "has 2, the host of rank 2 has 1\n"));
 }
 
 TEST(MakeCommunicator, RefusesNcclForTensorsInHostMemory) {
@@ -74,7 +74,7 @@ TEST(MakeCommunicator, SaysWhyThereIsNoHierarchy) {
   const std::tuple<Backend, Hosts, std::string> cases[] = {
       {Backend::kHierarchical, {0, 0}, "all ranks are on one host"},
       {Backend::kHierarchical, {0, 1}, "every rank has a host to itself"},
-      {Backend::kHierarchical, {0, 0, 1}, "that of rank 0 has 2 and that of rank 2 has 1"},
+      {Backend::kHierarchical, {0, 0, 1}, "the host of rank 0 has 2, the host of rank 2 has 1"},
       {Backend::kShm, {0, 0, 1, 1}, "ranks 0 and 2 are on different hosts"}};
   for (const auto& [backend, hosts, text] : cases) {
     try {

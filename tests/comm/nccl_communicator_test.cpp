@@ -29,24 +29,5 @@ TEST(NcclCommunicator, IsRefusedInOneLineWhereThereIsNoGpu) {
   }
 }
 
-TEST(NcclCause, IsWhatNcclItselfHasSeen) {
-  EXPECT_EQ(nccl_cause("NCCL error in: NCCLUtils.cpp:94, invalid usage, NCCL version 2.28.9\n"
-                       "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-                       "Last error:\n"
-                       "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000\n"
-                       "Exception raised from checkForNCCLErrorsInternal at ...\n"),
-            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000");
-}
-
-TEST(NcclCause, IsTheNameOfTheErrorWhereNcclSaysNoMore) {
-  EXPECT_EQ(nccl_cause("NCCL error in: x.cpp:1, remote process exited or there was a network error\n"
-                       "ncclRemoteError: A call failed possibly due to a network error.\n"
-                       "Last error:\n"
-                       "\n"
-                       "Exception raised from f at ...\n"),
-            "ncclRemoteError: A call failed possibly due to a network error.");
-  EXPECT_EQ(nccl_cause("wait timeout after 5000ms\nException raised from ..."), "wait timeout after 5000ms");
-}
-
 }  // namespace
 }  // namespace fsdp::comm

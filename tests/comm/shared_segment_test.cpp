@@ -48,7 +48,7 @@ TEST(SharedSegment, CannotBeExecutedWhereTheKernelHasThat) {
 TEST(SharedSegment, HasAPartThatAllWrite) {
   auto own = SharedSegment::create(kGib);
   auto theirs = SharedSegment::open(::getpid(), own->fd(), own->size(), own->sign());
-  auto block = SharedSegment::take_common(own, 5000);
+  auto block = SharedSegment::take(own, 5000, SharedSegment::Part::kCommon);
   ASSERT_NE(block, nullptr);
   std::memset(theirs->data() + block->offset, 9, 5000);
   EXPECT_EQ(static_cast<const char*>(block->data())[4999], 9);
@@ -90,8 +90,8 @@ TEST(SharedSegment, HasNoBlockWhereItHasNoRoom) {
   auto most = SharedSegment::take(segment, 7 * kMib);
   EXPECT_NE(most, nullptr);
   EXPECT_EQ(SharedSegment::take(segment, 2 * kMib), nullptr);
-  EXPECT_EQ(SharedSegment::take_common(segment, 9 * kMib), nullptr);
-  EXPECT_NE(SharedSegment::take_common(segment, 8 * kMib), nullptr);
+  EXPECT_EQ(SharedSegment::take(segment, 9 * kMib, SharedSegment::Part::kCommon), nullptr);
+  EXPECT_NE(SharedSegment::take(segment, 8 * kMib, SharedSegment::Part::kCommon), nullptr);
   most.reset();
   EXPECT_NE(SharedSegment::take(segment, 8 * kMib), nullptr);
   EXPECT_EQ(SharedSegment::take(segment, INT64_MAX - 5), nullptr);

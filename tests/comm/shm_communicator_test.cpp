@@ -1,5 +1,5 @@
 // What is the shared-memory communicator's alone; the promises that it shares with the others are tested in
-// communicator_test.cpp, subgroup_test.cpp and queued_communicator_test.cpp.
+// communicator_test.cpp, subgroup_test.cpp and stream_communicator_test.cpp.
 
 #include "comm/shm_communicator.h"
 
@@ -27,7 +27,7 @@ using util::ErrorKind;
 
 using Group = std::shared_ptr<Communicator>;
 
-at::Tensor numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
+at::Tensor shm_numbers_of(int rank, int64_t numel, at::ScalarType dtype) {
   at::Tensor index = at::arange(numel, at::kDouble) + 1000.0 * rank;
   return (at::sin(index * 12.9898) * (rank % 2 == 0 ? 100.0 : 1.0)).to(dtype);
 }
@@ -58,7 +58,7 @@ std::vector<at::Tensor> results_of(Communicator& communicator,
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kByte}) {
     for (int64_t numel : kSizes) {
       if (numel > 10'000 && (world > 4 || c10::elementSize(dtype) > 4)) continue;  // they take a while
-      at::Tensor mine = numbers_of(rank, numel, dtype);
+      at::Tensor mine = shm_numbers_of(rank, numel, dtype);
       at::Tensor all = filled(communicator, shared, shift, at::zeros({numel * world}, dtype));
       communicator.all_gather(all, filled(communicator, shared, shift, mine), {.unit = "test"})->wait();
       results.push_back(all);
@@ -67,7 +67,7 @@ std::vector<at::Tensor> results_of(Communicator& communicator,
       communicator.all_gather(in_place, own, {.unit = "test"})->wait();
       results.push_back(in_place);
 
-      at::Tensor input = filled(communicator, shared, shift, numbers_of(rank, numel * world, dtype));
+      at::Tensor input = filled(communicator, shared, shift, shm_numbers_of(rank, numel * world, dtype));
       at::Tensor part = filled(communicator, shared, shift, mine);
       communicator.reduce_scatter(part, input, {.unit = "test"})->wait();
       results.push_back(part);
@@ -232,24 +232,30 @@ TEST(ShmCommunicator, LeavesNothingBehind) {
   EXPECT_EQ(fds(), before);
 }
 
-/// What attempts of threads with these options give.
-std::vector<ShmAttempt> attempts(const std::vector<HostRanks::Options>& options,
-                                 const std::function<void(Communicator&)>& body) {
-  std::vector<ShmAttempt> made(options.size());
+/// Connects threads with these options and runs `body` where they can share memory. Returns why each cannot.
+std::vector<std::string> obstacles(const std::vector<HostRanks::Options>& options,
+                                   const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> found(options.size());
   const auto connect = [&](const LaunchEnvironment& environment, const CommOptions& comm_options) -> Group {
     const auto rank = static_cast<size_t>(environment.rank);
     RunStore store = join_run_store(environment, comm_options.timeout());
-    made[rank] = try_shm_communicator(environment, comm_options, store, options[rank]);
+    const HostRanks::Meeting meeting = HostRanks::meet(environment, store, options[rank]);
+    found[rank] = meeting.apart.empty() ? meeting.obstacle : meeting.apart;
+    Group communicator;
+    if (found[rank].empty()) {
+      communicator = connect_group({meeting.ranks, {.timeout = comm_options.timeout()}},
+                                   run_identity(environment), "run");
+    }
     leave_store(store, environment);
-    if (made[rank].communicator) body(*made[rank].communicator);
+    if (communicator) body(*communicator);
     return nullptr;
   };
   testing::run_connected_ranks({.world_size = static_cast<int>(options.size()), .queued = false}, connect,
                                [](Group&) {});
-  return made;
+  return found;
 }
 
-TEST(ShmAttempt, SaysOnAllRanksWhyTheyCannotShareMemory) {
+TEST(ShmCommunicator, SaysOnAllRanksWhyTheyCannotShareMemory) {
   HostRanks::Options here, other_host = here, other_container = here, huge = here;
   other_host.identity.boot_id = "another";
   other_container.identity.pid_namespace = "pid:[1]";
@@ -259,9 +265,8 @@ TEST(ShmAttempt, SaysOnAllRanksWhyTheyCannotShareMemory) {
       {other_container, "ranks 0 and 2 are in different containers"},
       {huge, "on rank 2 "}};
   for (const auto& [options, text] : cases) {
-    for (const ShmAttempt& attempt : attempts({here, here, options}, [](Communicator&) {})) {
-      EXPECT_EQ(attempt.communicator, nullptr);
-      EXPECT_THAT(attempt.obstacle, HasSubstr(text));
+    for (const std::string& obstacle : obstacles({here, here, options}, [](Communicator&) { FAIL(); })) {
+      EXPECT_THAT(obstacle, HasSubstr(text));
     }
   }
 }
@@ -269,7 +274,7 @@ TEST(ShmAttempt, SaysOnAllRanksWhyTheyCannotShareMemory) {
 TEST(ShmCommunicator, TakesOrdinaryMemoryWhenSharedMemoryIsUsedUp) {
   HostRanks::Options small;
   small.segment_bytes = SharedSegment::kControlBytes + (8 << 20);
-  attempts({small, small}, [](Communicator& communicator) {
+  obstacles({small, small}, [](Communicator& communicator) {
     at::Tensor all = communicator.allocate(6 << 20, at::kFloat);
     all.fill_(communicator.rank() + 1);
     communicator.all_reduce(all, ReduceOp::kSum, {.unit = "test"})->wait();

@@ -8,7 +8,7 @@
 #include <future>
 
 #include "comm/activity.h"
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "comm/trace.h"
 #include "support/connected_ranks.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"

@@ -52,7 +52,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   void ends(int id, int rank, int code, std::set<int> sent = {}) {
     const WorkerEnd end{.rank = rank, .pid = rank, .status = {.exit_code = code}, .stop_signals_sent = sent};
-    coordinator_->worker_ended(id, end, now_);
+    coordinator_->worker_ended(id, end);
     pending_[id].push_back(end);
   }
   void round_ended(int id) {

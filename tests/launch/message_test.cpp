@@ -192,7 +192,7 @@ TEST(Message, EndsOfAnyKindLeaveTheCoordinatorWithATableThatCanBeShown) {
     try {
       coordinator.round_ended(1, ends_from(changed), now);
     } catch (const Message::exception&) {
-      coordinator.lost(1, "it sent what is no message of fsdp-launch", now);
+      coordinator.lost(1, "it sent a line that is not a message of fsdp-launch", now);
     }
     EXPECT_TRUE(coordinator.is_over());
   }

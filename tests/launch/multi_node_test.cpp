@@ -161,7 +161,7 @@ TEST_F(MultiNode, GoesOnWhateverStrangersSendToThePort) {
        {std::pair(text, &request), std::pair(flood, &bytes), std::pair(json, &order)}) {
     ::send(fd, content->data(), content->size(), MSG_NOSIGNAL);
   }
-  ASSERT_TRUE(first.wait_for("something that is no fsdp-launch connected from 127.0.0.1"));
+  ASSERT_TRUE(first.wait_for("a program other than fsdp-launch connected from 127.0.0.1"));
   char closed = 0;
   EXPECT_LE(::recv(text, &closed, 1, 0), 0);
   RunningProgram& second = start_static(1, 2, kTellPlace);

@@ -2,9 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <functional>
 #include <limits>
+#include <utility>
 
+#include "launch/node_hardware.h"
 #include "util/error.h"
 
 namespace fsdp::launch {
@@ -74,6 +78,88 @@ TEST(LaunchOptions, NeedAMeetingPlaceForSeveralNodes) {
   EXPECT_THAT(refusal(options), HasSubstr("--rdzv-endpoint"));
   options.rendezvous.port = 29400;
   EXPECT_EQ(refusal(options), "");
+}
+
+bool refuses(const std::function<void()>& parse) {
+  try {
+    parse();
+  } catch (const util::Error& error) {
+    return error.kind() == util::ErrorKind::kUsage;
+  }
+  return false;
+}
+
+TEST(OptionText, CountsWorkersByNumberCoresOrGpus) {
+  EXPECT_EQ(workers_from_text("3"), 3);
+  EXPECT_GE(available_cores(), 1);
+  EXPECT_EQ(workers_from_text("cpu"), available_cores());
+  EXPECT_EQ(workers_from_text("auto"), gpu_count() ? gpu_count() : available_cores());
+  EXPECT_EQ(refuses([] { workers_from_text("gpu"); }), gpu_count() == 0);
+}
+
+TEST(OptionText, RefusesOtherCountsOfWorkers) {
+  for (const char* text : {"0", "-1", "", "2x", "many", "99999999999999999999", "1.5", " 2"}) {
+    EXPECT_TRUE(refuses([&] { workers_from_text(text); })) << text;
+  }
+}
+
+TEST(OptionText, ReadsNodesAsANumberOrARange) {
+  EXPECT_EQ(nodes_from_text("1"), (NodeRange{1, 1}));
+  EXPECT_EQ(nodes_from_text("2:4"), (NodeRange{2, 4}));
+  for (const char* text : {"0", "", "2:1", "0:2", "1:", ":2", "1:2:3", "two"}) {
+    EXPECT_TRUE(refuses([&] { nodes_from_text(text); })) << text;
+  }
+}
+
+TEST(OptionText, ReadsStreamsForAllOrByLocalRank) {
+  EXPECT_EQ(streams_from_text("--tee", "3").of(7), 3);
+  const StreamChoice choice = streams_from_text("--tee", "0:1,2:3");
+  EXPECT_EQ(choice.of(0), StreamChoice::kOut);
+  EXPECT_EQ(choice.of(1), 0);
+  EXPECT_EQ(choice.of(2), StreamChoice::kOut | StreamChoice::kErr);
+  for (const char* text : {"", "4", "-1", "0:", "0:4", "a:1", "1,2"}) {
+    EXPECT_TRUE(refuses([&] { streams_from_text("--tee", text); })) << text;
+  }
+}
+
+TEST(OptionText, ReadsRanksAndSignals) {
+  EXPECT_EQ(ranks_from_text("--local-ranks-filter", "0,2"), (std::set<int>{0, 2}));
+  EXPECT_TRUE(ranks_from_text("--local-ranks-filter", "").empty());
+  EXPECT_TRUE(refuses([] { ranks_from_text("--local-ranks-filter", "0,x"); }));
+  EXPECT_EQ(signals_from_text("SIGTERM,USR1"), (std::vector<int>{SIGTERM, SIGUSR1}));
+  for (const char* text : {"SIGNONE", "SIGKILL", "SIGSTOP", "15"}) {
+    EXPECT_TRUE(refuses([&] { signals_from_text(text); })) << text;
+  }
+}
+
+TEST(OptionText, ReadsEndpoints) {
+  const auto read = [](const std::string& text) {
+    RendezvousOptions options;
+    read_endpoint(text, 29400, options);
+    return std::pair(options.host, options.port);
+  };
+  EXPECT_EQ(read("host0"), std::pair(std::string("host0"), 29400));
+  EXPECT_EQ(read("10.0.0.1:80"), std::pair(std::string("10.0.0.1"), 80));
+  EXPECT_EQ(read("[::1]:80"), std::pair(std::string("::1"), 80));
+  EXPECT_EQ(read("[::1]"), std::pair(std::string("::1"), 29400));
+  for (const char* text : {":80", "host:x", "host:70000"}) EXPECT_TRUE(refuses([&] { read(text); })) << text;
+}
+
+TEST(OptionText, ReadsTheRendezvousConfiguration) {
+  RendezvousOptions options;
+  read_rendezvous_conf("join_timeout=60,last_call_timeout=0.5,is_host=true,token_file=/a/b", options);
+  EXPECT_EQ(options.join_timeout_seconds, 60);
+  EXPECT_EQ(options.last_call_timeout_seconds, 0.5);
+  EXPECT_EQ(options.is_host, true);
+  EXPECT_EQ(options.token_file, "/a/b");
+  for (const char* text : {"join_timeout=soon", "is_host=maybe", "join_timeou=3", "join_timeout"}) {
+    EXPECT_TRUE(refuses([&] { read_rendezvous_conf(text, options); })) << text;
+  }
+}
+
+TEST(OptionText, RefusesUnknownNames) {
+  EXPECT_TRUE(refuses([] { numa_binding_from_text("core"); }));
+  EXPECT_TRUE(refuses([] { backend_from_text("etcd"); }));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <sstream>
 #include <string>
 
-#include "launch/cpu_binding.h"
+#include "launch/node_hardware.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"

@@ -90,7 +90,7 @@ TEST(WaitTable, ShowsNodesOfWhichNothingWasHeard) {
                                        {{.node_rank = 1, .host = "h1", .first_rank = 1, .workers = 8}});
   EXPECT_THAT(table,
               AllOf(HasSubstr("\n    node 1 (h1): nothing heard\n"),
-                    EndsWith("rank 0 waits in all_gather of b, step 4, for ranks 1-8 of node 1 (h1), of "
+                    EndsWith("rank 0 waits in all_gather of b, step 4, for ranks 1-8 of node 1 (h1), from "
                              "which nothing was heard")));
 }
 

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 
 namespace fsdp::shard {
 namespace {

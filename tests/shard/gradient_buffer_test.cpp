@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "kernels/gradient_sink.h"
 #include "shard/unit_layout.h"
 

@@ -4,7 +4,7 @@
 
 #include <mutex>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "nn/linear.h"
 #include "nn/parameter.h"
 #include "shard/fully_shard.h"

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/sharded_run.h"
 #include "util/error.h"

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "nn/decoder.h"
 #include "shard/wrap_policy.h"
 #include "train/initial_weights.h"

@@ -13,8 +13,8 @@
 
 #include "comm/gloo_communicator.h"
 #include "comm/hierarchical_communicator.h"
-#include "comm/queued_communicator.h"
 #include "comm/shm_communicator.h"
+#include "comm/stream_communicator.h"
 #include "support/free_port.h"
 #include "util/error.h"
 
@@ -70,9 +70,10 @@ inline void run_ranks_over_gloo(const ConnectedRanks& ranks,
 inline std::shared_ptr<comm::Communicator> connect_over_shm(const comm::LaunchEnvironment& environment,
                                                             const comm::CommOptions& options) {
   comm::RunStore store = comm::join_run_store(environment, options.timeout());
-  comm::ShmAttempt attempt = comm::try_shm_communicator(environment, options, store);
-  FSDP_CHECK(attempt.communicator != nullptr, attempt.obstacle);
-  return std::move(attempt.communicator);
+  auto meeting = comm::HostRanks::meet(environment, store, {});
+  FSDP_CHECK(meeting.ranks && meeting.apart.empty(), meeting.apart, meeting.obstacle);
+  return comm::connect_group({meeting.ranks, {.timeout = options.timeout()}}, comm::run_identity(environment),
+                             "run");
 }
 
 inline void run_ranks_over_shm(const ConnectedRanks& ranks,

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "shard/fully_shard.h"
 #include "support/tiny_models.h"
 #include "util/error.h"

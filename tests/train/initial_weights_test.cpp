@@ -8,7 +8,7 @@
 #include <set>
 
 #include "checkpoint/hugging_face_config.h"
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "nn/decoder.h"
 #include "shard/fully_shard.h"
 #include "support/build_model.h"

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 
 namespace fsdp::train {
 namespace {

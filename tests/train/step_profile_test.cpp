@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "shard/fully_shard.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_models.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/folders.h"
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "support/checkpoint_contents.h"
 #include "support/trainer_fixture.h"
 #include "train/evaluate.h"

@@ -28,33 +28,33 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
 constexpr milliseconds kEndPatience{5000};  ///< for NCCL to take a group down
 
-/// What c10d reads from the environment when a group is made. Names that the user has set stay, but for those
-/// on which it depends that a failure is an error and not the end of the process.
+/// Sets the variables that c10d reads when it makes a group. Values set by the user are kept, except where
+/// they would make a failure end the process instead of being an error.
 void set_up_c10d(milliseconds timeout) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(timeout).count();
-  // The watchdog aborts what has failed or is late, and throws nothing, which would end the process (mode
-  // CleanUpOnly).
+  // Mode CleanUpOnly: the watchdog aborts collectives that have failed or are late. It does not throw, which
+  // would end the process.
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   c10::utils::set_env("TORCH_NCCL_BLOCKING_WAIT", "0");
-  // Nor does an error of CUDA end the process there; whoever computes has it too.
+  // An error of CUDA does not end the process there; the computing thread gets it too.
   c10::utils::set_env("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", false);
   // The watchdog aborts at once: no time for dumps of the flight recorder, which is off.
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", false);
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", false);
   c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", false);
   c10::utils::set_env("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", false);
-  // A watchdog that is stuck in CUDA or NCCL itself: then nothing is left but to end the process.
+  // If the watchdog is stuck in CUDA or NCCL, only ending the process helps.
   const std::string heartbeat = std::to_string(std::max<int64_t>(seconds, 30));
   c10::utils::set_env("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", heartbeat.c_str(), false);
   if (c10::utils::has_env("TORCH_CPP_LOG_LEVEL")) {
     c10::initLogging();
   } else {
-    FLAGS_caffe2_log_level = c10::GLOG_FATAL;  // all that fails comes as an error of ours
+    FLAGS_caffe2_log_level = c10::GLOG_FATAL;  // failures are reported as errors of this library
   }
 }
 
-/// Runs `body` in a thread of its own, and tells whether it has ended in time; throws what it throws. One
-/// that is late is left behind.
+/// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
+/// is abandoned.
 bool ends_within(milliseconds limit, std::function<void()> body) {
   std::packaged_task<void()> task(std::move(body));
   std::future<void> ended = task.get_future();
@@ -64,7 +64,7 @@ bool ends_within(milliseconds limit, std::function<void()> body) {
   return true;
 }
 
-/// How the watchdog of c10d has found the collective. The Work itself would keep its tensors alive.
+/// The state of the collective according to c10d's watchdog. The Work itself would keep its tensors alive.
 std::function<CollectiveGuard::Outcome()> outcome_of(c10d::Work& work) {
   return [result = work.getFutureResult()] {
     using Outcome = CollectiveGuard::Outcome;
@@ -83,14 +83,14 @@ std::function<CollectiveGuard::Outcome()> outcome_of(c10d::Work& work) {
 class NcclWork final : public Work {
  public:
   explicit NcclWork(std::shared_ptr<CollectiveGuard> guard) : guard_(std::move(guard)) {}
-  /// The stream has been told to wait when the collective was issued.
+  /// Issuing the collective made the stream wait for it.
   void wait() override { guard_->check(); }
 
  private:
   std::shared_ptr<CollectiveGuard> guard_;
 };
 
-/// As NCCL takes it where no arithmetic is done on the way: it knows fewer element types than the toolkit.
+/// For collectives without arithmetic: NCCL knows fewer element types than the toolkit.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   FSDP_CHECK(tensor.is_cuda() && tensor.is_contiguous());
   return tensor.view({-1}).view(at::kByte);
@@ -117,15 +117,14 @@ class NcclCommunicator final : public Communicator {
     connect();
   }
 
-  /// A group that has failed is left as it is: taking it down may wait for ranks that are gone, and the
-  /// process is about to end anyway.
+  /// A failed group is not shut down: that may wait for lost ranks, and the process is about to end anyway.
   ~NcclCommunicator() override {
     bool down = false;
     if (!guard_->failed() && std::uncaught_exceptions() == 0) {
       try {
         down = ends_within(kEndPatience, [group = group_] { group->shutdown(); });
       } catch (const std::exception&) {
-        // As if it had failed before.
+        // Treated like an earlier failure.
       }
     }
     if (!down) leave();
@@ -182,11 +181,11 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    // Not a group of one that is in host memory.
+    // A group of one needs a communicator for GPU tensors too, so only a group of all is reused.
     if (auto existing = existing_subgroup(name, ranks); existing.get() == this) return existing;
     NcclPlace place = place_;
     place.identity = place_.identity.subgroup(name, ranks);
-    // Groups of one name may be of other ranks, or be made again.
+    // Several groups may have this name, of other ranks or of the same.
     std::string prefix = util::concat(prefix_, "/", name, "/", place.identity.joined_ranks());
     prefix += util::concat("/", groups_made_[prefix]++);
     return std::make_shared<NcclCommunicator>(place, prefix);
@@ -231,7 +230,7 @@ class NcclCommunicator final : public Communicator {
       return guard_->add(op, site, outcome_of(*work));
     } catch (const c10::Error& error) {
       const std::string cause = nccl_cause(error.what());
-      // A kernel of this rank that went wrong shows in whatever is launched next.
+      // A failed kernel of this rank is reported by the next launch.
       if (first_line(error.what()).find("NCCL") == std::string::npos) {
         util::fail(ErrorKind::kUnexpected, described(op, site), " failed on rank ",
                    place_.identity.global_rank(), place_.identity.shown(), ": ", cause);
@@ -247,7 +246,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   NcclPlace place_;
-  std::string prefix_;  ///< in the store, the members' alone
+  std::string prefix_;  ///< in the store, unique to the group
   ProcessGroup group_;
   std::shared_ptr<CollectiveGuard> guard_;
   std::map<std::string, int> groups_made_;  ///< by prefix in the store

@@ -1,4 +1,4 @@
-#include "comm/rank_order_sum.h"
+#include "comm/memory_operations.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

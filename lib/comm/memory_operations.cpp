@@ -1,19 +1,51 @@
-#include "comm/rank_order_sum.h"
+#include "comm/memory_operations.h"
 
+#include <ATen/Dispatch.h>
 #include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <type_traits>
 
-#include "comm/memory_copy.h"
 #include "util/error.h"
 
 namespace fsdp::comm {
 namespace {
 
-/// Halves that are widened together, into memory that stays in the first-level cache.
+/// From this size on, streaming stores measured 20 to 33 % faster than memcpy(), below it slower, on a core
+/// with 1 MiB of L2 cache. memcpy() uses them from the size of the L3 cache on, which all ranks of a host share.
+constexpr int64_t kStreamedBytes = 4 << 20;
+
+std::atomic<int64_t> read_bytes, written_bytes;
+
+void count_moved(int64_t read, int64_t written) {
+  read_bytes.fetch_add(read, std::memory_order_relaxed);
+  written_bytes.fetch_add(written, std::memory_order_relaxed);
+}
+
+[[gnu::target("avx")]] void stream(std::byte* to, const std::byte* from, int64_t bytes) {
+  const auto before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 64);
+  std::memcpy(to, from, static_cast<size_t>(before));
+  int64_t done = before;
+  for (; done + 128 <= bytes; done += 128) {
+    const auto* source = reinterpret_cast<const __m256i*>(from + done);
+    auto* target = reinterpret_cast<__m256i*>(to + done);
+    _mm_prefetch(reinterpret_cast<const char*>(from + done + 1024), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(from + done + 1088), _MM_HINT_T0);
+    const __m256i a = _mm256_loadu_si256(source), b = _mm256_loadu_si256(source + 1);
+    const __m256i c = _mm256_loadu_si256(source + 2), d = _mm256_loadu_si256(source + 3);
+    _mm256_stream_si256(target, a);
+    _mm256_stream_si256(target + 1, b);
+    _mm256_stream_si256(target + 2, c);
+    _mm256_stream_si256(target + 3, d);
+  }
+  std::memcpy(to + done, from + done, static_cast<size_t>(bytes - done));
+}
+
+/// Number of halves that are widened together, into memory that stays in the L1 cache.
 constexpr int64_t kBlock = 1024;
 
 struct BFloat16Bits {
@@ -23,7 +55,7 @@ struct HalfBits {
   uint16_t bits;
 };
 
-// Halves are converted by instructions of their own, which the compiler does not find by itself.
+// The compiler does not vectorise the conversion of halves by itself.
 
 [[gnu::target("avx2,f16c")]] void to_floats_f16c(const HalfBits* from, float* to) {
   for (int64_t i = 0; i < kBlock; i += 8) {
@@ -55,14 +87,13 @@ void to_halves(const float* from, HalfBits* to, int64_t length) {
   for (int64_t i = 0; i < length; ++i) to[i].bits = c10::detail::fp16_ieee_from_fp32_value(from[i]);
 }
 
-// What follows is inlined into a function for each instruction set, where the compiler turns vectors of 64
-// bytes into what the set has. Sums stay in registers while all parts are added: each byte is read and
-// written once.
+// The following functions are inlined into one function per instruction set, for which the compiler lowers
+// vectors of 64 bytes. Sums stay in registers while all parts are added: each byte is read and written once.
 #define FSDP_INLINE [[gnu::always_inline]] inline
 
 constexpr int64_t kVectorBytes = 64;
 
-/// Vectors of the type in which T is added up.
+/// Vectors of the type in which elements of type T are added.
 template <typename T>
 struct Vectors {
   typedef T Wide __attribute__((vector_size(kVectorBytes)));
@@ -134,7 +165,7 @@ FSDP_INLINE void reduce_all(Out* out, const T* const* parts, size_t count, int64
     reduce_vectors<T, op, 1>(out, parts, count, done);
   }
   if (done == numel) return;
-  // The rest, as one vector in memory that is large enough.
+  // The rest, padded to one vector.
   T rest[kLanes]{};
   typename Vectors<T>::Wide sum, next;
   const size_t bytes = static_cast<size_t>(numel - done) * sizeof(T);
@@ -175,7 +206,7 @@ auto chosen_reduce() {
   return __builtin_cpu_supports("avx2") ? &reduce_avx2<T, op, Out> : &reduce_baseline<T, op, Out>;
 }
 
-/// By blocks that are widened to float and stay in the first-level cache.
+/// In blocks that are widened to float and stay in the L1 cache.
 template <ReduceOp op, typename Out>
 void reduce_halves(Out* out, const HalfBits* const* parts, size_t count, int64_t numel) {
   static const auto combine_floats = chosen_reduce<float, op>();
@@ -205,12 +236,27 @@ void reduce(void* out, const std::vector<const void*>& parts, int64_t numel, Red
 }
 
 void count_reduction(size_t parts, int64_t numel, at::ScalarType dtype, size_t element) {
-  const auto part_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  count_moved(
-      {.read = static_cast<int64_t>(parts) * part_bytes, .written = numel * static_cast<int64_t>(element)});
+  count_moved(static_cast<int64_t>(parts) * numel * static_cast<int64_t>(c10::elementSize(dtype)),
+              numel * static_cast<int64_t>(element));
 }
 
 }  // namespace
+
+MovedBytes moved_bytes() {
+  return {.read = read_bytes.load(std::memory_order_relaxed),
+          .written = written_bytes.load(std::memory_order_relaxed)};
+}
+
+void copy_memory(void* to, const void* from, int64_t bytes) {
+  count_moved(bytes, bytes);
+  static const bool can_stream = __builtin_cpu_supports("avx");
+  if (bytes >= kStreamedBytes && can_stream) {
+    stream(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+    _mm_sfence();
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
 
 bool sums_in_float(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
@@ -239,35 +285,15 @@ void sum_unrounded(float* out, const std::vector<const void*>& parts, int64_t nu
 void reduce_in_rank_order(void* out, const std::vector<const void*>& parts, int64_t numel,
                           at::ScalarType dtype, ReduceOp op) {
   count_reduction(parts.size(), numel, dtype, c10::elementSize(dtype));
-  switch (dtype) {
-    case at::kFloat:
-      return reduce<float>(out, parts, numel, op);
-    case at::kBFloat16:
-      return reduce<BFloat16Bits>(out, parts, numel, op);
-    case at::kHalf: {
-      const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
-      const bool sum = op == ReduceOp::kSum;
-      return (sum ? &reduce_halves<ReduceOp::kSum, HalfBits>
-                  : &reduce_halves<ReduceOp::kMax, HalfBits>)(static_cast<HalfBits*>(out), halves,
-                                                              parts.size(), numel);
-    }
-    case at::kDouble:
-      return reduce<double>(out, parts, numel, op);
-    case at::kLong:
-      return reduce<int64_t>(out, parts, numel, op);
-    case at::kInt:
-      return reduce<int32_t>(out, parts, numel, op);
-    case at::kShort:
-      return reduce<int16_t>(out, parts, numel, op);
-    case at::kChar:
-      return reduce<int8_t>(out, parts, numel, op);
-    case at::kByte:
-      return reduce<uint8_t>(out, parts, numel, op);
-    case at::kBool:
-      return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);
-    default:
-      FSDP_CHECK(false, "no reduction of ", c10::toString(dtype));
+  if (dtype == at::kBFloat16) return reduce<BFloat16Bits>(out, parts, numel, op);
+  if (dtype == at::kBool) return reduce<uint8_t>(out, parts, numel, ReduceOp::kMax);
+  if (dtype == at::kHalf) {
+    const auto* halves = reinterpret_cast<const HalfBits* const*>(parts.data());
+    const auto chosen = op == ReduceOp::kSum ? &reduce_halves<ReduceOp::kSum, HalfBits>
+                                             : &reduce_halves<ReduceOp::kMax, HalfBits>;
+    return chosen(static_cast<HalfBits*>(out), halves, parts.size(), numel);
   }
+  AT_DISPATCH_ALL_TYPES(dtype, "reduction", [&] { reduce<scalar_t>(out, parts, numel, op); });
 }
 
 }  // namespace fsdp::comm

@@ -1,6 +1,6 @@
 // How ranks get connected over gloo.
 
-#include "comm/gloo_place.h"
+#include "comm/gloo_communicator.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/cpu_binding.h"
+#include "launch/node_hardware.h"
 
 #include <gtest/gtest.h>
 

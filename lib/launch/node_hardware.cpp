@@ -1,13 +1,18 @@
-#include "launch/cpu_binding.h"
+#include "launch/node_hardware.h"
 
 #include <sched.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
+#include <sstream>
 #include <string>
+#include <thread>
 
 #include "util/error.h"
 #include "util/text.h"
@@ -17,6 +22,34 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+/// "nvidia7" for "nvidia", but not "nvidiactl".
+bool is_numbered(const std::string& name, const std::string& kind) {
+  return name.size() > kind.size() && name.starts_with(kind) &&
+         name.find_first_not_of("0123456789", kind.size()) == std::string::npos;
+}
+
+/// The entries of CUDA_VISIBLE_DEVICES before the first negative or empty one, where CUDA stops reading.
+std::optional<std::vector<std::string>> visible_devices() {
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) return std::nullopt;
+  std::vector<std::string> devices;
+  std::istringstream stream(text);
+  for (std::string device; std::getline(stream, device, ',') && !device.empty() && device.front() != '-';) {
+    devices.push_back(device);
+  }
+  return devices;
+}
+
 /// The first number of a file ("4" or a list of CPUs like "4-7,12"), or `otherwise`.
 int first_number(const fs::path& path, int otherwise) {
   std::ifstream file(path);
@@ -25,12 +58,8 @@ int first_number(const fs::path& path, int otherwise) {
 }
 
 int numa_node_of(const fs::path& cpu) {
-  std::error_code error;
-  for (fs::directory_iterator entry(cpu, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name.starts_with("node") && name.find_first_not_of("0123456789", 4) == std::string::npos) {
-      return std::stoi(name.substr(4));
-    }
+  for (const std::string& name : names_in(cpu)) {
+    if (is_numbered(name, "node")) return std::stoi(name.substr(4));
   }
   return 0;
 }
@@ -61,6 +90,42 @@ std::vector<int> nodes_of_workers(const std::vector<LogicalCpu>& cpus, const std
 }
 
 }  // namespace
+
+int available_cores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  // The call fails on machines with more cores than cpu_set_t has bits.
+  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+int gpu_count() {
+  const auto is_gpu = [](const std::string& name) { return is_numbered(name, "nvidia"); };
+  const int devices = static_cast<int>(std::ranges::count_if(names_in("/dev"), is_gpu));
+  const auto visible = visible_devices();
+  return visible ? std::min(devices, static_cast<int>(visible->size())) : devices;
+}
+
+std::vector<int> gpu_numa_nodes(const fs::path& root) {
+  std::vector<int> nodes;
+  for (std::string address : names_in(root / "proc/driver/nvidia/gpus")) {
+    std::transform(address.begin(), address.end(), address.begin(), ::tolower);
+    std::ifstream file(root / "sys/bus/pci/devices" / address / "numa_node");
+    int node = -1;
+    file >> node;
+    nodes.push_back(file ? node : -1);
+  }
+  const auto visible = visible_devices();
+  if (!visible) return nodes;
+  std::vector<int> chosen;
+  for (const std::string& device : *visible) {
+    size_t index = 0;
+    auto [end, error] = std::from_chars(device.data(), device.data() + device.size(), index);
+    const bool by_number = error == std::errc() && end == device.data() + device.size();
+    chosen.push_back(by_number && index < nodes.size() ? nodes[index] : -1);  // else by UUID
+  }
+  return nodes.empty() ? nodes : chosen;
+}
 
 std::vector<LogicalCpu> read_cpus(const fs::path& system) {
   cpu_set_t allowed;

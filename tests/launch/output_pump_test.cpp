@@ -1,10 +1,16 @@
-#include "launch/line_splitter.h"
+#include "launch/output_pump.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <string>
 #include <vector>
+
+#include "support/temporary_folder.h"
+#include "util/error.h"
+#include "util/file.h"
+#include "util/log.h"
 
 namespace fsdp::launch {
 namespace {
@@ -87,6 +93,24 @@ TEST(LineSplitter, KeepsZeroBytes) {
   Splitting splitting;
   splitting.feed(std::string_view("a\0b\n", 4));
   EXPECT_THAT(splitting.lines, ElementsAre(std::string("a\0b", 3)));
+}
+
+TEST(RankLog, ContinuesAFileThatIsThere) {
+  testing::TemporaryFolder folder;
+  for (const char* text : {"first", "second"}) {
+    RankLog log(folder.path() / "rank0.log");
+    log.line(text);
+    log.flush();
+  }
+  EXPECT_EQ(util::read_file(folder.path() / "rank0.log"), "first\nsecond\n");
+}
+
+TEST(RankLog, RefusesWhatIsNoFile) {
+  testing::TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder.path() / "pipe").c_str(), 0600), 0);
+  EXPECT_THROW(RankLog(folder.path() / "pipe"), util::Error);
+  EXPECT_THROW(RankLog(folder.path()), util::Error);
+  EXPECT_THROW(RankLog(folder.path() / "missing" / "rank0.log"), util::Error);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Collectives run beside the caller in the order of issue, over threads, shared memory and gloo.
 
-#include "comm/queued_communicator.h"
+#include "comm/stream_communicator.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <future>
 #include <stdexcept>
 
-#include "comm/single_communicator.h"
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
 #include "util/error.h"
@@ -20,15 +20,15 @@ namespace {
 using util::Error;
 using util::ErrorKind;
 
-struct Setting {
+struct QueueSetting {
   std::string backend;
   int world_size;
 };
 
-class QueuedCollectives : public ::testing::TestWithParam<Setting> {
+class QueuedCollectives : public ::testing::TestWithParam<QueueSetting> {
  protected:
   void run(const std::function<void(Communicator&)>& body) {
-    const Setting& setting = GetParam();
+    const QueueSetting& setting = GetParam();
     if (setting.backend == "threads") {
       run_ranks_as_threads(setting.world_size, body);
     } else {
@@ -152,8 +152,9 @@ TEST_P(QueuedCollectives, RefuseTensorsThatDoNotFitAtTheCall) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, QueuedCollectives,
-                         ::testing::Values(Setting{"threads", 2}, Setting{"threads", 3}, Setting{"gloo", 2},
-                                           Setting{"gloo", 3}, Setting{"shm", 2}, Setting{"shm", 3}),
+                         ::testing::Values(QueueSetting{"threads", 2}, QueueSetting{"threads", 3},
+                                           QueueSetting{"gloo", 2}, QueueSetting{"gloo", 3},
+                                           QueueSetting{"shm", 2}, QueueSetting{"shm", 3}),
                          [](const auto& info) {
                            return info.param.backend + std::to_string(info.param.world_size);
                          });

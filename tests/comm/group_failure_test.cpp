@@ -1,6 +1,6 @@
 // What the ranks of a group agree on once it has failed.
 
-#include "comm/failure_report.h"
+#include "comm/group_failure.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
