@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstdio>
 
-#include "checkpoint/damage.h"
 #include "checkpoint/manifest.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -74,7 +73,7 @@ std::optional<int64_t> step_of_folder_name(const std::string& name) {
   int64_t step = 0;
   const char* end = name.data() + name.size();
   auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, step);
-  // Only the one spelling of a step counts.
+  // Only the canonical spelling of a step counts.
   if (error != std::errc() || stop != end || step < 0 || step_folder_name(step) != name) return std::nullopt;
   return step;
 }
@@ -168,7 +167,7 @@ std::vector<fs::path> remove_leftovers(const fs::path& root) {
 
 namespace {
 
-/// What "auto" passes over, unless it has reason to stop instead.
+/// The damaged checkpoints that "auto" passes over; throws where it must not.
 std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, const fs::path& root) {
   std::vector<TornCheckpoint> damaged;
   for (const TornCheckpoint& torn : found.torn) {
@@ -188,6 +187,16 @@ std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, 
 }
 
 }  // namespace
+
+fs::path set_aside(const fs::path& folder) {
+  std::error_code error;
+  fs::path aside;
+  for (int i = 1; i == 1 || fs::exists(fs::symlink_status(aside, error)); ++i) {
+    aside = concat(folder.string(), ".damaged-", i);
+  }
+  util::rename_and_sync(folder, aside);
+  return aside;
+}
 
 ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
   if (resume == "never") return {std::nullopt, "starting anew because checkpoint.resume is \"never\""};
@@ -230,6 +239,29 @@ fs::path checkpoint_folder(const fs::path& path) {
          ") and holds no complete step folder", passed_over(found));
   }
   return path;
+}
+
+void mark_best(const fs::path& root, int64_t step) {
+  const fs::path link = root / kBestName, fresh = util::temporary_name(link);
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(link, error)) && !fs::is_symlink(link, error)) {
+    fail(ErrorKind::kIo, "expected nothing or a symbolic link at ", link.string(),
+         ", where the best checkpoint is to be marked, and found something else; move it away");
+  }
+  fs::create_directory_symlink(step_folder_name(step), fresh, error);
+  if (error) {
+    fail(ErrorKind::kIo, "cannot make the symbolic link ", fresh.string(), ": ", error.message());
+  }
+  util::rename_and_sync(fresh, link);
+}
+
+std::optional<int64_t> best_step(const fs::path& root) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(root / kBestName, error);
+  if (error || target.has_parent_path()) return std::nullopt;
+  std::optional<int64_t> step = step_of_folder_name(target.string());
+  if (step && !incompleteness(root / target).empty()) return std::nullopt;
+  return step;
 }
 
 }  // namespace fsdp::checkpoint

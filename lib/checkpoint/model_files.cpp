@@ -14,7 +14,7 @@ using util::fail;
 
 namespace {
 
-/// More is no tokenizer but something else of its name.
+/// Larger files are not a tokenizer, whatever their name.
 constexpr uintmax_t kLargestBytes = 500'000'000;
 
 }  // namespace
@@ -36,7 +36,7 @@ ModelFiles model_files_in(const fs::path& folder) {
     const std::string name = at->path().filename().string();
     if (!is_tokenizer_file(name) && name != "generation_config.json") continue;
     std::error_code ignored;
-    // Links too: the hub's cache consists of them.
+    // Links count: the hub's cache consists of them.
     if (!fs::is_regular_file(at->path(), ignored) || at->file_size(ignored) > kLargestBytes) continue;
     files.emplace(name, at->path());
   }

@@ -24,7 +24,7 @@ namespace {
 
 std::string this_process() { return concat("process ", ::getpid(), " on ", util::host_name()); }
 
-/// What the holder has written into the file, for the message only.
+/// The holder's name from the file, for the message only.
 std::string holder_of(int fd) {
   std::array<char, 300> text{};
   ssize_t count = ::pread(fd, text.data(), text.size(), 0);
@@ -37,7 +37,7 @@ std::string holder_of(int fd) {
 }  // namespace
 
 RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
-  // The file stays for good: removing it would let two runs lock two files of the same name.
+  // The file is never removed: that would let two runs lock two files of the same name.
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0)
     fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
@@ -54,7 +54,7 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
     return;
   }
   std::string text = this_process();
-  // Only a courtesy to whoever is refused: a full disk must not stop the run here.
+  // The text only improves the message of a refused run, so a full disk does not matter here.
   if (::ftruncate(fd_, 0) == 0) {
     [[maybe_unused]] ssize_t written = ::pwrite(fd_, text.data(), text.size(), 0);
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// From a literal to the value of a key.
+// Converts literals to values of keys.
 
 #include <string>
 
@@ -9,17 +9,16 @@
 
 namespace fsdp::config {
 
-/// Why a literal is no value of a key: "fsdp.cpu_offload: expected false; found true (...)", and where.
+/// Why a literal is not a value of a key ("fsdp.cpu_offload: expected false; found true (...)"), and its place.
 struct Misfit {
   std::string message;
   Region region;
 };
 
-/// The literal as a value that the key allows; an integer serves where a float is expected. Throws Misfit and
-/// nothing else.
+/// The literal as a value that the key allows; an integer may stand for a float. Throws only Misfit.
 Value convert(const Key& key, const Literal& literal);
 
-/// The sentence of a Misfit. With the value's `word` it names the choice that was probably meant.
+/// The message of a Misfit. If `word`, the written value, is near a choice, suggests that choice.
 std::string misfit_text(const Key& key, const std::string& found, const std::string& word = "");
 
 }  // namespace fsdp::config

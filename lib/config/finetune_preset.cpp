@@ -1,11 +1,11 @@
-// The preset "finetune" for a model that is there (presets.h).
+// finetune_preset().
 
 #include <algorithm>
 #include <utility>
 
 #include "checkpoint/described_model.h"
 #include "config/keys.h"
-#include "config/model_comparison.h"
+#include "config/model_description.h"
 #include "config/presets.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kTokensOfU16 = 65536;
 
-/// What fsdp-data takes for the vocabulary of the folder; empty where there is none.
+/// The folder's tokenizer in the form that fsdp-data takes; empty if there is none.
 std::string tokenizer_in(const fs::path& folder) {
   std::error_code error;
   const auto has = [&](const char* name) { return fs::exists(folder / name, error); };
@@ -29,7 +29,7 @@ std::string tokenizer_in(const fs::path& folder) {
   return "";
 }
 
-/// Matrices alone; norms and biases are a thousandth of them.
+/// Parameters of the matrices of a block; norms and biases are a thousandth of these.
 struct BlockSizes {
   int64_t feed_forward = 0, whole = 0;
 };
@@ -44,7 +44,7 @@ BlockSizes block_sizes(const nn::ModelOptions& model) {
   return sizes;
 }
 
-/// With two digits that count, and zeros.
+/// Rounded down to two significant digits.
 int64_t rounded(int64_t value) {
   int64_t unit = 1;
   while (value / unit >= 100) unit *= 10;
@@ -61,7 +61,7 @@ std::vector<PresetValue> model_values(const nn::ModelOptions& model) {
   for (const Key& key : all_keys()) {
     if (!is_determined_by_weights(key.full_name())) continue;
     const Value value = value_of(key, config);
-    // What both have in common needs no line, but for what is a size.
+    // Sizes are always given, other keys where they differ from the default.
     if (value == value_of(key, defaults) && !std::holds_alternative<int64_t>(value)) continue;
     if (model.architecture == "gpt2" && key.name == "num_key_value_heads") continue;
     const bool is_unused = (key.name == "head_dim" && model.head_dim == 0) ||

@@ -21,7 +21,7 @@ Region region_of(const toml::value& value) {
   return {.line = location.line(), .column = location.column() - 1, .length = location.region()};
 }
 
-/// The number's digits without what only people need.
+/// The number without underscores and plus sign.
 std::string bare_number(std::string_view written) {
   std::string digits(written);
   std::erase(digits, '_');
@@ -29,8 +29,8 @@ std::string bare_number(std::string_view written) {
   return digits;
 }
 
-/// The TOML library saturates numbers that do not fit, without a word, and reads them by the global locale;
-/// so they are read again from what was written.
+/// The TOML library silently saturates numbers that do not fit, and parses them by the global locale; so they are
+/// parsed again from the text.
 void read_integer(Literal& literal) {
   std::string digits = bare_number(literal.text);
   int base = 10;
@@ -52,7 +52,6 @@ void read_float(Literal& literal) {
   literal.out_of_range = error != std::errc();
 }
 
-/// Tables of the library are unordered.
 bool stands_before(const Region& a, const Region& b) {
   return std::tie(a.line, a.column) < std::tie(b.line, b.column);
 }
@@ -118,7 +117,7 @@ std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
       entries.push_back({.section = name, .name = key, .value = literal_of(item, source)});
     }
   }
-  // Tables of the library are unordered.
+  // The library's tables are unordered.
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.value.region.line, a.value.region.column, a.section, a.name) <
            std::tie(b.value.region.line, b.value.region.column, b.section, b.name);
@@ -126,7 +125,7 @@ std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
   return entries;
 }
 
-/// The places that the library's message shows, as pairs of lines " 3 | text" and "   |   ^--- comment".
+/// A place in the library's message, from a pair of lines " 3 | text" and "   |   ^--- comment".
 struct Shown {
   Region region;
   std::string comment;
@@ -165,7 +164,7 @@ std::string plain_title(std::string title) {
   return title;
 }
 
-/// What the titles of the library mean that say little by themselves; empty for the others.
+/// Plain words for the library's obscure titles; empty for the others.
 std::string plain_words(const std::string& title) {
   if (title.find("not a valid string") != std::string::npos) {
     return "a string that is not closed in its line, or that has an escape that TOML lacks";
@@ -176,7 +175,7 @@ std::string plain_words(const std::string& title) {
   return "";
 }
 
-/// The word that stands where a value should; empty if something else stands there.
+/// The word in place of a value; empty if there is something else.
 std::string word_at(const Source& source, const Region& region) {
   std::string_view line = source.line(region.line);
   std::string_view before = line.substr(0, std::min(region.column, line.size()));
@@ -190,7 +189,7 @@ std::string word_at(const Source& source, const Region& region) {
   return std::string(rest.substr(0, rest.find_first_of(" \t,]#")));
 }
 
-/// The library's message, which is a page with its own excerpts, as one sentence and a place.
+/// Reduces the library's message, a page with its own excerpts, to one sentence and a place.
 SyntaxError syntax_error(const std::string& what, const Source& source) {
   std::vector<std::string> lines;
   std::istringstream stream(what);

@@ -1,4 +1,4 @@
-// The writing of presets.h.
+// preset_toml().
 
 #include <algorithm>
 #include <sstream>
@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kWidth = 110;
 constexpr size_t kHelpColumn = 42;  ///< of a comment behind a key
 
-/// `text` as lines of at most `width` characters, parted at spaces.
+/// `text` as lines of at most `width` characters.
 std::vector<std::string> wrapped(const std::string& text, size_t width) {
   std::vector<std::string> lines;
   std::istringstream words(text);
@@ -27,10 +27,10 @@ std::vector<std::string> wrapped(const std::string& text, size_t width) {
   return lines;
 }
 
-/// `left` and, from one column on, its help as a comment; several lines where it is long.
+/// `left` and its help as a comment from kHelpColumn on, in several lines if necessary.
 std::string with_help(const std::string& left, const std::string& help) {
   const auto padded = [](std::string text) { return text.append(kHelpColumn - text.size(), ' '); };
-  // A line of comment that cannot be taken for a key.
+  // Begins with # so that it cannot be mistaken for a key.
   const std::string continued = padded("#");
   const bool is_long = left.size() >= kHelpColumn;  // its help stands under it
   std::string text = is_long ? util::concat(left, "\n") : "";

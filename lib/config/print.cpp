@@ -20,7 +20,7 @@ std::string to_toml(const Config& config) { return to_toml(TracedConfig{config, 
 
 std::string to_toml(const TracedConfig& traced) {
   constexpr size_t kCommentColumn = 44;
-  Config copy = traced.config;  // the table's bindings are to fields that can be written
+  Config copy = traced.config;  // the table needs fields of a non-const Config
   std::string text;
   std::string section;
   for (const Key& key : all_keys()) {
@@ -30,7 +30,7 @@ std::string to_toml(const TracedConfig& traced) {
     }
     std::string line = key.name + " = " + toml_text(value_of(key, copy));
     const auto origin = traced.origins.find(key.full_name());
-    // A file's name may hold what a comment may not.
+    // A file's name may hold characters that a comment may not.
     if (origin != traced.origins.end()) {
       std::string where = util::printable(origin->second);
       std::replace(where.begin(), where.end(), '\n', ' ');

@@ -4,24 +4,24 @@
 #include <system_error>
 #include <utility>
 
-#include "config/utf8.h"
+#include "config/text_defect.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::config {
 namespace fs = std::filesystem;
+
 namespace {
 
-/// A list of some thousand files fits, and what is larger is no configuration.
+/// Enough for a list of some thousand files.
 constexpr uintmax_t kMaxFileBytes = 256 * 1024;
 constexpr size_t kShownBytes = 100;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-/// Text for a terminal: bytes that could move the cursor, or are no UTF-8, become "?". As many bytes as
-/// before.
+/// Text for a terminal: bytes that could move the cursor or are invalid UTF-8 become "?". Keeps the length.
 std::string printable(std::string_view text) {
   std::string result(text);
   for (size_t at = 0; at < result.size();) {
@@ -84,7 +84,7 @@ Source Source::from_file(const fs::path& path) {
   }
   if (error) refuse("that it cannot be examined: ", error.message());
   if (status.type() == fs::file_type::directory) refuse("a folder");
-  // Reading a pipe or a device could wait for ever, and every process of a run reads the file.
+  // Reading a pipe or a device could block, and every process of a run reads the file.
   if (status.type() != fs::file_type::regular) refuse("a pipe, socket or device");
   uintmax_t size = fs::file_size(path, error);
   if (error) refuse("that it cannot be examined: ", error.message());
@@ -120,7 +120,7 @@ std::string Source::excerpt(const Region& region) const {
   size_t column = std::min(region.column, whole.size());
   size_t length = std::clamp<size_t>(region.length, 1, std::max<size_t>(whole.size() - column, 1));
 
-  // The window of the line that is shown: all of it, or from shortly before the region.
+  // The part of the line that is shown: all of it, or from shortly before the region.
   size_t start = 0;
   if (whole.size() > kShownBytes && column > kShownBytes / 2) {
     start = character_start(whole, column - kShownBytes / 4);
@@ -138,6 +138,27 @@ std::string Source::excerpt(const Region& region) const {
                       std::string(head.size() + count_characters(whole.substr(start, column - start)), ' ') +
                       std::string(marks, marks == 1 ? '^' : '~');
   return text + "\n" + under;
+}
+
+namespace {
+
+/// A wrong file can have thousands of problems.
+constexpr size_t kMaxShown = 40;
+
+}  // namespace
+
+void Report::add(const Source& source, const std::optional<Region>& region, const std::string& message) {
+  std::string excerpt = region ? util::concat("\n", source.excerpt(*region)) : "";
+  problems_.push_back(util::concat(source.where(region), ": ", message, excerpt));
+}
+
+void Report::throw_if_any() const {
+  if (problems_.empty()) return;
+  if (problems_.size() == 1) throw util::Error(util::ErrorKind::kUsage, problems_.front());
+  std::string text = util::concat("the configuration has ", problems_.size(), " errors:");
+  for (size_t i = 0; i < std::min(problems_.size(), kMaxShown); ++i) text += "\n" + problems_[i];
+  if (problems_.size() > kMaxShown) text += util::concat("\nand ", problems_.size() - kMaxShown, " more");
+  throw util::Error(util::ErrorKind::kUsage, text);
 }
 
 }  // namespace fsdp::config

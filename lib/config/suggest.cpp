@@ -14,7 +14,7 @@ namespace {
 
 using util::concat;
 
-/// A name as people write it: in quotes only where TOML needs them.
+/// A name in quotes only where TOML needs them.
 std::string shown(const std::string& name) {
   static constexpr std::string_view kBare =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
@@ -22,7 +22,7 @@ std::string shown(const std::string& name) {
   return bare ? clipped(name) : quoted_text(clipped(name));
 }
 
-/// Full names of the keys called `name`, in whatever section.
+/// Full names of the keys called `name` in any section.
 std::vector<std::string> homonyms(const std::string& name) {
   std::vector<std::string> found;
   for (const Key& key : all_keys()) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Sentences for names that the table of keys does not have, with what was probably meant.
+// Messages about names that the table of keys does not have, with what was probably meant.
 
 #include <string>
 
@@ -10,9 +10,9 @@ namespace fsdp::config {
 
 std::string unknown_section_text(const std::string& section);
 std::string unknown_key_text(const std::string& section, const std::string& name);
-/// A key above all sections.
+/// For a key above all sections.
 std::string top_level_text(const std::string& name);
-/// An override without a section or without a value.
+/// For an override without a section or without a value.
 std::string override_form_text(const std::string& name, bool has_value);
 
 /// "; did you mean \"adamw\"?" for a value that the key does not take; empty where none is near.

@@ -3,13 +3,31 @@
 #include <cstddef>
 #include <string_view>
 
-#include "config/utf8.h"
 #include "util/error.h"
 
 namespace fsdp::config {
+
+size_t utf8_length(std::string_view text, size_t at) {
+  auto byte = [&](size_t i) -> unsigned {
+    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
+  };
+  unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  unsigned second = byte(1);
+  bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+  bool surrogate = first == 0xed && second >= 0xa0;
+  bool too_large = first == 0xf4 && second >= 0x90;
+  return overlong || surrogate || too_large ? 0 : length;
+}
+
 namespace {
 
-/// Far more than any key of the table needs.
+/// Far more than any key needs.
 constexpr int kMaxNesting = 32;
 constexpr size_t kMaxLineBytes = 32 * 1024;
 
@@ -19,12 +37,12 @@ bool is_forbidden_control(std::string_view text, size_t at) {
   return (code < 0x20 && code != '\t' && code != '\n') || code == 0x7f;
 }
 
-/// Follows strings, comments and brackets just closely enough to count how deep values and keys nest.
+/// Follows strings, comments and brackets only to count the nesting of values and keys.
 class NestingScan {
  public:
   explicit NestingScan(std::string_view text) : text_(text) {}
 
-  /// Where the nesting goes too deep, if it does.
+  /// Where the nesting becomes too deep.
   std::optional<size_t> too_deep() {
     while (at_ < text_.size()) {
       char c = text_[at_];
@@ -84,7 +102,7 @@ class NestingScan {
         at_ += 2;
         continue;
       }
-      if (c == '\n' && !multiline) return;  // unterminated: the parser says so
+      if (c == '\n' && !multiline) return;  // unterminated: the parser reports it
       if (c == quote) {
         if (!multiline) {
           ++at_;

@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/inherited_config.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_models.h"
 #include "util/file.h"
