@@ -9,7 +9,6 @@
 
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/model_files.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_set.h"
 #include "checkpoint/sharded_writer.h"

@@ -42,7 +42,7 @@ struct ConsolidateResult {
 /// Safetensors have the tensors under "model/", without that prefix. An output that ends in ".safetensors" is
 /// one file. Any other is a folder in Hugging Face's layout: model.safetensors, or
 /// model-00001-of-0000N.safetensors and model.safetensors.index.json, and, if the checkpoint has them,
-/// config.json and the model's small files (checkpoint/model_files.h). With `full` the output is the folder of
+/// config.json and the model's small files (checkpoint/described_model.h). With `full` the output is the folder of
 /// a checkpoint (FORMAT.md). The hashes of all shards are verified first; at most a few slices of 16 MiB are
 /// in memory.
 ///

@@ -1,7 +1,7 @@
 #pragma once
 
-// The folders of a run's checkpoints: their names, which ones are complete, which one is the best or the one
-// to resume from, and their removal. Nothing here is collective; in a run, rank 0 calls it.
+// A run's output folder: the folders of its checkpoints (their names, which are complete, which is the best or the
+// one to resume from, their removal), and its lock. Nothing here is collective; in a run, rank 0 calls it.
 
 #include <cstdint>
 #include <filesystem>
@@ -100,5 +100,27 @@ void mark_best(const std::filesystem::path& root, int64_t step);
 
 /// The step that the link points to; nothing when there is no link, or no complete checkpoint behind it.
 std::optional<int64_t> best_step(const std::filesystem::path& root);
+
+inline constexpr const char* kRunLockName = ".lock";
+
+/// Held by rank 0 as long as a run may write into its output folder. The system releases the lock with the
+/// process, however it ends; the file stays.
+class RunLock {
+ public:
+  /// Throws kUsage when another run holds the lock, and kIo when the lock's file cannot be created. On storage
+  /// without locks it warns and holds nothing.
+  explicit RunLock(const std::filesystem::path& folder);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+  /// Throws kIo when the folder of that name is no longer the one that was locked (it was removed, replaced or
+  /// unmounted): another run may hold the new one, and a later run would not find what is written there.
+  void require_same_folder() const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
 
 }  // namespace fsdp::checkpoint

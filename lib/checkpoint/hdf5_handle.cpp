@@ -10,14 +10,11 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-std::mutex& hdf5_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
+std::mutex hdf5_mutex;
 
 }  // namespace
 
-Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex()) {
+Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex) {
   // A file whose close failed on a full disk stays in HDF5's table after it was freed, and the library's atexit
   // handler touches it again (measured: a segmentation fault). Every file is closed explicitly, so the handler
   // is not needed.
@@ -75,30 +72,18 @@ hid_t boolean() {
 
 hid_t make(c10::ScalarType dtype) {
   using c10::ScalarType;
-  switch (dtype) {
-    case ScalarType::Float:
-      return H5Tcopy(H5T_IEEE_F32LE);
-    case ScalarType::Double:
-      return H5Tcopy(H5T_IEEE_F64LE);
-    case ScalarType::BFloat16:
-      return small_float(8);
-    case ScalarType::Half:
-      return small_float(5);
-    case ScalarType::Long:
-      return H5Tcopy(H5T_STD_I64LE);
-    case ScalarType::Int:
-      return H5Tcopy(H5T_STD_I32LE);
-    case ScalarType::Short:
-      return H5Tcopy(H5T_STD_I16LE);
-    case ScalarType::Char:
-      return H5Tcopy(H5T_STD_I8LE);
-    case ScalarType::Byte:
-      return H5Tcopy(H5T_STD_U8LE);
-    case ScalarType::Bool:
-      return boolean();
-    default:
-      FSDP_CHECK(false, "tensors of type ", c10::toString(dtype), " are not stored");
+  if (dtype == ScalarType::BFloat16) return small_float(8);
+  if (dtype == ScalarType::Half) return small_float(5);
+  if (dtype == ScalarType::Bool) return boolean();
+  const std::pair<ScalarType, hid_t> standard[] = {
+      {ScalarType::Float, H5T_IEEE_F32LE}, {ScalarType::Double, H5T_IEEE_F64LE},
+      {ScalarType::Long, H5T_STD_I64LE},   {ScalarType::Int, H5T_STD_I32LE},
+      {ScalarType::Short, H5T_STD_I16LE},  {ScalarType::Char, H5T_STD_I8LE},
+      {ScalarType::Byte, H5T_STD_U8LE}};
+  for (const auto& [type, stored] : standard) {
+    if (type == dtype) return H5Tcopy(stored);
   }
+  FSDP_CHECK(false, "tensors of type ", c10::toString(dtype), " are not stored");
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "checkpoint/hugging_face_config.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "nn/architectures.h"

@@ -199,7 +199,7 @@ nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type)
 }
 
 /// The value with which a key has no effect.
-enum class Neutral { kOne, kOff };
+enum class Neutral { kOne, kOff, kOffOrOne };
 
 struct Trait {
   const char* key;
@@ -225,15 +225,14 @@ constexpr Trait kTraits[] = {
     {"parallel_attn", Neutral::kOff, "attention and feed-forward side by side"},
     {"attention_chunk_size", Neutral::kOff, "attention in chunks"},
     {"is_encoder_decoder", Neutral::kOff, "an encoder"},
+    {"num_local_experts", Neutral::kOffOrOne, "experts"},
+    {"num_experts", Neutral::kOffOrOne, "experts"},
+    {"n_routed_experts", Neutral::kOffOrOne, "experts"},
 };
 
-constexpr std::pair<const char*, const char*> kExpertKeys[] = {
-    {"num_local_experts", "experts"}, {"num_experts", "experts"}, {"n_routed_experts", "experts"}};
-
 bool is_neutral(const json& value, Neutral neutral) {
-  if (value.is_null()) return true;
-  if (neutral == Neutral::kOne) return value == 1;
-  return value == false || value == 0;
+  return value.is_null() || (neutral != Neutral::kOff && value == 1) ||
+         (neutral != Neutral::kOne && (value == false || value == 0));
 }
 
 /// `list` has an entry for each layer.
@@ -257,10 +256,6 @@ void refuse_unsupported_traits(const json& config, const std::string& where) {
       add(trait.key, trait.meaning);
     }
   }
-  for (const auto& [key, meaning] : kExpertKeys) {
-    if (config.contains(key) && !is_neutral(config[key], Neutral::kOff) && config[key] != 1)
-      add(key, meaning);
-  }
   // 1: the layer has rotary positions.
   if (config.contains("no_rope_layers") && !all_are(config["no_rope_layers"], {1, true})) {
     add("no_rope_layers", "layers without rotary positions");
@@ -272,28 +267,24 @@ void refuse_unsupported_traits(const json& config, const std::string& where) {
     add("layer_types", "layers with other kinds of attention");
   }
   if (found.empty()) return;
-  util::fail(util::ErrorKind::kCheckpoint, where,
-             ": expected a model with nothing that this version cannot compute; found ",
-             util::join(found, ", "), "; train it with a program that knows ",
-             found.size() > 1 ? "these" : "it");
+  fail(ErrorKind::kCheckpoint, where,
+       ": expected a model with nothing that this version cannot compute; found ", util::join(found, ", "),
+       "; train it with a program that knows ", found.size() > 1 ? "these" : "it");
 }
 
 /// How models of an unsupported "model_type" differ from ours; "" for unknown types.
 std::string unsupported_type(const std::string& model_type) {
-  constexpr const char* kQkNorm = "it has norms of queries and keys";
   constexpr const char* kExperts = "it has experts";
-  constexpr const char* kGemma = "it scales embeddings and its norms add one to their weights";
   constexpr const char* kParallel = "it has attention and feed-forward side by side";
-  constexpr const char* kLayerNorm = "it has layer norms with rotary positions";
   constexpr std::pair<std::string_view, const char*> kTypes[] = {
-      {"qwen3", kQkNorm},
+      {"qwen3", "it has norms of queries and keys"},
       {"qwen3_moe", "it has norms of queries and keys, and experts"},
       {"olmo2", "it has norms of queries and keys, and norms behind attention and feed-forward"},
       {"olmo3", "it has norms of queries and keys, and norms behind attention and feed-forward"},
       {"olmo", "it has norms without weights"},
       {"granite", "it has multipliers of embeddings, attention, residuals and logits"},
       {"granitemoe", "it has multipliers of embeddings, attention, residuals and logits, and experts"},
-      {"gemma", kGemma},
+      {"gemma", "it scales embeddings and its norms add one to their weights"},
       {"gemma2", "it scales embeddings, caps logits softly, and has four norms a block"},
       {"gemma3", "it scales embeddings, and has norms of queries and keys and four norms a block"},
       {"gemma3_text", "it scales embeddings, and has norms of queries and keys and four norms a block"},
@@ -306,7 +297,7 @@ std::string unsupported_type(const std::string& model_type) {
       {"falcon", kParallel},
       {"cohere", kParallel},
       {"cohere2", kParallel},
-      {"starcoder2", kLayerNorm},
+      {"starcoder2", "it has layer norms with rotary positions"},
       {"mixtral", kExperts},
       {"qwen2_moe", kExperts},
       {"deepseek_v2", "it has experts and latent attention"},

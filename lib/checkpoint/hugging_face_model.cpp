@@ -1,17 +1,15 @@
 #include "checkpoint/hugging_face_model.h"
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/model_files.h"
 #include "checkpoint/shard_set.h"
 #include "checkpoint/stored_model.h"
 #include "util/error.h"
 #include "util/presence.h"
-#include "util/text.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

@@ -27,7 +27,7 @@ struct ImportRequest {
 
 /// Writes a checkpoint of step 0 that holds weights only, under the names that match_weights() accepts
 /// (checkpoint/stored_model.h). Keeps the whole config, and copies of the small files beside it
-/// (checkpoint/model_files.h).
+/// (checkpoint/described_model.h).
 ///
 /// kCheckpoint that lists all missing, unexpected and misshapen weights at once, or that names what is wrong
 /// with the config; kIo when writing fails.

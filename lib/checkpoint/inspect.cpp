@@ -98,10 +98,7 @@ namespace {
 
 Description describe_checkpoint(const fs::path& folder) {
   Manifest manifest = read_manifest(folder);
-  struct Sums {
-    int64_t tensors = 0, bytes = 0;
-  };
-  std::map<std::string, Sums, std::less<>> states;
+  json optimizer = json::object();
   int64_t total_bytes = 0;
   Description description;
   for (const auto& [name, entry] : manifest.tensors) {
@@ -110,13 +107,9 @@ Description describe_checkpoint(const fs::path& folder) {
     total_bytes += bytes;
     if (!name.starts_with(kOptimizerPrefix)) continue;
     const std::string_view state = std::string_view(name).substr(std::string_view(kOptimizerPrefix).size());
-    Sums& sums = states.try_emplace(std::string(state.substr(0, state.find('/')))).first->second;
-    ++sums.tensors;
-    sums.bytes += bytes;
-  }
-  json optimizer = json::object();
-  for (const auto& [state, sums] : states) {
-    optimizer[state] = {{"tensors", sums.tensors}, {"bytes", sums.bytes}};
+    json& sums = optimizer[std::string(state.substr(0, state.find('/')))];
+    sums = {{"tensors", sums.value("tensors", int64_t{0}) + 1},
+            {"bytes", sums.value("bytes", int64_t{0}) + bytes}};
   }
   description.whole = {{"path", folder.string()},       {"format", kFormatName},
                        {"step", manifest.step},         {"world_size", manifest.world_size},

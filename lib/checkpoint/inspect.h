@@ -2,7 +2,6 @@
 
 // What a checkpoint or a safetensors file holds, and whether a checkpoint is undamaged.
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>

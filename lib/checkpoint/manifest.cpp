@@ -28,12 +28,9 @@ class NewerFormat : public util::Error {
 
 /// A plain name, so that a manifest can point at nothing outside its own folder.
 bool is_file_name(std::string_view name) {
-  auto ordinary = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-           c == '_' || c == '.';
-  };
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
   return !name.empty() && name.size() <= 200 && name.front() != '.' && name != kManifestName &&
-         std::all_of(name.begin(), name.end(), ordinary);
+         name.find_first_not_of(kAllowed) == std::string_view::npos;
 }
 
 /// For names that come from a file: in quotes, control characters escaped.

@@ -18,14 +18,22 @@ constexpr const char* kPurpose = "checkpoint";
 json write_rank(const SaveRequest& request, const fs::path& folder, int rank,
                 const std::vector<shard::TensorSlice>& slices) {
   std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
-  std::vector<ShardDataset> datasets;
+  std::vector<DatasetSpec> datasets;
   for (const auto& [name, tensor] : tensors) {
-    ShardDataset dataset{name, {}};
-    for (const shard::TensorSlice* slice : tensor.slices) dataset.parts.push_back(slice->data);
-    if (!dataset.parts.empty()) datasets.push_back(std::move(dataset));
+    int64_t numel = 0;
+    for (const shard::TensorSlice* slice : tensor.slices) numel += slice->numel();
+    if (numel > 0) datasets.push_back({name, tensor.any->data.scalar_type(), numel});
   }
   json report = write_named(folder / shard_file_name(rank), [&](const fs::path& path) {
-    write_shard_file(path, datasets);
+    ShardFileWriter file(path, datasets);
+    for (const auto& [name, tensor] : tensors) {
+      int64_t offset = 0;
+      for (const shard::TensorSlice* slice : tensor.slices) {
+        file.write(name, offset, slice->numel(), slice->data.const_data_ptr());
+        offset += slice->numel();
+      }
+    }
+    file.finish();
     if (request.in_the_middle) request.in_the_middle();
   });
   report["tensors"] = describe(tensors);

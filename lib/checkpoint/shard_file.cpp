@@ -107,25 +107,6 @@ void ShardFileWriter::finish() {
   }
 }
 
-void write_shard_file(const fs::path& path, const std::vector<ShardDataset>& datasets) {
-  std::vector<DatasetSpec> specs;
-  for (const ShardDataset& dataset : datasets) {
-    FSDP_CHECK(!dataset.parts.empty(), dataset.name);
-    int64_t total = 0;
-    for (const at::Tensor& part : dataset.parts) total += part.numel();
-    specs.push_back({dataset.name, dataset.parts.front().scalar_type(), total});
-  }
-  ShardFileWriter file(path, std::move(specs));
-  for (const ShardDataset& dataset : datasets) {
-    int64_t offset = 0;
-    for (const at::Tensor& part : dataset.parts) {
-      file.write(dataset.name, offset, part.numel(), part.const_data_ptr());
-      offset += part.numel();
-    }
-  }
-  file.finish();
-}
-
 struct ShardFile::Impl {
   fs::path path;
   Hdf5Id file;

@@ -3,7 +3,7 @@
 // One rank's file of a sharded checkpoint: an HDF5 file with a contiguous 1-D data set per tensor (FORMAT.md).
 // Different objects may be used by different threads; one object by one thread at a time.
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,19 +13,9 @@
 
 namespace fsdp::checkpoint {
 
-/// A data set to write: the ranges of one tensor, one after another.
-struct ShardDataset {
-  std::string name;               ///< "model/embed.weight": groups for the slashes
-  std::vector<at::Tensor> parts;  ///< 1-D, contiguous, on the CPU, of one dtype, none empty
-};
-
-/// Writes the file straight from the tensors' memory. kIo that names the tensor that was being written. The
-/// caller gives it a temporary name, syncs it, and removes it after an error.
-void write_shard_file(const std::filesystem::path& path, const std::vector<ShardDataset>& datasets);
-
 struct DatasetSpec {
-  std::string name;
-  at::ScalarType dtype;
+  std::string name;  ///< "model/embed.weight": groups for the slashes
+  c10::ScalarType dtype;
   int64_t numel;
 };
 
@@ -38,7 +28,8 @@ struct DatasetBlocks {
   int64_t out_stride = 0;  ///< if several: from block to block in memory, at least `count`
 };
 
-/// Writes a shard file piece by piece, in any order. Errors are those of write_shard_file().
+/// Writes a shard file piece by piece, in any order. kIo that names the tensor that was being written. The caller
+/// gives the file a temporary name, syncs it, and removes it after an error.
 class ShardFileWriter {
  public:
   /// Creates the file with its data sets, none of which may have 0 elements.
@@ -56,7 +47,7 @@ class ShardFileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Reads a shard file. Refuses everything that write_shard_file() does not write (links to elsewhere, filters,
+/// Reads a shard file. Refuses everything that ShardFileWriter does not write (links to elsewhere, filters,
 /// virtual or external storage, another type or size) with kCheckpoint that names the file and the tensor. HDF5
 /// is not robust against hostile bytes: compare the file's digest with the manifest's before opening it.
 class ShardFile {

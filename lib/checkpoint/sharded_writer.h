@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/model_files.h"
 #include "checkpoint/weights.h"
 #include "util/progress_bar.h"
 

@@ -38,12 +38,6 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-MatchedWeights named_alike(const Weights& source) {
-  MatchedWeights matched;
-  for (const std::string& name : source.names()) matched.names.emplace(name, name);
-  return matched;
-}
-
 }  // namespace
 
 void Misfits::refuse_any(const std::string& who, const std::string& config) const {
@@ -65,12 +59,15 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
 
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
                              const std::vector<std::string>& may_be_unused) {
-  if (!nn::is_built_in_architecture(options.architecture)) return named_alike(source);
+  MatchedWeights matched;
+  if (!nn::is_built_in_architecture(options.architecture)) {
+    for (const std::string& name : source.names()) matched.names.emplace(name, name);
+    return matched;
+  }
   const std::map<std::string, std::vector<int64_t>> shapes = hugging_face_shapes(options);
   const bool gpt2 = options.architecture == "gpt2";
   const std::string prefix = gpt2 ? "transformer." : "model.";
   const std::string embedding = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
-  MatchedWeights matched;
   Misfits& misfits = matched.misfits;
   for (const std::string& name : source.names()) {
     std::string known = shapes.contains(name) ? name : prefix + name;

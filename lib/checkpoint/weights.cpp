@@ -24,32 +24,6 @@ int64_t bytes_of(const TensorInfo& info) {
   return checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
 }
 
-namespace {
-
-constexpr int64_t kLargestIndexBytes = 100'000'000;
-
-/// "weight_map" of an index file: tensor -> file.
-std::map<std::string, std::string> read_index(const fs::path& path) {
-  const json index = read_json(path, kLargestIndexBytes, "index");
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has no object \"weight_map\"");
-  }
-  std::map<std::string, std::string> map;
-  for (const auto& [tensor, value] : index["weight_map"].items()) {
-    std::string name = value.is_string() ? value.get<std::string>() : "";
-    // Only a plain name, so that an index cannot point out of its folder.
-    if (name.empty() || name.find('/') != std::string::npos || name == "." || name == ".." ||
-        name.find('\0') != std::string::npos) {
-      fail(ErrorKind::kCheckpoint, path.string(), ": tensor ", tensor,
-           " is said to lie in something that is not a file of the same folder");
-    }
-    map[tensor] = name;
-  }
-  return map;
-}
-
-}  // namespace
-
 std::vector<std::string> Weights::names() const {
   std::vector<std::string> names;
   for (const auto& [name, file] : where_) names.push_back(name);
@@ -166,8 +140,21 @@ at::Tensor Weights::Scratch::elements(int64_t count, at::ScalarType dtype) {
 }
 
 void Weights::add_files_of_index(const fs::path& folder) {
+  constexpr int64_t kLargestBytes = 100'000'000;
+  const fs::path path = folder / kIndexFileName;
+  const json index = read_json(path, kLargestBytes, "index");
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    fail(ErrorKind::kCheckpoint, path.string(), " has no object \"weight_map\"");
+  }
   std::map<std::string, std::shared_ptr<const SafetensorsReader>> files;
-  for (const auto& [tensor, file] : read_index(folder / kIndexFileName)) {
+  for (const auto& [tensor, value] : index["weight_map"].items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    // Only a plain name, so that an index cannot point out of its folder.
+    if (file.empty() || file == "." || file == ".." ||
+        file.find_first_of(std::string_view("/\0", 2)) != file.npos) {
+      fail(ErrorKind::kCheckpoint, path.string(), ": tensor ", tensor,
+           " is said to lie in something that is not a file of the same folder");
+    }
     auto& reader = files[file];
     if (!reader) reader = std::make_shared<SafetensorsReader>(folder / file);
     const SafetensorsReader::Entry& entry = reader->entry(tensor);  // throws if missing

@@ -1,7 +1,6 @@
 // finetune_preset().
 
 #include <algorithm>
-#include <utility>
 
 #include "checkpoint/described_model.h"
 #include "config/keys.h"

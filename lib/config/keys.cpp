@@ -1,7 +1,6 @@
 #include "config/keys.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <iterator>
 #include <type_traits>
 

@@ -14,8 +14,6 @@
 #include "config/parse.h"
 #include "config/presets.h"
 #include "config/source.h"
-#include "config/suggest.h"
-#include "config/text_defect.h"
 #include "util/error.h"
 #include "util/hub.h"
 #include "util/presence.h"

@@ -10,7 +10,8 @@
 #include <tuple>
 #include <utility>
 
-#include "config/text_defect.h"
+#include "config/source.h"
+#include "config/value.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -31,25 +32,20 @@ std::string bare_number(std::string_view written) {
 
 /// The TOML library silently saturates numbers that do not fit, and parses them by the global locale; so they are
 /// parsed again from the text.
-void read_integer(Literal& literal) {
-  std::string digits = bare_number(literal.text);
-  int base = 10;
-  if (digits.starts_with("0x")) base = 16;
-  if (digits.starts_with("0o")) base = 8;
-  if (digits.starts_with("0b")) base = 2;
-  if (base != 10) digits.erase(0, 2);
-  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), literal.integer, base);
+template <typename Number, typename... Base>
+void read_number(Literal& literal, const std::string& digits, Number& number, Base... base) {
+  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number, base...);
   FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
-             "not an integer: ", literal.text);
+             "not a number: ", literal.text);
   literal.out_of_range = error != std::errc();
 }
 
-void read_float(Literal& literal) {
+void read_integer(Literal& literal) {
   std::string digits = bare_number(literal.text);
-  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), literal.number);
-  FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
-             "not a float: ", literal.text);
-  literal.out_of_range = error != std::errc();
+  for (const auto& [prefix, base] : {std::pair{"0x", 16}, {"0o", 8}, {"0b", 2}}) {
+    if (digits.starts_with(prefix)) return read_number(literal, digits.substr(2), literal.integer, base);
+  }
+  read_number(literal, digits, literal.integer);
 }
 
 bool stands_before(const Region& a, const Region& b) {
@@ -82,7 +78,7 @@ Literal literal_of(const toml::value& value, const Source& source) {
       break;
     case toml::value_t::floating:
       literal.kind = Kind::kFloat;
-      read_float(literal);
+      read_number(literal, bare_number(literal.text), literal.number);
       break;
     case toml::value_t::boolean:
       literal.kind = Kind::kBool;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "config/source.h"
-#include "config/value.h"
 
 namespace fsdp::config {
 

@@ -1,10 +1,10 @@
 // preset_toml().
 
-#include <algorithm>
 #include <sstream>
 
 #include "config/keys.h"
 #include "config/presets.h"
+#include "config/print.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -38,12 +38,6 @@ std::string with_help(const std::string& left, const std::string& help) {
     text += util::concat(text.empty() ? padded(left) : continued, "# ", line, "\n");
   }
   return text;
-}
-
-std::string help_of(const Key& key) {
-  Config defaults;
-  const std::string bounds = limits(key.constraint, value_of(key, defaults));
-  return key.description + (bounds.empty() ? "" : util::concat(" [", bounds, "]"));
 }
 
 /// The key with the preset's value, or with its default as a comment.

@@ -10,6 +10,8 @@
 
 namespace fsdp::config {
 
+struct Key;
+
 /// Every key, in the order of the table. load_config() reads it back to the same Config.
 std::string to_toml(const Config& config);
 
@@ -18,6 +20,9 @@ std::string section_toml(const Config& config, const std::string& section);
 
 /// to_toml() with the origin of each value as a comment.
 std::string to_toml(const TracedConfig& traced);
+
+/// The description and limits of a key.
+std::string help_of(const Key& key);
 
 /// The table of keys for --help: type, default, meaning and limits of each.
 std::string key_reference();

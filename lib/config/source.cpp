@@ -1,16 +1,136 @@
 #include "config/source.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
-#include "config/text_defect.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::config {
 namespace fs = std::filesystem;
+
+size_t utf8_length(std::string_view text, size_t at) {
+  auto byte = [&](size_t i) -> unsigned {
+    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
+  };
+  unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  unsigned second = byte(1);
+  bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+  bool surrogate = first == 0xed && second >= 0xa0;
+  bool too_large = first == 0xf4 && second >= 0x90;
+  return overlong || surrogate || too_large ? 0 : length;
+}
+
+namespace {
+
+/// Far more than any key needs.
+constexpr int kMaxNesting = 32;
+constexpr size_t kMaxLineBytes = 32 * 1024;
+
+bool is_forbidden_control(std::string_view text, size_t at) {
+  auto code = static_cast<unsigned char>(text[at]);
+  if (code == '\r') return at + 1 >= text.size() || text[at + 1] != '\n';
+  return (code < 0x20 && code != '\t' && code != '\n') || code == 0x7f;
+}
+
+/// The end of the string that begins at `at`; an unterminated one, which the parser reports, ends with its line.
+size_t end_of_string(std::string_view text, size_t at) {
+  const char quote = text[at];
+  const bool multiline = text.substr(at, 3) == std::string(3, quote);
+  const std::string mark(multiline ? 3 : 1, quote);
+  for (at += mark.size(); at < text.size(); ++at) {
+    if (text[at] == '\\' && quote == '"') {
+      ++at;
+    } else if (text[at] == '\n' && !multiline) {
+      return at;
+    } else if (text.substr(at).starts_with(mark)) {
+      return at + mark.size();
+    }
+  }
+  return text.size();
+}
+
+/// Where the nesting of values or keys becomes too deep. Follows strings and comments only to skip them.
+std::optional<size_t> too_deep(std::string_view text) {
+  int brackets = 0, dots = 0;
+  for (size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      at = end_of_string(text, at);
+      continue;
+    }
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+      continue;
+    }
+    if (c == '[' || c == '{') ++brackets;
+    if ((c == ']' || c == '}') && brackets > 0) --brackets;
+    if (c == '.') ++dots;
+    if (std::string_view("[]{}=,\n").find(c) != std::string_view::npos) dots = 0;
+    if (brackets > kMaxNesting || dots > kMaxNesting) return at;
+    ++at;
+  }
+  return std::nullopt;
+}
+
+Region region_at(std::string_view text, size_t at) {
+  Region region{.line = 1, .column = 0, .length = 1};
+  for (size_t i = 0; i < at; ++i) {
+    ++region.column;
+    if (text[i] == '\n') {
+      ++region.line;
+      region.column = 0;
+    }
+  }
+  return region;
+}
+
+}  // namespace
+
+std::optional<TextDefect> byte_defect(const Source& source) {
+  std::string_view text = source.text();
+  for (size_t at = 0; at < text.size();) {
+    size_t length = utf8_length(text, at);
+    if (length == 0 || is_forbidden_control(text, at)) {
+      static const char* const kDigits = "0123456789abcdef";
+      auto code = static_cast<unsigned char>(text[at]);
+      Region region = region_at(text, at);
+      return TextDefect{region, util::concat("expected TOML, a text in UTF-8; found the byte 0x",
+                                             kDigits[code >> 4], kDigits[code & 15], " in column ",
+                                             region.column + 1, "; write plain UTF-8 text")};
+    }
+    at += length;
+  }
+  return std::nullopt;
+}
+
+std::optional<TextDefect> shape_defect(const Source& source) {
+  std::string_view text = source.text();
+  if (auto at = too_deep(text)) {
+    return TextDefect{region_at(text, *at),
+                      util::concat("expected a section, a key and a value; found more than ", kMaxNesting,
+                                   " levels of nesting")};
+  }
+  for (size_t number = 1; number <= source.line_count(); ++number) {
+    size_t length = source.line(number).size();
+    if (length > kMaxLineBytes) {
+      return TextDefect{Region{.line = number, .column = 0, .length = 1},
+                        util::concat("expected at most ", kMaxLineBytes, " bytes in a line; found ", length,
+                                     "; give the entries of a list lines of their own")};
+    }
+  }
+  return std::nullopt;
+}
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "checkpoint/model_files.h"
+#include "checkpoint/described_model.h"
 #include "checkpoint/stored_model.h"
 #include "config/load.h"
 #include "config/model_description.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "checkpoint/background_task.h"
-#include "checkpoint/run_lock.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/save.h"
 #include "checkpoint/state_slices.h"
 #include "comm/communicator.h"

@@ -8,7 +8,6 @@
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/model_files.h"
 #include "checkpoint/raw_file.h"
 #include "checkpoint/weights.h"
 #include "config/model_description.h"

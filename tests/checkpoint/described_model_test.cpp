@@ -1,4 +1,4 @@
-#include "checkpoint/model_files.h"
+#include "checkpoint/described_model.h"
 
 #include <gmock/gmock.h>
 
