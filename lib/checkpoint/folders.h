@@ -52,7 +52,7 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& root);
 
 /// Which complete checkpoints are kept.
 struct Retention {
-  int64_t keep_last = 0;                            ///< the newest so many; 0: all
+  int64_t keep_last = 0;                            ///< number of newest ones; 0: all
   int64_t keep_every = 0;                           ///< also those whose step is a multiple; 0: none
   std::optional<int64_t> keep_step = std::nullopt;  ///< also the one of this step
 };

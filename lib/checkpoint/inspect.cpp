@@ -107,9 +107,10 @@ Description describe_checkpoint(const fs::path& folder) {
     total_bytes += bytes;
     if (!name.starts_with(kOptimizerPrefix)) continue;
     const std::string_view state = std::string_view(name).substr(std::string_view(kOptimizerPrefix).size());
-    json& sums = optimizer[std::string(state.substr(0, state.find('/')))];
-    sums = {{"tensors", sums.value("tensors", int64_t{0}) + 1},
-            {"bytes", sums.value("bytes", int64_t{0}) + bytes}};
+    const std::string kind(state.substr(0, state.find('/')));
+    json& sums = *optimizer.emplace(kind, json{{"tensors", 0}, {"bytes", 0}}).first;
+    sums["tensors"] = sums["tensors"].get<int64_t>() + 1;
+    sums["bytes"] = sums["bytes"].get<int64_t>() + bytes;
   }
   description.whole = {{"path", folder.string()},       {"format", kFormatName},
                        {"step", manifest.step},         {"world_size", manifest.world_size},

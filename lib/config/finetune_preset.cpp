@@ -77,11 +77,10 @@ Preset finetune_preset(const fs::path& folder) {
   const auto stored = checkpoint::described_model(folder);
   if (!stored) {
     util::fail(util::ErrorKind::kCheckpoint, "expected weights whose model is written beside them at ",
-               folder.string(), "; found no config.json there; put that of the weights there");
+               folder.string(), "; found no config.json there; put the config.json of the weights there");
   }
   if (!stored->plugin_config.empty()) {
-    util::fail(util::ErrorKind::kUsage,
-               "`from`: expected a model that is built in; found that of a plug-in, ",
+    util::fail(util::ErrorKind::kUsage, "`from`: expected a model that is built in; found one of a plug-in, ",
                stored->options.architecture, ", at ", folder.string(),
                "; go on with the config.toml of its run, and model.init_from");
   }

@@ -39,7 +39,7 @@ void resolve_batch(Config& config, int64_t world_size) {
   }
   if (micro_batches != 0 && micro_batches != batch / at_once) {
     fail(ErrorKind::kUsage, "training.gradient_accumulation_steps: expected ", batch / at_once,
-         ", because training.global_batch_size = ", batch, " are so many micro-batches of ", world_size,
+         ", because training.global_batch_size = ", batch, " takes that many micro-batches of ", world_size,
          " ranks * ", rows, " (data.micro_batch_size); found ", micro_batches,
          "; leave one of the two out, or set it to 0");
   }

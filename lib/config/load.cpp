@@ -278,8 +278,8 @@ void Loader::apply_stored_model() {
       });
       if (any) return;
       util::fail(util::ErrorKind::kUsage,
-                 "model.init_from: expected weights, whose model is that of this run "
-                 "as [model] gives none; found nothing at ",
+                 "model.init_from: expected weights, which define the model of this run because "
+                 "[model] does not; found nothing at ",
                  path, "; correct the path", util::hub_remedy(path));
     }
     const auto stored = checkpoint::described_model(path);

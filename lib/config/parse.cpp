@@ -33,7 +33,7 @@ std::string bare_number(std::string_view written) {
 /// The TOML library silently saturates numbers that do not fit, and parses them by the global locale; so they are
 /// parsed again from the text.
 template <typename Number, typename... Base>
-void read_number(Literal& literal, const std::string& digits, Number& number, Base... base) {
+void parse_number(Literal& literal, const std::string& digits, Number& number, Base... base) {
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number, base...);
   FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
              "not a number: ", literal.text);
@@ -43,9 +43,9 @@ void read_number(Literal& literal, const std::string& digits, Number& number, Ba
 void read_integer(Literal& literal) {
   std::string digits = bare_number(literal.text);
   for (const auto& [prefix, base] : {std::pair{"0x", 16}, {"0o", 8}, {"0b", 2}}) {
-    if (digits.starts_with(prefix)) return read_number(literal, digits.substr(2), literal.integer, base);
+    if (digits.starts_with(prefix)) return parse_number(literal, digits.substr(2), literal.integer, base);
   }
-  read_number(literal, digits, literal.integer);
+  parse_number(literal, digits, literal.integer);
 }
 
 bool stands_before(const Region& a, const Region& b) {
@@ -78,7 +78,7 @@ Literal literal_of(const toml::value& value, const Source& source) {
       break;
     case toml::value_t::floating:
       literal.kind = Kind::kFloat;
-      read_number(literal, bare_number(literal.text), literal.number);
+      parse_number(literal, bare_number(literal.text), literal.number);
       break;
     case toml::value_t::boolean:
       literal.kind = Kind::kBool;

@@ -62,7 +62,7 @@ std::string preset_toml(const Preset& preset, PresetKeys keys) {
     text += "#\n# All other keys have their defaults; `fsdp-train --help` lists them.\n";
   } else {
     text +=
-        "#\n# A key behind \"#\" has the default that stands there. Every key can be given on the command "
+        "#\n# Keys that are commented out show their defaults. Every key can be given on the command "
         "line too, as in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that "
         "the program is started in.\n";
   }
