@@ -42,15 +42,15 @@ struct ConsolidateResult {
 /// Safetensors have the tensors under "model/", without that prefix. An output that ends in ".safetensors" is
 /// one file. Any other is a folder in Hugging Face's layout: model.safetensors, or
 /// model-00001-of-0000N.safetensors and model.safetensors.index.json, and, if the checkpoint has them,
-/// config.json and the model's small files (checkpoint/described_model.h). With `full` the output is the folder of
-/// a checkpoint (FORMAT.md). The hashes of all shards are verified first; at most a few slices of 16 MiB are
-/// in memory.
+/// config.json and the model's small files (checkpoint/described_model.h). With `full` the output is the
+/// folder of a checkpoint (FORMAT.md). The hashes of all shards are verified first; at most a few slices of
+/// 16 MiB are in memory.
 ///
 /// kUsage when the options exclude each other; kCheckpoint when the checkpoint is damaged or lacks weights or
 /// the requested averages, or when the output exists (a folder: and is not empty) and `overwrite` is off; kIo
 /// when writing fails. The output appears under its name only when it is complete; with `overwrite` it
-/// replaces the old one (checkpoint/staged_output.h), whose folder keeps its other files. The next run removes
-/// what a killed run left beside the output.
+/// replaces the old one (checkpoint/staged_output.h), whose folder keeps its other files. The next run
+/// removes what a killed run left beside the output.
 ConsolidateResult consolidate(const std::filesystem::path& checkpoint_folder,
                               const std::filesystem::path& output, const ConsolidateOptions& options);
 

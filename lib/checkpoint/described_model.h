@@ -1,7 +1,7 @@
 #pragma once
 
-// What is written beside weights about their model: the description (config.json, or a checkpoint's manifest), and
-// the small files (tokenizer, chat template, generation settings). Reads no weights.
+// What is written beside weights about their model: the description (config.json, or a checkpoint's
+// manifest), and the small files (tokenizer, chat template, generation settings). Reads no weights.
 
 #include <filesystem>
 #include <map>
@@ -34,8 +34,8 @@ struct DescribedModel {
   std::vector<std::string> plugins;  ///< kPluginNames
 };
 
-/// Keys of a plug-in's model, which Hugging Face's keys do not describe (config/model_description.h): a part of
-/// a configuration, and the shared libraries that the run had loaded.
+/// Keys of a plug-in's model, which Hugging Face's keys do not describe (config/model_description.h): a part
+/// of a configuration, and the shared libraries that the run had loaded.
 inline constexpr const char* kPluginConfig = "fsdp_config";
 inline constexpr const char* kPluginNames = "fsdp_plugins";
 
@@ -53,22 +53,23 @@ std::filesystem::path config_beside(const std::filesystem::path& weights);
 /// kCheckpoint when the file is not JSON or is too large for a config.
 nlohmann::json read_config_json(const std::filesystem::path& path);
 
-/// A run keeps copies of the small files that it is initialized from, so that they can be exported when the original
-/// folder is gone: in this folder, inside the run's output folder, or inside a checkpoint that belongs to no run.
+/// A run keeps copies of the small files that it is initialized from, so that they can be exported when the
+/// original folder is gone: in this folder, inside the run's output folder, or inside a checkpoint that
+/// belongs to no run.
 inline constexpr const char* kModelFilesName = "model_files";
 
 /// The small files of a model: name -> path.
 using ModelFiles = std::map<std::string, std::filesystem::path>;
 
-/// Those in a folder in Hugging Face's layout, recognized by transformers' names for them. Empty if the folder
-/// does not exist.
+/// Those in a folder in Hugging Face's layout, recognized by transformers' names for them. Empty if the
+/// folder does not exist.
 ModelFiles model_files_in(const std::filesystem::path& folder);
 
 /// Whether a file of this name is part of a tokenizer.
 bool is_tokenizer_file(const std::string& name);
 
-/// The folder of the copies for a step's folder: inside it, or in the run's folder around it. Empty if there is
-/// none.
+/// The folder of the copies for a step's folder: inside it, or in the run's folder around it. Empty if there
+/// is none.
 std::filesystem::path kept_model_files(const std::filesystem::path& checkpoint_folder);
 
 /// Copies the files into a folder, which is created if there are any. kIo.

@@ -21,8 +21,8 @@ struct DiffOptions {
   util::ByteProgress progress{};
 };
 
-/// A tensor that both sides have and that is not equal. Values are compared when the shapes are equal and both
-/// types or neither are floating-point.
+/// A tensor that both sides have and that is not equal. Values are compared when the shapes are equal and
+/// both types or neither are floating-point.
 struct TensorDifference {
   TensorInfo a, b;
   bool compared = false;
@@ -39,9 +39,9 @@ struct Difference {
   bool empty() const { return only_in_a.empty() && only_in_b.empty() && tensors.empty(); }
 };
 
-/// Compares all tensors of two checkpoints; if a side is safetensors, only the weights, under the names of the
-/// model's parameters. NaN equals NaN, and 0 equals -0. Memory is bounded. kCheckpoint when a side cannot be
-/// read or is damaged.
+/// Compares all tensors of two checkpoints; if a side is safetensors, only the weights, under the names of
+/// the model's parameters. NaN equals NaN, and 0 equals -0. Memory is bounded. kCheckpoint when a side cannot
+/// be read or is damaged.
 Difference diff(const std::filesystem::path& a, const std::filesystem::path& b, const DiffOptions& options);
 
 /// {equal, equal_tensors, only_in_a, only_in_b, different: [{name, a: {shape, dtype}, b: {...}, differing,

@@ -1,7 +1,8 @@
 #pragma once
 
-// A run's output folder: the folders of its checkpoints (their names, which are complete, which is the best or the
-// one to resume from, their removal), and its lock. Nothing here is collective; in a run, rank 0 calls it.
+// A run's output folder: the folders of its checkpoints (their names, which are complete, which is the best
+// or the one to resume from, their removal), and its lock. Nothing here is collective; in a run, rank 0 calls
+// it.
 
 #include <cstdint>
 #include <filesystem>
@@ -43,8 +44,8 @@ struct FoundCheckpoints {
   std::vector<TornCheckpoint> torn;
 };
 
-/// Why the folder is not a complete checkpoint. "" when its manifest is valid and the files it lists exist with
-/// the listed sizes; hashes are not compared.
+/// Why the folder is not a complete checkpoint. "" when its manifest is valid and the files it lists exist
+/// with the listed sizes; hashes are not compared.
 std::string incompleteness(const std::filesystem::path& folder);
 
 /// All step folders in a run's output folder; none when it does not exist.
@@ -57,14 +58,15 @@ struct Retention {
   std::optional<int64_t> keep_step = std::nullopt;  ///< also the one of this step
 };
 
-/// Removes the complete checkpoints that are not kept, and finishes interrupted removals. Each is renamed to a
-/// hidden name first, so that a half-deleted one is never taken for a checkpoint. Returns the folders removed;
-/// kIo when the system refuses.
+/// Removes the complete checkpoints that are not kept, and finishes interrupted removals. Each is renamed to
+/// a hidden name first, so that a half-deleted one is never taken for a checkpoint. Returns the folders
+/// removed; kIo when the system refuses.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& root, const Retention& retention);
 
-/// Removes what killed runs left in a run's output folder: unfinished step folders, interrupted removals, files
-/// under temporary names. Finished checkpoints stay, even damaged ones: a person may want to look at them. Call
-/// it only while no run writes there (RunLock). Returns what was removed; kIo when the system refuses.
+/// Removes what killed runs left in a run's output folder: unfinished step folders, interrupted removals,
+/// files under temporary names. Finished checkpoints stay, even damaged ones: a person may want to look at
+/// them. Call it only while no run writes there (RunLock). Returns what was removed; kIo when the system
+/// refuses.
 std::vector<std::filesystem::path> remove_leftovers(const std::filesystem::path& root);
 
 /// Renames a step's folder to NAME.damaged-1, or the next free number: a name that readers ignore and that no
@@ -78,12 +80,13 @@ struct ResumeChoice {
 };
 
 /// Which checkpoint to resume from. `resume` is
-/// - "auto": the newest complete one in `root`, else start anew. kCheckpoint when some were finished there and
-///   none is complete any more; an error of its kind when a newer one cannot be read, since it may be complete;
+/// - "auto": the newest complete one in `root`, else start anew. kCheckpoint when some were finished there
+///   and none is complete any more; an error of its kind when a newer one cannot be read, since it may be
+///   complete;
 /// - "latest": the newest; kCheckpoint when there is none;
 /// - "never";
-/// - the path of a step's folder or of another run's output folder: kCheckpoint when no complete checkpoint is
-///   there.
+/// - the path of a step's folder or of another run's output folder: kCheckpoint when no complete checkpoint
+///   is there.
 ResumeChoice resolve_resume(const std::filesystem::path& root, const std::string& resume);
 
 /// The step folder that a user means by a path: the path itself, or the newest complete checkpoint in a run's
@@ -107,15 +110,15 @@ inline constexpr const char* kRunLockName = ".lock";
 /// process, however it ends; the file stays.
 class RunLock {
  public:
-  /// Throws kUsage when another run holds the lock, and kIo when the lock's file cannot be created. On storage
-  /// without locks it warns and holds nothing.
+  /// Throws kUsage when another run holds the lock, and kIo when the lock's file cannot be created. On
+  /// storage without locks it warns and holds nothing.
   explicit RunLock(const std::filesystem::path& folder);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Throws kIo when the folder of that name is no longer the one that was locked (it was removed, replaced or
-  /// unmounted): another run may hold the new one, and a later run would not find what is written there.
+  /// Throws kIo when the folder of that name is no longer the one that was locked (it was removed, replaced
+  /// or unmounted): another run may hold the new one, and a later run would not find what is written there.
   void require_same_folder() const;
 
  private:

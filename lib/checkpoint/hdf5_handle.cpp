@@ -15,9 +15,9 @@ std::mutex hdf5_mutex;
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex) {
-  // A file whose close failed on a full disk stays in HDF5's table after it was freed, and the library's atexit
-  // handler touches it again (measured: a segmentation fault). Every file is closed explicitly, so the handler
-  // is not needed.
+  // A file whose close failed on a full disk stays in HDF5's table after it was freed, and the library's
+  // atexit handler touches it again (measured: a segmentation fault). Every file is closed explicitly, so the
+  // handler is not needed.
   [[maybe_unused]] static const herr_t kept_from_atexit = H5dont_atexit();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }

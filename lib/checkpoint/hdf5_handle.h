@@ -16,8 +16,8 @@
 namespace fsdp::checkpoint {
 
 /// Held around every use of HDF5. Only some builds of the library are thread-safe; in the others its error
-/// stack is one for the process. Ranks may be threads, so there is one lock for the process. While it is held,
-/// HDF5 prints nothing.
+/// stack is one for the process. Ranks may be threads, so there is one lock for the process. While it is
+/// held, HDF5 prints nothing.
 class Hdf5Lock {
  public:
   Hdf5Lock();
@@ -49,7 +49,8 @@ class Hdf5Id {
   Closer closer_;
 };
 
-/// Passes a non-negative result through; otherwise throws Error(kind, "cannot <what> <path>: <HDF5's cause>").
+/// Passes a non-negative result through; otherwise throws Error(kind, "cannot <what> <path>: <HDF5's
+/// cause>").
 template <typename Result>
 Result check_hdf5(Result result, util::ErrorKind kind, const std::string& what,
                   const std::filesystem::path& path) {
@@ -57,8 +58,8 @@ Result check_hdf5(Result result, util::ErrorKind kind, const std::string& what,
   return result;
 }
 
-/// A copy of the HDF5 type in which tensors of `dtype` are stored: the bytes are those in memory, so nothing is
-/// ever converted. An assertion for dtypes that the toolkit never stores. Needs the lock.
+/// A copy of the HDF5 type in which tensors of `dtype` are stored: the bytes are those in memory, so nothing
+/// is ever converted. An assertion for dtypes that the toolkit never stores. Needs the lock.
 Hdf5Id stored_type(c10::ScalarType dtype);
 
 }  // namespace fsdp::checkpoint

@@ -19,11 +19,11 @@ namespace fsdp::checkpoint {
 /// The model's options as Hugging Face's config.json, so that exported weights load in transformers.
 nlohmann::json hugging_face_config(const nn::ModelOptions& options);
 
-/// The inverse, for "model_type" gpt2, llama, mistral and qwen2, with transformers' defaults for missing keys.
-/// kCheckpoint that starts with `where` for other models, for a key with a wrong type or an impossible value,
-/// and for everything that this library's models do not have (other rotary scaling than ModelOptions::rope_type,
-/// other activations, quantized weights, norms of queries and keys, multipliers, experts, ...): the weights would
-/// load and compute something else.
+/// The inverse, for "model_type" gpt2, llama, mistral and qwen2, with transformers' defaults for missing
+/// keys. kCheckpoint that starts with `where` for other models, for a key with a wrong type or an impossible
+/// value, and for everything that this library's models do not have (other rotary scaling than
+/// ModelOptions::rope_type, other activations, quantized weights, norms of queries and keys, multipliers,
+/// experts, ...): the weights would load and compute something else.
 nn::ModelOptions options_from_hugging_face(const nlohmann::json& config, const std::string& where);
 
 /// Every weight that transformers saves for such a model, and its shape; a tied head is not saved. GPT-2's

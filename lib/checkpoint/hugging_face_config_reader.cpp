@@ -26,8 +26,8 @@ class ConfigReader {
     if (!config_.is_object()) fail(ErrorKind::kCheckpoint, where_, " is not a JSON object");
   }
 
-  /// A whole number from 1 to `most`, the limit of the same key in [model], so that no number can ask for more
-  /// names or elements than can exist. Without a default the key is required. null counts as missing.
+  /// A whole number from 1 to `most`, the limit of the same key in [model], so that no number can ask for
+  /// more names or elements than can exist. Without a default the key is required. null counts as missing.
   int64_t size(const char* key, int64_t most, int64_t otherwise = 0) const {
     if (!has(key) && otherwise > 0) return otherwise;
     if (!has(key)) fail(ErrorKind::kCheckpoint, where_, " lacks the key \"", key, "\"");

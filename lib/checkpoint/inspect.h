@@ -32,14 +32,14 @@ void write_as_json(const Description& description, std::ostream& out);
 /// For people: a few lines about the whole, and the tensors as a tree by the parts of their names.
 void write_as_text(const Description& description, std::ostream& out);
 
-/// Everything that is wrong with a step's folder, one line each: the manifest, the size and hash of every file,
-/// and whether the files hold the ranges of every tensor as the manifest says. Empty when nothing is.
+/// Everything that is wrong with a step's folder, one line each: the manifest, the size and hash of every
+/// file, and whether the files hold the ranges of every tensor as the manifest says. Empty when nothing is.
 std::vector<std::string> find_damage(const std::filesystem::path& folder,
                                      const util::ByteProgress& progress = {});
 
-/// Compares the manifest of a step's folder, and those of its files whose names `takes` accepts, with what the
-/// disk holds (as far as the system drops its cached copies). Returns the first damage, "" if there is none;
-/// throws other errors.
+/// Compares the manifest of a step's folder, and those of its files whose names `takes` accepts, with what
+/// the disk holds (as far as the system drops its cached copies). Returns the first damage, "" if there is
+/// none; throws other errors.
 std::string damage_in(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& takes);
 

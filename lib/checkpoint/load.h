@@ -18,13 +18,13 @@ struct LoadOptions {
   std::vector<std::string> may_be_missing{};
 };
 
-/// Fills the destinations' data, which must be contiguous in CPU memory. Opens only the files that hold part of
-/// a destination, after comparing their hashes with the manifest's. Returns the names of the tensors that the
-/// checkpoint lacks and may lack.
+/// Fills the destinations' data, which must be contiguous in CPU memory. Opens only the files that hold part
+/// of a destination, after comparing their hashes with the manifest's. Returns the names of the tensors that
+/// the checkpoint lacks and may lack.
 ///
-/// Not collective: each rank may load its own slices alone. Throws kCheckpoint that lists the tensors that are
-/// missing, unexpected or of another shape or dtype (the first of them, and how many more) before anything is
-/// read; or that names the damaged file, which leaves the destinations' contents undefined.
+/// Not collective: each rank may load its own slices alone. Throws kCheckpoint that lists the tensors that
+/// are missing, unexpected or of another shape or dtype (the first of them, and how many more) before
+/// anything is read; or that names the damaged file, which leaves the destinations' contents undefined.
 std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
                                      const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options = {});

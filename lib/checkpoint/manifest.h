@@ -1,7 +1,7 @@
 #pragma once
 
-// manifest.json: what a sharded checkpoint holds and where (FORMAT.md). It is written last; a folder without a
-// valid one is not a checkpoint.
+// manifest.json: what a sharded checkpoint holds and where (FORMAT.md). It is written last; a folder without
+// a valid one is not a checkpoint.
 
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -54,8 +54,8 @@ struct FileEntry {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FileEntry, name, bytes, xxh3_64)
 
-/// Columns [begin, end) of a tensor seen as [rows, numel / rows], whose rows all start at `offset` elements in
-/// the file's data set. With one row: elements of the flattened tensor.
+/// Columns [begin, end) of a tensor seen as [rows, numel / rows], whose rows all start at `offset` elements
+/// in the file's data set. With one row: elements of the flattened tensor.
 struct RangeEntry {
   int64_t begin = 0;
   int64_t end = 0;

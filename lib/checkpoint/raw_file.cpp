@@ -83,7 +83,8 @@ RawFile RawFile::create_locked(const fs::path& path) {
       }
       fail(ErrorKind::kIo, "cannot lock ", path.string(), ": ", errno_text(errno));
     }
-    // Between open and lock the previous owner may have finished and renamed the file, which is then not ours.
+    // Between open and lock the previous owner may have finished and renamed the file, which is then not
+    // ours.
     if (!still_has_its_name(fd, path)) continue;
     if (::ftruncate(fd, 0) != 0)
       fail(ErrorKind::kIo, "cannot empty ", path.string(), ": ", errno_text(errno));

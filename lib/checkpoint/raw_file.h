@@ -1,7 +1,7 @@
 #pragma once
 
-// Files whose reads and writes are complete or throw an Error that names the path: raw bytes, hashes, and JSON
-// within limits (util/json.h).
+// Files whose reads and writes are complete or throw an Error that names the path: raw bytes, hashes, and
+// JSON within limits (util/json.h).
 
 #include <cstdint>
 #include <filesystem>
@@ -69,8 +69,8 @@ std::string xxh3_64_of(std::string_view text);
 /// A whole file of text. kCheckpoint when it is larger than any `what` ("config") is.
 std::string read_text(const std::filesystem::path& path, int64_t largest_bytes, const std::string& what);
 
-/// read_text() parsed as JSON. This and the functions below throw what util/json.h refuses as kCheckpoint that
-/// starts with the name of the text.
+/// read_text() parsed as JSON. This and the functions below throw what util/json.h refuses as kCheckpoint
+/// that starts with the name of the text.
 nlohmann::json read_json(const std::filesystem::path& path, int64_t largest_bytes, const std::string& what);
 
 void read_json_members(std::string_view text, const util::JsonLimits& limits, const std::string& where,

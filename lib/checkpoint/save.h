@@ -1,7 +1,7 @@
 #pragma once
 
-// Writes a checkpoint from all ranks at once: sharded (a file per rank) or full (one file). The manifest comes
-// last.
+// Writes a checkpoint from all ranks at once: sharded (a file per rank) or full (one file). The manifest
+// comes last.
 
 #include <cstdint>
 #include <filesystem>
@@ -26,8 +26,8 @@ struct SaveRequest {
   nlohmann::json training{};   ///< the trainer's own: sample position, seed, ...; rank 0's counts
   nlohmann::json model{};      ///< the model's config with Hugging Face's keys; rank 0's counts
   Retention retention{};       ///< which older checkpoints stay in `root` once this one is complete
-  /// Called by each rank that writes a file, in the writing thread, when the data is written under a temporary
-  /// name and nothing is synced yet. May be empty.
+  /// Called by each rank that writes a file, in the writing thread, when the data is written under a
+  /// temporary name and nothing is synced yet. May be empty.
   std::function<void()> in_the_middle{};
 };
 
@@ -45,23 +45,24 @@ std::string shard_file_name(int rank);
 /// exactly once (other replicas give empty slices); a tensor may have any number of slices. The data must be
 /// contiguous in CPU memory and is written from there without a copy.
 ///
-/// Collective. On return the checkpoint is complete and on the disk. An error is thrown on every rank, and then
-/// no checkpoint of that step exists that did not exist before: kCheckpoint when a complete one exists (it is
-/// never overwritten) or the slices do not add up, kIo when the disk is full or refuses. Remains of an
+/// Collective. On return the checkpoint is complete and on the disk. An error is thrown on every rank, and
+/// then no checkpoint of that step exists that did not exist before: kCheckpoint when a complete one exists
+/// (it is never overwritten) or the slices do not add up, kIo when the disk is full or refuses. Remains of an
 /// interrupted save of the same step are removed; a finished but damaged checkpoint is renamed.
 SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                              comm::Communicator& communicator);
 
-/// As save_sharded(), but as if a world of one had saved: the slices travel to rank 0, which writes all tensors
-/// whole to one file. They travel in rounds of a few MiB per rank: beyond its own slices no rank needs more
-/// than 64 MiB (in worlds of more than 64: a MiB per rank), however large units and tensors are. Collective.
+/// As save_sharded(), but as if a world of one had saved: the slices travel to rank 0, which writes all
+/// tensors whole to one file. They travel in rounds of a few MiB per rank: beyond its own slices no rank
+/// needs more than 64 MiB (in worlds of more than 64: a MiB per rank), however large units and tensors are.
+/// Collective.
 SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                           comm::Communicator& communicator);
 
-/// save_sharded() beside training: a thread works with the disk, and the ranks meet only when the caller asks,
-/// in the thread that issues their other collectives too. They agree by collectives rather than through files
-/// because shared storage may show a new file to other nodes only seconds later, and because a failed or lost
-/// rank then surfaces in the call as anywhere else.
+/// save_sharded() beside training: a thread works with the disk, and the ranks meet only when the caller
+/// asks, in the thread that issues their other collectives too. They agree by collectives rather than through
+/// files because shared storage may show a new file to other nodes only seconds later, and because a failed
+/// or lost rank then surfaces in the call as anywhere else.
 ///
 /// A save has three parts, each of which begins when the previous one has ended on every rank: rank 0 creates
 /// the folder; all ranks write their files; rank 0 writes the manifest and removes old checkpoints.
@@ -69,7 +70,8 @@ SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::T
 /// Any collective call may throw the errors of save_sharded(); afterwards the object can only be destroyed.
 class SaveUnderWay {
  public:
-  /// Begins. The slices' memory must not change before the object is destroyed; see HostCopies. Not collective.
+  /// Begins. The slices' memory must not change before the object is destroyed; see HostCopies. Not
+  /// collective.
   SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> slices, comm::Communicator& communicator);
 
   /// Waits for this rank's thread. A save that is not complete by then stays without a manifest.

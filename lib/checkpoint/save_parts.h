@@ -49,8 +49,8 @@ void require_visible(const std::filesystem::path& folder, const FileEntry& file)
 /// does not keep; failing to remove is not an error. Rank 0 only.
 SavedCheckpoint commit(const SaveRequest& request, Manifest manifest, const std::filesystem::path& folder);
 
-/// Runs one part of a save and rethrows its errors, after rank 0 has removed the unfinished folder. Errors of a
-/// lost peer leave the folder, since that rank may still be writing; the next run removes it.
+/// Runs one part of a save and rethrows its errors, after rank 0 has removed the unfinished folder. Errors of
+/// a lost peer leave the folder, since that rank may still be writing; the next run removes it.
 void or_remove_folder(comm::Communicator& communicator, const std::filesystem::path& folder,
                       const std::function<void()>& part);
 

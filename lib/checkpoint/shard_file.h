@@ -1,7 +1,7 @@
 #pragma once
 
-// One rank's file of a sharded checkpoint: an HDF5 file with a contiguous 1-D data set per tensor (FORMAT.md).
-// Different objects may be used by different threads; one object by one thread at a time.
+// One rank's file of a sharded checkpoint: an HDF5 file with a contiguous 1-D data set per tensor
+// (FORMAT.md). Different objects may be used by different threads; one object by one thread at a time.
 
 #include <c10/core/ScalarType.h>
 
@@ -28,8 +28,8 @@ struct DatasetBlocks {
   int64_t out_stride = 0;  ///< if several: from block to block in memory, at least `count`
 };
 
-/// Writes a shard file piece by piece, in any order. kIo that names the tensor that was being written. The caller
-/// gives the file a temporary name, syncs it, and removes it after an error.
+/// Writes a shard file piece by piece, in any order. kIo that names the tensor that was being written. The
+/// caller gives the file a temporary name, syncs it, and removes it after an error.
 class ShardFileWriter {
  public:
   /// Creates the file with its data sets, none of which may have 0 elements.
@@ -48,8 +48,8 @@ class ShardFileWriter {
 };
 
 /// Reads a shard file. Refuses everything that ShardFileWriter does not write (links to elsewhere, filters,
-/// virtual or external storage, another type or size) with kCheckpoint that names the file and the tensor. HDF5
-/// is not robust against hostile bytes: compare the file's digest with the manifest's before opening it.
+/// virtual or external storage, another type or size) with kCheckpoint that names the file and the tensor.
+/// HDF5 is not robust against hostile bytes: compare the file's digest with the manifest's before opening it.
 class ShardFile {
  public:
   explicit ShardFile(const std::filesystem::path& path);

@@ -33,7 +33,8 @@ class ShardSet {
   ShardSet(std::filesystem::path folder, const Manifest& manifest);
 
   /// Compares a file's size and hash with the manifest's; DamageError that names it when they differ,
-  /// kCheckpoint when it is missing. Later calls for the same file cost nothing. `on_bytes`: as digest_file().
+  /// kCheckpoint when it is missing. Later calls for the same file cost nothing. `on_bytes`: as
+  /// digest_file().
   void verify(size_t file, const std::function<void(int64_t)>& on_bytes = {});
 
   /// Throws unless a file, which is verified if it was not, holds what the manifest says of a tensor.

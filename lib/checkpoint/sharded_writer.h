@@ -41,7 +41,8 @@ struct ShardedTensor {
 };
 
 /// Writes the tensors, each cut evenly over the files, in slices of bounded memory. The folder appears under
-/// its name only when it is complete. kCheckpoint when the folder exists and is not empty, kIo when writing fails.
+/// its name only when it is complete. kCheckpoint when the folder exists and is not empty, kIo when writing
+/// fails.
 ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
                             const std::vector<ShardedTensor>& tensors);
 

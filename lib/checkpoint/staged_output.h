@@ -1,6 +1,7 @@
 #pragma once
 
-// Outputs that appear under their name only when they are complete. The next run removes what a killed one left.
+// Outputs that appear under their name only when they are complete. The next run removes what a killed one
+// left.
 
 #include <filesystem>
 #include <functional>
@@ -15,15 +16,15 @@ void refuse_existing(const std::filesystem::path& path, const char* remedy);
 
 /// A folder that is filled as ".NAME.partial" beside its final name. Two processes cannot fill the same one.
 ///
-/// When it replaces another folder, the two exchange their names atomically (renameat2), so that one of them is
-/// always there whole. Where the file system cannot do that (NFS), the old folder is renamed to
+/// When it replaces another folder, the two exchange their names atomically (renameat2), so that one of them
+/// is always there whole. Where the file system cannot do that (NFS), the old folder is renamed to
 /// ".NAME.replaced" before the new one gets its name; a process killed in between leaves both whole, and the
 /// next StagedFolder for that name first renames the old one back.
 class StagedFolder {
  public:
   /// Locks and empties the temporary folder. kCheckpoint when another process is filling it, or when the
-  /// target exists, is not an empty folder, and `may_replace` is off. If the target is a link to a folder that
-  /// may be replaced, the link stays and the folder is replaced.
+  /// target exists, is not an empty folder, and `may_replace` is off. If the target is a link to a folder
+  /// that may be replaced, the link stays and the folder is replaced.
   StagedFolder(const std::filesystem::path& target, bool may_replace);
   ~StagedFolder();  ///< removes what was not committed
   StagedFolder(const StagedFolder&) = delete;
@@ -32,9 +33,9 @@ class StagedFolder {
   const std::filesystem::path& target() const { return target_; }
   const std::filesystem::path& path() const { return staging_; }
 
-  /// Gives the folder its name and syncs. Files of a replaced folder are kept unless the new one has a file of
-  /// the same name or `replaces` accepts their name. kCheckpoint when a folder has the name of a new file. The
-  /// target is unchanged until the names are exchanged.
+  /// Gives the folder its name and syncs. Files of a replaced folder are kept unless the new one has a file
+  /// of the same name or `replaces` accepts their name. kCheckpoint when a folder has the name of a new file.
+  /// The target is unchanged until the names are exchanged.
   void commit(const std::function<bool(const std::string& name)>& replaces = {});
 
  private:

@@ -1,7 +1,8 @@
 #pragma once
 
-// The slices of the training state that a checkpoint holds for this rank: views, so that saving copies nothing
-// and loading fills the live tensors; and copies of them, so that training can go on while they are written.
+// The slices of the training state that a checkpoint holds for this rank: views, so that saving copies
+// nothing and loading fills the live tensors; and copies of them, so that training can go on while they are
+// written.
 
 #include <ATen/core/Tensor.h>
 
@@ -29,8 +30,8 @@ bool in_host_memory(const std::vector<shard::TensorSlice>& slices);
 /// One buffer in host memory as large as the slices together, allocated once and reused by every save.
 class HostCopies {
  public:
-  /// Allocates the buffer for slices like these and touches its memory, so that no save has to. take() does so
-  /// itself when the slices differ from the previous ones.
+  /// Allocates the buffer for slices like these and touches its memory, so that no save has to. take() does
+  /// so itself when the slices differ from the previous ones.
   void prepare(const std::vector<shard::TensorSlice>& slices);
 
   /// Copies the slices' data from any device. The result lies in the buffer and is valid until the next call.

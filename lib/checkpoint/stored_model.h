@@ -1,8 +1,8 @@
 #pragma once
 
-// A stored model in any format: its description, its weights, and which stored tensor is which weight. Accepts
-// weights as found in practice: names without the prefix of the language model ("h.0.ln_1.weight"), a stored
-// copy of a tied head, and buffers (causal masks, rotary frequencies), which are ignored.
+// A stored model in any format: its description, its weights, and which stored tensor is which weight.
+// Accepts weights as found in practice: names without the prefix of the language model ("h.0.ln_1.weight"), a
+// stored copy of a tied head, and buffers (causal masks, rotary frequencies), which are ignored.
 
 #include <cstdint>
 #include <filesystem>
@@ -49,10 +49,10 @@ struct StoredModel : DescribedModel {
   std::map<std::string, std::string> names;
 };
 
-/// Opens a checkpoint's step folder, a run's output folder (the newest complete checkpoint), a safetensors file
-/// with config.json beside it, or a folder in Hugging Face's layout. `ema`: a checkpoint's averages of weights
-/// instead of the weights, where there are any. kCheckpoint when the path holds no such thing, when the model is
-/// not described, or when the weights do not fit the description.
+/// Opens a checkpoint's step folder, a run's output folder (the newest complete checkpoint), a safetensors
+/// file with config.json beside it, or a folder in Hugging Face's layout. `ema`: a checkpoint's averages of
+/// weights instead of the weights, where there are any. kCheckpoint when the path holds no such thing, when
+/// the model is not described, or when the weights do not fit the description.
 StoredModel open_model(const std::filesystem::path& path, bool ema = false);
 
 }  // namespace fsdp::checkpoint

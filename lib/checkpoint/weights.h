@@ -1,7 +1,7 @@
 #pragma once
 
-// Named tensors on disk, read by ranges, from any format: safetensors as Hugging Face lays them out (one file,
-// or a folder with model.safetensors or with model.safetensors.index.json and the files it names), or a
+// Named tensors on disk, read by ranges, from any format: safetensors as Hugging Face lays them out (one
+// file, or a folder with model.safetensors or with model.safetensors.index.json and the files it names), or a
 // checkpoint.
 
 #include <ATen/core/Tensor.h>
@@ -40,8 +40,8 @@ class TensorSource {
   virtual void read(const std::string& name, int64_t begin, int64_t end, void* out) const = 0;
 };
 
-/// Prefixes of names within a checkpoint: weights, optimizer state, and, as a part of that, the averages of the
-/// weights over the steps of a run (optim's "ema").
+/// Prefixes of names within a checkpoint: weights, optimizer state, and, as a part of that, the averages of
+/// the weights over the steps of a run (optim's "ema").
 inline constexpr const char* kWeightsPrefix = "model/";
 inline constexpr const char* kOptimizerPrefix = "optimizer/";
 inline constexpr const char* kAveragePrefix = "optimizer/ema/";

@@ -182,8 +182,8 @@ void check_optimizer(const Config& config, Conflicts& conflicts) {
 
 void check_schedule(const Config& config, Conflicts& conflicts) {
   const optim::ScheduleOptions& schedule = config.lr_scheduler;
-  // Phases that exceed the run are cut, with a warning (optim/schedule.h), so that a trial of a few steps needs no
-  // other config.
+  // Phases that exceed the run are cut, with a warning (optim/schedule.h), so that a trial of a few steps
+  // needs no other config.
   conflicts.unless(schedule.warmup_steps == 0 || schedule.warmup_ratio == 0,
                    {"lr_scheduler.warmup_ratio", "lr_scheduler.warmup_steps"},
                    "expected 0 beside lr_scheduler.warmup_steps; found ", schedule.warmup_ratio, " and ",

@@ -17,8 +17,8 @@ struct Conflict {
 /// Every condition that the configuration breaks. Each key must already be within its own limits.
 std::vector<Conflict> find_conflicts(const Config& config);
 
-/// Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world size, where -1, at
-/// most once, is the quotient (comm::resolve_mesh()).
+/// Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world size, where -1,
+/// at most once, is the quotient (comm::resolve_mesh()).
 void check_world(const Config& config, int world_size);
 
 }  // namespace fsdp::config

@@ -46,8 +46,8 @@ struct TrainingOptions {
   bool no_sync = false;
   /// Skip the update, instead of ending the run, when the loss or the gradient norm is not finite.
   bool skip_nonfinite = false;
-  /// Skip the update when one of the two is more than this many standard deviations above its mean over the last
-  /// skip_window updates; 0: off.
+  /// Skip the update when one of the two is more than this many standard deviations above its mean over the
+  /// last skip_window updates; 0: off.
   double skip_zscore = 0.0;
   int64_t skip_window = 128;
   int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
@@ -63,8 +63,8 @@ struct EvaluationOptions {
 struct LoggingOptions {
   int64_t interval_steps = 1;
   bool trace_communication = false;
-  /// Peak of a rank's matrix products in param_dtype, which MFU is relative to; 0: from the GPU's data sheet, or
-  /// measured.
+  /// Peak of a rank's matrix products in param_dtype, which MFU is relative to; 0: from the GPU's data sheet,
+  /// or measured.
   double peak_tflops = 0.0;
   bool csv = false;          ///< metrics.csv beside metrics.jsonl
   bool tensorboard = false;  ///< event files of TensorBoard

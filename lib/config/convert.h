@@ -9,7 +9,8 @@
 
 namespace fsdp::config {
 
-/// Why a literal is not a value of a key ("fsdp.cpu_offload: expected false; found true (...)"), and its place.
+/// Why a literal is not a value of a key ("fsdp.cpu_offload: expected false; found true (...)"), and its
+/// place.
 struct Misfit {
   std::string message;
   Region region;

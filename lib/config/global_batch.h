@@ -9,8 +9,8 @@
 namespace fsdp::config {
 
 /// Derives training.gradient_accumulation_steps from training.global_batch_size; without that size changes
-/// nothing. Throws util::Error(kUsage), with the nearest numbers that work, where one micro-batch of all ranks
-/// does not divide the size, or where the given gradient_accumulation_steps contradict it.
+/// nothing. Throws util::Error(kUsage), with the nearest numbers that work, where one micro-batch of all
+/// ranks does not divide the size, or where the given gradient_accumulation_steps contradict it.
 void resolve_batch(Config& config, int64_t world_size);
 
 /// Samples per step over all ranks, after training.batch_warmup_steps. Call resolve_batch() first.

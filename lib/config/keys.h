@@ -1,8 +1,8 @@
 #pragma once
 
 // The table of configuration keys, from which parsing, checks, --help, --print-config and the comparison of
-// configurations follow: a new option is one line in *_keys.cpp and one field in its component's struct. A field
-// whose type is an enum with a table of names (util/enum_names.h) is a string in TOML with these names.
+// configurations follow: a new option is one line in *_keys.cpp and one field in its component's struct. A
+// field whose type is an enum with a table of names (util/enum_names.h) is a string in TOML with these names.
 
 #include <string>
 #include <string_view>
@@ -64,9 +64,9 @@ const std::vector<Key>& all_keys();
 /// Names of the sections, in the order of the table.
 std::vector<std::string> section_names();
 
-/// Adds the keys of a plug-in, as the new section `section`, to all_keys(), and the names that the plug-in has
-/// registered to the choices of model.architecture and the like. Invalidates pointers into all_keys(). Throws
-/// Error(kUsage) if the section exists.
+/// Adds the keys of a plug-in, as the new section `section`, to all_keys(), and the names that the plug-in
+/// has registered to the choices of model.architecture and the like. Invalidates pointers into all_keys().
+/// Throws Error(kUsage) if the section exists.
 void add_plugin_section(const std::string& section, std::vector<Key> keys);
 
 /// nullptr if there is no such key.

@@ -57,7 +57,8 @@ class Loader {
   void load_plugins(const Source& source, const std::vector<std::string>& overrides);
   void read_file(const Source& source);
   void read_override(const std::string& text);
-  /// Completes and checks the configuration; throws if anything was wrong. Errors without a place name `file`.
+  /// Completes and checks the configuration; throws if anything was wrong. Errors without a place name
+  /// `file`.
   Config finish(const Source& file);
   std::map<std::string, std::string> origins(const Source& file) const;
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The description of a model beside its weights (checkpoint/described_model.h): written, read, and compared with
-// [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a part of a
+// The description of a model beside its weights (checkpoint/described_model.h): written, read, and compared
+// with [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a part of a
 // configuration under "fsdp_config", namely [model] and those keys of the plug-in that weights determine
 // (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". No library is loaded
 // because a file names it.
@@ -32,8 +32,8 @@ struct ModelDifference {
   std::string given, stored;  ///< as TOML
 };
 
-/// The keys that weights determine and in which two models differ, except keys that their architecture does not
-/// use.
+/// The keys that weights determine and in which two models differ, except keys that their architecture does
+/// not use.
 std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const nn::ModelOptions& stored);
 
 /// The remedy at the end of messages about differences.

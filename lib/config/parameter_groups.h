@@ -15,8 +15,8 @@ using ParameterGroups = std::vector<optim::ParameterGroupOptions>;
 /// As inline tables: [{ pattern = ["*norm*"], weight_decay = 0.0 }].
 std::string toml_text(const ParameterGroups& groups);
 
-/// Whether each group has patterns and at least one setting, all settings are >= 0, and lr and lr_scale are not
-/// both set.
+/// Whether each group has patterns and at least one setting, all settings are >= 0, and lr and lr_scale are
+/// not both set.
 bool are_allowed(const ParameterGroups& groups);
 
 /// Why a literal is not a list of such tables, and its place.

@@ -30,8 +30,8 @@ std::string bare_number(std::string_view written) {
   return digits;
 }
 
-/// The TOML library silently saturates numbers that do not fit, and parses them by the global locale; so they are
-/// parsed again from the text.
+/// The TOML library silently saturates numbers that do not fit, and parses them by the global locale; so they
+/// are parsed again from the text.
 template <typename Number, typename... Base>
 void parse_number(Literal& literal, const std::string& digits, Number& number, Base... base) {
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number, base...);

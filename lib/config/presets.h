@@ -44,9 +44,9 @@ std::vector<std::string> preset_names();
 /// Throws util::Error(kUsage) that names the presets if there is none of that name.
 const Preset& find_preset(std::string_view name);
 
-/// "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its [model], its tokenizer,
-/// and units and token files that suit its size. Error(kCheckpoint) for a folder that model.init_from would
-/// refuse or that does not describe its model. Reads no weights.
+/// "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its [model], its
+/// tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
+/// model.init_from would refuse or that does not describe its model. Reads no weights.
 Preset finetune_preset(const std::filesystem::path& folder);
 
 enum class PresetKeys {

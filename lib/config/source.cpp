@@ -43,7 +43,8 @@ bool is_forbidden_control(std::string_view text, size_t at) {
   return (code < 0x20 && code != '\t' && code != '\n') || code == 0x7f;
 }
 
-/// The end of the string that begins at `at`; an unterminated one, which the parser reports, ends with its line.
+/// The end of the string that begins at `at`; an unterminated one, which the parser reports, ends with its
+/// line.
 size_t end_of_string(std::string_view text, size_t at) {
   const char quote = text[at];
   const bool multiline = text.substr(at, 3) == std::string(3, quote);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A text with configuration (a file, or one override of the command line), excerpts of it for messages, and the
-// report of everything that is wrong with it.
+// A text with configuration (a file, or one override of the command line), excerpts of it for messages, and
+// the report of everything that is wrong with it.
 
 #include <cstddef>
 #include <filesystem>
@@ -21,8 +21,8 @@ struct Region {
 
 class Source {
  public:
-  /// Reads a file. Throws util::Error(kUsage) if it does not exist, is not a readable regular file, or is too large
-  /// to be a configuration.
+  /// Reads a file. Throws util::Error(kUsage) if it does not exist, is not a readable regular file, or is too
+  /// large to be a configuration.
   static Source from_file(const std::filesystem::path& path);
   /// Text from elsewhere; `name` replaces the file's name in messages.
   static Source from_text(std::string name, std::string text);
@@ -73,8 +73,8 @@ struct TextDefect {
 /// Bytes that TOML does not allow: invalid UTF-8, or control characters.
 std::optional<TextDefect> byte_defect(const Source& source);
 
-/// Text that the TOML parser cannot handle: brackets or dotted keys nested so deeply that recursion could exhaust
-/// the stack, or lines so long that its quadratic time would look like a hang.
+/// Text that the TOML parser cannot handle: brackets or dotted keys nested so deeply that recursion could
+/// exhaust the stack, or lines so long that its quadratic time would look like a hang.
 std::optional<TextDefect> shape_defect(const Source& source);
 
 }  // namespace fsdp::config

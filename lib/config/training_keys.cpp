@@ -72,7 +72,8 @@ std::vector<Key> training_keys() {
        "capture the forward and backward of each block in CUDA graphs and replay them: for models whose "
        "kernels are shorter than their launches; activations keep their memory between steps"},
       {KEY(training, no_sync),
-       "accumulate gradients of micro-batches unsharded and reduce after the last: less traffic, more memory"},
+       "accumulate gradients of micro-batches unsharded and reduce after the last: less traffic, more "
+       "memory"},
       {KEY(training, skip_nonfinite),
        "skip the update of a step whose loss or gradient norm is not finite; off: such a step ends the run"},
       {KEY(training, skip_zscore),

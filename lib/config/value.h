@@ -63,8 +63,8 @@ Constraint only(std::string choice, std::string because);
 /// A string with at least one character, a list with at least one entry.
 Constraint non_empty();
 
-/// Whether `value` is allowed. Never allowed are NaN, infinity other than `also`, text with control characters,
-/// and empty entries of a list of strings.
+/// Whether `value` is allowed. Never allowed are NaN, infinity other than `also`, text with control
+/// characters, and empty entries of a list of strings.
 bool allows(const Constraint& constraint, const Value& value);
 
 /// What is allowed, for a value of the type of `example`: "an integer >= 1", "one of \"llama\", \"gpt2\"".
