@@ -12,7 +12,6 @@
 #include "checkpoint/diff.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/hugging_face_folder.h"
 #include "checkpoint/hugging_face_model.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/manifest.h"

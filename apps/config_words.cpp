@@ -1,7 +1,7 @@
 #include "config_words.h"
 
 #include "config/keys.h"
-#include "config/plugins.h"
+#include "config/load.h"
 #include "config/print.h"
 #include "plugin/load.h"
 

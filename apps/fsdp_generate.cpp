@@ -9,7 +9,7 @@
 
 #include "cli/program.h"
 #include "cli/usage_error.h"
-#include "config/plugins.h"
+#include "config/load.h"
 #include "generate/generate.h"
 #include "generate/load.h"
 #include "generate/sampler.h"

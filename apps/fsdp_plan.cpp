@@ -7,7 +7,7 @@
 
 #include "cli/program.h"
 #include "config/load.h"
-#include "config/model_presets.h"
+#include "config/presets.h"
 #include "config_words.h"
 #include "plan/text.h"
 #include "plan_options.h"

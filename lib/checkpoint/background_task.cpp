@@ -7,8 +7,8 @@
 namespace fsdp::checkpoint {
 namespace {
 
-/// Far below any time-out, and rare enough that the meetings cost nothing. A rank whose body has ended does
-/// not wait it out: it waits for the others in the all-reduce.
+/// Far below any timeout, and long enough that the meetings cost nothing. A rank whose body has ended does
+/// not wait that long: it waits for the others in the all-reduce.
 constexpr std::chrono::milliseconds kBetweenMeetings{500};
 
 }  // namespace

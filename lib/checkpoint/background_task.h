@@ -1,8 +1,8 @@
 #pragma once
 
-// Long work of the disk that all ranks do at once, each in a thread of its own, while the caller's thread
-// keeps meeting the other ranks: no collective then waits longer than a moment, however uneven the disks are,
-// so that a slow disk is not taken for a lost peer.
+// Long disk work that every rank does in a thread of its own, while the calling threads keep meeting in short
+// collectives: however uneven the disks are, no collective waits long, and a slow disk is not mistaken for a
+// lost peer.
 
 #include <chrono>
 #include <functional>
@@ -13,23 +13,23 @@
 
 namespace fsdp::checkpoint {
 
-/// The body issues no collectives and must not touch what the caller's thread uses meanwhile.
+/// The body issues no collectives and must not touch what the calling thread uses meanwhile.
 class BackgroundTask {
  public:
-  /// Begins; `purpose` names it in messages. The communicator must outlive the object.
+  /// Starts the body; `purpose` names it in messages. The communicator must outlive the object.
   BackgroundTask(comm::Communicator& communicator, std::string purpose, std::function<void()> body);
 
-  /// Waits for this rank's body, without meeting the others.
+  /// Waits for this rank's body. Not collective.
   ~BackgroundTask();
   BackgroundTask(const BackgroundTask&) = delete;
   BackgroundTask& operator=(const BackgroundTask&) = delete;
 
-  /// Whether every rank's body has ended, after waiting up to `patience` for this rank's. One all-reduce of
-  /// eight bytes. Collective; the answer is the same on every rank.
+  /// Whether the bodies of all ranks have ended, after waiting up to `patience` for this rank's. Collective:
+  /// one all-reduce of eight bytes, with the same result on every rank.
   bool done_everywhere(std::chrono::milliseconds patience = {});
 
-  /// Waits until it is done everywhere. Collective; what a body threw is thrown on every rank, as by
-  /// comm::agree(). Call it at most once.
+  /// Waits until all bodies have ended and rethrows their errors on every rank, as comm::agree() does.
+  /// Collective; call it at most once.
   void join();
 
  private:

@@ -1,16 +1,18 @@
 #include "checkpoint/consolidate.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
 #include <memory>
 #include <utility>
 
-#include "checkpoint/hugging_face_folder.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/described_model.h"
+#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/sharded_source.h"
+#include "checkpoint/shard_set.h"
 #include "checkpoint/sharded_writer.h"
 #include "checkpoint/staged_output.h"
-#include "checkpoint/weights.h"
 #include "util/error.h"
 #include "util/file.h"
 
@@ -21,19 +23,84 @@ using util::fail;
 
 namespace {
 
+std::string part_name(size_t part, size_t parts) {
+  char name[80];
+  std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", part, parts);
+  return name;
+}
+
+}  // namespace
+
+HuggingFaceFolder plan_hugging_face_folder(const std::vector<TensorInfo>& infos, int64_t max_file_bytes) {
+  std::vector<std::vector<TensorInfo>> parts(1);
+  int64_t total_bytes = 0, part_bytes = 0;
+  for (const TensorInfo& info : infos) {
+    int64_t bytes = bytes_of(info);
+    if (max_file_bytes > 0 && !parts.back().empty() && part_bytes + bytes > max_file_bytes) {
+      parts.emplace_back();
+      part_bytes = 0;
+    }
+    parts.back().push_back(info);
+    part_bytes += bytes;
+    total_bytes += bytes;
+  }
+  HuggingFaceFolder folder;
+  if (parts.size() == 1) {
+    folder.files.emplace_back(kSingleFileName, std::move(parts.front()));
+    return folder;
+  }
+  nlohmann::json map = nlohmann::json::object();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    std::string name = part_name(i + 1, parts.size());
+    for (const TensorInfo& info : parts[i]) map[info.name] = name;
+    folder.files.emplace_back(name, std::move(parts[i]));
+  }
+  folder.index.emplace();
+  (*folder.index)["metadata"] = {{"total_size", total_bytes}};
+  (*folder.index)["weight_map"] = map;
+  return folder;
+}
+
+bool is_weights_file(const std::string& name) {
+  if (name == kIndexFileName || name == kSingleFileName) return true;
+  size_t part = 0, parts = 0;
+  return std::sscanf(name.c_str(), "model-%zu-of-%zu.safetensors", &part, &parts) == 2 &&
+         name == part_name(part, parts);
+}
+
+std::string config_text(nlohmann::json config, const std::vector<TensorInfo>& infos) {
+  bool one_type = !infos.empty() && std::all_of(infos.begin(), infos.end(), [&](const TensorInfo& info) {
+    return info.dtype == infos.front().dtype;
+  });
+  if (config.is_object() && one_type) set_dtype(config, infos.front().dtype);
+  return config.dump(2) + "\n";
+}
+
+int64_t parse_size(const std::string& text) {
+  constexpr std::array<std::pair<std::string_view, int64_t>, 7> kUnits = {{{"", 1},
+                                                                           {"KB", 1'000},
+                                                                           {"MB", 1'000'000},
+                                                                           {"GB", 1'000'000'000},
+                                                                           {"KiB", int64_t{1} << 10},
+                                                                           {"MiB", int64_t{1} << 20},
+                                                                           {"GiB", int64_t{1} << 30}}};
+  int64_t value = 0, bytes = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  for (const auto& [name, factor] : kUnits) {
+    if (error == std::errc() && unit == name && value > 0 && !__builtin_mul_overflow(value, factor, &bytes)) {
+      return bytes;
+    }
+  }
+  fail(ErrorKind::kUsage, "expected a size such as 5GB or 500MiB and found \"", text, "\"");
+}
+
+namespace {
+
 constexpr const char* kForceRemedy = "choose another output or replace it with `overwrite`";
 constexpr const char* kOtherRemedy = "choose another output or remove it";
 
-int64_t bytes_of(const std::vector<TensorInfo>& infos) {
-  int64_t bytes = 0;
-  for (const TensorInfo& info : infos) {
-    auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
-    bytes += checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
-  }
-  return bytes;
-}
-
-/// A checkpoint that is being written out, with all its hashes compared.
+/// A checkpoint that is being written out, after all its hashes were compared.
 struct Source {
   std::shared_ptr<const ShardedSource> shards;
   Weights state;  ///< under the full names
@@ -41,7 +108,7 @@ struct Source {
   util::ByteCounter counter;
   bool ema = false;
 
-  /// Where a weight comes from: frozen ones have no average and are what they always were.
+  /// Frozen weights have no average and are stored themselves.
   std::string stored_name(const std::string& weight) const {
     std::string average = kAveragePrefix + weight;
     return ema && state.contains(average) ? average : kWeightsPrefix + weight;
@@ -64,12 +131,11 @@ void write_safetensors_file(Source& source, const fs::path& path, std::vector<Te
     source.copy(source.stored_name(info.name), info,
                 [&](const void* data, int64_t bytes) { writer.append(data, bytes); });
   }
-  // Another process may have put something there in the meantime.
+  // Another process may have created the file in the meantime.
   if (!options.overwrite) refuse_existing(path, kForceRemedy);
   writer.finish();
 }
 
-/// A folder as Hugging Face lays it out.
 void write_folder(Source& source, const fs::path& output, const ConsolidateOptions& options,
                   ConsolidateResult& result) {
   StagedFolder staged(output, options.overwrite);
@@ -91,7 +157,6 @@ void write_folder(Source& source, const fs::path& output, const ConsolidateOptio
   result.files = static_cast<int64_t>(folder.files.size());
 }
 
-/// A checkpoint of one file.
 void write_full(const Source& source, const fs::path& output, const ConsolidateOptions& options,
                 ConsolidateResult& result) {
   std::vector<ShardedTensor> tensors;
@@ -121,12 +186,6 @@ void write_full(const Source& source, const fs::path& output, const ConsolidateO
   result.output = written.folder;
   result.tensors = written.tensors;
   result.bytes = written.bytes;
-}
-
-bool has_averages(const ShardedSource& source) {
-  const std::vector<TensorInfo> infos = source.infos();
-  return std::any_of(infos.begin(), infos.end(),
-                     [](const TensorInfo& info) { return info.name.starts_with(kAveragePrefix); });
 }
 
 enum class OutputKind { kSafetensorsFile, kFolder, kFull };
@@ -195,18 +254,15 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
     fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
          " holds no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
   }
-  if (options.ema && !has_averages(*shards)) {
-    fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
-         " holds no averages of weights (no tensor whose name starts with \"", kAveragePrefix,
-         "\"); a run keeps them with optimizer.ema_decay");
-  }
-  // Before an hour of hashing, not after it.
+  if (options.ema) require_averages(*shards);
+  // Refused before an hour of hashing, not after it.
   if (!options.overwrite && !is_empty_folder(output)) {
     refuse_existing(output, kind == OutputKind::kFull ? kOtherRemedy : kForceRemedy);
   }
   util::make_writable_folder(output.has_parent_path() ? output.parent_path() : ".");
   shards->verify_all(options.progress);
-  const int64_t bytes = bytes_of(infos);
+  int64_t bytes = 0;
+  for (const TensorInfo& info : infos) bytes += bytes_of(info);
   Source source{
       shards, {}, std::move(infos), util::ByteCounter(options.progress, "writing", bytes), options.ema};
   source.state.add(shards);

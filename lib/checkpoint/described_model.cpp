@@ -1,15 +1,75 @@
 #include "checkpoint/described_model.h"
 
+#include <string>
+#include <system_error>
+#include <vector>
+
 #include "checkpoint/folders.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/weights_format.h"
+#include "checkpoint/raw_file.h"
 #include "util/error.h"
 #include "util/file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
+using util::ErrorKind;
+using util::fail;
+
+namespace {
+
+constexpr const char* kPickleRemedy =
+    "such files can run code when they are read, and are not; where the model is trusted, save it as "
+    "safetensors: python3 -c 'import sys, transformers as t; "
+    "t.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=\"auto\")"
+    ".save_pretrained(sys.argv[2], safe_serialization=True)' FROM TO, and copy the tokenizer's files along";
+
+bool is_pickle(const fs::path& file) {
+  const std::string suffix = file.extension().string();
+  return suffix == ".bin" || suffix == ".pt" || suffix == ".pth" || suffix == ".ckpt";
+}
+
+/// The name of PyTorch's pickled file in a folder; empty when there is none.
+std::string pickle_in(const fs::path& folder) {
+  std::error_code error;
+  for (const char* name :
+       {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt"}) {
+    if (fs::exists(folder / name, error)) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+WeightsFormat format_of(const fs::path& path) {
+  std::error_code error;
+  if (!util::is_there(path)) {
+    fail(ErrorKind::kCheckpoint, "expected weights at ", path.string(),
+         " and found nothing: name a folder as Hugging Face lays it out, a safetensors file, or a checkpoint",
+         util::hub_remedy(path.string()));
+  }
+  if (!fs::is_directory(path, error)) {
+    if (is_pickle(path)) {
+      fail(ErrorKind::kCheckpoint, "expected safetensors at ", path.string(),
+           " and found a pickled PyTorch file; ", kPickleRemedy);
+    }
+    return WeightsFormat::kSafetensors;
+  }
+  if (fs::exists(path / kManifestName, error)) return WeightsFormat::kCheckpoint;
+  if (fs::exists(path / kSingleFileName, error) || fs::exists(path / kIndexFileName, error)) {
+    return WeightsFormat::kSafetensors;
+  }
+  const FoundCheckpoints found = find_checkpoints(path);
+  if (!found.complete.empty() || !found.torn.empty()) return WeightsFormat::kCheckpoint;
+  const std::string pickle = pickle_in(path);
+  if (!pickle.empty()) {
+    fail(ErrorKind::kCheckpoint, "expected ", kSingleFileName, " or ", kIndexFileName, " in ", path.string(),
+         " and found ", pickle, ", pickled by PyTorch; ", kPickleRemedy);
+  }
+  fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleFileName, " nor ",
+       kIndexFileName, " nor ", kManifestName,
+       "; name a safetensors file, a folder as Hugging Face lays it out, or a checkpoint");
+}
 
 std::optional<DescribedModel> described_model(const fs::path& weights) {
   DescribedModel model;
@@ -17,7 +77,7 @@ std::optional<DescribedModel> described_model(const fs::path& weights) {
     model.folder = checkpoint_folder(weights);
     model.where = (model.folder / kManifestName).string();
     model.config = read_manifest(model.folder).model;
-    // Who uses the library may save other modules.
+    // Programs that use the library may save other modules.
     if (!model.config.is_object() || !model.config.contains("model_type")) return std::nullopt;
   } else {
     const fs::path config = config_beside(weights);
@@ -41,9 +101,9 @@ void read_model_config(DescribedModel& model) {
     model.plugin_config = config.at(kPluginConfig).get<std::string>();
     model.plugins = config.value(kPluginNames, std::vector<std::string>());
   } catch (const nlohmann::json::exception&) {
-    util::fail(util::ErrorKind::kCheckpoint, model.where, ": expected texts for \"model_type\" and \"",
-               kPluginConfig, "\" and a list of them for \"", kPluginNames,
-               "\"; found other types; take it from the run's newest checkpoint");
+    fail(ErrorKind::kCheckpoint, model.where, ": expected texts for \"model_type\" and \"", kPluginConfig,
+         "\" and a list of them for \"", kPluginNames,
+         "\"; found other types; take it from the run's newest checkpoint");
   }
 }
 
@@ -55,6 +115,59 @@ fs::path config_beside(const fs::path& weights) {
 nlohmann::json read_config_json(const fs::path& path) {
   constexpr int64_t kLargestBytes = 10'000'000;
   return read_json(path, kLargestBytes, "config");
+}
+
+namespace {
+
+/// Larger files are not a tokenizer, whatever their name.
+constexpr uintmax_t kLargestModelFileBytes = 500'000'000;
+
+}  // namespace
+
+bool is_tokenizer_file(const std::string& name) {
+  static const std::vector<std::string> patterns = {
+      "tokenizer*.json",   "tokenizer*.model*", "special_tokens_map.json",
+      "added_tokens.json", "vocab.json",        "vocab.txt",
+      "vocab.bpe",         "merges.txt",        "encoder.json",
+      "spiece.model",      "tekken.json",       "chat_template*"};
+  return util::matches_any(name, patterns);
+}
+
+ModelFiles model_files_in(const fs::path& folder) {
+  ModelFiles files;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (!is_tokenizer_file(name) && name != "generation_config.json") continue;
+    std::error_code ignored;
+    // Links count: the hub's cache consists of them.
+    if (!fs::is_regular_file(at->path(), ignored) || at->file_size(ignored) > kLargestModelFileBytes)
+      continue;
+    files.emplace(name, at->path());
+  }
+  return files;
+}
+
+fs::path kept_model_files(const fs::path& checkpoint_folder) {
+  fs::path folder = fs::absolute(checkpoint_folder).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // of a path that ends in a slash
+  std::error_code error;
+  // A link such as RUN/best lies in the run's folder, too.
+  for (const fs::path& around : {folder, folder.parent_path()}) {
+    if (fs::is_directory(around / kModelFilesName, error)) return around / kModelFilesName;
+  }
+  return {};
+}
+
+void copy_model_files(const ModelFiles& files, const fs::path& folder) {
+  if (files.empty()) return;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail(ErrorKind::kIo, "cannot make the folder ", folder.string(), ": ", error.message());
+  for (const auto& [name, path] : files) {
+    util::write_file_atomically(folder / name, util::read_file(path));
+  }
 }
 
 }  // namespace fsdp::checkpoint

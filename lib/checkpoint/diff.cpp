@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/weights.h"
 #include "util/dtype.h"
@@ -23,7 +24,7 @@ namespace {
 constexpr int64_t kSliceElements = int64_t{1} << 20;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Adds what differs between `count` elements to the sums. Wide holds every value of Element exactly.
+/// Adds the differences of `count` elements to the sums. Wide holds every value of Element exactly.
 template <typename Element, typename Wide>
 void compare_elements(const Element* a, const Element* b, int64_t count, double tolerance,
                       TensorDifference& sums) {
@@ -34,7 +35,7 @@ void compare_elements(const Element* a, const Element* b, int64_t count, double 
     if (std::isfinite(x) && std::isfinite(y)) {
       absolute = static_cast<double>(std::abs(x - y));
       const Wide scale = std::max(std::abs(x), std::abs(y));
-      // Divided first where the difference of large values overflows.
+      // Divide first where the difference of large values overflows.
       relative = std::isfinite(absolute) ? static_cast<double>(std::abs(x - y) / scale)
                                          : static_cast<double>(std::abs(x / scale - y / scale));
     }
@@ -48,7 +49,7 @@ class Comparison {
  public:
   Comparison(const Weights& a, const Weights& b, double tolerance) : a_(a), b_(b), tolerance_(tolerance) {}
 
-  /// Values of a tensor that has the same shape on both sides.
+  /// Compares the values of a tensor that has the same shape on both sides.
   void run(TensorDifference& sums, util::ByteCounter& counter) const {
     const std::string& name = sums.a.name;
     const int64_t numel = a_.numel(name), itemsize = static_cast<int64_t>(c10::elementSize(sums.a.dtype));
@@ -79,8 +80,7 @@ class Comparison {
   }
 
  private:
-  /// Taken once: memory that comes and goes between the pieces that HDF5 keeps leaves holes in the heap,
-  /// which then grows with the size of the checkpoint.
+  /// Allocated once, for the reason of Weights::Scratch.
   static at::Tensor scratch() {
     return at::empty({kSliceElements * static_cast<int64_t>(sizeof(double))},
                      at::TensorOptions().dtype(at::kByte));
@@ -126,9 +126,7 @@ Difference diff(const fs::path& path_a, const fs::path& path_b, const DiffOption
       continue;
     }
     common.push_back(name);
-    if (a.shape(name) == b.shape(name)) {
-      total_bytes += a.numel(name) * static_cast<int64_t>(c10::elementSize(a.dtype(name)));
-    }
+    if (a.shape(name) == b.shape(name)) total_bytes += bytes_of(a.info(name));
   }
   util::ByteCounter counter(options.progress, "comparing", total_bytes);
   const Comparison comparison(a, b, options.tolerance.value_or(0.0));

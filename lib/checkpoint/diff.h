@@ -1,6 +1,6 @@
 #pragma once
 
-// What differs between two checkpoints, or between the weights of anything that holds weights.
+// Differences between two checkpoints, or between two sets of weights of any format.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,20 +9,20 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/tensor_source.h"
+#include "checkpoint/weights.h"
 #include "util/progress_bar.h"
 
 namespace fsdp::checkpoint {
 
 struct DiffOptions {
-  /// Elements that differ by at most so much count as equal, and tensors of different types then differ by
-  /// their values only. Nothing: all values and types must be equal.
+  /// Elements that differ by at most this count as equal, and only values are compared, not types. Nothing:
+  /// values and types must be equal.
   std::optional<double> tolerance{};
   util::ByteProgress progress{};
 };
 
-/// A tensor that is on both sides and not equal. Its values are compared when the shapes are equal and both
-/// types are floating-point ones or neither is.
+/// A tensor that both sides have and that is not equal. Values are compared when the shapes are equal and
+/// both types or neither are floating-point.
 struct TensorDifference {
   TensorInfo a, b;
   bool compared = false;
@@ -39,14 +39,14 @@ struct Difference {
   bool empty() const { return only_in_a.empty() && only_in_b.empty() && tensors.empty(); }
 };
 
-/// Two checkpoints are compared with all that they hold. Where one side is safetensors, the weights are,
-/// under the names of the model's parameters. NaN equals NaN, and 0 equals -0. Memory is bounded. kCheckpoint
-/// when a side cannot be read or is damaged.
+/// Compares all tensors of two checkpoints; if a side is safetensors, only the weights, under the names of
+/// the model's parameters. NaN equals NaN, and 0 equals -0. Memory is bounded. kCheckpoint when a side cannot
+/// be read or is damaged.
 Difference diff(const std::filesystem::path& a, const std::filesystem::path& b, const DiffOptions& options);
 
 /// {equal, equal_tensors, only_in_a, only_in_b, different: [{name, a: {shape, dtype}, b: {...}, differing,
-/// max_absolute_difference, max_relative_difference}]}; differences that are not finite are the text "inf",
-/// and the last three are null where values were not compared.
+/// max_absolute_difference, max_relative_difference}]}; differences that are not finite are "inf", and
+/// the last three are null where values were not compared.
 nlohmann::json diff_as_json(const Difference& difference);
 
 /// The same as lines for people.

@@ -1,10 +1,17 @@
 #include "checkpoint/folders.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <string>
 
-#include "checkpoint/damage.h"
 #include "checkpoint/manifest.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -12,6 +19,7 @@
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using util::concat;
+using util::errno_text;
 using util::ErrorKind;
 using util::fail;
 
@@ -73,7 +81,7 @@ std::optional<int64_t> step_of_folder_name(const std::string& name) {
   int64_t step = 0;
   const char* end = name.data() + name.size();
   auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, step);
-  // Only the one spelling of a step counts.
+  // Only the canonical spelling of a step counts.
   if (error != std::errc() || stop != end || step < 0 || step_folder_name(step) != name) return std::nullopt;
   return step;
 }
@@ -167,7 +175,7 @@ std::vector<fs::path> remove_leftovers(const fs::path& root) {
 
 namespace {
 
-/// What "auto" passes over, unless it has reason to stop instead.
+/// The damaged checkpoints that "auto" passes over; throws where it must not.
 std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, const fs::path& root) {
   std::vector<TornCheckpoint> damaged;
   for (const TornCheckpoint& torn : found.torn) {
@@ -187,6 +195,16 @@ std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, 
 }
 
 }  // namespace
+
+fs::path set_aside(const fs::path& folder) {
+  std::error_code error;
+  fs::path aside;
+  for (int i = 1; i == 1 || fs::exists(fs::symlink_status(aside, error)); ++i) {
+    aside = concat(folder.string(), ".damaged-", i);
+  }
+  util::rename_and_sync(folder, aside);
+  return aside;
+}
 
 ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
   if (resume == "never") return {std::nullopt, "starting anew because checkpoint.resume is \"never\""};
@@ -229,6 +247,90 @@ fs::path checkpoint_folder(const fs::path& path) {
          ") and holds no complete step folder", passed_over(found));
   }
   return path;
+}
+
+void mark_best(const fs::path& root, int64_t step) {
+  const fs::path link = root / kBestName, fresh = util::temporary_name(link);
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(link, error)) && !fs::is_symlink(link, error)) {
+    fail(ErrorKind::kIo, "expected nothing or a symbolic link at ", link.string(),
+         ", where the best checkpoint is to be marked, and found something else; move it away");
+  }
+  fs::create_directory_symlink(step_folder_name(step), fresh, error);
+  if (error) {
+    fail(ErrorKind::kIo, "cannot make the symbolic link ", fresh.string(), ": ", error.message());
+  }
+  util::rename_and_sync(fresh, link);
+}
+
+std::optional<int64_t> best_step(const fs::path& root) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(root / kBestName, error);
+  if (error || target.has_parent_path()) return std::nullopt;
+  std::optional<int64_t> step = step_of_folder_name(target.string());
+  if (step && !incompleteness(root / target).empty()) return std::nullopt;
+  return step;
+}
+
+namespace {
+
+std::string this_process() { return concat("process ", ::getpid(), " on ", util::host_name()); }
+
+/// The holder's name from the file, for the message only.
+std::string holder_of(int fd) {
+  std::array<char, 300> text{};
+  ssize_t count = ::pread(fd, text.data(), text.size(), 0);
+  std::string holder(text.data(), count > 0 ? static_cast<size_t>(count) : 0);
+  bool is_name = holder.starts_with("process ");
+  for (char c : holder) is_name = is_name && c >= ' ' && c <= '~';
+  return is_name ? holder : "another process";
+}
+
+}  // namespace
+
+RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
+  // The file is never removed: that would let two runs lock two files of the same name.
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0)
+    fail(ErrorKind::kIo, "cannot write into the folder ", folder.string(), ": ", errno_text(errno));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    int cause = errno;
+    if (cause == EWOULDBLOCK) {
+      std::string holder = holder_of(fd_);
+      ::close(fd_);
+      fail(ErrorKind::kUsage, "expected no other run in run.output_dir ", folder.string(), " and found that ",
+           holder, " holds ", path_.string(), "; wait for it to end or choose another run.output_dir");
+    }
+    util::log_warning(concat("cannot lock ", path_.string(), " (", errno_text(cause),
+                             "); nothing will stop a second run from using this folder"));
+    return;
+  }
+  std::string text = this_process();
+  // The text only improves the message of a refused run, so a full disk does not matter here.
+  if (::ftruncate(fd_, 0) == 0) {
+    [[maybe_unused]] ssize_t written = ::pwrite(fd_, text.data(), text.size(), 0);
+  }
+}
+
+RunLock::~RunLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void RunLock::require_same_folder() const {
+  struct stat locked {
+  }, named{};
+  std::string found;
+  if (::stat(path_.c_str(), &named) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) return;  // storage that does not answer may do so for the save
+    found = concat("none of that name with this run's ", kRunLockName);
+  } else if (::fstat(fd_, &locked) == 0 && (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino)) {
+    found = "another one of that name";
+  } else {
+    return;
+  }
+  fail(ErrorKind::kIo, "expected run.output_dir ", path_.parent_path().string(),
+       " to be the folder that this run took at its start and found ", found,
+       ": it was removed, replaced or unmounted meanwhile; put it back, or remove it, and start again");
 }
 
 }  // namespace fsdp::checkpoint

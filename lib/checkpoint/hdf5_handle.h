@@ -1,8 +1,9 @@
 #pragma once
 
-// Guard rails around the C library of HDF5, for shard_file.cpp only: a lock, handles that close themselves
-// and errors as exceptions.
+// Guard rails around the C library of HDF5, for shard_file.cpp only: a lock, handles that close themselves,
+// errors as exceptions, and the types of data sets.
 
+#include <c10/core/ScalarType.h>
 #include <hdf5.h>
 
 #include <filesystem>
@@ -14,9 +15,9 @@
 
 namespace fsdp::checkpoint {
 
-/// Held around every use of HDF5. The library is thread-safe in some builds only, and its error stack is one
-/// a thread there and one a process elsewhere; ranks may be threads, so there is one lock for the process.
-/// While it is held HDF5 prints nothing.
+/// Held around every use of HDF5. Only some builds of the library are thread-safe; in the others its error
+/// stack is one for the process. Ranks may be threads, so there is one lock for the process. While it is
+/// held, HDF5 prints nothing.
 class Hdf5Lock {
  public:
   Hdf5Lock();
@@ -25,7 +26,7 @@ class Hdf5Lock {
   std::lock_guard<std::mutex> lock_;
 };
 
-/// What HDF5's error stack of this thread says went wrong, in a few words; empties the stack.
+/// The cause on HDF5's error stack of this thread, in a few words; empties the stack.
 std::string hdf5_cause();
 
 /// Owns an identifier of HDF5.
@@ -40,7 +41,6 @@ class Hdf5Id {
   }
   hid_t get() const { return id_; }
   bool valid() const { return id_ >= 0; }
-
   /// Closes now; negative when HDF5 reports a failure.
   herr_t close() { return closer_(std::exchange(id_, -1)); }
 
@@ -57,5 +57,9 @@ Result check_hdf5(Result result, util::ErrorKind kind, const std::string& what,
   if (result < 0) util::fail(kind, "cannot ", what, " ", path.string(), ": ", hdf5_cause());
   return result;
 }
+
+/// A copy of the HDF5 type in which tensors of `dtype` are stored: the bytes are those in memory, so nothing
+/// is ever converted. An assertion for dtypes that the toolkit never stores. Needs the lock.
+Hdf5Id stored_type(c10::ScalarType dtype);
 
 }  // namespace fsdp::checkpoint

@@ -1,19 +1,13 @@
 #include "checkpoint/hugging_face_model.h"
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/hugging_face_folder.h"
-#include "checkpoint/hugging_face_names.h"
-#include "checkpoint/inherited_config.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/model_files.h"
-#include "checkpoint/sharded_source.h"
-#include "checkpoint/weights.h"
+#include "checkpoint/shard_set.h"
+#include "checkpoint/stored_model.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -26,8 +20,6 @@ using util::ErrorKind;
 using util::fail;
 
 namespace {
-
-using Shapes = std::map<std::string, std::vector<int64_t>>;
 
 fs::path config_path_of(const ImportRequest& request) {
   if (!request.config.empty()) return request.config;
@@ -49,7 +41,7 @@ ShardedResult import_model(const ImportRequest& request) {
   const fs::path config_path = config_path_of(request);
   json config = read_config_json(config_path);
   const nn::ModelOptions options = options_from_hugging_face(config, config_path.string());
-  // A part of the model without its head (LlamaModel) becomes the whole one, where the head is tied.
+  // A model without its head (LlamaModel) becomes the whole one, where the head is tied.
   config["architectures"] = {causal_model_class(config["model_type"])};
 
   const Weights source = open_weights(request.source);
@@ -84,7 +76,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
          source.manifest().model.value("model_type", json()).dump(), " of a plug-in in ", manifest,
          "; fsdp-ckpt consolidate writes its weights, with a config.json that fsdp-generate --plugin reads");
   }
-  Shapes shapes = hugging_face_shapes(
+  auto shapes = hugging_face_shapes(
       options_from_hugging_face(source.manifest().model, concat(manifest, ": \"model\"")));
   Misfits misfits;
   for (const TensorInfo& info : consolidated_weights(source, request.dtype)) {

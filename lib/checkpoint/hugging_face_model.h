@@ -1,8 +1,8 @@
 #pragma once
 
 // Whole models to and from Hugging Face: a folder with config.json and safetensors becomes a checkpoint, and
-// a checkpoint such a folder. Both sides are compared with the names and shapes that the config demands, so
-// that neither writes a model that would not load.
+// a checkpoint such a folder. Both directions check names and shapes against the config, so that neither
+// writes a model that would not load.
 
 #include <c10/core/ScalarType.h>
 
@@ -17,18 +17,17 @@
 namespace fsdp::checkpoint {
 
 struct ImportRequest {
-  std::filesystem::path source;  ///< a safetensors file, or a folder as Hugging Face lays it out
+  std::filesystem::path source;  ///< a safetensors file, or a folder in Hugging Face's layout
   std::filesystem::path config;  ///< config.json; empty: the one in the folder or beside the file
-  std::filesystem::path output;  ///< becomes the checkpoint's folder; nothing or an empty folder may be there
+  std::filesystem::path output;  ///< the checkpoint's folder: must not exist, or be empty
   int64_t world_size = 1;
-  std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as they are
+  std::optional<c10::ScalarType> dtype{};  ///< floating-point weights are cast to it; nothing: as stored
   util::ByteProgress progress{};
 };
 
-/// Writes a checkpoint of step 0 that holds weights only. Accepts what is found in the wild: names without
-/// the prefix of the language model ("h.0.ln_1.weight"), a stored copy of a tied head, and buffers that are
-/// no weights (causal masks, rotary frequencies), which are left out. Keeps the config whole, and copies of
-/// the small files beside it (checkpoint/model_files.h).
+/// Writes a checkpoint of step 0 that holds weights only, under the names that match_weights() accepts
+/// (checkpoint/stored_model.h). Keeps the whole config, and copies of the small files beside it
+/// (checkpoint/described_model.h).
 ///
 /// kCheckpoint that lists all missing, unexpected and misshapen weights at once, or that names what is wrong
 /// with the config; kIo when writing fails.
@@ -37,8 +36,8 @@ ShardedResult import_model(const ImportRequest& request);
 struct ExportRequest {
   std::filesystem::path checkpoint_folder;
   std::filesystem::path output;  ///< the folder
-  /// Floating-point weights are cast to it; nothing: to the type of the model that the run began with, or as
-  /// they are.
+  /// Floating-point weights are cast to it; nothing: to the type of the model that the run was initialized
+  /// from, or else as stored.
   std::optional<c10::ScalarType> dtype{};
   bool ema = false;  ///< ConsolidateOptions::ema
   bool overwrite = false;
@@ -46,9 +45,8 @@ struct ExportRequest {
   util::ByteProgress progress{};
 };
 
-/// consolidate() to a folder, tokenizer and generation settings included, after the weights have been
-/// compared with the checkpoint's model. kCheckpoint also for a checkpoint that does not say what its model
-/// is.
+/// consolidate() to a folder, with tokenizer and generation settings, after the weights have been checked
+/// against the checkpoint's model. kCheckpoint also for a checkpoint that does not describe its model.
 ConsolidateResult export_model(const ExportRequest& request);
 
 }  // namespace fsdp::checkpoint

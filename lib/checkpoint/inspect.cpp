@@ -1,13 +1,18 @@
 #include "checkpoint/inspect.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <string_view>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/shard_set.h"
-#include "checkpoint/tensor_tree.h"
 #include "checkpoint/weights.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -20,16 +25,80 @@ using util::concat;
 
 namespace {
 
+/// "layers.9." before "layers.10.".
+struct NumbersInOrder {
+  bool operator()(std::string_view a, std::string_view b) const {
+    const bool numbers = is_number(a) && is_number(b);
+    if (numbers && a.size() != b.size()) return a.size() < b.size();
+    return a < b;
+  }
+  static bool is_number(std::string_view text) { return !text.empty() && text[0] >= '0' && text[0] <= '9'; }
+};
+
+struct Node {
+  /// By the part of the name, with its separator; the names are the tensors'.
+  std::map<std::string_view, Node, NumbersInOrder> children;
+  const TensorInfo* tensor = nullptr;
+  int64_t tensors = 0, bytes = 0;
+};
+
+void add(Node& root, const TensorInfo& tensor) {
+  const std::string_view name = tensor.name;
+  const int64_t bytes = bytes_of(tensor);
+  Node* node = &root;
+  for (size_t begin = 0;;) {
+    ++node->tensors;
+    node->bytes += bytes;
+    if (begin == name.size()) break;
+    const size_t separator = name.find_first_of("./", begin);
+    const size_t end = separator == std::string_view::npos ? name.size() : separator + 1;
+    node = &node->children[name.substr(begin, end - begin)];
+    begin = end;
+  }
+  node->tensor = &tensor;
+}
+
+/// Calls line(label, node) for every line of the tree.
+template <typename Line>
+void walk(const Node& node, const std::string& label, const std::string& indent, const Line& line) {
+  // A group with one child shares its line.
+  if (node.children.size() == 1 && node.tensor == nullptr) {
+    const auto& [part, only] = *node.children.begin();
+    walk(only, util::concat(label, part), indent, line);
+    return;
+  }
+  if (node.tensor != nullptr || !label.empty()) line(indent + label, node);
+  const std::string deeper = label.empty() ? indent : indent + "  ";
+  for (const auto& [part, child] : node.children) walk(child, std::string(part), deeper, line);
+}
+
+void write_about(const Node& node, std::ostream& out) {
+  if (node.tensor != nullptr) {
+    out << util::dtype_name(node.tensor->dtype) << ' ' << shape_text(node.tensor->shape);
+  } else {
+    out << util::with_commas(node.tensors) << " tensors";
+  }
+}
+
+}  // namespace
+
+void write_tensor_tree(const std::vector<TensorInfo>& tensors, std::ostream& out) {
+  Node root;
+  for (const TensorInfo& tensor : tensors) add(root, tensor);
+  size_t widest = 0;
+  walk(root, "", "", [&](const std::string& label, const Node&) { widest = std::max(widest, label.size()); });
+  walk(root, "", "", [&](const std::string& label, const Node& node) {
+    out << label << std::string(widest - label.size() + 2, ' ');
+    write_about(node, out);
+    out << "  " << util::human_bytes(node.tensor != nullptr ? bytes_of(*node.tensor) : node.bytes) << '\n';
+  });
+}
+
+namespace {
+
 Description describe_checkpoint(const fs::path& folder) {
   Manifest manifest = read_manifest(folder);
-  json files = json::array();
-  for (const FileEntry& file : manifest.files) {
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
-  }
-  struct Sums {
-    int64_t tensors = 0, bytes = 0;
-  };
-  std::map<std::string, Sums, std::less<>> states;
+  json optimizer = json::object();
   int64_t total_bytes = 0;
   Description description;
   for (const auto& [name, entry] : manifest.tensors) {
@@ -38,19 +107,16 @@ Description describe_checkpoint(const fs::path& folder) {
     total_bytes += bytes;
     if (!name.starts_with(kOptimizerPrefix)) continue;
     const std::string_view state = std::string_view(name).substr(std::string_view(kOptimizerPrefix).size());
-    Sums& sums = states.try_emplace(std::string(state.substr(0, state.find('/')))).first->second;
-    ++sums.tensors;
-    sums.bytes += bytes;
-  }
-  json optimizer = json::object();
-  for (const auto& [state, sums] : states) {
-    optimizer[state] = {{"tensors", sums.tensors}, {"bytes", sums.bytes}};
+    const std::string kind(state.substr(0, state.find('/')));
+    json& sums = *optimizer.emplace(kind, json{{"tensors", 0}, {"bytes", 0}}).first;
+    sums["tensors"] = sums["tensors"].get<int64_t>() + 1;
+    sums["bytes"] = sums["bytes"].get<int64_t>() + bytes;
   }
   description.whole = {{"path", folder.string()},       {"format", kFormatName},
                        {"step", manifest.step},         {"world_size", manifest.world_size},
-                       {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
+                       {"layout", manifest.layout},     {"contents", util::name_of(manifest.contents)},
                        {"training", manifest.training}, {"optimizer", std::move(optimizer)},
-                       {"model", manifest.model},       {"files", std::move(files)},
+                       {"model", manifest.model},       {"files", manifest.files},
                        {"bytes", total_bytes}};
   return description;
 }
@@ -67,7 +133,7 @@ Description describe_weights(const fs::path& path) {
   return description;
 }
 
-/// Paths and names from files may hold bytes that are no text.
+/// Paths and names from files may hold bytes that are not UTF-8.
 std::string indented(const json& value) { return value.dump(2, ' ', false, json::error_handler_t::replace); }
 
 std::string count_text(size_t count, const char* noun) {
@@ -109,7 +175,7 @@ void write_as_text(const Description& description, std::ostream& out) {
   if (whole.contains("step")) {
     out << "checkpoint of step " << whole["step"].get<int64_t>() << ", world size "
         << whole["world_size"].get<int64_t>() << ", layout " << whole["layout"].get<std::string>() << ", "
-        << (whole["contents"] == contents_name(Contents::kWeights) ? "weights only, " : "")
+        << (whole["contents"] == util::name_of(Contents::kWeights) ? "weights only, " : "")
         << count_text(whole["files"].size(), "file") << ", ";
   } else {
     out << "safetensors, ";
@@ -149,7 +215,7 @@ std::vector<std::string> find_damage(const fs::path& folder, const util::BytePro
   for (size_t file = 0; file < manifest.files.size(); ++file) {
     whole.push_back(note([&] { shards.verify(file, [&](int64_t bytes) { counter.add(bytes); }); }));
   }
-  // File by file, so that each is opened once.
+  // File by file, so that each is opened only once.
   std::vector<std::vector<const std::pair<const std::string, TensorEntry>*>> held(manifest.files.size());
   for (const auto& tensor : manifest.tensors) {
     for (const auto& [file, numel] : tensor.second.numel_in_file) held[file].push_back(&tensor);
@@ -159,6 +225,37 @@ std::vector<std::string> find_damage(const fs::path& folder, const util::BytePro
     for (const auto* tensor : held[file]) note([&] { shards.check(file, tensor->first, tensor->second); });
   }
   return damage;
+}
+
+namespace {
+
+/// Asks the system to drop its cached copy of a synced file, so that the next read is from the disk.
+void forget_cached(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return;
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
+}  // namespace
+
+std::string damage_in(const fs::path& folder, const std::function<bool(const std::string& name)>& takes) {
+  try {
+    forget_cached(folder / kManifestName);
+    const Manifest manifest = read_manifest(folder);
+    ShardSet shards(folder, manifest);
+    for (size_t file = 0; file < manifest.files.size(); ++file) {
+      if (!takes(manifest.files[file].name)) continue;
+      forget_cached(folder / manifest.files[file].name);
+      shards.verify(file);
+      for (const auto& [name, entry] : manifest.tensors) {
+        if (entry.numel_in_file.contains(file)) shards.check(file, name, entry);
+      }
+    }
+  } catch (const DamageError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace fsdp::checkpoint

@@ -1,23 +1,23 @@
 #pragma once
 
-// What a checkpoint or a safetensors file holds, and whether a checkpoint is whole.
+// What a checkpoint or a safetensors file holds, and whether a checkpoint is undamaged.
 
-#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "checkpoint/tensor_source.h"
+#include "checkpoint/weights.h"
 #include "util/progress_bar.h"
 
 namespace fsdp::checkpoint {
 
-/// What describe() found. The tensors lie apart, because a structure of JSON for each of them would take many
-/// times the memory of the file that describes them.
+/// The result of describe(). Tensors are kept out of the JSON, where each would take many times the memory of
+/// the file that describes it.
 struct Description {
-  nlohmann::json whole;  ///< all but the tensors
+  nlohmann::json whole;  ///< everything but the tensors
   std::vector<TensorInfo> tensors;
 };
 
@@ -29,12 +29,18 @@ Description describe(const std::filesystem::path& path);
 /// As one JSON object, in which each tensor has name, shape, dtype and bytes.
 void write_as_json(const Description& description, std::ostream& out);
 
-/// The same for people: a few lines about the whole, and the tensors as a tree.
+/// For people: a few lines about the whole, and the tensors as a tree by the parts of their names.
 void write_as_text(const Description& description, std::ostream& out);
 
-/// Everything that is wrong with a step's folder, a line each; empty when it is whole: the manifest, every
-/// file's size and hash, and that every tensor's ranges are in the files as the manifest says, exactly once.
+/// Everything that is wrong with a step's folder, one line each: the manifest, the size and hash of every
+/// file, and whether the files hold the ranges of every tensor as the manifest says. Empty when nothing is.
 std::vector<std::string> find_damage(const std::filesystem::path& folder,
                                      const util::ByteProgress& progress = {});
+
+/// Compares the manifest of a step's folder, and those of its files whose names `takes` accepts, with what
+/// the disk holds (as far as the system drops its cached copies). Returns the first damage, "" if there is
+/// none; throws other errors.
+std::string damage_in(const std::filesystem::path& folder,
+                      const std::function<bool(const std::string& name)>& takes);
 
 }  // namespace fsdp::checkpoint

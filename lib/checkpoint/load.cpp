@@ -17,7 +17,7 @@ using util::fail;
 
 namespace {
 
-/// Throws all that does not fit as one message. Returns the names that may be missing and are.
+/// Throws one error with all misfits. Returns the names that are missing and may be.
 std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const Manifest& manifest,
                                      const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options) {
@@ -80,7 +80,7 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
     std::vector<ShardRead> more = shards.plan(slice.name, slice.range, slice.data.data_ptr());
     reads.insert(reads.end(), more.begin(), more.end());
   }
-  // File by file and ascending within each: every file is hashed, opened and walked through once.
+  // File by file and ascending, so that every file is hashed, opened and read through once.
   std::sort(reads.begin(), reads.end(), [](const ShardRead& a, const ShardRead& b) {
     return std::tie(a.file, *a.name, a.blocks.offset) < std::tie(b.file, *b.name, b.blocks.offset);
   });

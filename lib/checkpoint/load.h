@@ -1,6 +1,6 @@
 #pragma once
 
-// Reads a sharded checkpoint into tensors, at any world size and in any division of the tensors.
+// Reads a sharded checkpoint into tensors, at any world size and with any division of the tensors.
 
 #include <filesystem>
 #include <string>
@@ -11,22 +11,20 @@
 
 namespace fsdp::checkpoint {
 
-/// What a load puts up with.
 struct LoadOptions {
-  /// Every tensor in the checkpoint must be among the destinations, if with an empty range.
+  /// Every tensor in the checkpoint must be among the destinations, if only with an empty range.
   bool refuse_unexpected = false;
-  /// Patterns (* and ?) of tensors that the checkpoint may lack; their destinations stay as they are.
+  /// Patterns (* and ?) of tensors that the checkpoint may lack; their destinations are left unchanged.
   std::vector<std::string> may_be_missing{};
 };
 
-/// Fills the destinations' data, which lies contiguous in CPU memory. Only the files that hold part of a
-/// destination are opened, after their hashes have been compared with the manifest's. Returns the names of
-/// the tensors that the checkpoint lacks, as far as that is allowed.
+/// Fills the destinations' data, which must be contiguous in CPU memory. Opens only the files that hold part
+/// of a destination, after comparing their hashes with the manifest's. Returns the names of the tensors that
+/// the checkpoint lacks and may lack.
 ///
-/// Not collective: ranks may load apart, each its own slices. Throws kCheckpoint that tells which
-/// tensors are missing, unexpected or of another shape or dtype (the first of them, and how many there are
-/// besides) before anything is read; or that names the damaged file, in which case the destinations' contents
-/// are undefined.
+/// Not collective: each rank may load its own slices alone. Throws kCheckpoint that lists the tensors that
+/// are missing, unexpected or of another shape or dtype (the first of them, and how many more) before
+/// anything is read; or that names the damaged file, which leaves the destinations' contents undefined.
 std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
                                      const std::vector<shard::TensorSlice>& destinations,
                                      const LoadOptions& options = {});

@@ -4,12 +4,9 @@
 #include <optional>
 #include <unordered_map>
 
-#include "checkpoint/damage.h"
-#include "checkpoint/json.h"
 #include "checkpoint/raw_file.h"
 #include "util/dtype.h"
 #include "util/error.h"
-#include "util/file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -23,7 +20,7 @@ namespace {
 constexpr int kDeepestLevel = 64;
 constexpr int64_t kLargestManifestBytes = int64_t{1} << 30;
 
-/// No damage: another program reads it.
+/// Not damage: another release can read the manifest.
 class NewerFormat : public util::Error {
  public:
   explicit NewerFormat(const std::string& message) : util::Error(ErrorKind::kCheckpoint, message) {}
@@ -31,20 +28,17 @@ class NewerFormat : public util::Error {
 
 /// A plain name, so that a manifest can point at nothing outside its own folder.
 bool is_file_name(std::string_view name) {
-  auto ordinary = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-           c == '_' || c == '.';
-  };
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
   return !name.empty() && name.size() <= 200 && name.front() != '.' && name != kManifestName &&
-         std::all_of(name.begin(), name.end(), ordinary);
+         name.find_first_not_of(kAllowed) == std::string_view::npos;
 }
 
-/// In quotes and with control characters escaped, for names that come from a file.
+/// For names that come from a file: in quotes, control characters escaped.
 std::string in_quotes(const std::string& name) {
   return json(name).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// A member of an object; throws what is expected where when it is not there.
+/// A required member of an object.
 const json& entry_of(const json& object, const char* key, const std::string& where) {
   if (!object.is_object() || !object.contains(key)) {
     fail(ErrorKind::kCheckpoint, where, " has no entry \"", key, "\"");
@@ -102,18 +96,7 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
   return entry;
 }
 
-constexpr std::pair<const char*, Contents> kContentsNames[] = {{"state", Contents::kState},
-                                                               {"weights", Contents::kWeights}};
-
-Contents contents_of(const std::string& text, const std::string& where) {
-  for (const auto& [name, value] : kContentsNames) {
-    if (text == name) return value;
-  }
-  fail(ErrorKind::kCheckpoint, where, ": \"contents\" is ", in_quotes(text),
-       " where \"state\" or \"weights\" is expected");
-}
-
-/// Whether that many rows are the product of the first dimensions, of none or more of them.
+/// Whether `rows` is the product of the first k dimensions for some k >= 0.
 bool are_rows_of(const std::vector<int64_t>& shape, int64_t rows) {
   int64_t product = 1;
   for (int64_t size : shape) {
@@ -123,7 +106,7 @@ bool are_rows_of(const std::vector<int64_t>& shape, int64_t rows) {
   return rows > 0 && product == rows;
 }
 
-/// Sorts one tensor's ranges and proves that they cover it exactly once.
+/// complete_manifest() for one tensor.
 void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest& manifest,
                      const std::string& where) {
   auto refuse = [&](const auto&... parts) {
@@ -160,7 +143,7 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
   if (covered != columns) refuse("lacks ", unit, covered, " to ", columns, " at its end");
 }
 
-/// What a reader looks at besides the tensors; empty when the text is no object.
+/// All members that are read except "tensors"; empty when the text is not an object.
 json without_tensors(const util::CanonicalJson& canonical) {
   json object = json::object();
   for (const char* key : {"format", "version", "seal", "step", "world_size", "layout", "contents", "training",
@@ -185,25 +168,14 @@ json to_json(const Manifest& manifest) {
     tensors[name]["rows"] = entry.rows;
     version = 2;  // a reader that ignores the rows would misread the ranges
   }
-  json files = json::array();
-  for (const FileEntry& file : manifest.files) {
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}});
-  }
   return {{"format", kFormatName},         {"version", version},
           {"step", manifest.step},         {"world_size", manifest.world_size},
-          {"layout", manifest.layout},     {"contents", contents_name(manifest.contents)},
-          {"tensors", std::move(tensors)}, {"files", std::move(files)},
+          {"layout", manifest.layout},     {"contents", util::name_of(manifest.contents)},
+          {"tensors", std::move(tensors)}, {"files", manifest.files},
           {"training", manifest.training}, {"model", manifest.model}};
 }
 
 }  // namespace
-
-const char* contents_name(Contents contents) {
-  for (const auto& [name, value] : kContentsNames) {
-    if (value == contents) return name;
-  }
-  FSDP_CHECK(false, "unknown contents");
-}
 
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes) {
   int64_t numel = 1, bytes = itemsize_bytes;
@@ -253,7 +225,7 @@ std::string seal_of(json manifest) {
 
 std::string manifest_text(const Manifest& manifest) {
   json object = to_json(manifest);
-  // What the reader sees is what is sealed: numbers that JSON cannot hold (NaN) have become null by then.
+  // The seal is of what a reader will see: dump() has turned numbers that JSON cannot hold (NaN) into null.
   std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
   object = json::parse(text);
   object["seal"] = seal_of(object);
@@ -283,7 +255,15 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   manifest.step = number_of(object, "step", where);
   manifest.world_size = number_of(object, "world_size", where);
   manifest.layout = text_of(object, "layout", where);
-  if (object.contains("contents")) manifest.contents = contents_of(text_of(object, "contents", where), where);
+  if (object.contains("contents")) {
+    const std::string text = text_of(object, "contents", where);
+    const auto contents = util::parse_enum<Contents>(text);
+    if (!contents) {
+      fail(ErrorKind::kCheckpoint, where, ": \"contents\" is ", in_quotes(text),
+           " where \"state\" or \"weights\" is expected");
+    }
+    manifest.contents = *contents;
+  }
   manifest.training = entry_of(object, "training", where);
   manifest.model = entry_of(object, "model", where);
   if (manifest.step < 0 || manifest.world_size < 1) {
@@ -307,7 +287,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const std::optional<std::string_view> tensors = canonical.member("tensors");
   if (!tensors) fail(ErrorKind::kCheckpoint, where, " has no entry \"tensors\"");
   if (!tensors->starts_with('{')) fail(ErrorKind::kCheckpoint, where, ": \"tensors\" is not an object");
-  // One after another: as one structure they would take many times the memory of the text.
+  // One by one: a structure of them all would take many times the memory of the text.
   read_json_members(*tensors, {.deepest_level = kDeepestLevel}, where, [&](std::string&& name, json&& value) {
     if (!is_tensor_name(name)) {
       fail(ErrorKind::kCheckpoint, where, " has an entry ", in_quotes(name),
@@ -330,13 +310,7 @@ void require_state(const Manifest& manifest, const fs::path& folder) {
 
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
-  RawFile file = RawFile::open(path);
-  int64_t bytes = file.size_bytes();
-  if (bytes > kLargestManifestBytes) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has ", bytes, " bytes, more than any manifest");
-  }
-  std::string text(static_cast<size_t>(bytes), '\0');
-  file.read_at(0, text.data(), bytes);
+  const std::string text = read_text(path, kLargestManifestBytes, "manifest");
   try {
     return parse_manifest(text, path.string());
   } catch (const NewerFormat&) {

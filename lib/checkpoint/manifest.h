@@ -1,10 +1,11 @@
 #pragma once
 
-// manifest.json: what a sharded checkpoint holds and where (FORMAT.md). It is written last, so a folder
-// without a valid one is not a checkpoint.
+// manifest.json: what a sharded checkpoint holds and where (FORMAT.md). It is written last; a folder without
+// a valid one is not a checkpoint.
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -12,32 +13,49 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "checkpoint/json.h"
+#include "util/enum_names.h"
+#include "util/error.h"
 
 namespace fsdp::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kFullFileName = "full.h5";  ///< the one file of a full checkpoint
 inline constexpr const char* kFormatName = "fsdp-checkpoint";
-inline constexpr int64_t kFormatVersion = 2;  ///< the newest that is read; see FORMAT.md
+inline constexpr int64_t kFormatVersion = 2;  ///< the newest that can be read; see FORMAT.md
 
-/// What a checkpoint is good for: to resume from, or only to take weights from.
+/// Whether a run can be resumed from the checkpoint, or only its weights can be used.
 enum class Contents { kState, kWeights };
 
-/// "state" or "weights".
-const char* contents_name(Contents contents);
+constexpr auto enum_names(Contents) {
+  return std::to_array<util::EnumName<Contents>>(
+      {{Contents::kState, "state"}, {Contents::kWeights, "weights"}});
+}
 
-/// A file of the checkpoint, named without any folder.
+/// The content of a checkpoint's file differs from what was written, so reading it again fails again. Not for
+/// errors of the system (kIo), missing files, newer formats, or a run that the checkpoint does not fit.
+class DamageError : public util::Error {
+ public:
+  DamageError(std::filesystem::path file, const std::string& message)
+      : util::Error(util::ErrorKind::kCheckpoint, message), file_(std::move(file)) {}
+  const std::filesystem::path& file() const { return file_; }
+
+ private:
+  std::filesystem::path file_;
+};
+
+/// A file of the checkpoint.
 struct FileEntry {
-  std::string name;
+  std::string name;  ///< without any folder
   int64_t bytes = 0;
   std::string xxh3_64;  ///< as digest_file() writes it
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FileEntry, name, bytes, xxh3_64)
 
-/// Columns [begin, end) of a tensor seen as [rows, numel / rows], all rows of which start at `offset`
-/// elements in the file's data set. With one row: elements of the flattened tensor.
+/// Columns [begin, end) of a tensor seen as [rows, numel / rows], whose rows all start at `offset` elements
+/// in the file's data set. With one row: elements of the flattened tensor.
 struct RangeEntry {
   int64_t begin = 0;
   int64_t end = 0;
@@ -49,14 +67,13 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<RangeEntry> ranges{};  ///< sorted by begin; they cover the columns without gap or overlap
-  int64_t rows = 1;                  ///< of a tensor that is cut on an inner dimension: those before it
+  int64_t rows = 1;                  ///< for a tensor cut on an inner dimension: product of those before it
 
   // Set by complete_manifest():
   int64_t numel = 0;
-  std::unordered_map<size_t, int64_t> numel_in_file{};  ///< elements that a file holds, where it holds any
+  std::unordered_map<size_t, int64_t> numel_in_file{};  ///< elements in each file that holds any
 };
 
-/// What a sharded checkpoint says of itself.
 struct Manifest {
   int64_t step = 0;  ///< optimizer steps done
   int64_t world_size = 0;
@@ -68,21 +85,21 @@ struct Manifest {
   nlohmann::json model;     ///< the model's config with Hugging Face's keys
 };
 
-/// Product of the dimensions; -1 when one is negative or `itemsize_bytes` times the product leaves 62 bits.
+/// Product of the dimensions; -1 when one is negative or `itemsize_bytes` times the product exceeds 62 bits.
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t itemsize_bytes);
 
 /// "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
 
-/// Bytes of the longest name that a tensor may have in a file.
+/// Maximum bytes of a tensor's name in a file.
 inline constexpr size_t kLongestTensorName = 1000;
 
 /// Whether a tensor name can be a path of groups in HDF5: parts between slashes that are not empty, "." or
-/// "..", without control characters, no longer than kLongestTensorName.
+/// "..", without control characters, at most kLongestTensorName bytes.
 bool is_tensor_name(std::string_view name);
 
-/// Sorts the ranges, fills in what follows from them and throws kCheckpoint that names tensor and file unless
-/// every element of every tensor is there exactly once. `where` opens the message.
+/// Sorts the ranges, sets the fields that follow from them, and throws kCheckpoint that names tensor and file
+/// unless every element of every tensor is there exactly once. The message starts with `where`.
 void complete_manifest(Manifest& manifest, const std::string& where);
 
 /// The text of manifest.json.
@@ -91,14 +108,14 @@ std::string manifest_text(const Manifest& manifest);
 /// Parses and checks everything that can be checked without the shard files; throws kCheckpoint.
 Manifest parse_manifest(std::string_view text, const std::string& where);
 
-/// The manifest of a step's folder. kCheckpoint when there is none or one that is newer than this program;
+/// The manifest of a step's folder. kCheckpoint when there is none, or one that is newer than this program;
 /// DamageError when it is damaged.
 Manifest read_manifest(const std::filesystem::path& folder);
 
 /// kCheckpoint that names the remedy when the checkpoint holds weights only.
 void require_state(const Manifest& manifest, const std::filesystem::path& folder);
 
-/// The hash that guards a manifest against damage: of its JSON without "seal", keys sorted, without spaces.
+/// The hash that protects a manifest: of its JSON without "seal", keys sorted, without spaces.
 std::string seal_of(nlohmann::json manifest);
 
 }  // namespace fsdp::checkpoint

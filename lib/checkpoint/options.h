@@ -11,7 +11,7 @@ namespace fsdp::checkpoint {
 
 /// How a checkpoint is laid out.
 enum class CheckpointKind {
-  kSharded,  ///< a file a rank
+  kSharded,  ///< a file per rank
   kFull,     ///< one file with whole tensors, through rank 0
 };
 constexpr auto enum_names(CheckpointKind) {
@@ -19,7 +19,7 @@ constexpr auto enum_names(CheckpointKind) {
       {{CheckpointKind::kSharded, "sharded"}, {CheckpointKind::kFull, "full"}});
 }
 
-/// Whether what was saved is read back and compared.
+/// Whether saved checkpoints are read back and compared.
 enum class VerifySaved {
   kNone,
   kBackground,  ///< while training goes on
@@ -30,20 +30,20 @@ constexpr auto enum_names(VerifySaved) {
 }
 
 struct CheckpointOptions {
-  int64_t interval_steps = 100;  ///< save every so many steps; 0: only at the end
+  int64_t interval_steps = 100;  ///< steps between saves; 0: only at the end
   bool save_at_end = true;       ///< save after the last step
   int64_t keep_last = 3;         ///< older checkpoints are deleted after a commit; 0: all are kept
-  int64_t keep_every = 0;        ///< each whose step is a multiple of it is kept besides; 0: none
-  bool keep_best = false;        ///< also the one with the lowest validation loss, as "best"
+  int64_t keep_every = 0;        ///< also keeps those whose step is a multiple; 0: none
+  bool keep_best = false;        ///< also keeps the one with the lowest validation loss, as "best"
   util::Named<CheckpointKind> kind = CheckpointKind::kSharded;
   bool asynchronous = false;         ///< write beside training, from copies in host memory
-  std::string permissions = "0640";  ///< of the files of a run, less what the umask takes away
+  std::string permissions = "0640";  ///< of the files of a run, restricted further by the umask
   util::Named<VerifySaved> verify_saved = VerifySaved::kNone;
   std::string resume =
       "auto";  ///< "auto" (the newest complete one, else start anew), "never", "latest", or a path
   /// A checkpoint of another run: where nothing is resumed, training starts at step 0 from its weights.
   std::string init_from;
-  std::vector<std::string> init_only{};     ///< patterns of the parameters that it gives; none: all
+  std::vector<std::string> init_only{};     ///< patterns of the parameters taken from it; none: all
   std::vector<std::string> init_missing{};  ///< patterns of the parameters that it may lack
 };
 

@@ -17,13 +17,14 @@
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
+using nlohmann::json;
 using util::errno_text;
 using util::ErrorKind;
 using util::fail;
 
 namespace {
 
-/// Linux moves at most about 2 GiB a call; smaller pieces also keep a process that is told to end responsive.
+/// Linux transfers at most about 2 GiB per call; smaller pieces also let a process react to signals sooner.
 constexpr int64_t kLargestTransfer = int64_t{1} << 30;
 constexpr int64_t kHashBlock = int64_t{1} << 20;
 
@@ -40,10 +41,20 @@ bool still_has_its_name(int fd, const fs::path& path) {
          opened.st_dev == named.st_dev;
 }
 
+/// Names the text in errors of util/json.h.
+template <typename Body>
+auto naming(const std::string& where, const Body& body) {
+  try {
+    return body();
+  } catch (const util::JsonError& error) {
+    fail(ErrorKind::kCheckpoint, where, " ", error.what());
+  }
+}
+
 }  // namespace
 
 RawFile RawFile::open(const fs::path& path) {
-  // O_NONBLOCK: a named pipe put in a file's place must not hang us; it has no effect on regular files.
+  // O_NONBLOCK: opening a named pipe must not block; no effect on regular files.
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     bool missing = errno == ENOENT || errno == ENOTDIR;
@@ -72,7 +83,8 @@ RawFile RawFile::create_locked(const fs::path& path) {
       }
       fail(ErrorKind::kIo, "cannot lock ", path.string(), ": ", errno_text(errno));
     }
-    // Between open and lock the former owner may have finished and renamed the file: that one is not ours.
+    // Between open and lock the previous owner may have finished and renamed the file, which is then not
+    // ours.
     if (!still_has_its_name(fd, path)) continue;
     if (::ftruncate(fd, 0) != 0)
       fail(ErrorKind::kIo, "cannot empty ", path.string(), ": ", errno_text(errno));
@@ -125,6 +137,10 @@ void RawFile::sync() {
   if (::fsync(fd_) != 0) fail(ErrorKind::kIo, "cannot flush ", path_.string(), ": ", errno_text(errno));
 }
 
+fs::path temporary_name(const fs::path& path) {
+  return path.parent_path() / util::concat(".", path.filename().string(), ".tmp");
+}
+
 FileDigest digest_file(const fs::path& path, const std::function<void(int64_t)>& on_bytes) {
   RawFile file = RawFile::open(path);
   FileDigest digest;
@@ -143,5 +159,30 @@ FileDigest digest_file(const fs::path& path, const std::function<void(int64_t)>&
 }
 
 std::string xxh3_64_of(std::string_view text) { return hexadecimal(XXH3_64bits(text.data(), text.size())); }
+
+std::string read_text(const fs::path& path, int64_t largest_bytes, const std::string& what) {
+  RawFile file = RawFile::open(path);
+  const int64_t bytes = file.size_bytes();
+  if (bytes > largest_bytes) {
+    fail(ErrorKind::kCheckpoint, path.string(), " has ", bytes, " bytes, more than any ", what);
+  }
+  std::string text(static_cast<size_t>(bytes), '\0');
+  file.read_at(0, text.data(), bytes);
+  return text;
+}
+
+json read_json(const fs::path& path, int64_t largest_bytes, const std::string& what) {
+  const std::string text = read_text(path, largest_bytes, what);
+  return naming(path.string(), [&] { return util::parse_json(text, {.deepest_level = 16}); });
+}
+
+void read_json_members(std::string_view text, const util::JsonLimits& limits, const std::string& where,
+                       const std::function<void(std::string&& key, json&& value)>& on_member) {
+  naming(where, [&] { util::read_json_members(text, limits, on_member); });
+}
+
+util::CanonicalJson canonical_json(std::string_view text, int deepest_level, const std::string& where) {
+  return naming(where, [&] { return util::CanonicalJson(text, {.deepest_level = deepest_level}); });
+}
 
 }  // namespace fsdp::checkpoint

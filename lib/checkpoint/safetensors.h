@@ -1,29 +1,28 @@
 #pragma once
 
 // Files of the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes length of a JSON header,
-// the header, the tensors' bytes. Written so that the name appears only with a complete file; read with every
-// limit checked, because such files come from strangers.
+// the header, the tensors' bytes. A written file gets its name only when it is complete; a read file is not
+// trusted, so every limit is checked.
 
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "checkpoint/raw_file.h"
-#include "checkpoint/tensor_source.h"
+#include "checkpoint/weights.h"
 
 namespace fsdp::checkpoint {
 
 /// Writes one file in a stream: construct, append() every tensor's bytes in the order of infos(), finish().
-/// Nothing is seen under the final name before finish(); a writer destroyed without it removes what it wrote.
+/// Nothing appears under the final name before finish(); a writer destroyed without it removes what it wrote.
 class SafetensorsWriter {
  public:
   /// Writes the header. The tensors are ordered so that each is aligned to its element size: larger elements
-  /// first, then by name. kIo when the folder refuses.
+  /// first, then by name. kIo when the file cannot be created.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> infos);
   ~SafetensorsWriter();
 
@@ -46,7 +45,7 @@ class SafetensorsWriter {
 /// Reads one file by ranges; memory is bounded by the header. Not thread-safe.
 class SafetensorsReader final : public TensorSource {
  public:
-  /// Reads and checks the header: its length, its JSON, the types and that the tensors fill the file without
+  /// Reads and checks the header: its length, its JSON, the types, and that the tensors fill the file without
   /// overlap or hole. kCheckpoint that names the file and the tensor otherwise.
   explicit SafetensorsReader(const std::filesystem::path& path);
 
@@ -59,13 +58,13 @@ class SafetensorsReader final : public TensorSource {
 
   const std::filesystem::path& path() const override { return file_.path(); }
   std::vector<TensorInfo> infos() const override;
+
   const std::map<std::string, Entry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// kCheckpoint when the file has no such tensor.
   const Entry& entry(const std::string& name) const;
 
-  /// Elements [begin, end) of the flattened tensor.
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
 
  private:

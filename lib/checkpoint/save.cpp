@@ -3,12 +3,8 @@
 #include <cstdio>
 #include <utility>
 
-#include "checkpoint/folders.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/rank_tensors.h"
+#include "checkpoint/save_parts.h"
 #include "checkpoint/shard_file.h"
-#include "checkpoint/step_folder.h"
-#include "util/error.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -18,22 +14,30 @@ namespace {
 
 constexpr const char* kPurpose = "checkpoint";
 
-/// Writes this rank's file and returns what rank 0 needs to know of it.
+/// Writes this rank's file and returns its description for rank 0: a FileEntry and "tensors".
 json write_rank(const SaveRequest& request, const fs::path& folder, int rank,
                 const std::vector<shard::TensorSlice>& slices) {
   std::map<std::string, RankTensor> tensors = group_by_tensor(slices);
-  std::vector<ShardDataset> datasets;
+  std::vector<DatasetSpec> datasets;
   for (const auto& [name, tensor] : tensors) {
-    ShardDataset dataset{name, {}};
-    for (const shard::TensorSlice* slice : tensor.slices) dataset.parts.push_back(slice->data);
-    if (!dataset.parts.empty()) datasets.push_back(std::move(dataset));
+    int64_t numel = 0;
+    for (const shard::TensorSlice* slice : tensor.slices) numel += slice->numel();
+    if (numel > 0) datasets.push_back({name, tensor.any->data.scalar_type(), numel});
   }
-  FileEntry file = write_named(folder / shard_file_name(rank), [&](const fs::path& path) {
-    write_shard_file(path, datasets);
+  json report = write_named(folder / shard_file_name(rank), [&](const fs::path& path) {
+    ShardFileWriter file(path, datasets);
+    for (const auto& [name, tensor] : tensors) {
+      int64_t offset = 0;
+      for (const shard::TensorSlice* slice : tensor.slices) {
+        file.write(name, offset, slice->numel(), slice->data.const_data_ptr());
+        offset += slice->numel();
+      }
+    }
+    file.finish();
     if (request.in_the_middle) request.in_the_middle();
   });
-  return {
-      {"name", file.name}, {"bytes", file.bytes}, {"xxh3_64", file.xxh3_64}, {"tensors", describe(tensors)}};
+  report["tensors"] = describe(tensors);
+  return report;
 }
 
 SavedCheckpoint write_manifest(const SaveRequest& request, const fs::path& folder,
@@ -45,9 +49,7 @@ SavedCheckpoint write_manifest(const SaveRequest& request, const fs::path& folde
                     .model = request.model};
   for (const std::string& text : reports) {
     json report = json::parse(text);
-    FileEntry file{.name = report["name"].get<std::string>(),
-                   .bytes = report["bytes"].get<int64_t>(),
-                   .xxh3_64 = report["xxh3_64"].get<std::string>()};
+    auto file = report.get<FileEntry>();
     require_visible(folder, file);
     add_described(manifest, report["tensors"], manifest.files.size(), file.name);
     manifest.files.push_back(std::move(file));

@@ -1,54 +1,84 @@
 #pragma once
 
-// Writes a sharded checkpoint: all ranks at once, each its own file, the manifest last.
+// Writes a checkpoint from all ranks at once: sharded (a file per rank) or full (one file). The manifest
+// comes last.
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "checkpoint/background_task.h"
-#include "checkpoint/save_request.h"
+#include "checkpoint/folders.h"
 #include "comm/communicator.h"
 #include "shard/tensor_slice.h"
 
 namespace fsdp::checkpoint {
 
+/// A checkpoint that is to be written.
+struct SaveRequest {
+  std::filesystem::path root;  ///< the run's output folder, shared by all ranks; gets the step's folder
+  int64_t step = 0;            ///< optimizer steps done
+  std::string layout;          ///< of the shards: "flat" or "per_parameter"
+  nlohmann::json training{};   ///< the trainer's own: sample position, seed, ...; rank 0's counts
+  nlohmann::json model{};      ///< the model's config with Hugging Face's keys; rank 0's counts
+  Retention retention{};       ///< which older checkpoints stay in `root` once this one is complete
+  /// Called by each rank that writes a file, in the writing thread, when the data is written under a
+  /// temporary name and nothing is synced yet. May be empty.
+  std::function<void()> in_the_middle{};
+};
+
+/// A complete checkpoint.
+struct SavedCheckpoint {
+  std::filesystem::path folder;
+  std::vector<std::filesystem::path> removed{};  ///< older checkpoints; known on rank 0 only
+  std::string removal_failure{};                 ///< why old ones were not removed, or ""; rank 0 only
+};
+
 /// "rank-00003.h5".
 std::string shard_file_name(int rank);
 
-/// Writes what this rank holds; together the ranks' slices must hold every element of every tensor exactly
-/// once (a replica gives empty slices), in any number of slices of a tensor. The tensors lie contiguous in
-/// CPU memory and are written from there without a copy.
+/// Writes the slices of this rank. The slices of all ranks together must hold every element of every tensor
+/// exactly once (other replicas give empty slices); a tensor may have any number of slices. The data must be
+/// contiguous in CPU memory and is written from there without a copy.
 ///
-/// Collective. When it returns, the checkpoint is complete and on the disk; when it throws, it does so on
-/// every rank, and no checkpoint of that step is there that was not there before: kCheckpoint when a complete
-/// one is there already (it is never overwritten) or the slices do not add up, kIo when the disk is full or
-/// refuses. What an interrupted save of the same step left is removed; a finished but damaged one is renamed.
+/// Collective. On return the checkpoint is complete and on the disk. An error is thrown on every rank, and
+/// then no checkpoint of that step exists that did not exist before: kCheckpoint when a complete one exists
+/// (it is never overwritten) or the slices do not add up, kIo when the disk is full or refuses. Remains of an
+/// interrupted save of the same step are removed; a finished but damaged checkpoint is renamed.
 SavedCheckpoint save_sharded(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
                              comm::Communicator& communicator);
 
-/// The same beside training: a thread works with the disk, and the ranks meet only when the caller asks, in
-/// the thread that issues their other collectives too. They agree by collectives and not through files, since
-/// shared storage may show a new file to other nodes only seconds later, and since a rank that fails or is
-/// lost then comes out of the call like everywhere else.
+/// As save_sharded(), but as if a world of one had saved: the slices travel to rank 0, which writes all
+/// tensors whole to one file. They travel in rounds of a few MiB per rank: beyond its own slices no rank
+/// needs more than 64 MiB (in worlds of more than 64: a MiB per rank), however large units and tensors are.
+/// Collective.
+SavedCheckpoint save_full(const SaveRequest& request, const std::vector<shard::TensorSlice>& slices,
+                          comm::Communicator& communicator);
+
+/// save_sharded() beside training: a thread works with the disk, and the ranks meet only when the caller
+/// asks, in the thread that issues their other collectives too. They agree by collectives rather than through
+/// files because shared storage may show a new file to other nodes only seconds later, and because a failed
+/// or lost rank then surfaces in the call as anywhere else.
 ///
-/// It has three parts, each of which begins when the one before it has ended on every rank: rank 0 makes the
-/// folder, all ranks write their files, rank 0 writes the manifest and removes old checkpoints.
+/// A save has three parts, each of which begins when the previous one has ended on every rank: rank 0 creates
+/// the folder; all ranks write their files; rank 0 writes the manifest and removes old checkpoints.
 ///
-/// Errors are those of save_sharded(), out of any collective call. After one the object can only be
-/// destroyed.
+/// Any collective call may throw the errors of save_sharded(); afterwards the object can only be destroyed.
 class SaveUnderWay {
  public:
-  /// Begins. The slices' memory must not change before the object is gone; see HostCopies. Not collective.
+  /// Begins. The slices' memory must not change before the object is destroyed; see HostCopies. Not
+  /// collective.
   SaveUnderWay(SaveRequest request, std::vector<shard::TensorSlice> slices, comm::Communicator& communicator);
 
-  /// Waits for this rank's thread. What is not complete by then stays without a manifest: no checkpoint.
+  /// Waits for this rank's thread. A save that is not complete by then stays without a manifest.
   ~SaveUnderWay();
 
-  /// Begins the next part if the one under way has ended on every rank, without waiting for the disk: an
-  /// all-reduce of eight bytes, and when a part begins a few more small collectives. True once the checkpoint
+  /// Begins the next part if the current one has ended on every rank, without waiting for the disk: an
+  /// all-reduce of eight bytes, and a few more small collectives when a part begins. True once the checkpoint
   /// is complete. Collective.
   bool advance();
 
@@ -57,6 +87,7 @@ class SaveUnderWay {
 
  private:
   enum class Part { kFolder, kFiles, kManifest, kNone };
+
   void begin(Part part, std::function<void()> body);
   void begin_next();
 
@@ -65,8 +96,8 @@ class SaveUnderWay {
   std::vector<shard::TensorSlice> slices_;
   comm::Communicator& communicator_;
   Part part_ = Part::kNone;
-  // The thread's until the task has been joined:
-  nlohmann::json report_;  ///< of what this rank wrote
+  // Owned by the thread until the task has been joined:
+  nlohmann::json report_;  ///< describes what this rank wrote
   SavedCheckpoint saved_;
   std::unique_ptr<BackgroundTask> task_;
 };

@@ -1,17 +1,12 @@
-#include "checkpoint/save_full.h"
-
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
 
-#include "checkpoint/background_task.h"
-#include "checkpoint/folders.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/rank_tensors.h"
+#include "checkpoint/raw_file.h"
+#include "checkpoint/save_parts.h"
 #include "checkpoint/shard_file.h"
-#include "checkpoint/step_folder.h"
 #include "util/error.h"
 
 namespace fsdp::checkpoint {
@@ -24,17 +19,17 @@ constexpr const char* kFullPurpose = "full checkpoint";
 constexpr int64_t kRoundBytes = int64_t{64} << 20;         ///< of all ranks together
 constexpr int64_t kSmallestShareBytes = int64_t{1} << 20;  ///< of one rank in a round, in large worlds
 
-/// Elements of a tensor that travel in one round.
+/// Elements of a tensor that are sent in one round.
 struct Piece {
   const std::string* name = nullptr;
   int64_t begin = 0;  ///< first element in the flattened tensor
   int64_t count = 0;
-  int64_t place = 0;    ///< of the first element among those of the tensor that the rank holds
-  int64_t at_byte = 0;  ///< in the rank's share of the round
+  int64_t place = 0;    ///< index of the first element among the rank's elements of the tensor
+  int64_t at_byte = 0;  ///< offset in the rank's share of the round
   int64_t bytes = 0;
 };
 
-/// Piece by piece what one rank sends in each round. Every rank computes it for every rank alike.
+/// The pieces that one rank sends in each round. Every rank computes those of all ranks.
 using Itinerary = std::vector<std::vector<Piece>>;
 
 Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
@@ -63,7 +58,7 @@ Itinerary plan_rank(const Manifest& held, size_t rank, int64_t share_bytes) {
   return rounds;
 }
 
-/// What all ranks hold: in this manifest "file" r is rank r. Collective; kCheckpoint when it does not add up.
+/// What all ranks hold, with rank r as "file" r. Collective; kCheckpoint when it does not add up.
 Manifest gather_descriptions(const SaveRequest& request, const std::map<std::string, RankTensor>& tensors,
                              comm::Communicator& communicator) {
   std::vector<std::string> texts =
@@ -100,7 +95,7 @@ const char* data_of(const Piece& piece, const std::map<std::string, RankTensor>&
   FSDP_CHECK(false, *piece.name, " has no element ", piece.place);
 }
 
-/// Brings all slices to rank 0, which passes them on to `file`.
+/// Sends all slices to rank 0, which writes them to `file`.
 class Transfer {
  public:
   Transfer(const Manifest& held, const std::map<std::string, RankTensor>& tensors,
@@ -152,10 +147,10 @@ class Transfer {
   comm::Communicator& communicator_;
   std::vector<Itinerary> itineraries_;
   size_t rounds_ = 0;
-  int64_t share_bytes_ = 1;  // an empty collective is legal nowhere
+  int64_t share_bytes_ = 1;  // collectives may not be empty
 };
 
-/// The manifest as a world of one would have it.
+/// The manifest that a world of one would write.
 Manifest whole_manifest(const SaveRequest& request, Manifest held, FileEntry file) {
   held.training = request.training;
   held.model = request.model;

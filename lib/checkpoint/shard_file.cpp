@@ -2,9 +2,8 @@
 
 #include <map>
 
-#include "checkpoint/damage.h"
 #include "checkpoint/hdf5_handle.h"
-#include "checkpoint/shard_types.h"
+#include "checkpoint/manifest.h"
 #include "util/dtype.h"
 #include "util/error.h"
 
@@ -20,9 +19,9 @@ Hdf5Id file_access(const fs::path& path) {
   Hdf5Id access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   // Superblock and object headers with checksums; readable since HDF5 1.10.
   bool set = access.valid() && H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
-             // A close is final, so that an error on the way leaves no file open behind our back.
+             // Closing the file closes its objects too, so that no error leaves it open.
              H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG) >= 0 &&
-             // Small data sets go to the file at once: a full disk shows at the write, not at the close.
+             // Small data sets are written at once: a full disk fails the write, not the close.
              H5Pset_sieve_buf_size(access.get(), 0) >= 0 &&
              // Files are never changed in place, and locks fail on some network file systems.
              H5Pset_file_locking(access.get(), false, true) >= 0;
@@ -99,32 +98,13 @@ void ShardFileWriter::finish() {
     check_hdf5(H5Fflush(impl_->file.get(), H5F_SCOPE_GLOBAL), ErrorKind::kIo, "flush", impl_->path);
     check_hdf5(impl_->file.close(), ErrorKind::kIo, "close", impl_->path);
   }
-  // After a disk has been full HDF5 may report success and leave metadata out (measured), so it is read back.
+  // On a full disk HDF5 may report success without having written metadata (measured), so it is read back.
   try {
     ShardFile written(impl_->path);
     for (const auto& [name, spec] : impl_->datasets) written.check(spec);
   } catch (const util::Error& error) {
     fail(ErrorKind::kIo, "a shard cannot be read back right after it was written: ", error.what());
   }
-}
-
-void write_shard_file(const fs::path& path, const std::vector<ShardDataset>& datasets) {
-  std::vector<DatasetSpec> specs;
-  for (const ShardDataset& dataset : datasets) {
-    FSDP_CHECK(!dataset.parts.empty(), dataset.name);
-    int64_t total = 0;
-    for (const at::Tensor& part : dataset.parts) total += part.numel();
-    specs.push_back({dataset.name, dataset.parts.front().scalar_type(), total});
-  }
-  ShardFileWriter file(path, std::move(specs));
-  for (const ShardDataset& dataset : datasets) {
-    int64_t offset = 0;
-    for (const at::Tensor& part : dataset.parts) {
-      file.write(dataset.name, offset, part.numel(), part.const_data_ptr());
-      offset += part.numel();
-    }
-  }
-  file.finish();
 }
 
 struct ShardFile::Impl {
@@ -153,7 +133,7 @@ ShardFile::~ShardFile() {
 
 namespace {
 
-/// Throws unless every step of the way to the data set is an ordinary (hard) link.
+/// Throws unless the path to the data set consists of hard links.
 void refuse_links(hid_t file, const std::string& name, const fs::path& path) {
   for (size_t end = name.find('/');; end = name.find('/', end + 1)) {
     std::string step = name.substr(0, end);
@@ -172,7 +152,7 @@ void refuse_links(hid_t file, const std::string& name, const fs::path& path) {
   }
 }
 
-/// Opens the data set after checking all that the specification and the format say of it.
+/// Opens the data set after checking it against the specification and the format.
 Hdf5Id open_dataset(hid_t file, int64_t file_bytes, const DatasetSpec& spec, const fs::path& path) {
   refuse_links(file, spec.name, path);
   const std::string what = concat("read the tensor ", spec.name, " from");

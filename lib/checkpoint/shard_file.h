@@ -1,9 +1,9 @@
 #pragma once
 
-// One rank's file of a sharded checkpoint: an HDF5 file with a contiguous 1-D data set a tensor (FORMAT.md).
-// Thread-safe between different objects; one object is used by one thread at a time.
+// One rank's file of a sharded checkpoint: an HDF5 file with a contiguous 1-D data set per tensor
+// (FORMAT.md). Different objects may be used by different threads; one object by one thread at a time.
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,20 +13,9 @@
 
 namespace fsdp::checkpoint {
 
-/// A data set to write: the ranges of one tensor, one after another.
-struct ShardDataset {
-  std::string name;               ///< "model/embed.weight": groups for the slashes
-  std::vector<at::Tensor> parts;  ///< 1-D, contiguous, on the CPU, of one dtype, none empty
-};
-
-/// Writes the file straight from the tensors' memory. kIo with the tensor that was being written. The caller
-/// names it temporarily, syncs it, and removes it after an error.
-void write_shard_file(const std::filesystem::path& path, const std::vector<ShardDataset>& datasets);
-
-/// Name, type and size of a data set.
 struct DatasetSpec {
-  std::string name;
-  at::ScalarType dtype;
+  std::string name;  ///< "model/embed.weight": groups for the slashes
+  c10::ScalarType dtype;
   int64_t numel;
 };
 
@@ -35,14 +24,15 @@ struct DatasetBlocks {
   int64_t offset = 0;  ///< first element of the first block in the data set
   int64_t count = 0;   ///< elements of a block
   int64_t blocks = 1;
-  int64_t stride = 0;      ///< of several: from block to block in the data set, at least `count`
-  int64_t out_stride = 0;  ///< of several: from block to block in memory, at least `count`
+  int64_t stride = 0;      ///< if several: from block to block in the data set, at least `count`
+  int64_t out_stride = 0;  ///< if several: from block to block in memory, at least `count`
 };
 
-/// Writes a shard file piece by piece, in any order. Errors are as in write_shard_file().
+/// Writes a shard file piece by piece, in any order. kIo that names the tensor that was being written. The
+/// caller gives the file a temporary name, syncs it, and removes it after an error.
 class ShardFileWriter {
  public:
-  /// Creates the file with empty data sets; none of them has no elements.
+  /// Creates the file with its data sets, none of which may have 0 elements.
   ShardFileWriter(std::filesystem::path path, std::vector<DatasetSpec> datasets);
   ~ShardFileWriter();
 
@@ -57,10 +47,9 @@ class ShardFileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Reads a shard file. What does not look as write_shard_file() leaves it (links to elsewhere, filters,
-/// virtual or external storage, another type or size) is refused with kCheckpoint that names the file and the
-/// tensor. HDF5 is not robust against hostile bytes: compare the file's digest with the manifest's before
-/// opening it.
+/// Reads a shard file. Refuses everything that ShardFileWriter does not write (links to elsewhere, filters,
+/// virtual or external storage, another type or size) with kCheckpoint that names the file and the tensor.
+/// HDF5 is not robust against hostile bytes: compare the file's digest with the manifest's before opening it.
 class ShardFile {
  public:
   explicit ShardFile(const std::filesystem::path& path);
@@ -70,7 +59,7 @@ class ShardFile {
   /// Throws unless the data set is there as specified and all its bytes lie in the file.
   void check(const DatasetSpec& spec) const;
 
-  /// The first block comes to `out`.
+  /// Reads the blocks; the first one goes to `out`.
   void read(const DatasetSpec& spec, const DatasetBlocks& blocks, void* out) const;
 
  private:

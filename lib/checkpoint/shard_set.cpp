@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/damage.h"
 #include "checkpoint/raw_file.h"
 #include "util/error.h"
 
@@ -11,7 +10,7 @@ namespace fsdp::checkpoint {
 using util::concat;
 
 namespace {
-/// Far from the usual limit of 1024 open files, and each open file of HDF5 holds a few MiB of caches.
+/// Far below the usual limit of 1024 open files; each open HDF5 file holds a few MiB of caches.
 constexpr size_t kMostOpenFiles = 16;
 }  // namespace
 
@@ -54,13 +53,13 @@ void ShardSet::check(size_t file, const std::string& name, const TensorEntry& en
 
 namespace {
 
-/// Appends an overlap to the reads of one range: as part of the last block, as one more block, or apart.
+/// Adds overlaps to the reads of one range: as part of the last block, as another block, or as a new read.
 class ReadJoiner {
  public:
   ReadJoiner(ShardRead pattern, int64_t itemsize_bytes, std::vector<ShardRead>& reads)
       : pattern_(std::move(pattern)), itemsize_bytes_(itemsize_bytes), reads_(reads) {}
 
-  /// `in_out`: element of the destination; `in_file`: of the data set.
+  /// `in_out`, `in_file`: first element in the destination and in the data set.
   void add(int64_t in_out, int64_t in_file, int64_t count) {
     if (open_ && extends(in_out, in_file, count)) return;
     ShardRead read = pattern_;
@@ -113,7 +112,7 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Colum
   const bool alike = part.rows == entry.rows;
   auto range = entry.ranges.begin();
   if (alike) {
-    // They cover the columns without gap or overlap, so the first one that ends after `begin` holds it.
+    // The ranges have no gaps or overlaps, so the first one that ends after `begin` holds it.
     range = std::upper_bound(entry.ranges.begin(), entry.ranges.end(), part.begin,
                              [](int64_t value, const RangeEntry& r) { return value < r.end; });
   }
@@ -131,6 +130,28 @@ std::vector<ShardRead> ShardSet::plan(const std::string& name, const util::Colum
 void ShardSet::read(const ShardRead& read) {
   DatasetSpec spec{*read.name, read.entry->dtype, read.entry->numel_in_file.at(read.file)};
   open(read.file).read(spec, read.blocks, read.out);
+}
+
+ShardedSource::ShardedSource(std::filesystem::path folder)
+    : folder_(std::move(folder)), manifest_(read_manifest(folder_)), shards_(folder_, manifest_) {}
+
+void ShardedSource::verify_all(const util::ByteProgress& progress) const {
+  int64_t total_bytes = 0;
+  for (const FileEntry& file : manifest_.files) total_bytes += file.bytes;
+  util::ByteCounter counter(progress, "verifying", total_bytes);
+  for (size_t file = 0; file < manifest_.files.size(); ++file) {
+    shards_.verify(file, [&](int64_t bytes) { counter.add(bytes); });
+  }
+}
+
+std::vector<TensorInfo> ShardedSource::infos() const {
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, entry] : manifest_.tensors) infos.push_back({name, entry.shape, entry.dtype});
+  return infos;
+}
+
+void ShardedSource::read(const std::string& name, int64_t begin, int64_t end, void* out) const {
+  for (const ShardRead& read : shards_.plan(name, {begin, end}, out)) shards_.read(read);
 }
 
 }  // namespace fsdp::checkpoint

@@ -1,6 +1,6 @@
 #pragma once
 
-// All shard files of one checkpoint, opened as they are needed: the one way in which tensors are read from
+// All shard files of one checkpoint, opened as they are needed: the only way in which tensors are read from
 // them.
 
 #include <cstdint>
@@ -12,15 +12,16 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_file.h"
+#include "checkpoint/weights.h"
 #include "util/column_range.h"
+#include "util/progress_bar.h"
 
 namespace fsdp::checkpoint {
 
-/// A piece of a tensor in one shard file, and where its elements belong: one block of elements, or several of
-/// the same size at equal distances.
+/// Part of a tensor in one shard file, and where its elements go.
 struct ShardRead {
   size_t file = 0;                    ///< index into Manifest::files
-  const std::string* name = nullptr;  ///< of the tensor; lives in the manifest
+  const std::string* name = nullptr;  ///< of the tensor; owned by the manifest
   const TensorEntry* entry = nullptr;
   DatasetBlocks blocks{};
   void* out = nullptr;
@@ -32,17 +33,17 @@ class ShardSet {
   ShardSet(std::filesystem::path folder, const Manifest& manifest);
 
   /// Compares a file's size and hash with the manifest's; DamageError that names it when they differ,
-  /// kCheckpoint when it is missing. Later calls for the same file cost nothing.
-  /// `on_bytes` is told how many bytes were hashed since its last call.
+  /// kCheckpoint when it is missing. Later calls for the same file cost nothing. `on_bytes`: as
+  /// digest_file().
   void verify(size_t file, const std::function<void(int64_t)>& on_bytes = {});
 
-  /// Proves that a file, once verified, holds what the manifest says of a tensor.
+  /// Throws unless a file, which is verified if it was not, holds what the manifest says of a tensor.
   void check(size_t file, const std::string& name, const TensorEntry& entry);
 
   /// The reads that bring a part of a tensor to `out`, contiguous as [rows, end - begin].
   std::vector<ShardRead> plan(const std::string& name, const util::ColumnRange& part, void* out) const;
 
-  /// Verifies and opens the file when that has not been done, and reads.
+  /// Reads, after verifying and opening the file if that has not been done.
   void read(const ShardRead& read);
 
  private:
@@ -56,6 +57,27 @@ class ShardSet {
   const Manifest& manifest_;
   std::vector<bool> verified_;
   std::list<OpenFile> open_;  ///< the most recently used first; bounded
+};
+
+/// A sharded checkpoint as one source. A shard is hashed before the first read from it.
+class ShardedSource final : public TensorSource {
+ public:
+  /// `folder` is a step's folder; kCheckpoint when its manifest is missing or damaged.
+  explicit ShardedSource(std::filesystem::path folder);
+
+  const Manifest& manifest() const { return manifest_; }
+
+  /// Compares the hashes of all shards with the manifest's; kCheckpoint that names the first that differs.
+  void verify_all(const util::ByteProgress& progress) const;
+
+  const std::filesystem::path& path() const override { return folder_; }
+  std::vector<TensorInfo> infos() const override;
+  void read(const std::string& name, int64_t begin, int64_t end, void* out) const override;
+
+ private:
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  mutable ShardSet shards_;
 };
 
 }  // namespace fsdp::checkpoint

@@ -1,13 +1,11 @@
 #include "checkpoint/sharded_writer.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
-#include "checkpoint/manifest.h"
 #include "checkpoint/raw_file.h"
-#include "checkpoint/shard_file.h"
-#include "checkpoint/sharded_source.h"
+#include "checkpoint/save.h"
+#include "checkpoint/shard_set.h"
 #include "checkpoint/staged_output.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -19,21 +17,15 @@ using util::fail;
 
 namespace {
 
-constexpr int64_t kLargestWorldSize = 100'000;  // what the five digits of a shard's name hold
+constexpr int64_t kLargestWorldSize = 100'000;  // as many as the five digits of a shard's name allow
 
-std::string shard_name(int64_t rank) {
-  char name[40];
-  std::snprintf(name, sizeof(name), "rank-%05lld.h5", static_cast<long long>(rank));
-  return name;
-}
-
-/// A tensor's elements that go to one file.
+/// The elements of a tensor that go to one file.
 struct Part {
   const ShardedTensor* tensor;
   int64_t begin, end;
 };
 
-/// Even parts, rounded up, so that the last files may hold less of a tensor or nothing.
+/// Equal parts, rounded up: the last files may hold less of a tensor, or nothing.
 std::vector<Part> parts_of(const std::vector<ShardedTensor>& tensors, int64_t rank, int64_t world_size) {
   std::vector<Part> parts;
   for (const ShardedTensor& tensor : tensors) {
@@ -88,12 +80,11 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
   ShardedResult result{.folder = staged.target(), .files = request.world_size};
   for (const ShardedTensor& tensor : tensors) {
     const TensorInfo& info = tensor.info;
-    auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
     bool is_new =
         manifest.tensors.emplace(info.name, TensorEntry{.shape = info.shape, .dtype = info.dtype}).second;
     FSDP_CHECK(is_new && is_tensor_name(info.name), info.name);
     result.tensors += 1;
-    result.bytes += checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
+    result.bytes += bytes_of(info);
   }
   util::ByteCounter counter(request.progress, "writing", result.bytes);
   for (int64_t rank = 0; rank < request.world_size; ++rank) {
@@ -102,8 +93,9 @@ ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
       manifest.tensors.at(part.tensor->info.name)
           .ranges.push_back({.begin = part.begin, .end = part.end, .file = manifest.files.size()});
     }
-    manifest.files.push_back(write_shard(staged.path() / (request.full ? kFullFileName : shard_name(rank)),
-                                         source, parts, counter));
+    manifest.files.push_back(
+        write_shard(staged.path() / (request.full ? kFullFileName : shard_file_name(static_cast<int>(rank))),
+                    source, parts, counter));
   }
   copy_model_files(request.model_files, staged.path() / kModelFilesName);
   complete_manifest(manifest, request.folder.string());

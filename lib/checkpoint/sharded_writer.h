@@ -1,24 +1,24 @@
 #pragma once
 
-// Checkpoints written by one process, from tensors that lie elsewhere on a disk: for changing the world size
-// offline, for full checkpoints and for importing weights.
+// Checkpoints written by one process from tensors on disk: to change the world size offline, to make full
+// checkpoints and to import weights.
 
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/model_files.h"
 #include "checkpoint/weights.h"
 #include "util/progress_bar.h"
 
 namespace fsdp::checkpoint {
 
 struct ShardedWrite {
-  std::filesystem::path folder;  ///< becomes the step's folder; nothing or an empty folder may be there
+  std::filesystem::path folder;  ///< the step's folder: must not exist, or be empty
   int64_t world_size = 1;        ///< files to cut the tensors into
-  bool full = false;             ///< the one file of a full checkpoint (save_full.h); world_size is 1
+  bool full = false;             ///< the one file of a full checkpoint; world_size is 1
   int64_t step = 0;
   Contents contents = Contents::kState;
   nlohmann::json training;
@@ -34,18 +34,19 @@ struct ShardedResult {
   int64_t bytes = 0;  ///< of the tensors
 };
 
-/// Which tensor of the source becomes which of the checkpoint.
+/// A tensor of the source and what it becomes in the checkpoint.
 struct ShardedTensor {
   std::string source_name;
-  TensorInfo info;  ///< name, shape and type in the checkpoint; floating-point values are converted
+  TensorInfo info;  ///< in the checkpoint; floating-point values are converted
 };
 
 /// Writes the tensors, each cut evenly over the files, in slices of bounded memory. The folder appears under
-/// its name only when it is complete. kCheckpoint when something is there already, kIo when writing fails.
+/// its name only when it is complete. kCheckpoint when the folder exists and is not empty, kIo when writing
+/// fails.
 ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
                             const std::vector<ShardedTensor>& tensors);
 
-/// Writes a checkpoint anew as one of another world size. All hashes are compared first.
+/// Rewrites a checkpoint for another world size, after comparing all hashes.
 ShardedResult reshard(const std::filesystem::path& checkpoint_folder, const std::filesystem::path& output,
                       int64_t world_size, const util::ByteProgress& progress);
 

@@ -128,7 +128,7 @@ void StagedFolder::lock() {
       fail(ErrorKind::kCheckpoint, staging_.string(),
            " is being filled by another process; wait for it or choose another output");
     }
-    // Between open and lock the former owner may have given the folder its final name: that one is not ours.
+    // Between open and lock the previous owner may have renamed the folder to its final name: it is not ours.
     struct stat opened {
     }, named{};
     if (::fstat(fd_, &opened) == 0 && ::lstat(staging_.c_str(), &named) == 0 &&
@@ -147,7 +147,7 @@ StagedFolder::~StagedFolder() {
 }
 
 void StagedFolder::commit(const std::function<bool(const std::string& name)>& replaces) {
-  // Renaming replaces an empty folder, and fails where another process has put something in the meantime.
+  // rename() replaces an empty folder, and fails if another process has put something there in the meantime.
   if (!is_there(target_) || is_empty_folder(target_)) {
     util::sync_path(staging_);
     util::rename_and_sync(staging_, target_);
@@ -192,14 +192,14 @@ void StagedFolder::keep(const std::function<bool(const std::string& name)>& repl
 }
 
 void StagedFolder::replace_target() {
-  // The old folder's name will be the temporary one: nobody may take it for his until it is gone.
+  // The old folder gets the temporary name: locked, so that no other process reuses it before it is removed.
   const int old = ::open(target_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (old < 0 || ::flock(old, LOCK_EX | LOCK_NB) != 0) {
     const int cause = errno;
     if (old >= 0) ::close(old);
     fail(ErrorKind::kIo, "cannot lock ", target_.string(), ", which is to be replaced: ", errno_text(cause));
   }
-  std::error_code ignored;  // what is left of the old one the next run removes
+  std::error_code ignored;  // the next run removes what is left of the old folder
   try {
     if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) {
       util::sync_path(target_.parent_path());

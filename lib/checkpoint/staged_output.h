@@ -1,7 +1,7 @@
 #pragma once
 
-// Outputs that appear under their name only when they are complete, and of which a killed run leaves nothing
-// that the next run does not clean.
+// Outputs that appear under their name only when they are complete. The next run removes what a killed one
+// left.
 
 #include <filesystem>
 #include <functional>
@@ -11,20 +11,20 @@ namespace fsdp::checkpoint {
 
 bool is_empty_folder(const std::filesystem::path& path);
 
-/// kCheckpoint that tells the remedy when something of that name is there.
+/// kCheckpoint with the remedy when something of that name exists.
 void refuse_existing(const std::filesystem::path& path, const char* remedy);
 
 /// A folder that is filled as ".NAME.partial" beside its final name. Two processes cannot fill the same one.
 ///
-/// Where it replaces another, the two exchange their names at once (renameat2), so that at any moment the one
-/// or the other is there whole. File systems that cannot, as NFS, rename the old one to ".NAME.replaced" and
-/// then the new one; who is killed between the two leaves both whole, and the next one that fills the folder
-/// begins by giving the old one its name again.
+/// When it replaces another folder, the two exchange their names atomically (renameat2), so that one of them
+/// is always there whole. Where the file system cannot do that (NFS), the old folder is renamed to
+/// ".NAME.replaced" before the new one gets its name; a process killed in between leaves both whole, and the
+/// next StagedFolder for that name first renames the old one back.
 class StagedFolder {
  public:
-  /// Locks and empties the temporary folder; kCheckpoint when another process is filling it, or when the
-  /// target is there and is not an empty folder and `may_replace` is off. A link to a folder that may be
-  /// replaced stays.
+  /// Locks and empties the temporary folder. kCheckpoint when another process is filling it, or when the
+  /// target exists, is not an empty folder, and `may_replace` is off. If the target is a link to a folder
+  /// that may be replaced, the link stays and the folder is replaced.
   StagedFolder(const std::filesystem::path& target, bool may_replace);
   ~StagedFolder();  ///< removes what was not committed
   StagedFolder(const StagedFolder&) = delete;
@@ -33,16 +33,16 @@ class StagedFolder {
   const std::filesystem::path& target() const { return target_; }
   const std::filesystem::path& path() const { return staging_; }
 
-  /// Gives the folder its name and syncs. In place of a folder with other files it keeps those of them whose
-  /// names are not its own, but for those that `replaces` accepts. kCheckpoint where a folder is in the way
-  /// of a file. Until the names change nothing does.
+  /// Gives the folder its name and syncs. Files of a replaced folder are kept unless the new one has a file
+  /// of the same name or `replaces` accepts their name. kCheckpoint when a folder has the name of a new file.
+  /// The target is unchanged until the names are exchanged.
   void commit(const std::function<bool(const std::string& name)>& replaces = {});
 
  private:
   void refuse_filled_target() const;
   void lock();
   void clean();
-  /// Links what stays of the target into the new folder.
+  /// Links the target's files that are kept into the new folder.
   void keep(const std::function<bool(const std::string& name)>& replaces) const;
   void replace_target();
 
@@ -51,7 +51,7 @@ class StagedFolder {
   int fd_ = -1;
 };
 
-/// The way of file systems that cannot exchange two names; `aside` is the name of the old folder meanwhile.
+/// For file systems that cannot exchange two names; `aside` is the old folder's temporary name.
 void replace_by_renaming(const std::filesystem::path& folder, const std::filesystem::path& by,
                          const std::filesystem::path& aside);
 

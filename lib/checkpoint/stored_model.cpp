@@ -1,69 +1,134 @@
 #include "checkpoint/stored_model.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/hugging_face_names.h"
+#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/sharded_source.h"
+#include "checkpoint/shard_set.h"
+#include "nn/architectures.h"
 #include "util/error.h"
+#include "util/text.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
+using util::concat;
 using util::ErrorKind;
 using util::fail;
 
 namespace {
 
-void take_averages(StoredModel& model) {
-  Weights averages;
-  averages.add(std::make_shared<ShardedSource>(model.folder), kAveragePrefix);
-  if (averages.names().empty()) {
-    fail(ErrorKind::kCheckpoint, "the checkpoint ", model.folder.string(),
-         " holds no averages of weights (no tensor whose name starts with \"", kAveragePrefix,
-         "\"); a run keeps them with optimizer.ema_decay");
-  }
-  model.weights.add(std::make_shared<ShardedSource>(model.folder), kAveragePrefix);
+constexpr size_t kMostListed = 20;
+constexpr const char* kHead = "lm_head.weight";
+
+/// Buffers that older releases of transformers stored among the weights.
+bool is_buffer(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".rotary_emb.inv_freq");
 }
 
-void open_checkpoint(StoredModel& model, const fs::path& path, bool ema) {
-  model.folder = checkpoint_folder(path);
-  model.config = read_manifest(model.folder).model;
-  if (model.config.is_null()) {
-    fail(ErrorKind::kCheckpoint, (model.folder / kManifestName).string(),
-         " does not say what the model is; fsdp-ckpt consolidate writes its weights, which need a "
-         "config.json beside them");
-  }
-  model.weights = open_weights(model.folder);
-  if (ema) take_averages(model);
-}
-
-void open_safetensors(StoredModel& model, const fs::path& path, bool ema) {
-  if (ema) {
-    fail(ErrorKind::kUsage, "averages of weights are part of checkpoints; ", path.string(),
-         " is none; fsdp-ckpt consolidate --ema writes them as weights");
-  }
-  model.weights = open_weights(path);
-  const fs::path config = config_beside(path);
-  std::error_code error;
-  if (!fs::exists(config, error)) {
-    fail(ErrorKind::kCheckpoint, "expected the model's config at ", config.string(),
-         " and found nothing; put the config.json of the weights there");
-  }
-  model.folder = config.has_parent_path() ? config.parent_path() : ".";
-  model.config = read_config_json(config);
+/// "a, b, c and 7 more".
+std::string listed(const std::vector<std::string>& names) {
+  std::vector<std::string> first(names.begin(), names.begin() + std::min(names.size(), kMostListed));
+  std::string text = util::join(first, ", ");
+  if (names.size() > first.size()) text += concat(" and ", names.size() - first.size(), " more");
+  return text;
 }
 
 }  // namespace
 
+void Misfits::refuse_any(const std::string& who, const std::string& config) const {
+  std::vector<std::string> problems;
+  if (!missing.empty()) problems.push_back("missing: " + listed(missing));
+  if (!unexpected.empty()) problems.push_back("unexpected: " + listed(unexpected));
+  if (!misshapen.empty()) problems.push_back("of another shape: " + listed(misshapen));
+  if (problems.empty()) return;
+  fail(ErrorKind::kCheckpoint, "the weights ", who, " are not those that ", config, " describes; ",
+       util::join(problems, "; "));
+}
+
+void compare_shape(const std::string& name, const std::vector<int64_t>& found,
+                   const std::vector<int64_t>& expected, Misfits& misfits) {
+  if (found == expected) return;
+  misfits.misshapen.push_back(
+      concat(name, " (", shape_text(found), " where ", shape_text(expected), " is expected)"));
+}
+
+MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
+                             const std::vector<std::string>& may_be_unused) {
+  MatchedWeights matched;
+  if (!nn::is_built_in_architecture(options.architecture)) {
+    for (const std::string& name : source.names()) matched.names.emplace(name, name);
+    return matched;
+  }
+  const std::map<std::string, std::vector<int64_t>> shapes = hugging_face_shapes(options);
+  const bool gpt2 = options.architecture == "gpt2";
+  const std::string prefix = gpt2 ? "transformer." : "model.";
+  const std::string embedding = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+  Misfits& misfits = matched.misfits;
+  for (const std::string& name : source.names()) {
+    std::string known = shapes.contains(name) ? name : prefix + name;
+    if (shapes.contains(known)) {
+      if (!matched.names.emplace(known, name).second) misfits.unexpected.push_back(name + " (there twice)");
+    } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == kHead) &&
+               !util::matches_any(name, may_be_unused)) {
+      misfits.unexpected.push_back(name);
+    }
+  }
+  // A tied weight may be stored under either name.
+  if (options.tie_word_embeddings && source.contains(kHead)) matched.names.emplace(embedding, kHead);
+  for (const auto& [name, shape] : shapes) {
+    const auto found = matched.names.find(name);
+    if (found == matched.names.end()) {
+      misfits.missing.push_back(name);
+      continue;
+    }
+    const TensorInfo& info = source.info(found->second);
+    compare_shape(found->second, info.shape, shape, misfits);
+    if (!c10::isFloatingType(info.dtype)) {
+      misfits.unexpected.push_back(found->second + " (not of a floating-point type)");
+    }
+  }
+  return matched;
+}
+
+std::map<std::string, std::string> match_initial_weights(const Weights& source,
+                                                         const nn::ModelOptions& options) {
+  MatchedWeights matched = match_weights(source, options, options.init_unused);
+  try {
+    matched.misfits.refuse_any("of model.init_from " + source.path().string(), "[model]");
+  } catch (const util::Error& error) {
+    if (matched.misfits.unexpected.empty()) throw;
+    fail(error.kind(), error.what(),
+         "; where tensors that nothing uses may be left out, name them in model.init_unused = [\"PATTERN\"]");
+  }
+  return std::move(matched.names);
+}
+
 StoredModel open_model(const fs::path& path, bool ema) {
-  StoredModel model;
   const bool is_checkpoint = format_of(path) == WeightsFormat::kCheckpoint;
-  is_checkpoint ? open_checkpoint(model, path, ema) : open_safetensors(model, path, ema);
-  model.where = (model.folder / (is_checkpoint ? kManifestName : "config.json")).string();
-  read_model_config(model);
+  if (ema && !is_checkpoint) {
+    fail(ErrorKind::kUsage, "averages of weights are part of checkpoints; ", path.string(),
+         " is none; fsdp-ckpt consolidate --ema writes them as weights");
+  }
+  const std::optional<DescribedModel> described = described_model(path);
+  if (!described && is_checkpoint) {
+    fail(ErrorKind::kCheckpoint, (checkpoint_folder(path) / kManifestName).string(),
+         " does not say what the model is; fsdp-ckpt consolidate writes its weights, which need a "
+         "config.json beside them");
+  }
+  if (!described) {
+    fail(ErrorKind::kCheckpoint, "expected the model's config at ", config_beside(path).string(),
+         " and found nothing; put the config.json of the weights there");
+  }
+  StoredModel model{*described, open_weights(is_checkpoint ? described->folder : path), {}};
+  if (ema) {
+    const auto shards = std::make_shared<ShardedSource>(model.folder);
+    require_averages(*shards);
+    model.weights.add(shards, kAveragePrefix);
+  }
   MatchedWeights matched = match_weights(model.weights, model.options);
   matched.misfits.refuse_any(path.string(), model.where);
   model.names = std::move(matched.names);

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/json.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/sharded_source.h"
+#include "checkpoint/shard_set.h"
 #include "util/dtype.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -20,31 +19,10 @@ using util::concat;
 using util::ErrorKind;
 using util::fail;
 
-namespace {
-
-constexpr int64_t kLargestIndexBytes = 100'000'000;
-
-/// "weight_map" of an index file: tensor -> file.
-std::map<std::string, std::string> read_index(const fs::path& path) {
-  const json index = read_json(path, kLargestIndexBytes, "index");
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    fail(ErrorKind::kCheckpoint, path.string(), " has no object \"weight_map\"");
-  }
-  std::map<std::string, std::string> map;
-  for (const auto& [tensor, value] : index["weight_map"].items()) {
-    std::string name = value.is_string() ? value.get<std::string>() : "";
-    // A plain name, so that an index cannot point out of its folder.
-    if (name.empty() || name.find('/') != std::string::npos || name == "." || name == ".." ||
-        name.find('\0') != std::string::npos) {
-      fail(ErrorKind::kCheckpoint, path.string(), ": tensor ", tensor,
-           " is said to lie in something that is not a file of the same folder");
-    }
-    map[tensor] = name;
-  }
-  return map;
+int64_t bytes_of(const TensorInfo& info) {
+  const auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
+  return checked_numel(info.shape, itemsize_bytes) * itemsize_bytes;
 }
-
-}  // namespace
 
 std::vector<std::string> Weights::names() const {
   std::vector<std::string> names;
@@ -162,11 +140,24 @@ at::Tensor Weights::Scratch::elements(int64_t count, at::ScalarType dtype) {
 }
 
 void Weights::add_files_of_index(const fs::path& folder) {
+  constexpr int64_t kLargestBytes = 100'000'000;
+  const fs::path path = folder / kIndexFileName;
+  const json index = read_json(path, kLargestBytes, "index");
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    fail(ErrorKind::kCheckpoint, path.string(), " has no object \"weight_map\"");
+  }
   std::map<std::string, std::shared_ptr<const SafetensorsReader>> files;
-  for (const auto& [tensor, file] : read_index(folder / kIndexFileName)) {
+  for (const auto& [tensor, value] : index["weight_map"].items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    // Only a plain name, so that an index cannot point out of its folder.
+    if (file.empty() || file == "." || file == ".." ||
+        file.find_first_of(std::string_view("/\0", 2)) != file.npos) {
+      fail(ErrorKind::kCheckpoint, path.string(), ": tensor ", tensor,
+           " is said to lie in something that is not a file of the same folder");
+    }
     auto& reader = files[file];
     if (!reader) reader = std::make_shared<SafetensorsReader>(folder / file);
-    const SafetensorsReader::Entry& entry = reader->entry(tensor);  // throws unless it is there
+    const SafetensorsReader::Entry& entry = reader->entry(tensor);  // throws if missing
     where_.insert_or_assign(tensor, Place{{tensor, entry.shape, entry.dtype}, reader});
   }
 }
@@ -184,7 +175,7 @@ Weights open_weights(const fs::path& path) {
   }
   std::error_code error;
   const bool is_folder = fs::is_directory(path, error);
-  // As transformers does: the one file is preferred to the index.
+  // The single file is preferred to the index, as in transformers.
   if (is_folder && !fs::exists(path / kSingleFileName, error)) {
     weights.add_files_of_index(path);
   } else {
@@ -198,6 +189,28 @@ Weights open_state(const fs::path& path) {
   weights.path_ = path;
   weights.add(std::make_shared<ShardedSource>(checkpoint_folder(path)));
   return weights;
+}
+
+void require_averages(const TensorSource& checkpoint) {
+  const std::vector<TensorInfo> infos = checkpoint.infos();
+  if (std::any_of(infos.begin(), infos.end(),
+                  [](const TensorInfo& info) { return info.name.starts_with(kAveragePrefix); })) {
+    return;
+  }
+  fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint.path().string(),
+       " holds no averages of weights (no tensor whose name starts with \"", kAveragePrefix,
+       "\"); a run keeps them with optimizer.ema_decay");
+}
+
+std::optional<c10::ScalarType> common_dtype(const Weights& weights) {
+  std::optional<c10::ScalarType> common;
+  for (const std::string& name : weights.names()) {
+    const c10::ScalarType dtype = weights.dtype(name);
+    if (!c10::isFloatingType(dtype)) continue;
+    if (common && *common != dtype) return std::nullopt;
+    common = dtype;
+  }
+  return common;
 }
 
 }  // namespace fsdp::checkpoint

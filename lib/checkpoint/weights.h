@@ -1,7 +1,7 @@
 #pragma once
 
-// Weights, or a whole state, from wherever they lie: safetensors as Hugging Face lays them out (one file, or
-// a folder with model.safetensors or with model.safetensors.index.json and the files that it names), or a
+// Named tensors on disk, read by ranges, from any format: safetensors as Hugging Face lays them out (one
+// file, or a folder with model.safetensors or with model.safetensors.index.json and the files it names), or a
 // checkpoint.
 
 #include <ATen/core/Tensor.h>
@@ -11,22 +11,42 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "checkpoint/tensor_source.h"
-#include "checkpoint/weights_format.h"
-
 namespace fsdp::checkpoint {
 
-/// Names within a checkpoint begin with this where they are weights, and with the other where they are the
-/// optimizer's.
+struct TensorInfo {
+  std::string name;
+  std::vector<int64_t> shape;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+
+/// Bytes of the elements; negative when checked_numel() finds the shape impossible.
+int64_t bytes_of(const TensorInfo& info);
+
+/// One file, or one checkpoint of several files. Not thread-safe; memory is bounded by the description.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  virtual const std::filesystem::path& path() const = 0;
+
+  /// The tensors, sorted by name.
+  virtual std::vector<TensorInfo> infos() const = 0;
+
+  /// Elements [begin, end) of the flattened tensor, bitwise as stored.
+  virtual void read(const std::string& name, int64_t begin, int64_t end, void* out) const = 0;
+};
+
+/// Prefixes of names within a checkpoint: weights, optimizer state, and, as a part of that, the averages of
+/// the weights over the steps of a run (optim's "ema").
 inline constexpr const char* kWeightsPrefix = "model/";
 inline constexpr const char* kOptimizerPrefix = "optimizer/";
-/// And with this where they are averages of the weights over the steps of a run (optim's "ema").
 inline constexpr const char* kAveragePrefix = "optimizer/ema/";
 
-/// Named tensors on disk, read when asked. Not thread-safe.
+/// The tensors of one or several sources, read on request. Not thread-safe.
 class Weights {
  public:
   std::vector<std::string> names() const;
@@ -35,34 +55,34 @@ class Weights {
   at::ScalarType dtype(const std::string& name) const { return info(name).dtype; }
   int64_t numel(const std::string& name) const;
 
-  /// Shape and type under the name that the file gives the tensor; kCheckpoint when there is none.
+  /// Shape and type under the tensor's name in the file; kCheckpoint when there is none.
   const TensorInfo& info(const std::string& name) const;
 
   const std::filesystem::path& path() const { return path_; }
 
   /// Fills a contiguous CPU tensor of the same shape, converting between floating-point types. kCheckpoint
-  /// when the name is missing, the shape differs, or one type is a floating-point one and the other is not.
+  /// when the name is missing, the shape differs, or only one of the two types is a floating-point type.
   void read_into(const std::string& name, const at::Tensor& tensor) const;
 
   /// The same for elements [begin, begin + tensor.numel()) of the flattened tensor; `tensor` is 1-D.
   void read_range_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
 
   /// The same for columns [begin, begin + tensor.size(1)) of the tensor seen as [rows, numel / rows] with
-  /// rows = tensor.size(0); `tensor` is 2-D. Reads nothing else, but whole rows where the pieces of rows are
-  /// smaller than kSmallestPieceBytes.
+  /// rows = tensor.size(0); `tensor` is 2-D. Reads whole rows where their pieces are smaller than
+  /// kSmallestPieceBytes, otherwise only the columns.
   void read_columns_into(const std::string& name, int64_t begin, const at::Tensor& tensor) const;
 
-  /// Less is not worth a read of its own: a file system reads no less.
+  /// A smaller piece is not worth a read of its own: a file system reads no less.
   static constexpr int64_t kSmallestPieceBytes = 4096;
 
   /// Passes elements [begin, end) of the flattened tensor to `sink` in order, as 1-D tensors of type `dtype`
-  /// of at most kSliceBytes as they are stored. The memory is used again after the sink has returned.
+  /// of at most kSliceBytes in the stored type. Their memory is reused when the sink has returned.
   void stream(const std::string& name, int64_t begin, int64_t end, at::ScalarType dtype,
               const std::function<void(const at::Tensor&)>& sink) const;
 
   static constexpr int64_t kSliceBytes = int64_t{16} << 20;
 
-  /// Makes the tensors of a source, whose names begin with `prefix`, known without that prefix.
+  /// Adds the tensors of a source whose names begin with `prefix`, under the names without it.
   void add(std::shared_ptr<const TensorSource> source, const std::string& prefix = "");
 
  private:
@@ -72,8 +92,8 @@ class Weights {
     TensorInfo info;
     std::shared_ptr<const TensorSource> source;
   };
-  /// Memory that is kept from slice to slice: given back and taken again between the small pieces that HDF5
-  /// keeps, it would leave holes, and the heap would grow to several times its size.
+  /// Memory that is kept from slice to slice: freed and allocated again between the small blocks that HDF5
+  /// keeps, it would fragment the heap, which would grow to several times its size.
   class Scratch {
    public:
     at::Tensor elements(int64_t count, at::ScalarType dtype);
@@ -97,5 +117,11 @@ Weights open_weights(const std::filesystem::path& path);
 /// All tensors of a checkpoint, the optimizer's too, under their full names ("model/...", "optimizer/...").
 /// `path` is a step's folder or a run's output folder.
 Weights open_state(const std::filesystem::path& path);
+
+/// kCheckpoint when a checkpoint has no averages of weights.
+void require_averages(const TensorSource& checkpoint);
+
+/// The type that all floating-point tensors share; nothing if they have several.
+std::optional<c10::ScalarType> common_dtype(const Weights& weights);
 
 }  // namespace fsdp::checkpoint

@@ -1,6 +1,6 @@
 #pragma once
 
-// Conditions that tie several keys together.
+// Conditions on several keys together.
 
 #include <string>
 #include <vector>
@@ -14,11 +14,11 @@ struct Conflict {
   std::string message;            ///< what was expected and found, with the arithmetic
 };
 
-/// Every condition that the configuration breaks. Each key by itself is supposed to be within its limits.
+/// Every condition that the configuration breaks. Each key must already be within its own limits.
 std::vector<Conflict> find_conflicts(const Config& config);
 
-/// Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world size; -1, at most
-/// once, stands for what the other axes leave (comm::resolve_mesh()).
+/// Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the world size, where -1,
+/// at most once, is the quotient (comm::resolve_mesh()).
 void check_world(const Config& config, int world_size);
 
 }  // namespace fsdp::config

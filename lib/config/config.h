@@ -1,7 +1,7 @@
 #pragma once
 
-// The whole configuration of a training run: every component's options in one struct, plus those of the run
-// itself. config/*_keys.cpp bind each field to its TOML key.
+// The whole configuration of a training run: the options of every component and of the run itself.
+// config/*_keys.cpp bind each field to its TOML key.
 
 #include <cstdint>
 #include <string>
@@ -25,13 +25,11 @@ struct RunOptions {
 
 struct TrainingOptions {
   int64_t steps = 200;
-  double epochs = 0;  ///< above 0: as many steps as these passes over the training data take
-  /// Samples a step of all ranks together; 0: as gradient_accumulation_steps says.
-  int64_t global_batch_size = 0;
-  /// 0: as many as global_batch_size takes in this world (resolve_batch() in global_batch.h).
+  double epochs = 0;              ///< above 0: overrides steps with this many passes over the training data
+  int64_t global_batch_size = 0;  ///< samples per step over all ranks; 0: by gradient_accumulation_steps
+  /// 0: derived from global_batch_size and the world size (resolve_batch() in global_batch.h).
   int64_t gradient_accumulation_steps = 1;
-  /// Over so many steps the micro-batches a step rise from 1 to that number.
-  int64_t batch_warmup_steps = 0;
+  int64_t batch_warmup_steps = 0;      ///< over which micro-batches per step grow from 1 to that number
   double max_grad_norm = 1.0;          ///< 0: no clipping (the norm is still reported)
   std::string loss = "cross_entropy";  ///< of losses() (nn/architectures.h)
   double label_smoothing = 0.0;        ///< kernels::LossTerms
@@ -41,40 +39,40 @@ struct TrainingOptions {
   std::string float32_matmul_precision = "highest";  ///< train/device.h
   bool fused_kernels = true;
   std::string matmul = "auto";
-  std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/float8.h
-  std::vector<std::string> float8_exclude;  ///< patterns of the weights of those that stay as they are
+  std::string float8 = "none";              ///< nn/float8.h
+  std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8
   bool cuda_graphs = false;                 ///< nn/stage_graphs.h
-  /// Gradients of micro-batches add up unsharded and are reduced after the last one only (PyTorch's no_sync).
+  /// Accumulate gradients of micro-batches unsharded and reduce after the last one (PyTorch's no_sync).
   bool no_sync = false;
-  /// No update, and no end of the run, where the loss or the gradient norm is not finite.
+  /// Skip the update, instead of ending the run, when the loss or the gradient norm is not finite.
   bool skip_nonfinite = false;
-  /// No update where one of the two lies more than so many standard deviations above its mean over the last
-  /// skip_window updates; 0: not looked at.
+  /// Skip the update when one of the two is more than this many standard deviations above its mean over the
+  /// last skip_window updates; 0: off.
   double skip_zscore = 0.0;
   int64_t skip_window = 128;
-  int64_t max_skipped_steps = 10;  ///< skipped in a row; one more ends the run
+  int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
 };
 
 struct EvaluationOptions {
-  int64_t interval_steps = 0;  ///< validate every so many steps; 0: only after the last
-  int64_t max_samples = 0;     ///< at most so many samples of the validation files; 0: all
-  int64_t patience = 0;  ///< the run ends after so many validations in a row without a better loss; 0: never
-  double min_delta = 0.0;  ///< a better loss is lower by more than this
+  int64_t interval_steps = 0;  ///< between validations; 0: only after the last step
+  int64_t max_samples = 0;     ///< of the validation files; 0: all
+  int64_t patience = 0;        ///< consecutive validations without a better loss that end the run; 0: never
+  double min_delta = 0.0;      ///< a better loss is lower by more than this
 };
 
 struct LoggingOptions {
   int64_t interval_steps = 1;
   bool trace_communication = false;
-  /// Products of matrices in param_dtype that a rank could do at best, in TFLOP/s: what MFU is a share of; 0:
-  /// of the GPU's data sheet, or measured.
+  /// Peak of a rank's matrix products in param_dtype, which MFU is relative to; 0: from the GPU's data sheet,
+  /// or measured.
   double peak_tflops = 0.0;
   bool csv = false;          ///< metrics.csv beside metrics.jsonl
   bool tensorboard = false;  ///< event files of TensorBoard
   std::vector<int64_t> profile_steps;
   bool nvtx = false;             ///< ranges of operations and units for NVIDIA's profilers
   bool memory_snapshot = false;  ///< util::record_cuda_memory_history()
-  int64_t sample_every = 0;      ///< log a text of the model's every so many steps; 0: never
-  std::string sample_prompt;     ///< what it goes on from; empty: a new text
+  int64_t sample_every = 0;      ///< steps between generated texts in the log; 0: never
+  std::string sample_prompt;     ///< empty: a new text
   int64_t sample_tokens = 64;
 };
 
@@ -94,11 +92,11 @@ struct Config {
   comm::CommOptions comm;
   checkpoint::CheckpointOptions checkpoint;
   LoggingOptions logging;
-  /// Of the keys that plug-ins have added; the options above that take such values have copies.
+  /// Values of the keys that plug-ins have added; options above that take such values hold copies.
   util::PluginValues plugin_values;
 };
 
-/// [fsdp] and [mixed_precision] together, as the engine takes them.
+/// [fsdp] and [mixed_precision] in one struct, for the engine.
 inline shard::ShardOptions shard_options(const Config& config) {
   shard::ShardOptions options = config.fsdp;
   options.mixed_precision = config.mixed_precision;

@@ -1,6 +1,6 @@
 #pragma once
 
-// From a literal to the value of a key.
+// Converts literals to values of keys, and words the messages about literals and names that do not fit.
 
 #include <string>
 
@@ -9,17 +9,24 @@
 
 namespace fsdp::config {
 
-/// Why a literal is no value of a key: "fsdp.cpu_offload: expected false; found true (...)", and where.
+/// Why a literal is not a value of a key ("fsdp.cpu_offload: expected false; found true (...)"), and its
+/// place.
 struct Misfit {
   std::string message;
   Region region;
 };
 
-/// The literal as a value that the key allows; an integer serves where a float is expected. Throws Misfit and
-/// nothing else.
+/// The literal as a value that the key allows; an integer may stand for a float. Throws only Misfit.
 Value convert(const Key& key, const Literal& literal);
 
-/// The sentence of a Misfit. With the value's `word` it names the choice that was probably meant.
+/// The message of a Misfit. If `word`, the written value, is near a choice, suggests that choice.
 std::string misfit_text(const Key& key, const std::string& found, const std::string& word = "");
+
+std::string unknown_section_text(const std::string& section);
+std::string unknown_key_text(const std::string& section, const std::string& name);
+/// For a key above all sections.
+std::string top_level_text(const std::string& name);
+/// For an override without a section or without a value.
+std::string override_form_text(const std::string& name, bool has_value);
 
 }  // namespace fsdp::config

@@ -1,11 +1,10 @@
-// The preset "finetune" for a model that is there (presets.h).
+// finetune_preset().
 
 #include <algorithm>
-#include <utility>
 
 #include "checkpoint/described_model.h"
 #include "config/keys.h"
-#include "config/model_comparison.h"
+#include "config/model_description.h"
 #include "config/presets.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -18,7 +17,7 @@ namespace {
 
 constexpr int64_t kTokensOfU16 = 65536;
 
-/// What fsdp-data takes for the vocabulary of the folder; empty where there is none.
+/// The folder's tokenizer in the form that fsdp-data takes; empty if there is none.
 std::string tokenizer_in(const fs::path& folder) {
   std::error_code error;
   const auto has = [&](const char* name) { return fs::exists(folder / name, error); };
@@ -29,7 +28,7 @@ std::string tokenizer_in(const fs::path& folder) {
   return "";
 }
 
-/// Matrices alone; norms and biases are a thousandth of them.
+/// Parameters of the matrices of a block; norms and biases are a thousandth of these.
 struct BlockSizes {
   int64_t feed_forward = 0, whole = 0;
 };
@@ -44,7 +43,7 @@ BlockSizes block_sizes(const nn::ModelOptions& model) {
   return sizes;
 }
 
-/// With two digits that count, and zeros.
+/// Rounded down to two significant digits.
 int64_t rounded(int64_t value) {
   int64_t unit = 1;
   while (value / unit >= 100) unit *= 10;
@@ -61,7 +60,7 @@ std::vector<PresetValue> model_values(const nn::ModelOptions& model) {
   for (const Key& key : all_keys()) {
     if (!is_determined_by_weights(key.full_name())) continue;
     const Value value = value_of(key, config);
-    // What both have in common needs no line, but for what is a size.
+    // Sizes are always given, other keys where they differ from the default.
     if (value == value_of(key, defaults) && !std::holds_alternative<int64_t>(value)) continue;
     if (model.architecture == "gpt2" && key.name == "num_key_value_heads") continue;
     const bool is_unused = (key.name == "head_dim" && model.head_dim == 0) ||
@@ -78,11 +77,10 @@ Preset finetune_preset(const fs::path& folder) {
   const auto stored = checkpoint::described_model(folder);
   if (!stored) {
     util::fail(util::ErrorKind::kCheckpoint, "expected weights whose model is written beside them at ",
-               folder.string(), "; found no config.json there; put that of the weights there");
+               folder.string(), "; found no config.json there; put the config.json of the weights there");
   }
   if (!stored->plugin_config.empty()) {
-    util::fail(util::ErrorKind::kUsage,
-               "`from`: expected a model that is built in; found that of a plug-in, ",
+    util::fail(util::ErrorKind::kUsage, "`from`: expected a model that is built in; found one of a plug-in, ",
                stored->options.architecture, ", at ", folder.string(),
                "; go on with the config.toml of its run, and model.init_from");
   }

@@ -11,8 +11,8 @@ using util::concat;
 using util::ErrorKind;
 using util::fail;
 
-/// ", or data.micro_batch_size = 2": the size nearest to `given` of which `world_size` ranks make the batch
-/// whole; empty where none does.
+/// ", or data.micro_batch_size = 2": the size nearest to `given` with which micro-batches of `world_size`
+/// ranks divide the batch; empty if there is none.
 std::string other_micro_batch(int64_t batch, int64_t world_size, int64_t given) {
   if (batch % world_size != 0) return "";
   const int64_t of_a_rank = batch / world_size;
@@ -39,7 +39,7 @@ void resolve_batch(Config& config, int64_t world_size) {
   }
   if (micro_batches != 0 && micro_batches != batch / at_once) {
     fail(ErrorKind::kUsage, "training.gradient_accumulation_steps: expected ", batch / at_once,
-         ", because training.global_batch_size = ", batch, " are so many micro-batches of ", world_size,
+         ", because training.global_batch_size = ", batch, " takes that many micro-batches of ", world_size,
          " ranks * ", rows, " (data.micro_batch_size); found ", micro_batches,
          "; leave one of the two out, or set it to 0");
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// training.global_batch_size: the samples of a step, whatever the number of ranks.
+// training.global_batch_size: samples per step, whatever the number of ranks.
 
 #include <cstdint>
 
@@ -8,13 +8,12 @@
 
 namespace fsdp::config {
 
-/// Makes training.gradient_accumulation_steps what training.global_batch_size takes on so many ranks; without
-/// such a size changes nothing. Throws util::Error(kUsage), with the numbers and the nearest ones that would
-/// do, where micro-batches of all ranks do not divide it or the given micro-batches make another batch.
+/// Derives training.gradient_accumulation_steps from training.global_batch_size; without that size changes
+/// nothing. Throws util::Error(kUsage), with the nearest numbers that work, where one micro-batch of all
+/// ranks does not divide the size, or where the given gradient_accumulation_steps contradict it.
 void resolve_batch(Config& config, int64_t world_size);
 
-/// Samples a step of all ranks together, after the growth of training.batch_warmup_steps. The config's batch
-/// is resolved.
+/// Samples per step over all ranks, after training.batch_warmup_steps. Call resolve_batch() first.
 int64_t samples_per_step(const Config& config, int64_t world_size);
 
 }  // namespace fsdp::config

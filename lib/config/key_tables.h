@@ -7,11 +7,11 @@
 #include "config/keys.h"
 #include "util/registry.h"
 
-/// Section, name and field of a key at once: names in TOML are those of the fields, so they cannot drift.
+/// Section, name and field of a key: names in TOML are those of the fields, so they cannot diverge.
 #define KEY(section, name) \
 #section, #name, [](Config & c) -> auto& { return c.section.name; }
 
-/// The same for a field that may be left open, and then stands for `value`, an expression of Config& c.
+/// The same for an optional field, whose default is `value`, an expression of Config& c.
 #define OPEN_KEY(section, name, value)             \
 #section, #name, [](Config & c) -> auto& {       \
     if (!c.section.name) c.section.name = (value); \
@@ -20,7 +20,7 @@
 
 namespace fsdp::config {
 
-/// The names that a registry has; of those that have one only, the message says where others come from.
+/// The names in a registry; if there is only one, messages say where others come from.
 template <typename Entry>
 Constraint one_of_registered(const util::Registry<Entry>& registry) {
   Constraint constraint = one_of(registry.names());

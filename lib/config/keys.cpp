@@ -1,32 +1,30 @@
 #include "config/keys.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <iterator>
 #include <type_traits>
 
 #include "config/key_tables.h"
-#include "config/plugins.h"
+#include "config/load.h"
 #include "util/error.h"
 
 namespace fsdp::config {
 namespace {
-
-std::vector<Key> joined(std::initializer_list<std::vector<Key>> tables) {
-  std::vector<Key> keys;
-  for (const std::vector<Key>& table : tables) keys.insert(keys.end(), table.begin(), table.end());
-  for (Key& key : keys) {
-    if (const auto* field = std::get_if<EnumField>(&key.field)) key.constraint.choices = field->names();
-  }
-  return keys;
-}
 
 struct KeyTable {
   std::vector<Key> plugin_keys;
   std::vector<Key> all;
 
   KeyTable() { build(); }
-  void build() { all = joined({model_keys(), training_keys(), sharding_keys(), output_keys(), plugin_keys}); }
+  void build() {
+    all.clear();
+    for (const auto& keys : {model_keys(), training_keys(), sharding_keys(), output_keys(), plugin_keys}) {
+      all.insert(all.end(), keys.begin(), keys.end());
+    }
+    for (Key& key : all) {
+      if (const auto* field = std::get_if<EnumField>(&key.field)) key.constraint.choices = field->names();
+    }
+  }
 };
 
 KeyTable& table() {

@@ -1,9 +1,8 @@
 #pragma once
 
-// The one table of configuration keys. Parsing, checking, --help, --print-config and the comparison of two
-// configurations all walk it; a new option is one line in *_keys.cpp and one field in its component's struct.
-// A field whose type is an enum with a table of names (util/enum_names.h) is a string in TOML, and takes the
-// names of that table.
+// The table of configuration keys, from which parsing, checks, --help, --print-config and the comparison of
+// configurations follow: a new option is one line in *_keys.cpp and one field in its component's struct. A
+// field whose type is an enum with a table of names (util/enum_names.h) is a string in TOML with these names.
 
 #include <string>
 #include <string_view>
@@ -12,13 +11,12 @@
 #include <vector>
 
 #include "config/config.h"
-#include "config/constraint.h"
 #include "config/value.h"
 #include "util/enum_names.h"
 
 namespace fsdp::config {
 
-/// A field that is an enum, as the string that names its value.
+/// An enum field, accessed as the name of its value.
 struct EnumField {
   /// `get` is a lambda without captures from a Config& to the field.
   template <typename Get,
@@ -36,13 +34,13 @@ struct EnumField {
   std::vector<std::string> (*names)();
 };
 
-/// The value of a key that a plug-in has added: in Config::plugin_values.
+/// A key that a plug-in has added; its value is in Config::plugin_values.
 struct PluginField {
   std::string key;  ///< full name
   util::PluginValue initial;
 };
 
-/// The field of a Config that a key sets: of a type of Value, or an enum, or a plug-in's.
+/// The field that a key sets: of a type of Value, an enum, or a plug-in's.
 using Field = std::variant<std::string& (*)(Config&), int64_t& (*)(Config&), double& (*)(Config&),
                            bool& (*)(Config&), std::vector<std::string>& (*)(Config&),
                            std::vector<double>& (*)(Config&), std::vector<int64_t>& (*)(Config&),
@@ -52,27 +50,31 @@ struct Key {
   std::string section;
   std::string name;
   Field field;
-  std::string description;  ///< one line
-  Constraint constraint;    ///< without choices for an enum: all_keys() adds the names of its table
-  std::string follows;      ///< the key of the same section whose value this one takes when it is not given
-  std::string default_of = {};  ///< the key of the same section that decides this one's default
+  std::string description;      ///< one line
+  Constraint constraint = {};   ///< all_keys() adds the choices of an enum
+  std::string follows = {};     ///< key of the same section that gives the default value
+  std::string default_of = {};  ///< key of the same section that determines the default
 
   std::string full_name() const { return section + "." + name; }
 };
 
-/// All keys; those of a section stand together, those of plug-ins (config/plugins.h) last. The default of a
-/// key is its field in Config{}.
+/// All keys, grouped by section, those of plug-ins last. The default of a key is its field in Config{}.
 const std::vector<Key>& all_keys();
 
 /// Names of the sections, in the order of the table.
 std::vector<std::string> section_names();
+
+/// Adds the keys of a plug-in, as the new section `section`, to all_keys(), and the names that the plug-in
+/// has registered to the choices of model.architecture and the like. Invalidates pointers into all_keys().
+/// Throws Error(kUsage) if the section exists.
+void add_plugin_section(const std::string& section, std::vector<Key> keys);
 
 /// nullptr if there is no such key.
 const Key* find_key(std::string_view section, std::string_view name);
 
 Value value_of(const Key& key, Config& config);
 
-/// `value` holds the type of the key's field.
+/// `value` must hold the type of the key's field.
 void set_value(const Key& key, Config& config, const Value& value);
 
 }  // namespace fsdp::config

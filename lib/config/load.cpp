@@ -10,15 +10,10 @@
 #include "config/checks.h"
 #include "config/convert.h"
 #include "config/keys.h"
-#include "config/model_comparison.h"
 #include "config/model_description.h"
-#include "config/model_presets.h"
 #include "config/parse.h"
-#include "config/plugins.h"
-#include "config/report.h"
+#include "config/presets.h"
 #include "config/source.h"
-#include "config/suggest.h"
-#include "config/text_defect.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -32,7 +27,7 @@ std::string trimmed(const std::string& text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-/// Where the key of an entry is written, if it stands before its value as it is; else the value.
+/// The place of an entry's key if it is on the line of its value, else of the value.
 Region key_region(const Source& source, const Entry& entry) {
   Region region = entry.value.region;
   size_t at = source.line(region.line).substr(0, region.column).rfind(entry.name);
@@ -43,25 +38,26 @@ Region key_region(const Source& source, const Entry& entry) {
   return region;
 }
 
-/// What keeps the text of an override from being looked at further.
+/// Why an override cannot be parsed.
 std::optional<std::string> override_defect(const Source& source) {
   if (source.line_count() != 1) return "expected section.key=value in one line; found a line break";
   if (auto defect = byte_defect(source)) return defect->message;
   return std::nullopt;
 }
 
-/// Whether the config may lack what is written beside the weights of model.init_from.
+/// Whether the model may have to be completed from the description beside the weights of model.init_from.
 enum class Completeness { kMayLackTheModel, kIsWhole };
 
-/// One loading of a configuration: what was read so far, and what was wrong.
+/// One loading of a configuration: the values and problems so far.
 class Loader {
  public:
   explicit Loader(Completeness completeness) : completeness_(completeness) {}
-  /// Before all else, because the keys of plug-ins have to be known.
+  /// First, because the keys of plug-ins have to be known.
   void load_plugins(const Source& source, const std::vector<std::string>& overrides);
   void read_file(const Source& source);
   void read_override(const std::string& text);
-  /// Completes and checks the whole; throws if anything was wrong. `file` is named by errors without a line.
+  /// Completes and checks the configuration; throws if anything was wrong. Errors without a place name
+  /// `file`.
   Config finish(const Source& file);
   std::map<std::string, std::string> origins(const Source& file) const;
 
@@ -69,7 +65,7 @@ class Loader {
   struct Given {
     const Source* source = nullptr;
     Region region;
-    bool is_wrong = false;  ///< reported already; other checks leave the key alone
+    bool is_wrong = false;  ///< reported already; other checks ignore the key
   };
 
   void apply(const Key& key, const Literal& literal, const Source& source);
@@ -78,9 +74,9 @@ class Loader {
   void apply_stored_model();
   void fill_model(const nn::ModelOptions& stored, const std::string& where);
   void refuse_differences(const nn::ModelOptions& stored, const std::string& where);
-  /// Gives the components' options their copies of what several of them read.
+  /// Copies values that several components read into each one's options.
   void share_values();
-  /// Whether the key was given, with a value that counts.
+  /// Whether the key was given a valid value.
   bool has(const Key& key) const;
   void check_defaults(const Source& file);
   std::string default_origin(const Key& key) const;
@@ -90,7 +86,7 @@ class Loader {
   Config config_;
   Report report_;
   std::map<std::string, Given> given_;         ///< by full name
-  std::map<std::string, std::string> stored_;  ///< by full name, of what is not given: the file that says it
+  std::map<std::string, std::string> stored_;  ///< keys set from a description of weights: its file
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
   std::vector<std::string> plugins_;
@@ -107,7 +103,7 @@ std::vector<std::string> named_plugins(const Source& source, const std::vector<s
         named = std::get<std::vector<std::string>>(convert(*find_key("run", "plugins"), entry.value));
         if (place) *place = is_file ? std::optional(entry.value.region) : std::nullopt;
       }
-    } catch (const SyntaxError&) {  // who reads all of it says so
+    } catch (const SyntaxError&) {  // reported when the text is read
     } catch (const Misfit&) {
     }
   };
@@ -127,7 +123,7 @@ void Loader::load_plugins(const Source& source, const std::vector<std::string>& 
         named, completeness_ == Completeness::kIsWhole ? PluginsNamedBy::kStoredFile : PluginsNamedBy::kUser);
   } catch (const util::Error& error) {
     if (!place) throw;
-    Report report;  // of nothing else: without its plug-ins most of a configuration may be unknown
+    Report report;  // only this problem: without its plug-ins most of a configuration may be unknown
     report.add(source, place, error.what());
     report.throw_if_any();
   }
@@ -159,7 +155,7 @@ void Loader::refuse_unknown(const Source& source, const Entry& entry) {
     report_.add(source, key_region(source, entry), top_level_text(entry.name));
   } else if (entry.name.empty()) {
     if (!known_section) report_.add(source, entry.value.region, unknown_section_text(entry.section));
-  } else if (known_section) {  // the keys of an unknown section go without a word of their own
+  } else if (known_section) {  // of an unknown section only the section is reported
     report_.add(source, key_region(source, entry), unknown_key_text(entry.section, entry.name));
   }
 }
@@ -209,7 +205,7 @@ void Loader::read_override(const std::string& text) {
     return;
   }
   try {
-    // section.key=value is a line of TOML as it stands.
+    // section.key=value is TOML.
     for (const Entry& entry : parse_toml(source)) {
       if (entry.section == key->section && entry.name == key->name) apply(*key, entry.value, source);
     }
@@ -221,7 +217,7 @@ void Loader::read_override(const std::string& text) {
   }
 }
 
-/// A default may be no valid value either: then the key has to be given.
+/// A key whose default is not a valid value has to be given.
 void Loader::check_defaults(const Source& file) {
   for (const Key& key : all_keys()) {
     bool is_given = given_.contains(key.full_name());
@@ -251,14 +247,14 @@ void Loader::check_conflicts(const Source& file) {
   }
 }
 
-/// Below what is given, above the defaults.
+/// Given keys take precedence over the preset.
 void Loader::apply_preset() {
   const ModelPreset* preset = find_model_preset(config_.model.preset);
   if (!preset) return;
   const Source& source = preset_source_.emplace(Source::from_text("preset " + preset->name, preset->toml));
   for (const Entry& entry : parse_toml(source)) {
     const Key* key = find_key(entry.section, entry.name);
-    if (!key || given_.contains(key->full_name())) continue;  // no key: the section itself
+    if (!key || given_.contains(key->full_name())) continue;  // no key: the section's own entry
     apply(*key, entry.value, source);
   }
 }
@@ -268,22 +264,22 @@ bool Loader::has(const Key& key) const {
   return found != given_.end() && !found->second.is_wrong;
 }
 
-/// The rest of [model] from what is written beside the weights, if anything is; what is given must agree.
+/// Completes [model] from the description beside the weights, if there is one; given keys must agree.
 void Loader::apply_stored_model() {
   const std::string& path = config_.model.init_from;
   if (path.empty() || !file_was_read_ || completeness_ == Completeness::kIsWhole) return;
   const Given& place = given_.at("model.init_from");
   try {
     if (!util::is_there(path)) {
-      // Who opens the weights says so, unless the model cannot be known without them.
+      // Reported when the weights are opened, unless the model is unknown without them.
       const std::vector<Key>& keys = all_keys();
       const bool any = std::any_of(keys.begin(), keys.end(), [&](const Key& key) {
         return is_determined_by_weights(key.full_name()) && has(key);
       });
       if (any) return;
       util::fail(util::ErrorKind::kUsage,
-                 "model.init_from: expected weights, whose model is that of this run "
-                 "as [model] gives none; found nothing at ",
+                 "model.init_from: expected weights, which define the model of this run because "
+                 "[model] does not; found nothing at ",
                  path, "; correct the path", util::hub_remedy(path));
     }
     const auto stored = checkpoint::described_model(path);
@@ -292,7 +288,7 @@ void Loader::apply_stored_model() {
     fill_model(options, stored->where);
     refuse_differences(options, stored->where);
   } catch (const util::Error& error) {
-    // One of another kind has its own exit code, unless there is more that is wrong.
+    // An error of another kind keeps its exit code if nothing else is wrong.
     if (error.kind() != util::ErrorKind::kUsage && report_.empty()) throw;
     report_.add(*place.source, place.region, error.what());
   }
@@ -340,7 +336,7 @@ Config Loader::finish(const Source& file) {
     config_.training.gradient_accumulation_steps = 0;
   }
   share_values();
-  if (file_was_read_) {  // otherwise all that it gives would be missed
+  if (file_was_read_) {  // otherwise every required key would be missing
     check_defaults(file);
     check_conflicts(file);
   }
@@ -398,10 +394,6 @@ TracedConfig load(const Source& source, const std::vector<std::string>& override
   return {config, loader.origins(source)};
 }
 
-}  // namespace
-
-namespace {
-
 PluginLoader& plugin_loader() {
   static PluginLoader loader;
   return loader;
@@ -423,7 +415,7 @@ void try_to_load_plugins(const std::filesystem::path& file, const std::vector<st
   try {
     load_plugins(named_plugins(file.empty() ? Source::from_text("", "") : Source::from_file(file), overrides),
                  PluginsNamedBy::kUser);
-  } catch (const util::Error&) {  // who loads the configuration says so
+  } catch (const util::Error&) {  // reported when the configuration is loaded
   }
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 
-// Reads the configuration of a run.
+// Reads the configuration of a run, and loads the plug-ins that it names.
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,23 +12,23 @@
 
 namespace fsdp::config {
 
-/// The defaults, changed by model.preset, changed by `file`, changed by `overrides` in their order (of two
-/// for the same key the later one counts). Keys of [model] that none of these gives are those of the model
-/// whose weights model.init_from names, where config.json or a manifest says what it is; those that are given
-/// and that weights determine must agree with it (config/model_comparison.h).
+/// The defaults, overridden by model.preset, `file`, and `overrides` in this order (of two overrides of a key
+/// the later one counts). Keys of [model] that none of these gives are taken from the description beside the
+/// weights in model.init_from, if there is one; given keys that weights determine must agree with it
+/// (config/model_description.h).
 ///
-/// An override is `section.key=value` with the value in TOML; for a key that holds a string the quotes may be
-/// left out, so run.name=trial and run.name="trial" mean the same. Relative paths inside stay relative to the
-/// working directory. optimizer.fused, model.fused_kernels and model.matmul follow [training].
+/// An override is `section.key=value` with the value in TOML; strings need no quotes: run.name=trial and
+/// run.name="trial" mean the same. Paths are relative to the working directory. optimizer.fused,
+/// model.fused_kernels and model.matmul follow [training].
 ///
-/// Throws one util::Error(kUsage) that lists everything that is wrong, in the file and in the overrides, each
-/// with its place; Error(kCheckpoint) for weights of a model that this version cannot compute, if that is all
-/// that is wrong. check_world() (config/checks.h) is for later, when the world size is known.
+/// Throws one util::Error(kUsage) that lists everything wrong in the file and the overrides, each with its
+/// place; Error(kCheckpoint) for weights of an unsupported model, if nothing else is wrong. Does not include
+/// check_world() (config/checks.h), which needs the world size.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
-/// A configuration, and where each value comes from, by the key's full name: "default", "config.toml:7",
-/// "command line"; of keys that were not given, "as num_attention_heads" for one that follows another,
-/// "default of sgd" for one whose default another decides.
+/// A configuration, and the origin of each value by the key's full name: "config.toml:7", "command line", or
+/// for keys that were not given "default", "as num_attention_heads" (follows another key) or "default of sgd"
+/// (another key determines the default).
 struct TracedConfig {
   Config config;
   std::map<std::string, std::string> origins;
@@ -36,12 +37,32 @@ struct TracedConfig {
 /// load_config() with the origins.
 TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
-/// config.toml of a run, which has every key: what model.init_from names may be gone or changed by now, and
-/// is not looked at. Loads no plug-ins: throws for those that are not loaded.
+/// Reads config.toml of a run, which has every key, so that the weights in model.init_from, which may be gone
+/// or changed, are not read. Loads no plug-ins: throws for those that are not loaded.
 Config load_resolved_config(const std::filesystem::path& file);
 
-/// load_config() from text that is no file of its own; `name` stands for the file's name in messages.
+/// load_config() from text; `name` replaces the file's name in messages.
 Config parse_config(const std::string& text, const std::string& name,
                     const std::vector<std::string>& overrides = {});
+
+/// Whether plug-ins are named by a configuration that the user gave, or by a file beside checkpoints, which
+/// is not trusted: nothing is loaded for it.
+enum class PluginsNamedBy { kUser, kStoredFile };
+
+/// Loads, once each, the plug-ins that the user asked for and, if `by` is kUser, those in `named`
+/// (run.plugins); returns the new value of run.plugins. Throws Error(kUsage), also if a stored file names
+/// plug-ins that are not loaded.
+using PluginLoader =
+    std::function<std::vector<std::string>(const std::vector<std::string>& named, PluginsNamedBy by)>;
+
+/// Sets the loader (plugin/load.h has one), which is called before the keys of any configuration are checked,
+/// since plug-ins add keys. Without a loader, configurations that name plug-ins are refused. Not thread-safe.
+void set_plugin_loader(PluginLoader loader);
+
+std::vector<std::string> load_plugins(const std::vector<std::string>& named, PluginsNamedBy by);
+
+/// Loads the plug-ins of a configuration (arguments as of load_config()) as far as it can be read, ignoring
+/// errors. For --help, which lists their keys.
+void try_to_load_plugins(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
 }  // namespace fsdp::config

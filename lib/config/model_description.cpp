@@ -1,7 +1,10 @@
 #include "config/model_description.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "config/keys.h"
 #include "config/load.h"
@@ -42,9 +45,79 @@ nn::ModelOptions model_of(const checkpoint::DescribedModel& model) {
                util::join(nn::architectures().names(), ", "), "); found ", name, " of the plug-in ",
                util::join(model.plugins, ", "), "; load it with run.plugins or --plugin");
   }
-  // What a configuration needs beside its model.
+  // The keys without defaults.
   const std::string rest = "[data]\ntrain = [\"none\"]\nsequence_length = 1\n";
   return parse_config(model.plugin_config + rest, model.where + ": " + checkpoint::kPluginConfig).model;
+}
+
+namespace {
+
+const std::set<std::string_view> kOfAll = {"model.architecture",        "model.vocab_size",
+                                           "model.hidden_size",         "model.intermediate_size",
+                                           "model.num_hidden_layers",   "model.num_attention_heads",
+                                           "model.tie_word_embeddings", "model.max_position_embeddings"};
+
+bool is_of(const std::string& architecture, const std::string& key) {
+  const nn::Architecture* found = nn::architectures().find(architecture);
+  return found != nullptr && std::find(found->keys.begin(), found->keys.end(), key) != found->keys.end();
+}
+
+/// The model with one canonical form of equivalent settings.
+nn::ModelOptions normalized(nn::ModelOptions options) {
+  const nn::ModelOptions defaults;
+  if (options.num_attention_heads > 0 &&
+      options.head_dim * options.num_attention_heads == options.hidden_size) {
+    options.head_dim = 0;
+  }
+  if (options.rope_type == nn::RopeType::kDefault) options.rope_factor = defaults.rope_factor;
+  if (options.rope_type != nn::RopeType::kLlama3) {
+    options.rope_low_freq_factor = defaults.rope_low_freq_factor;
+    options.rope_high_freq_factor = defaults.rope_high_freq_factor;
+    options.rope_original_length = defaults.rope_original_length;
+  }
+  return options;
+}
+
+}  // namespace
+
+bool is_determined_by_weights(const std::string& key) {
+  const std::vector<std::string> names = nn::architectures().names();
+  return kOfAll.contains(key) ||
+         std::any_of(names.begin(), names.end(), [&](const std::string& name) { return is_of(name, key); });
+}
+
+std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const nn::ModelOptions& stored) {
+  Config mine, theirs;
+  mine.model = normalized(given);
+  theirs.model = normalized(stored);
+  mine.plugin_values = given.plugin_values;
+  theirs.plugin_values = stored.plugin_values;
+  const bool same_architecture = given.architecture == stored.architecture;
+  std::vector<ModelDifference> differences;
+  for (const Key& key : all_keys()) {
+    const std::string name = key.full_name();
+    if (!kOfAll.contains(name) && !(same_architecture && is_of(given.architecture, name))) continue;
+    const Value my_value = value_of(key, mine), their_value = value_of(key, theirs);
+    if (my_value == their_value) continue;
+    differences.push_back({name, toml_text(my_value), toml_text(their_value)});
+  }
+  return differences;
+}
+
+std::string difference_text(const ModelDifference& difference, const std::string& where) {
+  return util::concat(difference.key, ": expected ", difference.stored, ", as ", where,
+                      " says of the weights in model.init_from; found ", difference.given);
+}
+
+void require_same_model(const nn::ModelOptions& given, const std::filesystem::path& weights) {
+  const auto stored = checkpoint::described_model(weights);
+  if (!stored) return;
+  std::vector<std::string> texts;
+  for (const ModelDifference& difference : compare_models(given, model_of(*stored))) {
+    texts.push_back(difference_text(difference, stored->where));
+  }
+  if (texts.empty()) return;
+  util::fail(util::ErrorKind::kCheckpoint, util::join(texts, "; "), "; ", kDifferenceRemedy);
 }
 
 }  // namespace fsdp::config

@@ -1,22 +1,51 @@
 #pragma once
 
-// The models of plug-ins beside their weights. config.json of Hugging Face has no words for them, so what it
-// has in their place is a part of a configuration, under "fsdp_config": [model], and the keys of the plug-in that
-// the weights determine (nn::Architecture::keys). "fsdp_plugins" names the shared libraries; none is loaded
-// because a file says so.
+// The description of a model beside its weights (checkpoint/described_model.h): written, read, and compared
+// with [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a part of a
+// configuration under "fsdp_config", namely [model] and those keys of the plug-in that weights determine
+// (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". No library is loaded
+// because a file names it.
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "checkpoint/described_model.h"
 #include "config/config.h"
+#include "nn/options.h"
 
 namespace fsdp::config {
 
-/// What is written beside the weights of config.model: Hugging Face's keys, or, for the model of a plug-in,
-/// the above.
+/// For config.model: Hugging Face's keys or, for a plug-in's model, the above.
 nlohmann::json model_description(const Config& config);
 
-/// The other way round. Throws Error(kCheckpoint) for the model of a plug-in that is not loaded.
+/// The inverse. Throws Error(kCheckpoint) for the model of a plug-in that is not loaded.
 nn::ModelOptions model_of(const checkpoint::DescribedModel& model);
+
+/// Whether weights determine the key (its full name), because with another value they would compute something
+/// else: sizes, biases, rotary positions, epsilons, the tied head. Dropout, for example, is not determined.
+bool is_determined_by_weights(const std::string& key);
+
+struct ModelDifference {
+  std::string key;            ///< full name
+  std::string given, stored;  ///< as TOML
+};
+
+/// The keys that weights determine and in which two models differ, except keys that their architecture does
+/// not use.
+std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const nn::ModelOptions& stored);
+
+/// The remedy at the end of messages about differences.
+inline constexpr const char* kDifferenceRemedy =
+    "leave the key out, or name other weights; to train them on as another model on purpose, begin with "
+    "checkpoint.init_from (fsdp-ckpt import makes a checkpoint of a Hugging Face folder)";
+
+/// The message about a difference, with both values. `where` is the file that describes the weights.
+std::string difference_text(const ModelDifference& difference, const std::string& where);
+
+/// kCheckpoint that lists the differences from the description beside the weights, if there is one. Reads no
+/// weights.
+void require_same_model(const nn::ModelOptions& given, const std::filesystem::path& weights);
 
 }  // namespace fsdp::config

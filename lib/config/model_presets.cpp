@@ -1,8 +1,7 @@
-#include "config/model_presets.h"
-
 #include <algorithm>
 #include <cstdint>
 
+#include "config/presets.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -24,7 +23,7 @@ struct LlamaSizes {
   const char* more = "";  ///< further lines
 };
 
-/// Of Llama 3.2: positions slowed to reach sixteen times the length of the first training.
+/// Llama 3.2 extends positions to sixteen times the original length.
 constexpr const char* kLlama32Rotary =
     "rope_type = \"llama3\"\nrope_factor = 32.0\nrope_low_freq_factor = 1.0\n"
     "rope_high_freq_factor = 4.0\nrope_original_length = 8192\n";

@@ -1,5 +1,6 @@
 #include "config/parameter_groups.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -19,11 +20,6 @@ struct NumberField {
 };
 constexpr NumberField kNumbers[] = {
     {"lr", &Group::lr}, {"lr_scale", &Group::lr_scale}, {"weight_decay", &Group::weight_decay}};
-
-const std::vector<std::string>& field_names() {
-  static const std::vector<std::string> names = {"pattern", "lr", "lr_scale", "weight_decay"};
-  return names;
-}
 
 std::vector<std::string> read_patterns(const Literal& literal) {
   // One pattern may stand alone.
@@ -58,7 +54,7 @@ Group read_group(const Literal& literal) {
       known = true;
     }
     if (known) continue;
-    const std::string near = util::nearest(name, field_names());
+    const std::string near = util::nearest(name, {"pattern", "lr", "lr_scale", "weight_decay"});
     throw GroupMisfit{"the field " + clipped(name) + (near.empty() ? "" : "; did you mean " + near + "?"),
                       value.region};
   }
@@ -95,10 +91,7 @@ std::string toml_text(const ParameterGroups& groups) {
 }
 
 bool are_allowed(const ParameterGroups& groups) {
-  for (const Group& group : groups) {
-    if (!is_allowed(group)) return false;
-  }
-  return true;
+  return std::all_of(groups.begin(), groups.end(), is_allowed);
 }
 
 ParameterGroups read_groups(const Literal& literal) {

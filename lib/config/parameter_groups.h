@@ -12,20 +12,20 @@ namespace fsdp::config {
 
 using ParameterGroups = std::vector<optim::ParameterGroupOptions>;
 
-/// [{ pattern = ["*norm*"], weight_decay = 0.0 }], as the inline tables of TOML.
+/// As inline tables: [{ pattern = ["*norm*"], weight_decay = 0.0 }].
 std::string toml_text(const ParameterGroups& groups);
 
-/// Whether each group has patterns and something to say of them, in numbers of at least 0, and not both of
-/// lr and lr_scale.
+/// Whether each group has patterns and at least one setting, all settings are >= 0, and lr and lr_scale are
+/// not both set.
 bool are_allowed(const ParameterGroups& groups);
 
-/// Why a literal is no list of such tables, and where.
+/// Why a literal is not a list of such tables, and its place.
 struct GroupMisfit {
   std::string found;
   Region region;
 };
 
-/// The literal, which is a list, as groups. Throws GroupMisfit and nothing else.
+/// Converts a literal that is a list. Throws only GroupMisfit.
 ParameterGroups read_groups(const Literal& literal);
 
 }  // namespace fsdp::config

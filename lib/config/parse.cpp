@@ -10,7 +10,8 @@
 #include <tuple>
 #include <utility>
 
-#include "config/text_defect.h"
+#include "config/source.h"
+#include "config/value.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -21,7 +22,7 @@ Region region_of(const toml::value& value) {
   return {.line = location.line(), .column = location.column() - 1, .length = location.region()};
 }
 
-/// The number's digits without what only people need.
+/// The number without underscores and plus sign.
 std::string bare_number(std::string_view written) {
   std::string digits(written);
   std::erase(digits, '_');
@@ -29,30 +30,24 @@ std::string bare_number(std::string_view written) {
   return digits;
 }
 
-/// The TOML library saturates numbers that do not fit, without a word, and reads them by the global locale;
-/// so they are read again from what was written.
+/// The TOML library silently saturates numbers that do not fit, and parses them by the global locale; so they
+/// are parsed again from the text.
+template <typename Number, typename... Base>
+void parse_number(Literal& literal, const std::string& digits, Number& number, Base... base) {
+  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number, base...);
+  FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
+             "not a number: ", literal.text);
+  literal.out_of_range = error != std::errc();
+}
+
 void read_integer(Literal& literal) {
   std::string digits = bare_number(literal.text);
-  int base = 10;
-  if (digits.starts_with("0x")) base = 16;
-  if (digits.starts_with("0o")) base = 8;
-  if (digits.starts_with("0b")) base = 2;
-  if (base != 10) digits.erase(0, 2);
-  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), literal.integer, base);
-  FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
-             "not an integer: ", literal.text);
-  literal.out_of_range = error != std::errc();
+  for (const auto& [prefix, base] : {std::pair{"0x", 16}, {"0o", 8}, {"0b", 2}}) {
+    if (digits.starts_with(prefix)) return parse_number(literal, digits.substr(2), literal.integer, base);
+  }
+  parse_number(literal, digits, literal.integer);
 }
 
-void read_float(Literal& literal) {
-  std::string digits = bare_number(literal.text);
-  auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), literal.number);
-  FSDP_CHECK(error == std::errc::result_out_of_range || end == digits.data() + digits.size(),
-             "not a float: ", literal.text);
-  literal.out_of_range = error != std::errc();
-}
-
-/// Tables of the library are unordered.
 bool stands_before(const Region& a, const Region& b) {
   return std::tie(a.line, a.column) < std::tie(b.line, b.column);
 }
@@ -83,7 +78,7 @@ Literal literal_of(const toml::value& value, const Source& source) {
       break;
     case toml::value_t::floating:
       literal.kind = Kind::kFloat;
-      read_float(literal);
+      parse_number(literal, bare_number(literal.text), literal.number);
       break;
     case toml::value_t::boolean:
       literal.kind = Kind::kBool;
@@ -118,7 +113,7 @@ std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
       entries.push_back({.section = name, .name = key, .value = literal_of(item, source)});
     }
   }
-  // Tables of the library are unordered.
+  // The library's tables are unordered.
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.value.region.line, a.value.region.column, a.section, a.name) <
            std::tie(b.value.region.line, b.value.region.column, b.section, b.name);
@@ -126,7 +121,7 @@ std::vector<Entry> entries_of(const toml::value& root, const Source& source) {
   return entries;
 }
 
-/// The places that the library's message shows, as pairs of lines " 3 | text" and "   |   ^--- comment".
+/// A place in the library's message, from a pair of lines " 3 | text" and "   |   ^--- comment".
 struct Shown {
   Region region;
   std::string comment;
@@ -165,7 +160,7 @@ std::string plain_title(std::string title) {
   return title;
 }
 
-/// What the titles of the library mean that say little by themselves; empty for the others.
+/// Plain words for the library's obscure titles; empty for the others.
 std::string plain_words(const std::string& title) {
   if (title.find("not a valid string") != std::string::npos) {
     return "a string that is not closed in its line, or that has an escape that TOML lacks";
@@ -176,7 +171,7 @@ std::string plain_words(const std::string& title) {
   return "";
 }
 
-/// The word that stands where a value should; empty if something else stands there.
+/// The word in place of a value; empty if there is something else.
 std::string word_at(const Source& source, const Region& region) {
   std::string_view line = source.line(region.line);
   std::string_view before = line.substr(0, std::min(region.column, line.size()));
@@ -190,7 +185,7 @@ std::string word_at(const Source& source, const Region& region) {
   return std::string(rest.substr(0, rest.find_first_of(" \t,]#")));
 }
 
-/// The library's message, which is a page with its own excerpts, as one sentence and a place.
+/// Reduces the library's message, a page with its own excerpts, to one sentence and a place.
 SyntaxError syntax_error(const std::string& what, const Source& source) {
   std::vector<std::string> lines;
   std::istringstream stream(what);

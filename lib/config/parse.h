@@ -1,7 +1,6 @@
 #pragma once
 
-// TOML text as sections, keys and literals with their places. parse.cpp is the only file of the toolkit that
-// includes the TOML library.
+// Parses TOML into sections, keys and literals with their places. Only parse.cpp includes the TOML library.
 
 #include <cstdint>
 #include <optional>
@@ -10,7 +9,6 @@
 #include <vector>
 
 #include "config/source.h"
-#include "config/value.h"
 
 namespace fsdp::config {
 
@@ -19,31 +17,31 @@ struct Literal {
   enum class Kind { kString, kInteger, kFloat, kBool, kDate, kList, kTable };
 
   Kind kind = Kind::kTable;
-  std::string text;  ///< the content of a string; of a number or date what was written
+  std::string text;  ///< the content of a string; a number or date as written
   int64_t integer = 0;
   double number = 0;
   bool boolean = false;
-  bool out_of_range = false;   ///< a number that 64 bits do not hold
+  bool out_of_range = false;   ///< a number that does not fit into 64 bits
   std::vector<Literal> items;  ///< of a list
-  /// Of a table in a list, in the order in which they stand in the text.
+  /// Of a table in a list, in the order of the text.
   std::vector<std::pair<std::string, Literal>> fields;
   Region region;
 };
 
-/// A value and the key that it was given to.
+/// A key and its value.
 struct Entry {
   std::string section;  ///< empty: the key stands above all sections
   std::string name;     ///< empty: the section itself, which is a table
   Literal value;
 };
 
-/// What keeps a text from being TOML.
+/// Why a text is not TOML.
 struct SyntaxError {
   std::string message;
   std::optional<Region> region;
 };
 
-/// The entries in the order in which they stand in the text. Throws SyntaxError and nothing else.
+/// The entries in the order of the text. Throws only SyntaxError.
 std::vector<Entry> parse_toml(const Source& source);
 
 /// The literal for a message: "the string \"abc\"", "the integer 5", "a list".

@@ -1,10 +1,10 @@
-// The writing of presets.h.
+// preset_toml().
 
-#include <algorithm>
 #include <sstream>
 
 #include "config/keys.h"
 #include "config/presets.h"
+#include "config/print.h"
 #include "util/error.h"
 
 namespace fsdp::config {
@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kWidth = 110;
 constexpr size_t kHelpColumn = 42;  ///< of a comment behind a key
 
-/// `text` as lines of at most `width` characters, parted at spaces.
+/// `text` as lines of at most `width` characters.
 std::vector<std::string> wrapped(const std::string& text, size_t width) {
   std::vector<std::string> lines;
   std::istringstream words(text);
@@ -27,10 +27,10 @@ std::vector<std::string> wrapped(const std::string& text, size_t width) {
   return lines;
 }
 
-/// `left` and, from one column on, its help as a comment; several lines where it is long.
+/// `left` and its help as a comment from kHelpColumn on, in several lines if necessary.
 std::string with_help(const std::string& left, const std::string& help) {
   const auto padded = [](std::string text) { return text.append(kHelpColumn - text.size(), ' '); };
-  // A line of comment that cannot be taken for a key.
+  // Begins with # so that it cannot be mistaken for a key.
   const std::string continued = padded("#");
   const bool is_long = left.size() >= kHelpColumn;  // its help stands under it
   std::string text = is_long ? util::concat(left, "\n") : "";
@@ -38,12 +38,6 @@ std::string with_help(const std::string& left, const std::string& help) {
     text += util::concat(text.empty() ? padded(left) : continued, "# ", line, "\n");
   }
   return text;
-}
-
-std::string help_of(const Key& key) {
-  Config defaults;
-  const std::string bounds = limits(key.constraint, value_of(key, defaults));
-  return key.description + (bounds.empty() ? "" : util::concat(" [", bounds, "]"));
 }
 
 /// The key with the preset's value, or with its default as a comment.
@@ -68,7 +62,7 @@ std::string preset_toml(const Preset& preset, PresetKeys keys) {
     text += "#\n# All other keys have their defaults; `fsdp-train --help` lists them.\n";
   } else {
     text +=
-        "#\n# A key behind \"#\" has the default that stands there. Every key can be given on the command "
+        "#\n# Keys that are commented out show their defaults. Every key can be given on the command "
         "line too, as in\n# `fsdp-train CONFIG training.steps=20`. Paths are relative to the folder that "
         "the program is started in.\n";
   }

@@ -20,7 +20,7 @@ std::string to_toml(const Config& config) { return to_toml(TracedConfig{config, 
 
 std::string to_toml(const TracedConfig& traced) {
   constexpr size_t kCommentColumn = 44;
-  Config copy = traced.config;  // the table's bindings are to fields that can be written
+  Config copy = traced.config;  // the table needs fields of a non-const Config
   std::string text;
   std::string section;
   for (const Key& key : all_keys()) {
@@ -30,7 +30,7 @@ std::string to_toml(const TracedConfig& traced) {
     }
     std::string line = key.name + " = " + toml_text(value_of(key, copy));
     const auto origin = traced.origins.find(key.full_name());
-    // A file's name may hold what a comment may not.
+    // A file's name may hold characters that a comment may not.
     if (origin != traced.origins.end()) {
       std::string where = util::printable(origin->second);
       std::replace(where.begin(), where.end(), '\n', ' ');
@@ -50,21 +50,23 @@ std::string section_toml(const Config& config, const std::string& section) {
   return text;
 }
 
+std::string help_of(const Key& key) {
+  Config defaults;
+  const std::string bounds = limits(key.constraint, value_of(key, defaults));
+  return key.description + (bounds.empty() ? "" : " [" + bounds + "]");
+}
+
 std::string key_reference() {
   Config defaults;
   struct Row {
     const Key* key;
     std::array<std::string, 3> cells;  // name, type, default
-    std::string meaning;
   };
   std::vector<Row> rows;
   std::array<size_t, 3> widths{};
   for (const Key& key : all_keys()) {
     Value value = value_of(key, defaults);
-    std::string bounds = limits(key.constraint, value);
-    Row row{&key,
-            {key.name, type_name(value), key.follows.empty() ? toml_text(value) : key.follows},
-            key.description + (bounds.empty() ? "" : " [" + bounds + "]")};
+    Row row{&key, {key.name, type_name(value), key.follows.empty() ? toml_text(value) : key.follows}};
     for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row.cells[i].size());
     rows.push_back(row);
   }
@@ -77,7 +79,7 @@ std::string key_reference() {
     }
     text += "  ";
     for (size_t i = 0; i < widths.size(); ++i) text += padded(row.cells[i], widths[i]) + "  ";
-    text += row.meaning + "\n";
+    text += help_of(*row.key) + "\n";
   }
   return text;
 }

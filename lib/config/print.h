@@ -1,6 +1,6 @@
 #pragma once
 
-// The configuration as text for people and for files.
+// The configuration as text.
 
 #include <string>
 #include <vector>
@@ -10,14 +10,19 @@
 
 namespace fsdp::config {
 
-/// Every key, by section, in the order of the table. load_config() reads it back to the same Config.
+struct Key;
+
+/// Every key, in the order of the table. load_config() reads it back to the same Config.
 std::string to_toml(const Config& config);
 
 /// One of its sections.
 std::string section_toml(const Config& config, const std::string& section);
 
-/// The same with the origin of each value as a comment behind it.
+/// to_toml() with the origin of each value as a comment.
 std::string to_toml(const TracedConfig& traced);
+
+/// The description and limits of a key.
+std::string help_of(const Key& key);
 
 /// The table of keys for --help: type, default, meaning and limits of each.
 std::string key_reference();

@@ -1,7 +1,7 @@
 #pragma once
 
-// A text that configuration comes from: a file, or one override of the command line. It knows how to show a
-// place of itself in a message.
+// A text with configuration (a file, or one override of the command line), excerpts of it for messages, and
+// the report of everything that is wrong with it.
 
 #include <cstddef>
 #include <filesystem>
@@ -12,19 +12,19 @@
 
 namespace fsdp::config {
 
-/// A stretch of one line.
+/// Part of a line.
 struct Region {
   size_t line = 1;    ///< from 1
   size_t column = 0;  ///< bytes before it in the line
-  size_t length = 0;  ///< bytes; more than the line has where a value goes on over several lines
+  size_t length = 0;  ///< bytes; exceeds the line if a value spans several lines
 };
 
 class Source {
  public:
-  /// Reads a file. Throws util::Error(kUsage) if there is none, if it is no ordinary readable file, or if it
-  /// is too large to be a configuration.
+  /// Reads a file. Throws util::Error(kUsage) if it does not exist, is not a readable regular file, or is too
+  /// large to be a configuration.
   static Source from_file(const std::filesystem::path& path);
-  /// Configuration text from elsewhere; `name` stands for the file's name in messages.
+  /// Text from elsewhere; `name` replaces the file's name in messages.
   static Source from_text(std::string name, std::string text);
   /// One override, shown without a line number.
   static Source from_override(std::string text);
@@ -36,7 +36,7 @@ class Source {
 
   /// "config.toml:7", or the name alone.
   std::string where(const std::optional<Region>& region) const;
-  /// The line and, under it, a mark under the region; long lines are cut around the region.
+  /// The line, cut around the region if it is long, and below it a mark under the region.
   std::string excerpt(const Region& region) const;
 
  private:
@@ -47,5 +47,34 @@ class Source {
   bool has_lines_;
   std::vector<std::string> lines_;
 };
+
+/// Collects everything that is wrong with a configuration, for one error.
+class Report {
+ public:
+  /// `message` says what was expected and what was found; the report adds the place and an excerpt.
+  void add(const Source& source, const std::optional<Region>& region, const std::string& message);
+  bool empty() const { return problems_.empty(); }
+  /// Throws util::Error(kUsage) with every problem, if there are any.
+  void throw_if_any() const;
+
+ private:
+  std::vector<std::string> problems_;
+};
+
+/// Bytes of the UTF-8 character that starts at `at`, or 0 if it is invalid (RFC 3629: no overlong forms, no
+/// surrogates, nothing above U+10FFFF).
+size_t utf8_length(std::string_view text, size_t at);
+
+struct TextDefect {
+  Region region;
+  std::string message;
+};
+
+/// Bytes that TOML does not allow: invalid UTF-8, or control characters.
+std::optional<TextDefect> byte_defect(const Source& source);
+
+/// Text that the TOML parser cannot handle: brackets or dotted keys nested so deeply that recursion could
+/// exhaust the stack, or lines so long that its quadratic time would look like a hang.
+std::optional<TextDefect> shape_defect(const Source& source);
 
 }  // namespace fsdp::config

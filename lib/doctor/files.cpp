@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hugging_face_names.h"
+#include "checkpoint/stored_model.h"
 #include "checkpoint/weights.h"
 #include "comm/mesh_shape.h"
-#include "config/model_comparison.h"
+#include "config/model_description.h"
 #include "data/text_input.h"
 #include "data/token_files.h"
 #include "doctor/checks.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
-#include "checkpoint/hugging_face_names.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/described_model.h"
+#include "checkpoint/stored_model.h"
 #include "config/load.h"
 #include "config/model_description.h"
 #include "nn/decoder.h"

@@ -29,7 +29,7 @@ at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::st
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype);
 
 /// The tokenizer of the model: the vocabulary in its folder, or that of the run that it is a checkpoint of:
-/// the copy that the run keeps (checkpoint/model_files.h), or data.tokenizer of config.toml. Throws
+/// the copy that the run keeps (checkpoint/described_model.h), or data.tokenizer of config.toml. Throws
 /// Error(kUsage) when there is neither.
 std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored);
 

@@ -33,7 +33,7 @@ constexpr auto enum_names(RopeType) {
 
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
-  /// Of config/model_presets.h, whose values the options below have where nothing else was given; or empty.
+  /// Of config/presets.h, whose values the options below have where nothing else was given; or empty.
   std::string preset = {};
   std::string architecture = "llama";  ///< of architectures() (nn/architectures.h)
   int64_t vocab_size = 256;

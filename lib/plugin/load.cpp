@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "config/plugins.h"
+#include "config/load.h"
 #include "plugin/plugin.h"
 #include "util/error.h"
 #include "util/file.h"

@@ -7,7 +7,7 @@
 
 namespace fsdp::plugin {
 
-/// Makes the configurations that are loaded from now on load their plug-ins (config/plugins.h), and those of
+/// Makes the configurations that are loaded from now on load their plug-ins (config/load.h), and those of
 /// `given` (--plugin) too. A path is relative to the working directory; a name without a slash that is not
 /// there is searched for in the folders of LD_LIBRARY_PATH. Where run.plugins names a file of the same name
 /// as one of `given`, the latter is taken.

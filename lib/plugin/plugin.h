@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "config/constraint.h"
 #include "config/keys.h"
+#include "config/value.h"
 #include "data/datasets.h"
 #include "nn/decoder.h"
 #include "nn/loss.h"

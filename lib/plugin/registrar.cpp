@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "config/plugins.h"
+#include "config/load.h"
 #include "plugin/plugin.h"
 #include "util/error.h"
 

@@ -4,11 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/best.h"
-#include "checkpoint/damage.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
-#include "checkpoint/save_full.h"
+#include "checkpoint/save.h"
 #include "checkpoint/state_slices.h"
 #include "checkpoint/weights.h"
 #include "config/model_description.h"

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "checkpoint/background_task.h"
-#include "checkpoint/host_copies.h"
-#include "checkpoint/run_lock.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/save.h"
+#include "checkpoint/state_slices.h"
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "train/training_record.h"

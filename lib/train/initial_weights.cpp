@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/hugging_face_names.h"
-#include "config/model_comparison.h"
+#include "checkpoint/stored_model.h"
+#include "config/model_description.h"
 #include "nn/initialize.h"
 #include "util/error.h"
 

@@ -6,10 +6,9 @@
 #include <utility>
 
 #include "checkpoint/described_model.h"
-#include "checkpoint/inherited_config.h"
-#include "checkpoint/json.h"
+#include "checkpoint/hugging_face_config.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/raw_file.h"
 #include "checkpoint/weights.h"
 #include "config/model_description.h"
 #include "data/tokenizer.h"

@@ -1,7 +1,7 @@
 #pragma once
 
 // What a run remembers of the model that it began with, for exports of its checkpoints: the config with the
-// keys that training does not know, and the small files beside it (checkpoint/model_files.h).
+// keys that training does not know, and the small files beside it (checkpoint/described_model.h).
 
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include "support/checkpoint_fixtures.h"
 
@@ -165,6 +169,107 @@ TEST_F(Folders, WhatCannotBeLookedAtIsNotTakenForMissing) {
   auto [kind, text] = error_of([&] { checkpoint_folder(loop / "run"); });
   EXPECT_EQ(kind, ErrorKind::kIo);
   EXPECT_THAT(text, HasSubstr("cannot look at " + (loop / "run").string() + ": "));
+}
+
+/// Complete checkpoints of these steps in the folder.
+void save_steps(const fs::path& root, const std::vector<int64_t>& steps) {
+  for (int64_t step : steps) save_checkpoint(root, {{"model/w", at::ones({2})}}, 1, step);
+}
+
+TEST(Best, IsALinkToACheckpointThatMoves) {
+  TemporaryFolder folder;
+  save_steps(folder.path(), {1, 2});
+  EXPECT_EQ(best_step(folder.path()), std::nullopt);
+  mark_best(folder.path(), 1);
+  EXPECT_EQ(best_step(folder.path()), 1);
+  mark_best(folder.path(), 2);
+  EXPECT_EQ(best_step(folder.path()), 2);
+  EXPECT_EQ(incompleteness(folder / "best"), "");
+  EXPECT_EQ(find_checkpoints(folder.path()).complete.size(), 2u);
+}
+
+TEST(Best, IsNothingWhereTheLinkLeadsAstray) {
+  TemporaryFolder folder;
+  for (const char* target : {"step-00000007", "elsewhere", "../step-00000001"}) {
+    fs::remove(folder / "best");
+    fs::create_directory_symlink(target, folder / "best");
+    EXPECT_EQ(best_step(folder.path()), std::nullopt) << target;
+  }
+}
+
+TEST(Best, RefusesToReplaceWhatIsNoLink) {
+  TemporaryFolder folder;
+  save_steps(folder.path(), {1});
+  fs::create_directory(folder / "best");
+  EXPECT_EQ(error_of([&] { mark_best(folder.path(), 1); }).first, util::ErrorKind::kIo);
+  EXPECT_TRUE(fs::is_directory(folder / "best"));
+}
+
+TEST(Retention, KeepsOneStepBesides) {
+  TemporaryFolder folder;
+  save_steps(folder.path(), {1, 2, 3, 4});
+  prune(folder.path(), {.keep_last = 1, .keep_step = 2});
+  std::vector<int64_t> left;
+  for (const auto& found : find_checkpoints(folder.path()).complete) left.push_back(found.step);
+  EXPECT_EQ(left, (std::vector<int64_t>{2, 4}));
+}
+
+TEST(RunLock, IsHeldByOneAtATime) {
+  TemporaryFolder root;
+  {
+    RunLock lock(root.path());
+    auto [kind, text] = error_of([&] { RunLock second(root.path()); });
+    EXPECT_EQ(kind, ErrorKind::kUsage);
+    EXPECT_THAT(text, AllOf(HasSubstr(root.path().string()),
+                            HasSubstr("process " + std::to_string(::getpid()) + " on ")));
+  }
+  RunLock again(root.path());
+}
+
+TEST(RunLock, IsGoneWithAKilledProcess) {
+  TemporaryFolder root;
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  pid_t child = ::fork();
+  if (child == 0) {
+    RunLock lock(root.path());
+    [[maybe_unused]] ssize_t told = ::write(ready[1], "x", 1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  auto [kind, text] = error_of([&] { RunLock second(root.path()); });
+  EXPECT_EQ(kind, ErrorKind::kUsage);
+  EXPECT_THAT(text, HasSubstr("process " + std::to_string(child)));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  RunLock lock(root.path());
+  for (int fd : ready) ::close(fd);
+}
+
+TEST(RunLock, NoticesThatItsFolderIsNoLongerTheOneOfItsName) {
+  TemporaryFolder root;
+  std::filesystem::create_directory(root / "run");
+  RunLock lock(root / "run");
+  EXPECT_NO_THROW(lock.require_same_folder());
+  std::filesystem::rename(root / "run", root / "away");
+  auto [kind, text] = error_of([&] { lock.require_same_folder(); });
+  EXPECT_EQ(kind, ErrorKind::kIo);
+  EXPECT_THAT(text, AllOf(HasSubstr((root / "run").string()), HasSubstr("found none")));
+  std::filesystem::create_directory(root / "run");
+  {
+    RunLock of_another_run(root / "run");
+    EXPECT_THAT(error_of([&] { lock.require_same_folder(); }).second, HasSubstr("found another one"));
+  }
+  std::filesystem::remove_all(root / "run");
+  std::filesystem::rename(root / "away", root / "run");
+  EXPECT_NO_THROW(lock.require_same_folder());
+}
+
+TEST(RunLock, NeedsAFolderThatCanBeWritten) {
+  TemporaryFolder root;
+  auto [kind, text] = error_of([&] { RunLock lock(root / "absent"); });
+  EXPECT_EQ(kind, ErrorKind::kIo);
 }
 
 }  // namespace

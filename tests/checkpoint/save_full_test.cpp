@@ -1,5 +1,3 @@
-#include "checkpoint/save_full.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +5,7 @@
 
 #include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
+#include "checkpoint/save.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::checkpoint {

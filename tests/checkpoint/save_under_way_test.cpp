@@ -4,9 +4,9 @@
 #include <atomic>
 #include <mutex>
 
-#include "checkpoint/host_copies.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
+#include "checkpoint/state_slices.h"
 #include "support/checkpoint_fixtures.h"
 
 namespace fsdp::checkpoint {

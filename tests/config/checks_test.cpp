@@ -69,8 +69,8 @@ TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
             "training.float8_exclude: expected none with training.float8 = \"none\"; found 1; leave it out");
   config.training.float8 = "tensorwise";
   EXPECT_EQ(only_conflict(config),
-            "training.float8: expected mixed_precision.param_dtype = \"bfloat16\", in which all is computed "
-            "that is not in 8 bits; found float32; change one of the two");
+            "training.float8: expected mixed_precision.param_dtype = \"bfloat16\", in which everything else "
+            "is computed; found float32; change one of the two");
   config.mixed_precision.param_dtype = "bfloat16";
   EXPECT_TRUE(find_conflicts(config).empty());
   config.data.sequence_length = 250;

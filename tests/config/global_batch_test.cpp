@@ -55,7 +55,7 @@ TEST(GlobalBatch, AgreesWithMicroStepsThatAreGiven) {
   EXPECT_EQ(config.training.gradient_accumulation_steps, 8);
   EXPECT_EQ(
       refusal(config, 4),
-      "training.gradient_accumulation_steps: expected 4, because training.global_batch_size = 64 are so "
+      "training.gradient_accumulation_steps: expected 4, because training.global_batch_size = 64 takes that "
       "many micro-batches of 4 ranks * 4 (data.micro_batch_size); found 8; leave one "
       "of the two out, or set it to 0");
 }

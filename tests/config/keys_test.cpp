@@ -6,7 +6,7 @@
 #include <set>
 
 #include "config/config_text.h"
-#include "config/plugins.h"
+#include "config/load.h"
 #include "config/print.h"
 
 namespace fsdp::config {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/config_text.h"
-#include "config/model_comparison.h"
+#include "config/model_description.h"
 #include "config/presets.h"
 #include "config/print.h"
 

@@ -10,7 +10,6 @@
 
 #include "checkpoint/folders.h"
 #include "checkpoint/inspect.h"
-#include "checkpoint/run_lock.h"
 #include "e2e/programs.h"
 #include "support/checkpoint_contents.h"
 #include "support/tiny_config.h"

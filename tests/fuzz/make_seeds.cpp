@@ -19,6 +19,15 @@ using namespace fsdp::checkpoint;
 
 namespace {
 
+/// A shard file of whole tensors.
+void write_shard(const fs::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  std::vector<DatasetSpec> datasets;
+  for (const auto& [name, tensor] : tensors) datasets.push_back({name, tensor.scalar_type(), tensor.numel()});
+  ShardFileWriter file(path, datasets);
+  for (const auto& [name, tensor] : tensors) file.write(name, 0, tensor.numel(), tensor.const_data_ptr());
+  file.finish();
+}
+
 void write_safetensors(const fs::path& path, const std::vector<TensorInfo>& infos) {
   SafetensorsWriter writer(path, infos);
   for (const TensorInfo& info : writer.infos()) {
@@ -144,11 +153,10 @@ int main(int argc, char** argv) {
   }
 
   at::Tensor six = at::arange(6, at::kFloat), five = at::arange(5, at::kFloat).to(at::kBFloat16);
-  write_shard_file(
-      folder / "shard_file/all",
-      {{"model/a.weight", {six}}, {"model/b.weight", {five}}, {"optimizer/a.weight/exp_avg", {six}}});
-  write_shard_file(folder / "shard_file/other_type", {{"model/a.weight", {six.to(at::kDouble)}}});
-  write_shard_file(folder / "shard_file/other_size", {{"model/a.weight", {six, six}}});
+  write_shard(folder / "shard_file/all",
+              {{"model/a.weight", six}, {"model/b.weight", five}, {"optimizer/a.weight/exp_avg", six}});
+  write_shard(folder / "shard_file/other_type", {{"model/a.weight", six.to(at::kDouble)}});
+  write_shard(folder / "shard_file/other_size", {{"model/a.weight", at::cat({six, six})}});
   write_data_seeds(folder);
   return 0;
 }

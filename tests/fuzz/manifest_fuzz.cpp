@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/raw_file.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {
@@ -13,7 +13,8 @@ int manifest(const uint8_t* data, size_t size) {
   std::string_view text(reinterpret_cast<const char*>(data), size);
   refuse_or_read([&] { checkpoint::parse_manifest(text, "manifest.json"); });
   refuse_or_read([&] {
-    nlohmann::json sealed = checkpoint::parse_json(text, 32, "manifest.json");
+    nlohmann::json sealed =
+        nlohmann::json::parse(checkpoint::canonical_json(text, 32, "manifest.json").text());
     if (!sealed.is_object()) return;
     sealed.erase("seal");
     sealed["seal"] = checkpoint::seal_of(sealed);

@@ -1,10 +1,9 @@
-#include "config/model_presets.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "config/load.h"
+#include "config/presets.h"
 #include "config/print.h"
 #include "support/decoder_outline.h"
 #include "util/error.h"

@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "config/load.h"
-#include "config/plugins.h"
 #include "plugin/plugin.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"

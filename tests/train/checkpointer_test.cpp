@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/best.h"
 #include "checkpoint/folders.h"
 #include "support/checkpoint_contents.h"
 #include "support/checkpointer_fixture.h"

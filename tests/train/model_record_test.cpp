@@ -4,8 +4,8 @@
 
 #include <fstream>
 
+#include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/model_files.h"
 #include "support/safetensors_files.h"
 #include "support/tiny_config.h"
 #include "util/log.h"

@@ -1,15 +1,21 @@
+#include "checkpoint/safetensors.h"
+
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
 
-#include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/safetensors_types.h"
 #include "util/error.h"
+#include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::checkpoint {
+namespace fs = std::filesystem;
 using nlohmann::json;
 using util::concat;
 using util::ErrorKind;
@@ -17,9 +23,23 @@ using util::fail;
 
 namespace {
 
+/// The element types of safetensors that the toolkit stores, under the format's names.
+constexpr std::array<std::pair<std::string_view, c10::ScalarType>, 10> kSafetensorsTypes{{
+    {"F32", c10::ScalarType::Float},
+    {"F16", c10::ScalarType::Half},
+    {"BF16", c10::ScalarType::BFloat16},
+    {"F64", c10::ScalarType::Double},
+    {"I64", c10::ScalarType::Long},
+    {"I32", c10::ScalarType::Int},
+    {"I16", c10::ScalarType::Short},
+    {"I8", c10::ScalarType::Char},
+    {"U8", c10::ScalarType::Byte},
+    {"BOOL", c10::ScalarType::Bool},
+}};
+
 constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kLargestHeaderBytes = 100'000'000;  // the limit of the reference implementation
-// {tensor: {shape: [...]}}, and the values of one entry as a bound of the memory that reading it takes.
+// Levels of {tensor: {shape: [...]}}; the number of values of one entry bounds the memory for reading it.
 constexpr util::JsonLimits kHeaderLimits{.deepest_level = 3, .most_values = 1'000'000};
 
 std::string read_header(const RawFile& file) {
@@ -41,7 +61,7 @@ std::string read_header(const RawFile& file) {
   return header;
 }
 
-/// A list of whole numbers that are not negative, or false.
+/// False unless the value is a list of non-negative whole numbers.
 bool read_sizes(const json& value, std::vector<int64_t>& sizes) {
   if (!value.is_array()) return false;
   for (const json& size : value) {
@@ -99,7 +119,7 @@ void check_name(const std::string& tensor, const std::string& path) {
   }
 }
 
-/// The tensors must lie one behind the other and end with the file.
+/// The tensors must be adjacent and end with the file.
 void check_extents(std::vector<Extent> extents, int64_t data_bytes, const std::string& path) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -170,6 +190,72 @@ void SafetensorsReader::read(const std::string& name, int64_t begin, int64_t end
   FSDP_CHECK(begin >= 0 && begin <= end && end <= found.numel, name);
   auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(found.dtype));
   file_.read_at(found.begin_bytes + begin * itemsize_bytes, out, (end - begin) * itemsize_bytes);
+}
+
+namespace {
+
+constexpr int64_t kHeaderAlignmentBytes = 8;
+
+std::string_view type_name(c10::ScalarType dtype) {
+  for (const auto& [name, type] : kSafetensorsTypes) {
+    if (type == dtype) return name;
+  }
+  FSDP_CHECK(false, "safetensors cannot hold ", c10::toString(dtype));
+}
+
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInfo> infos)
+    : path_(path),
+      temporary_(temporary_name(path)),
+      infos_(std::move(infos)),
+      file_(RawFile::create_locked(temporary_)) {
+  std::sort(infos_.begin(), infos_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    auto key = [](const TensorInfo& t) { return -static_cast<int64_t>(c10::elementSize(t.dtype)); };
+    return std::make_tuple(key(a), std::cref(a.name)) < std::make_tuple(key(b), std::cref(b.name));
+  });
+  try {
+    // Entry by entry, because inserting into an ordered_json takes linear time.
+    std::unordered_set<std::string_view> names;
+    std::string text = R"({"__metadata__":{"format":"pt"})";
+    for (const TensorInfo& info : infos_) {
+      auto itemsize_bytes = static_cast<int64_t>(c10::elementSize(info.dtype));
+      int64_t numel = checked_numel(info.shape, itemsize_bytes);
+      FSDP_CHECK(numel >= 0 && info.name != "__metadata__" && names.insert(info.name).second, info.name);
+      int64_t begin = missing_bytes_;
+      missing_bytes_ += numel * itemsize_bytes;
+      const nlohmann::ordered_json entry = {
+          {"dtype", type_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {begin, missing_bytes_}}};
+      text += util::concat(",", nlohmann::json(info.name).dump(), ":", entry.dump());
+    }
+    text += "}";
+    while (text.size() % kHeaderAlignmentBytes != 0) text += ' ';
+    uint64_t length = text.size();  // little-endian, as this machine is
+    file_.write(&length, sizeof(length));
+    file_.write(text.data(), static_cast<int64_t>(text.size()));
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(temporary_, ignored);
+    throw;
+  }
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  std::error_code ignored;
+  if (!finished_) fs::remove(temporary_, ignored);
+}
+
+void SafetensorsWriter::append(const void* data, int64_t bytes) {
+  FSDP_CHECK(bytes >= 0 && bytes <= missing_bytes_);
+  file_.write(data, bytes);
+  missing_bytes_ -= bytes;
+}
+
+void SafetensorsWriter::finish() {
+  FSDP_CHECK(missing_bytes_ == 0 && !finished_);
+  file_.sync();
+  util::rename_and_sync(temporary_, path_);
+  finished_ = true;
 }
 
 }  // namespace fsdp::checkpoint

@@ -1,11 +1,10 @@
-#include "checkpoint/model_files.h"
+#include "checkpoint/described_model.h"
 
 #include <gmock/gmock.h>
 
 #include <fstream>
 
 #include "checkpoint/hugging_face_config.h"
-#include "checkpoint/inherited_config.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_models.h"
 #include "util/file.h"

@@ -1,10 +1,11 @@
 // Checkpoints that are damaged or that lie: always kCheckpoint with a name to look for, never a crash.
 
+#include "checkpoint/inspect.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <hdf5.h>
 
-#include "checkpoint/inspect.h"
 #include "checkpoint/load.h"
 #include "support/checkpoint_fixtures.h"
 

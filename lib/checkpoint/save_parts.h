@@ -1,0 +1,57 @@
+#pragma once
+
+// The parts of a save that save.cpp and save_full.cpp share: a rank's slices in order, and the step's folder,
+// which rank 0 creates, the ranks fill, and the manifest commits.
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/save.h"
+#include "comm/communicator.h"
+#include "shard/tensor_slice.h"
+
+namespace fsdp::checkpoint {
+
+/// A tensor's slices on this rank.
+struct RankTensor {
+  const shard::TensorSlice* any = nullptr;        ///< for shape and dtype; never null
+  std::vector<const shard::TensorSlice*> slices;  ///< ascending, without the empty ones
+};
+
+/// By name; the slices must outlive the result. Checks that they are contiguous in CPU memory.
+std::map<std::string, RankTensor> group_by_tensor(const std::vector<shard::TensorSlice>& slices);
+
+/// {name: {shape, dtype, rows, ranges: [[begin, end], ...]}}, to be sent to other ranks.
+nlohmann::json describe(const std::map<std::string, RankTensor>& tensors);
+
+/// Adds the describe() of one rank to the manifest, as ranges in file number `file`. kCheckpoint when it
+/// contradicts another rank's; the message calls this rank `who`.
+void add_described(Manifest& manifest, const nlohmann::json& described, size_t file, const std::string& who);
+
+/// Creates the step's folder in `root`. Removes what an unfinished save left there; renames a finished but
+/// damaged checkpoint; kCheckpoint for a complete one. Rank 0 only.
+void create_step_folder(const std::filesystem::path& root, const std::filesystem::path& folder);
+
+/// Calls `write` to fill a file under its temporary name (the argument), then hashes it, syncs it and renames
+/// it. After an error nothing is left of it.
+FileEntry write_named(const std::filesystem::path& path,
+                      const std::function<void(const std::filesystem::path&)>& write);
+
+/// kIo unless rank 0 sees a file as the rank that wrote it.
+void require_visible(const std::filesystem::path& folder, const FileEntry& file);
+
+/// Checks the manifest and writes it, which completes the checkpoint, then removes what `request.retention`
+/// does not keep; failing to remove is not an error. Rank 0 only.
+SavedCheckpoint commit(const SaveRequest& request, Manifest manifest, const std::filesystem::path& folder);
+
+/// Runs one part of a save and rethrows its errors, after rank 0 has removed the unfinished folder. Errors of
+/// a lost peer leave the folder, since that rank may still be writing; the next run removes it.
+void or_remove_folder(comm::Communicator& communicator, const std::filesystem::path& folder,
+                      const std::function<void()>& part);
+
+}  // namespace fsdp::checkpoint
