@@ -23,7 +23,7 @@ PrefetchingBatches::~PrefetchingBatches() {
 }
 
 Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch) const {
-  // What a micro-batch reads depends on where it begins alone, so one sequence covers steps of any length.
+  // A micro-batch depends only on where it begins, so one sequence covers steps of any length.
   const int64_t step = source_.samples_per_micro_step(), position = first_global_sample + micro_batch * step;
   std::unique_lock lock(mutex_);
   const int64_t comes = !ready_.empty() ? ready_.front().position : making_ >= 0 ? making_ : next_;
@@ -33,7 +33,7 @@ Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch
   ready_.pop_front();
   changed_.notify_all();
   if (made.error) {
-    begin_at(-1);  // what follows it is asked for again, if at all
+    begin_at(-1);  // what follows may never be requested
     std::rethrow_exception(made.error);
   }
   return std::move(made.batch);
@@ -64,7 +64,7 @@ void PrefetchingBatches::work() {
       made.error = std::current_exception();
     }
     lock.lock();
-    if (round != round_) continue;  // others are wanted by now
+    if (round != round_) continue;  // begin_at() was called meanwhile
     making_ = -1;
     if (made.error) next_ = -1;
     ready_.push_back(std::move(made));

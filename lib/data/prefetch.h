@@ -1,7 +1,6 @@
 #pragma once
 
-// Batches made ahead by a thread of their own, so that a step finds its next one ready: what a slow disk
-// takes is hidden behind compute.
+// Prefetches batches in a separate thread, so that the time of a slow disk is hidden behind compute.
 
 #include <condition_variable>
 #include <cstdint>
@@ -14,13 +13,11 @@
 
 namespace fsdp::data {
 
-/// Gives what `source` gives, in any order that it is asked for; ready are those that follow the one asked
-/// for last. An error of the source is thrown when the batch that it belongs to is asked for. One thread at a
-/// time may ask.
+/// Returns the batches of `source`, in any order; those that follow the last one requested are prefetched. An
+/// error of the source is thrown when its batch is requested. Only one thread at a time may call batch().
 class PrefetchingBatches final : public BatchSource {
  public:
-  /// `depth` batches ahead, at least 1. The source must outlive the object; it is asked from the other
-  /// thread.
+  /// Prefetches `depth` batches, at least 1. The source must outlive the object; the other thread calls it.
   PrefetchingBatches(const TrainLoader& source, int64_t depth);
   ~PrefetchingBatches() override;
 
@@ -34,7 +31,7 @@ class PrefetchingBatches final : public BatchSource {
   };
 
   void work();
-  /// Forgets what was made, and goes on from `position` (-1: with nothing).
+  /// Discards prefetched batches and continues at `position` (-1: stops prefetching).
   void begin_at(int64_t position) const;
 
   const TrainLoader& source_;
@@ -43,9 +40,9 @@ class PrefetchingBatches final : public BatchSource {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   mutable std::deque<Made> ready_;
-  mutable int64_t making_ = -1;  ///< position that the thread makes now; -1: none that is of use
-  mutable int64_t next_ = -1;    ///< position that it makes next; -1: none
-  mutable int64_t round_ = 0;    ///< counts the times that positions did not follow
+  mutable int64_t making_ = -1;  ///< position that the thread reads now; -1: none, or one that is not wanted
+  mutable int64_t next_ = -1;    ///< position that it reads next; -1: none
+  mutable int64_t round_ = 0;    ///< counts the calls of begin_at()
   bool stops_ = false;
   std::thread thread_;
 };

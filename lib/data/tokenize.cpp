@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <memory>
 
-#include "data/encode_job.h"
 #include "data/text_input.h"
 #include "data/text_jobs.h"
-#include "data/token_files.h"
 #include "data/token_writer.h"
-#include "data/tokenizer.h"
 #include "data/utf8.h"
 #include "util/error.h"
 
@@ -23,10 +19,10 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// What cannot be cut is held back until it can; more than this is no text.
+/// Text that cannot be cut is held back until it can; more than this is not text.
 constexpr size_t kMaxCarriedBytes = size_t{64} << 20;
 
-/// The file that a path will name, even if it does not exist yet.
+/// The file that a path names, even if it does not exist yet.
 fs::path resolved(const std::string& path) {
   std::error_code error;
   fs::path canonical = fs::weakly_canonical(fs::absolute(path, error), error);
@@ -94,7 +90,8 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
        " of validation, and neither may be empty; ", "give more text or another fraction");
 }
 
-/// Opens every file once, so that a wrong name is told before the work. Returns their bytes.
+/// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if
+/// unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const ValidationShare& share) {
   int64_t bytes = 0, validation = 0;
@@ -157,15 +154,15 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
   }
   std::optional<int64_t> id = name.empty() || name == "eos" ? tokenizer.end_of_text() : tokenizer.id_of(name);
   if (!id && !name.empty()) {
-    fail(ErrorKind::kUsage, "`document_separator` ", name, " is no token of the tokenizer ", tokenizer.name(),
+    fail(ErrorKind::kUsage, "`document_separator` ", name, " is not a token of the tokenizer ",
+         tokenizer.name(),
          "; give one that it has, id:N for another id, text:TEXT for a text that is tokenized, or none");
   }
   return id ? std::vector{*id} : std::vector<int64_t>{};
 }
 
-/// Takes encoded jobs in order and writes their ids. Where a document was cut between two jobs, this is where
-/// they are joined: a part that did not end where the next one begins is followed by one that is encoded
-/// again.
+/// Takes encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: where a
+/// part was not encoded exactly up to the next one, the next is encoded again from there.
 class Collector {
  public:
   Collector(const Tokenizer& tokenizer, std::vector<int64_t> separator, TokenWriter& train,
@@ -229,36 +226,14 @@ class Collector {
   }
 
   const Tokenizer& tokenizer_;
-  const std::vector<int64_t> separator_;  ///< behind every document
+  const std::vector<int64_t> separator_;  ///< appended to every document
   TokenWriter& train_;
   TokenWriter* validation_;
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
-  std::string carried_;  ///< of the document, not encoded yet and before the next part
+  std::string carried_;  ///< text of the document before the next part, not encoded yet
   size_t skip_ = 0;      ///< bytes at the beginning of the next part that are encoded already
 };
-
-void run_jobs(TextJobs& jobs, const EncodeJobOptions& job_options, int threads, int64_t text_bytes,
-              const util::ByteProgress& progress, Collector& collector) {
-  WorkQueue queue(threads);
-  std::deque<std::future<EncodedJob>> under_way;
-  const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
-  bool more = true;
-  while (true) {
-    while (more && under_way.size() < most) {
-      auto job = std::make_shared<TextJob>();
-      more = jobs.next(*job);
-      if (!more) break;
-      under_way.push_back(
-          queue.add([job, &job_options] { return encode_job(std::move(*job), job_options); }));
-    }
-    if (under_way.empty()) break;
-    EncodedJob encoded = under_way.front().get();
-    under_way.pop_front();
-    collector.add(encoded);
-    if (progress && text_bytes > 0) progress("tokenizing", encoded.job.read_bytes, text_bytes);
-  }
-}
 
 }  // namespace
 
@@ -282,10 +257,13 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
         options.validation_output,
         TokenWriterOptions{output_format(options, options.validation_output, vocab_size), vocab_size});
   }
-  TextJobs jobs(files, options.json_lines, share, *tokenizer);
-  EncodeJobOptions job_options{tokenizer.get(), options.json_field, share, files};
+  TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer);
   Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr);
-  run_jobs(jobs, job_options, options.threads, text_bytes, options.progress, collector);
+  jobs.encode(options.threads, [&](const EncodedJob& encoded) {
+    collector.add(encoded);
+    if (options.progress && text_bytes > 0)
+      options.progress("tokenizing", encoded.job.read_bytes, text_bytes);
+  });
 
   if (train.size() == 0 || (validation && validation->size() == 0)) {
     if (validation) refuse_empty_part(options, train.size(), validation->size(), "tokens");
@@ -311,6 +289,17 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .documents = train.documents(),
           .validation_documents = validation ? validation->documents() : 0,
           .warning = std::move(warning)};
+}
+
+void decode(const TokenFiles& files, const Tokenizer& tokenizer, int64_t begin, int64_t count,
+            const std::function<void(std::string_view)>& write) {
+  TextDecoder decoder(tokenizer);
+  files.scan(begin, begin + count, [&](int64_t, const std::vector<int64_t>& ids) {
+    std::string text;
+    for (int64_t id : ids) text += decoder.push(id);
+    write(text);
+  });
+  write(decoder.finish());
 }
 
 }  // namespace fsdp::data

@@ -7,14 +7,14 @@
 
 namespace fsdp::plugin {
 
-/// Makes the configurations that are loaded from now on load their plug-ins (config/plugins.h), and those of
-/// `given` (--plugin) too. A path is relative to the working directory; a name without a slash that is not
-/// there is searched for in the folders of LD_LIBRARY_PATH. Where run.plugins names a file of the same name
-/// as one of `given`, the latter is taken.
+/// From now on, loading a configuration also loads its plug-ins (config/plugins.h) and those of `given`
+/// (--plugin). A path is relative to the working directory; a name without a slash that does not exist there
+/// is searched for in the folders of LD_LIBRARY_PATH. A file of `given` takes precedence over one of the same
+/// name in run.plugins.
 ///
-/// Each library is compared with this program before any of its code runs, and is never unloaded. Throws
-/// Error(kUsage) for a library that is not there, is no plug-in, was built for other versions, or whose names
-/// are taken.
+/// Each library's build is compared with this program's before any of its code runs, and it is never
+/// unloaded. Loading throws Error(kUsage) for a library that does not exist, is not a plug-in, was built for
+/// other versions, or whose names are taken.
 void load_with_configs(std::vector<std::string> given);
 
 }  // namespace fsdp::plugin
