@@ -47,7 +47,7 @@ class BatchSource {
 
 class TrainLoader final : public BatchSource {
  public:
-  /// Opens options.train (open_samples.h). Throws Error(kData) for an entry that cannot be used, for fewer
+  /// Opens options.train (sample_reader.h). Throws Error(kData) for an entry that cannot be used, for fewer
   /// samples than one step of all ranks consumes (of sets with weights: for a set without any), and for token
   /// ids outside the vocabulary as far as open_samples() looks for them.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);

@@ -48,55 +48,74 @@ std::string word_mark(const Vocabulary& vocabulary) {
 
 class MetaspaceTokenizer final : public VocabularyTokenizer {
  public:
-  explicit MetaspaceTokenizer(const Vocabulary& vocabulary);
+  explicit MetaspaceTokenizer(const Vocabulary& vocabulary)
+      : VocabularyTokenizer(vocabulary),
+        model_(vocabulary.model == Vocabulary::Model::kUnigram ? make_unigram(vocabulary)
+                                                               : make_character_bpe(vocabulary)),
+        normalizer_(vocabulary.normalizer),
+        added_(raw_tokens(vocabulary)),
+        normalized_added_(normalized_tokens(vocabulary, normalizer_)),
+        split_at_whitespace_(vocabulary.split_at_whitespace),
+        metaspace_(vocabulary.metaspace),
+        word_mark_(word_mark(vocabulary)),
+        unknown_id_(vocabulary.unknown_id) {
+    const auto byte_ids = byte_tokens(vocabulary);
+    if (vocabulary.byte_fallback) byte_ids_ = byte_ids;
+    const Vocabulary::Decoding& decoding = vocabulary.decoding;
+    auto keep_piece = [&](const std::string& token, int64_t id) {
+      std::string bytes = decoding.blank.empty() ? token : replace_all(token, decoding.blank, " ");
+      std::string first = bytes;
+      if (decoding.strip_one_blank && first.starts_with(' ')) first.erase(0, 1);
+      if (decoding.strip_first_token) first = replace_all(token, decoding.blank, "");
+      keep(id, std::move(bytes), std::move(first));
+    };
+    for (const auto& [token, id] : vocabulary.tokens) keep_piece(token, id);
+    for (size_t byte = 0; decoding.byte_fallback && byte < byte_ids.size(); ++byte) {
+      const std::string one(1, static_cast<char>(byte));
+      const bool stripped = decoding.strip_one_blank && one == " ";
+      if (byte_ids[byte]) keep(*byte_ids[byte], one, stripped ? "" : one);
+    }
+    for (const auto& token : vocabulary.added) keep(token.id, token.content);
+    // These match together with the blank before them.
+    for (const auto& token : normalized_tokens(vocabulary, normalizer_)) keep_piece(token.content, token.id);
+  }
 
-  void encode(std::string_view text, std::vector<int64_t>& ids) const override;
+  void encode(std::string_view text, std::vector<int64_t>& ids) const override {
+    std::unique_ptr<PieceCache> cache = caches_.take();
+    Output out{*cache, ids};
+    added_.cut_out(text, ids, [&](std::string_view part, bool begins) { segment(part, begins, out); });
+    caches_.give_back(std::move(cache));
+  }
 
  private:
-  class Encoding;
-
-  PieceModel model_;
-  Normalizer normalizer_;
-  AddedTokens added_, normalized_added_;
-  bool split_at_whitespace_;
-  std::optional<Vocabulary::Metaspace> metaspace_;
-  /// Of word_mark().
-  std::string word_mark_;
-  std::array<std::optional<uint32_t>, 256> byte_ids_;
-  std::optional<int64_t> unknown_id_;
-  mutable Pool<PieceCache> caches_;
-};
-
-/// One call of encode().
-class MetaspaceTokenizer::Encoding {
- public:
-  Encoding(const MetaspaceTokenizer& tokenizer, PieceCache& cache, std::vector<int64_t>& ids)
-      : tokenizer_(tokenizer), cache_(cache), ids_(ids) {}
+  struct Output {
+    PieceCache& cache;
+    std::vector<int64_t>& ids;
+  };
 
   /// A text between added tokens. first: it begins the whole text.
-  void segment(std::string_view text, bool first) {
+  void segment(std::string_view text, bool first, Output& out) const {
     for (size_t done = 0; done < text.size();) {
       const size_t valid = valid_utf8_prefix(text.substr(done));
       if (valid > 0) {
-        const std::string normalized = tokenizer_.normalizer_(text.substr(done, valid), done == 0);
-        tokenizer_.normalized_added_.cut_out(normalized, ids_, [&](std::string_view part, bool begins) {
-          words(part, first && done == 0 && begins, done == 0 || !begins);
+        const std::string normalized = normalizer_(text.substr(done, valid), done == 0);
+        normalized_added_.cut_out(normalized, out.ids, [&](std::string_view part, bool begins) {
+          words(part, first && done == 0 && begins, done == 0 || !begins, out);
         });
         done += valid;
       } else {
-        const auto byte = tokenizer_.byte_ids_[static_cast<unsigned char>(text[done++])];
+        const auto byte = byte_ids_[static_cast<unsigned char>(text[done++])];
         if (byte) {
-          ids_.push_back(*byte);
-        } else if (tokenizer_.unknown_id_) {
-          ids_.push_back(*tokenizer_.unknown_id_);
+          out.ids.push_back(*byte);
+        } else if (unknown_id_) {
+          out.ids.push_back(*unknown_id_);
         }
       }
     }
   }
 
- private:
-  void words(std::string_view text, bool first, bool begins) {
-    if (!tokenizer_.split_at_whitespace_) return word(text, first, begins);
+  void words(std::string_view text, bool first, bool begins, Output& out) const {
+    if (!split_at_whitespace_) return word(text, first, begins, out);
     for (size_t begin = 0; begin < text.size();) {
       size_t end = begin, space_bytes = 0;
       while (end < text.size() && space_bytes == 0) {
@@ -107,81 +126,48 @@ class MetaspaceTokenizer::Encoding {
           end += next.bytes;
         }
       }
-      word(text.substr(begin, end - begin), first && begin == 0, begins || begin > 0);
+      word(text.substr(begin, end - begin), first && begin == 0, begins || begin > 0, out);
       begin = end + space_bytes;
     }
   }
 
   /// first: the word begins the whole text. begins: it does not continue the text before it.
-  void word(std::string_view text, bool first, bool begins) {
+  void word(std::string_view text, bool first, bool begins, Output& out) const {
     if (text.empty()) return;
-    if (!tokenizer_.metaspace_) return pieces(text, tokenizer_.word_mark_, true);
+    if (!metaspace_) return pieces(text, word_mark_, true, out);
     using Prepend = Vocabulary::Metaspace::Prepend;
-    const auto& [blank, prepend, split] = *tokenizer_.metaspace_;
+    const auto& [blank, prepend, split] = *metaspace_;
     std::string marked = replace_all(text, " ", blank);
     const bool put = prepend == Prepend::kAlways || (prepend == Prepend::kFirst && first);
     if (put && begins && !marked.starts_with(blank)) marked.insert(0, blank);
-    if (split) return pieces(marked, blank, false);
-    pieces(marked, tokenizer_.word_mark_, true);
+    if (split) return pieces(marked, blank, false, out);
+    pieces(marked, word_mark_, true, out);
   }
 
   /// Cuts before each mark; with `runs`, only before the first of consecutive ones.
-  void pieces(std::string_view text, const std::string& mark, bool runs) {
+  void pieces(std::string_view text, const std::string& mark, bool runs, Output& out) const {
     size_t begin = 0;
     for (size_t i = text.find(mark, 1); !mark.empty() && i != std::string_view::npos;
          i = text.find(mark, i + 1)) {
       if (runs && text.substr(0, i).ends_with(mark)) continue;
-      piece(text.substr(begin, i - begin));
+      piece(text.substr(begin, i - begin), out);
       begin = i;
     }
-    piece(text.substr(begin));
+    piece(text.substr(begin), out);
   }
 
-  void piece(std::string_view text) { cache_.encode(tokenizer_.model_, text, ids_); }
+  void piece(std::string_view text, Output& out) const { out.cache.encode(model_, text, out.ids); }
 
-  const MetaspaceTokenizer& tokenizer_;
-  PieceCache& cache_;
-  std::vector<int64_t>& ids_;
+  PieceModel model_;
+  Normalizer normalizer_;
+  AddedTokens added_, normalized_added_;
+  bool split_at_whitespace_;
+  std::optional<Vocabulary::Metaspace> metaspace_;
+  std::string word_mark_;  ///< word_mark()
+  std::array<std::optional<uint32_t>, 256> byte_ids_;
+  std::optional<int64_t> unknown_id_;
+  mutable Pool<PieceCache> caches_;
 };
-
-MetaspaceTokenizer::MetaspaceTokenizer(const Vocabulary& vocabulary)
-    : VocabularyTokenizer(vocabulary),
-      model_(vocabulary.model == Vocabulary::Model::kUnigram ? make_unigram(vocabulary)
-                                                             : make_character_bpe(vocabulary)),
-      normalizer_(vocabulary.normalizer),
-      added_(raw_tokens(vocabulary)),
-      normalized_added_(normalized_tokens(vocabulary, normalizer_)),
-      split_at_whitespace_(vocabulary.split_at_whitespace),
-      metaspace_(vocabulary.metaspace),
-      word_mark_(word_mark(vocabulary)),
-      unknown_id_(vocabulary.unknown_id) {
-  const auto byte_ids = byte_tokens(vocabulary);
-  if (vocabulary.byte_fallback) byte_ids_ = byte_ids;
-  const Vocabulary::Decoding& decoding = vocabulary.decoding;
-  auto keep_piece = [&](const std::string& token, int64_t id) {
-    std::string bytes = decoding.blank.empty() ? token : replace_all(token, decoding.blank, " ");
-    std::string first = bytes;
-    if (decoding.strip_one_blank && first.starts_with(' ')) first.erase(0, 1);
-    if (decoding.strip_first_token) first = replace_all(token, decoding.blank, "");
-    keep(id, std::move(bytes), std::move(first));
-  };
-  for (const auto& [token, id] : vocabulary.tokens) keep_piece(token, id);
-  for (size_t byte = 0; decoding.byte_fallback && byte < byte_ids.size(); ++byte) {
-    const std::string one(1, static_cast<char>(byte));
-    const bool stripped = decoding.strip_one_blank && one == " ";
-    if (byte_ids[byte]) keep(*byte_ids[byte], one, stripped ? "" : one);
-  }
-  for (const auto& token : vocabulary.added) keep(token.id, token.content);
-  // These match together with the blank before them.
-  for (const auto& token : normalized_tokens(vocabulary, normalizer_)) keep_piece(token.content, token.id);
-}
-
-void MetaspaceTokenizer::encode(std::string_view text, std::vector<int64_t>& ids) const {
-  std::unique_ptr<PieceCache> cache = caches_.take();
-  Encoding encoding(*this, *cache, ids);
-  added_.cut_out(text, ids, [&](std::string_view part, bool begins) { encoding.segment(part, begins); });
-  caches_.give_back(std::move(cache));
-}
 
 }  // namespace
 

@@ -2,7 +2,9 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "data/split_pattern.h"
@@ -133,43 +135,38 @@ std::string stripped(std::string_view text, bool left, bool right) {
   return std::string(text);
 }
 
+Normalizer::Step step_of(const NormalizerStep& step) {
+  switch (step.kind) {
+    case NormalizerStep::Kind::kForm:
+      return
+          [form = step.form](std::string&& text, bool) { return std::string(FormedText(text, form).text()); };
+    case NormalizerStep::Kind::kPrepend:
+      return [content = step.content](std::string&& text, bool begins) {
+        return begins && !text.empty() ? content + text : std::move(text);
+      };
+    case NormalizerStep::Kind::kReplace:
+      if (step.literal) {
+        return [pattern = step.pattern, content = step.content](std::string&& text, bool) {
+          return replace_all(text, pattern, content);
+        };
+      }
+      return [pattern = SplitPattern(step.pattern, false), content = step.content](std::string&& text, bool) {
+        return replaced(text, pattern, content);
+      };
+    case NormalizerStep::Kind::kStrip:
+      return [left = step.left, right = step.right](std::string&& text, bool) {
+        return stripped(text, left, right);
+      };
+    case NormalizerStep::Kind::kPrecompiled:
+      return [map = CharacterMap(step.content)](std::string&& text, bool) { return map.map(text); };
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Normalizer::Normalizer(const std::vector<NormalizerStep>& steps) {
-  using Kind = NormalizerStep::Kind;
-  for (const NormalizerStep& step : steps) {
-    switch (step.kind) {
-      case Kind::kForm:
-        steps_.push_back([form = step.form](std::string&& text, bool) {
-          return std::string(FormedText(text, form).text());
-        });
-        break;
-      case Kind::kPrepend:
-        steps_.push_back([content = step.content](std::string&& text, bool begins) {
-          return begins && !text.empty() ? content + text : std::move(text);
-        });
-        break;
-      case Kind::kReplace:
-        if (step.literal) {
-          steps_.push_back([pattern = step.pattern, content = step.content](std::string&& text, bool) {
-            return replace_all(text, pattern, content);
-          });
-        } else {
-          steps_.push_back([pattern = SplitPattern(step.pattern, false), content = step.content](
-                               std::string&& text, bool) { return replaced(text, pattern, content); });
-        }
-        break;
-      case Kind::kStrip:
-        steps_.push_back([left = step.left, right = step.right](std::string&& text, bool) {
-          return stripped(text, left, right);
-        });
-        break;
-      case Kind::kPrecompiled:
-        steps_.push_back(
-            [map = CharacterMap(step.content)](std::string&& text, bool) { return map.map(text); });
-        break;
-    }
-  }
+  std::transform(steps.begin(), steps.end(), std::back_inserter(steps_), step_of);
 }
 
 std::string Normalizer::operator()(std::string_view text, bool begins) const {

@@ -35,8 +35,10 @@ class Normalizer {
   /// `text` must be valid UTF-8. begins: no text lies before it, so that kPrepend applies.
   std::string operator()(std::string_view text, bool begins) const;
 
+  using Step = std::function<std::string(std::string&& text, bool begins)>;
+
  private:
-  std::vector<std::function<std::string(std::string&& text, bool begins)>> steps_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace fsdp::data

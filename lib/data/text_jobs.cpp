@@ -2,18 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <deque>
 #include <future>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "data/utf8.h"
+#include "data/work_queue.h"
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/json.h"
-#include "util/limits.h"
 #include "util/text.h"
 
 namespace fsdp::data {
@@ -26,60 +23,6 @@ constexpr size_t kContextBytes = 1 << 12;
 constexpr size_t kMaxWholeBytes = size_t{256} << 20;
 
 constexpr int kMaxLineDepth = 64;
-
-/// Threads that start tasks in the order of add(). With one thread the caller runs them.
-class WorkQueue {
- public:
-  explicit WorkQueue(int threads) {
-    for (int i = 0; threads > 1 && i < threads; ++i) {
-      threads_.push_back(util::start_thread([this] { run(); }));
-    }
-  }
-
-  ~WorkQueue() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-      waiting_.clear();
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  std::future<EncodedJob> add(std::function<EncodedJob()> work) {
-    std::packaged_task<EncodedJob()> task(std::move(work));
-    std::future<EncodedJob> result = task.get_future();
-    if (threads_.empty()) {
-      task();
-      return result;
-    }
-    {
-      std::lock_guard lock(mutex_);
-      waiting_.push_back(std::move(task));
-    }
-    changed_.notify_one();
-    return result;
-  }
-
- private:
-  void run() {
-    while (true) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
-      if (stopping_) return;
-      std::packaged_task<EncodedJob()> task = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      task();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::packaged_task<EncodedJob()>> waiting_;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
-};
 
 }  // namespace
 
@@ -105,7 +48,7 @@ int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_b
 }
 
 void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>& visit) {
-  WorkQueue queue(threads);
+  WorkQueue<EncodedJob> queue(threads > 1 ? threads : 0);
   std::deque<std::future<EncodedJob>> under_way;
   const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
   bool more = true;

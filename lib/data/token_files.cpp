@@ -91,24 +91,14 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> told) :
   if (told != TokenFormat::kU16 && told != TokenFormat::kU32) found = format_of_content();
   bool four_bytes = told ? told == TokenFormat::kU32 : fs::path(path_).extension() == kUint32Extension;
   format_ = found.value_or(four_bytes ? TokenFormat::kU32 : TokenFormat::kU16);
-  switch (format_) {
-    case TokenFormat::kU16:
-      if (!told) require_tokens();
-      open_flat(TokenType::kUint16);
-      break;
-    case TokenFormat::kU32:
-      open_flat(TokenType::kUint32);
-      break;
-    case TokenFormat::kLlmcU16:
-      open_llmc(TokenType::kUint16, LlmcHeader::kVersionU16);
-      break;
-    case TokenFormat::kLlmcU32:
-      open_llmc(TokenType::kUint32, LlmcHeader::kVersionU32);
-      break;
-    case TokenFormat::kMegatron:
-    case TokenFormat::kFairseq:
-      open_pair();
-      break;
+  type_ = has_two_bytes(format_) ? TokenType::kUint16 : TokenType::kUint32;
+  if (data::has_documents(format_)) {
+    open_pair();
+  } else if (is_llmc(format_)) {
+    open_llmc();
+  } else {
+    if (format_ == TokenFormat::kU16 && !told) require_tokens();
+    open_flat();
   }
   if (told && *told != format_) {
     file_->refuse(concat("has the format ", to_string(format_), " where ", to_string(*told), " was expected"),
@@ -154,9 +144,8 @@ void TokenFile::require_tokens() const {
   if (foreign) file_->refuse(foreign->found, foreign->remedy);
 }
 
-void TokenFile::open_flat(TokenType type) {
-  type_ = type;
-  int64_t bytes = file_->size_bytes(), width = bytes_of(type);
+void TokenFile::open_flat() {
+  int64_t bytes = file_->size_bytes(), width = bytes_of(type_);
   if (bytes % width != 0) {
     std::string what = width == 2 ? concat("has an odd number of bytes (", bytes, ")")
                                   : concat("has ", bytes, " bytes, which is not a multiple of four,");
@@ -166,9 +155,9 @@ void TokenFile::open_flat(TokenType type) {
   size_ = bytes / width;
 }
 
-void TokenFile::open_llmc(TokenType type, int32_t version) {
+void TokenFile::open_llmc() {
+  const int32_t version = has_two_bytes(format_) ? LlmcHeader::kVersionU16 : LlmcHeader::kVersionU32;
   const char* remedy = "it was cut off or is of another version, so make or copy it anew";
-  type_ = type;
   header_bytes_ = LlmcHeader::kBytes;
   int64_t bytes = file_->size_bytes();
   if (bytes < header_bytes_) {
@@ -182,8 +171,8 @@ void TokenFile::open_llmc(TokenType type, int32_t version) {
                   remedy);
   }
   int64_t tokens = header_number(*file_, 2);
-  if (tokens < 0 || bytes - header_bytes_ != tokens * bytes_of(type)) {
-    file_->refuse(concat("says in llm.c's header that it holds ", tokens, " tokens of ", bytes_of(type),
+  if (tokens < 0 || bytes - header_bytes_ != tokens * bytes_of(type_)) {
+    file_->refuse(concat("says in llm.c's header that it holds ", tokens, " tokens of ", bytes_of(type_),
                          " bytes, and ", bytes - header_bytes_, " bytes follow the header"),
                   remedy);
   }

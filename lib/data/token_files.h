@@ -56,8 +56,8 @@ class TokenFile {
  private:
   std::optional<TokenFormat> format_of_content() const;
   void require_tokens() const;
-  void open_flat(TokenType type);
-  void open_llmc(TokenType type, int32_t version);
+  void open_flat();
+  void open_llmc();
   void open_pair();
   template <typename Stored>
   void copy(int64_t begin, int64_t count, int64_t* out) const;

@@ -45,6 +45,14 @@ bool has_documents(TokenFormat format) {
   return format == TokenFormat::kMegatron || format == TokenFormat::kFairseq;
 }
 
+bool is_llmc(TokenFormat format) {
+  return format == TokenFormat::kLlmcU16 || format == TokenFormat::kLlmcU32;
+}
+
+bool has_two_bytes(TokenFormat format) {
+  return format == TokenFormat::kU16 || format == TokenFormat::kLlmcU16;
+}
+
 std::filesystem::path index_path(const std::filesystem::path& tokens_path) {
   std::filesystem::path path = tokens_path;
   return path.replace_extension(".idx");

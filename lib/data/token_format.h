@@ -52,6 +52,10 @@ int64_t largest_id_of(TokenType type);
 
 /// Whether the format records where documents end.
 bool has_documents(TokenFormat format);
+/// llm.c's formats.
+bool is_llmc(TokenFormat format);
+/// u16 and llm.c-u16, which store every token in two bytes.
+bool has_two_bytes(TokenFormat format);
 
 /// The extension that makes a flat file one of four bytes a token.
 inline constexpr const char* kUint32Extension = ".u32";

@@ -22,14 +22,9 @@ constexpr int64_t kIndexedUint16Limit = 65500;
 constexpr int64_t kCopiedEntries = 1 << 16;
 constexpr int64_t kIndexCountsOffset = kIndexMagicBytes + sizeof(kIndexVersion) + 1;
 
-bool is_llmc(TokenFormat format) {
-  return format == TokenFormat::kLlmcU16 || format == TokenFormat::kLlmcU32;
-}
-
 TokenType stored_type(const TokenWriterOptions& options) {
-  const bool two_bytes = has_documents(options.format)
-                             ? options.vocab_size < kIndexedUint16Limit
-                             : options.format == TokenFormat::kU16 || options.format == TokenFormat::kLlmcU16;
+  const bool two_bytes = has_documents(options.format) ? options.vocab_size < kIndexedUint16Limit
+                                                       : has_two_bytes(options.format);
   if (two_bytes) return TokenType::kUint16;
   // Megatron's own readers have no unsigned type of four bytes.
   return options.format == TokenFormat::kMegatron ? TokenType::kInt32 : TokenType::kUint32;
@@ -194,7 +189,7 @@ void TokenWriter::finish() {
            " tokens where llm.c's header counts to ", INT32_MAX,
            "; write several files or choose another `format`");
     }
-    bool two_bytes = format_ == TokenFormat::kLlmcU16;
+    const bool two_bytes = has_two_bytes(format_);
     LlmcHeader header{.magic = two_bytes ? LlmcHeader::kMagicU16 : LlmcHeader::kMagicU32,
                       .version = two_bytes ? LlmcHeader::kVersionU16 : LlmcHeader::kVersionU32,
                       .tokens = static_cast<int32_t>(size_)};

@@ -29,6 +29,11 @@ fs::path resolved(const std::string& path) {
   return error ? fs::path(path) : canonical;
 }
 
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return resolved(a) == resolved(b) || fs::equivalent(a, b, error);
+}
+
 void check_output(const std::string& output, const char* option, const std::vector<std::string>& files) {
   std::error_code error;
   if (output.empty() || !fs::path(output).has_filename() || fs::is_directory(output, error)) {
@@ -36,8 +41,7 @@ void check_output(const std::string& output, const char* option, const std::vect
          "\" is a folder where the name of a file was expected; ", "add a file name, such as train.bin");
   }
   for (const std::string& text : files) {
-    if (text == kStandardInput) continue;
-    if (resolved(text) == resolved(output) || fs::equivalent(text, output, error)) {
+    if (text != kStandardInput && is_same_file(text, output)) {
       fail(ErrorKind::kUsage, "`", option, "` ", output,
            " is one of the texts, which would be lost; choose another name");
     }
@@ -51,9 +55,7 @@ void check(const TokenizeOptions& options, const std::vector<std::string>& files
   check_output(options.output, "output", files);
   if (options.validation_output.empty()) return;
   check_output(options.validation_output, "validation_output", files);
-  std::error_code error;
-  if (resolved(options.output) == resolved(options.validation_output) ||
-      fs::equivalent(options.output, options.validation_output, error)) {
+  if (is_same_file(options.output, options.validation_output)) {
     fail(ErrorKind::kUsage, "`output` and `validation_output` name the same file, ", options.output,
          "; choose two names");
   }
@@ -112,8 +114,7 @@ int64_t check_texts(const TokenizeOptions& options, const std::vector<std::strin
 TokenFormat output_format(const TokenizeOptions& options, const std::string& output, int64_t vocab_size) {
   bool four = fs::path(output).extension() == kUint32Extension;
   TokenFormat format = options.format.value_or(four ? TokenFormat::kU32 : TokenFormat::kU16);
-  bool two_bytes = format == TokenFormat::kU16 || format == TokenFormat::kLlmcU16;
-  if (two_bytes && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
+  if (has_two_bytes(format) && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
     fail(ErrorKind::kUsage, "the tokenizer ", options.tokenizer, " has ", vocab_size,
          " tokens (with the separator of documents) and two bytes a token (", to_string(format),
          ") hold 65536; name the output NAME", kUint32Extension,

@@ -2,14 +2,23 @@
 
 // Unicode's normalization forms (UAX #15), made by utf8proc.
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "util/enum_names.h"
+
 namespace fsdp::data {
 
 enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
+constexpr auto enum_names(UnicodeForm) {
+  return std::to_array<util::EnumName<UnicodeForm>>({{UnicodeForm::kNfc, "NFC"},
+                                                     {UnicodeForm::kNfd, "NFD"},
+                                                     {UnicodeForm::kNfkc, "NFKC"},
+                                                     {UnicodeForm::kNfkd, "NFKD"}});
+}
 
 /// The last place in `text`, which must be valid UTF-8, such that the text before it has the same form
 /// whatever follows; 0 when there is none.

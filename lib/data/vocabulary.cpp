@@ -70,14 +70,8 @@ class TokenizerJson : public VocabularyReader {
       return;
     }
     NormalizerStep step;
-    constexpr std::pair<const char*, UnicodeForm> kForms[] = {{"NFC", UnicodeForm::kNfc},
-                                                              {"NFD", UnicodeForm::kNfd},
-                                                              {"NFKC", UnicodeForm::kNfkc},
-                                                              {"NFKD", UnicodeForm::kNfkd}};
-    auto form = std::find_if(std::begin(kForms), std::end(kForms),
-                             [&](const auto& known) { return type == known.first; });
-    if (form != std::end(kForms)) {
-      step.form = form->second;
+    if (const auto form = util::parse_enum<UnicodeForm>(type)) {
+      step.form = *form;
     } else if (type == "Prepend") {
       step.kind = Kind::kPrepend;
       step.content = text(value, "prepend");

@@ -73,7 +73,9 @@ class Rows {
         const at::Tensor rows = at::tensor(staying);
         cache.select_rows(rows.to(options_.device));
         ids = ids.index_select(0, rows);
-        keep(staying);
+        std::vector<Row> rows_left;
+        for (int64_t i : staying) rows_left.push_back(std::move(under_way_[static_cast<size_t>(i)]));
+        under_way_ = std::move(rows_left);
       }
       scores = scores_after(ids.unsqueeze(1), cache);
     }
@@ -125,12 +127,6 @@ class Rows {
 
   Sample& sample_of(int64_t row) {
     return samples_[static_cast<size_t>(under_way_[static_cast<size_t>(row)].sample)];
-  }
-
-  void keep(const std::vector<int64_t>& staying) {
-    std::vector<Row> rows;
-    for (int64_t i : staying) rows.push_back(std::move(under_way_[static_cast<size_t>(i)]));
-    under_way_ = std::move(rows);
   }
 
   nn::Stage& model_;

@@ -1,4 +1,4 @@
-// Byte-level BPE against ids that PyPI's tokenizers gave (tests/data/bpe/make_vectors.py), and against
+// Byte-level BPE against ids made by PyPI's tokenizers (tests/data/bpe/make_vectors.py), and against
 // GPT-2's own vocabulary where FSDP_GPT2_FOLDER names a folder with its encoder.json and vocab.bpe.
 
 #include <cstdlib>
@@ -35,7 +35,7 @@ Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   return ids;
 }
 
-/// Encodes a text that comes in pieces, as much as is certain each time.
+/// Encodes a text in pieces, as much as is certain each time.
 Ids encode_in_pieces(const Tokenizer& tokenizer, std::string_view text, size_t piece_bytes) {
   Ids ids;
   std::string buffer;
@@ -188,7 +188,7 @@ TEST(Gpt2Vocabulary, GivesGpt2sIds) {
             (Ids{15496, 995, 11, 41492, 30325, 222, 628, 220, 2124, 28, 16}));
 }
 
-// ---- what is refused ----
+// ---- errors ----
 
 class BpeFile : public ::testing::Test {
  protected:

@@ -178,7 +178,7 @@ std::string mixed_text(size_t bytes, uint64_t seed) {
 TEST(Tokenize, TextsThatAreCutGiveTheIdsOfTheWhole) {
   TemporaryFolder folder;
   std::string text = mixed_text(3'000'000, 1);
-  // Runs that are longer than what two neighbouring jobs see.
+  // Runs that are longer than two neighbouring jobs with their context.
   text += std::string(700'000, 'a') + "\n" + std::string(900'000, ' ') + "x" + mixed_text(300'000, 2);
   auto options = options_for(folder, {folder.write("a", text)});
   options.tokenizer = kGpt2Kind;
@@ -297,7 +297,7 @@ TEST(Tokenize, ChoosesDocumentsForValidationByTheirContentAndTheSeed) {
   EXPECT_NEAR(static_cast<double>(report.validation_documents), 400, 80);
   std::string chosen = text_of(options.validation_output);
 
-  // In another order and company the same documents are chosen.
+  // The same documents are chosen in another order and among others.
   options.texts = {folder.write("b.jsonl", reversed + "{\"text\": \"one more;\"}\n")};
   tokenize(options);
   auto sorted = [](const std::string& text) {
