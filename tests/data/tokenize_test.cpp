@@ -223,7 +223,7 @@ TEST(Tokenize, PutsTheSeparatorThatIsAskedFor) {
   EXPECT_EQ(decoded("eos"), "the<|endoftext|>the<|endoftext|>");
   EXPECT_EQ(decoded("none"), "thethe");
   EXPECT_EQ(decoded("!"), "the!the!");
-  expect_error(ErrorKind::kUsage, {"no token", "</s>"}, [&] { decoded("</s>"); });
+  expect_error(ErrorKind::kUsage, {"not a token", "</s>"}, [&] { decoded("</s>"); });
   options.tokenizer = "bytes";
   options.document_separator = "eos";
   expect_error(ErrorKind::kUsage, {"eos", "bytes"}, [&] { tokenize(options); });
@@ -356,7 +356,7 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
     }
   };
   refuse("no json", "is not valid JSON");
-  refuse("[1]", "no object");
+  refuse("[1]", "not an object");
   refuse("{\"content\": \"x\", \"id\": 1}", "has the fields \"content\", \"id\" where");
   refuse("{\"text\": 3}", "has a number");
   refuse("{\"text\": \"\xff\"}", "is not valid JSON");
