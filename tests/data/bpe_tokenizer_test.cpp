@@ -195,7 +195,8 @@ class BpeFile : public ::testing::Test {
   nlohmann::json json = nlohmann::json::parse(util::read_file(kFolder + "gpt2_kind.json"));
 
   void expect_refused(const std::vector<std::string>& parts) {
-    expect_error(ErrorKind::kData, parts, [&] { make_tokenizer(parse_tokenizer_json(json.dump(), "t.json")); });
+    expect_error(ErrorKind::kData, parts,
+                 [&] { make_tokenizer(parse_tokenizer_json(json.dump(), "t.json")); });
   }
 };
 
