@@ -8,7 +8,6 @@
 #include "cli/program.h"
 #include "cli/usage_error.h"
 #include "data/convert.h"
-#include "data/decode.h"
 #include "data/inspect.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/token_files.h"

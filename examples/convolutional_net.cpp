@@ -1,5 +1,5 @@
-// A convolutional net with residual blocks: each block is a unit. Group norms keep their statistics within a
-// sample, so the ranks need not exchange them.
+// A convolutional net with residual blocks: each block is a unit. Group norms compute their statistics within
+// a sample, so the ranks need not exchange them.
 
 #include <fsdp/module.h>
 #include <torch/nn/functional/loss.h>

@@ -1,5 +1,5 @@
-// An encoder and a decoder that attends to what the encoder gives: torch's own transformer layers as units.
-// The decoder layers have several inputs, one of which, the memory, goes to each of them.
+// An encoder and a decoder that attends to the encoder's output: torch's own transformer layers as units. The
+// decoder layers have several inputs, one of which, the encoder's output (memory), is an input of each layer.
 
 #include <fsdp/module.h>
 #include <torch/nn/functional/loss.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kTokens = 16, kWidth = 24, kLength = 6;
 
-/// What the model is asked: keyword-like, so that calls say what is what. Shapes: [T, B] int64.
+/// The model's input: a struct, so that calls name its parts. Shapes: [T, B] int64.
 struct Request {
   at::Tensor source, target;
 
@@ -25,7 +25,7 @@ struct Request {
   }
 };
 
-/// Gives scores [T, B, kTokens] and the memory [T, B, kWidth].
+/// Returns scores [T, B, kTokens] and the memory [T, B, kWidth].
 struct TranslatorImpl : torch::nn::Module {
   using EncoderLayer = fsdp::Hooked<torch::nn::TransformerEncoderLayerImpl>;
   using DecoderLayer = fsdp::Hooked<torch::nn::TransformerDecoderLayerImpl>;
@@ -72,7 +72,7 @@ int main() {
   torch::manual_seed(1);  // the same first weights on every rank
   fsdp::Hooked<TranslatorImpl> translator;
   return examples::train(translator, [&](int64_t first, int64_t rows, int64_t) {
-    // To be learned: the source backwards.
+    // The target is the reversed source.
     const at::Tensor source =
         (at::arange(kLength + 1).view({-1, 1}) * 5 + at::arange(first, first + rows) * 3) % kTokens;
     const at::Tensor backwards = source.flip(0);

@@ -1,7 +1,7 @@
 #pragma once
 
 // The training loop of the examples: every rank computes its share of a global batch, gradients are averaged over
-// the ranks as backward goes, and each rank updates its shards.
+// the ranks during backward, and each rank updates its shards.
 
 #include <ATen/Functions.h>
 #include <fsdp/communicator.h>
@@ -16,14 +16,14 @@ namespace examples {
 
 constexpr int64_t kGlobalBatch = 8, kSteps = 20;
 
-/// Trains `model`, a holder of fsdp::Hooked, with AdamW. `loss_of(first_row, rows, step)` gives the mean loss
+/// Trains `model`, a holder of fsdp::Hooked, with AdamW. `loss_of(first_row, rows, step)` returns the mean loss
 /// of these rows of the step's global batch. Rank 0 prints the mean over all rows of each step.
 template <typename Model, typename Loss>
 int train(Model& model, const Loss& loss_of) {
   return fsdp::run_guarded([&] {
     const auto communicator = fsdp::make_communicator(fsdp::read_launch_environment(), {});
     fsdp::ShardOptions options;
-    options.min_num_params = 500;  // modules with as many parameters are units
+    options.min_num_params = 500;  // modules with at least this many parameters are units
     auto engine = fsdp::fully_shard(*model, options, communicator);
     const fsdp::OptimizerOptions update{.name = "adamw", .lr = 1e-2};
     auto optimizer = fsdp::make_optimizer(update, fsdp::flat_parameters(*engine, update));

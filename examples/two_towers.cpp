@@ -1,5 +1,6 @@
-// Two towers that bring pairs close: a tower for queries and one for documents, trained against each other. The
-// document tower runs twice in a pass (the right and a wrong document), the reranker in every other step only.
+// Two towers that embed pairs close to each other: one for queries and one for documents, trained together.
+// The document tower runs twice in a pass (on the right and a wrong document), the reranker only in every
+// other step.
 
 #include <fsdp/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int64_t kTokens = 40, kWidth = 16;
 
-/// ids: [B, T] int64, weights: [B, T] or nothing -> [B, kWidth], of length 1
+/// ids: [B, T] int64, weights: [B, T] or nothing -> [B, kWidth], unit vectors
 struct TowerImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& ids, const std::optional<at::Tensor>& weights = std::nullopt) {
     at::Tensor x = tokens(ids);

@@ -14,8 +14,8 @@
 
 namespace {
 
-/// Mixes the positions of each channel by a learned matrix, of which the part above the diagonal is not used, in
-/// place of attention; then the channels of each position (Tolstikhin et al.: MLP-Mixer, 2021, made causal).
+/// In place of attention, mixes the positions of each channel by a learned lower triangular matrix; then the
+/// channels of each position (Tolstikhin et al.: MLP-Mixer, 2021, made causal).
 class MixerBlock final : public fsdp::Stage {
  public:
   MixerBlock(int64_t positions, int64_t width, int64_t inner)
@@ -84,7 +84,7 @@ void check(const fsdp::ModelOptions& options) {
       "found true; leave it out");
 }
 
-/// Rows that mix positions add up many terms, so they begin smaller.
+/// The weights that mix positions start smaller, since each output sums up many terms.
 double deviation(const std::string& name, const fsdp::ModelOptions& options) {
   return name.ends_with("positions") ? options.initializer_range / 4 : options.initializer_range;
 }
@@ -118,7 +118,7 @@ class Signum final : public fsdp::Optimizer {
   double beta_;
 };
 
-/// Up and down between a tenth of the rate and all of it (Smith: Cyclical learning rates, 2017).
+/// Rises and falls between a tenth of the rate and the full rate (Smith: Cyclical learning rates, 2017).
 double triangles(const fsdp::ScheduleOptions& schedule, const fsdp::ScheduleMoment& at) {
   const auto half = schedule.plugin_values.get<int64_t>("mixer.half_cycle");
   const int64_t place = (at.step - at.peak) % (2 * half);
@@ -126,7 +126,7 @@ double triangles(const fsdp::ScheduleOptions& schedule, const fsdp::ScheduleMome
   return 0.1 + 0.9 * share / static_cast<double>(half);
 }
 
-/// Rows of a random pattern that repeats. An entry of data.train is the number of samples.
+/// Samples of a repeated random pattern. An entry of data.train is the number of samples.
 class Repeats final : public fsdp::Samples {
  public:
   explicit Repeats(const fsdp::SamplesRequest& request)

@@ -1,16 +1,16 @@
 #pragma once
 
 /// \file
-/// Sharded checkpoints: every rank writes its own file, the manifest with the hashes comes last, and another
-/// number of ranks, another wrapping or another strategy may load them. `fsdp-ckpt` consolidates, converts
-/// and verifies them.
+/// Sharded checkpoints: every rank writes its own file, and the manifest with the hashes is written last.
+/// They can be loaded with another number of ranks, wrap policy or strategy. `fsdp-ckpt` consolidates,
+/// converts and verifies them.
 ///
 /// Collective: save_sharded(). load_slices() and read_manifest() are not.
 ///
-/// Errors: Error(kCheckpoint) for what is missing, damaged or does not fit, Error(kIo) for a disk that
-/// refuses. A save that throws does so on every rank and leaves no checkpoint.
+/// Errors: Error(kCheckpoint) for checkpoints that are missing, damaged or do not fit, Error(kIo) for
+/// failures of the disk. A save that fails throws on every rank and leaves no checkpoint.
 ///
-/// Lifetime: slices are views of the live shards and states: what is loaded into them is loaded.
+/// Lifetime: slices are views of the live shards and optimizer states, so loading into slices restores these.
 ///
 /// \code{.cpp}
 /// void save(fsdp::Engine& engine, fsdp::Optimizer& optimizer, const std::filesystem::path& run, int64_t step) {

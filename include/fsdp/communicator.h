@@ -1,19 +1,19 @@
 #pragma once
 
 /// \file
-/// The ranks of a run and what they exchange. A Communicator is one rank's end of a group: its collectives
-/// must be called by all ranks of the group in the same order. make_communicator() connects the processes
-/// that fsdp-launch, torchrun, srun or mpirun has started; without a launcher it is a world of one.
-/// run_ranks_as_threads() makes ranks of threads, for tests.
+/// Communication between the ranks of a run. A Communicator is one rank's endpoint of a group; all ranks of
+/// the group must call its collectives in the same order. make_communicator() connects the processes that
+/// fsdp-launch, torchrun, srun or mpirun has started; without a launcher the world size is 1.
+/// run_ranks_as_threads() runs ranks as threads, for tests.
 ///
-/// Collective: make_communicator(), agree() and every exchange of Communicator. read_launch_environment() is
+/// Collective: make_communicator(), agree() and all collectives of Communicator. read_launch_environment() is
 /// not.
 ///
-/// Errors: Error(kUsage) for an environment or a backend that cannot be had, Error(kTimeout) where a rank
-/// does not come within CommOptions::timeout_seconds, Error(kPeerLost) where one is gone.
+/// Errors: Error(kUsage) for an invalid environment or an unavailable backend, Error(kTimeout) when a rank
+/// does not arrive within CommOptions::timeout_seconds, Error(kPeerLost) when a rank has exited.
 ///
-/// Lifetime: a Work must be waited for; the tensors of a collective must not be touched until then. A
-/// communicator outlives the engines and meshes that are made of it, by shared ownership.
+/// Lifetime: every Work must be waited for; the tensors of a collective must not be accessed until then.
+/// Engines and meshes share ownership of their communicator.
 ///
 /// \code{.cpp}
 /// double mean_over_ranks(double mine) {

@@ -1,15 +1,15 @@
 #pragma once
 
 /// \file
-/// The built-in language models: llama's family (Llama, Mistral, Qwen2) and gpt2, with Hugging Face's names
-/// of parameters. ids: [B, T] int64 -> logits: [B, T, vocab_size], or the mean loss where the context has
+/// The built-in language models: the llama family (Llama, Mistral, Qwen2) and gpt2, with Hugging Face's
+/// parameter names. ids: [B, T] int64 -> logits: [B, T, vocab_size], or the mean loss if the context has
 /// targets.
 ///
 /// Collective: nothing until the model is sharded.
 ///
-/// Errors: Error(kUsage) for sizes that no model can have.
+/// Errors: Error(kUsage) for invalid sizes.
 ///
-/// Lifetime: a model on at::kMeta has shapes and no memory; fully_shard() gives its units memory where
+/// Lifetime: a model on at::kMeta has shapes but no memory; fully_shard() allocates memory for its units if
 /// Materialize has a source of weights.
 ///
 /// \code{.cpp}

@@ -1,11 +1,11 @@
 #pragma once
 
 /// \file
-/// Errors. The library throws and never exits. What a user can mend is an fsdp::Error: one sentence that
-/// names what was expected, what was found, where, and the remedy, with a kind that is also the exit code of
-/// a program that ends with it. Anything else that is thrown is a defect of the library or of one below it.
+/// Errors. The library throws and never exits. What a user can fix is an fsdp::Error: one sentence that says
+/// what was expected, what was found, where, and the remedy, with a kind that is also the exit code of a
+/// program that ends with it. Any other exception is a defect of the library or of one that it uses.
 ///
-/// Collective: nothing here. A rank that throws alone leaves the others waiting for it; see fsdp::agree() in
+/// Collective: nothing. When one rank throws, the others wait for it; see fsdp::agree() in
 /// fsdp/communicator.h.
 ///
 /// Lifetime: an Error owns its message.

@@ -1,17 +1,17 @@
 #pragma once
 
 /// \file
-/// All public headers. What they do not name is internal: it lies under fsdp/internal where the library is
-/// installed, and may change with any version.
+/// All public headers. Everything that they do not name is internal: it is installed under fsdp/internal and
+/// may change with any version.
 ///
 /// \code{.cpp}
-/// // A model of one's own on all ranks of the launcher.
+/// // Shards a custom model over all ranks of the launcher.
 /// std::shared_ptr<fsdp::Engine> shard(torch::nn::Module& model) {
 ///   auto communicator = fsdp::make_communicator(fsdp::read_launch_environment(), {});
 ///   return fsdp::fully_shard(model, {.min_num_params = 100'000}, communicator);
 /// }
 /// \endcode
-/// Collective, errors, lifetime: as each header says.
+/// Collective, errors, lifetime: see each header.
 
 #include <fsdp/checkpoint.h>
 #include <fsdp/communicator.h>

@@ -2,18 +2,18 @@
 
 /// \file
 /// fully_shard(): shards a model in place (ZeRO-3; PyTorch's function of that name). Its parameters,
-/// gradients and optimizer state are cut over the ranks; each FSDP unit is gathered for its forward and its
-/// backward and freed behind it, and its gradients are reduced when its backward ends. ShardOptions says
-/// which modules become units, how they are cut, and in which order they are gathered.
+/// gradients and optimizer state are sharded over the ranks. Each FSDP unit is all-gathered for its forward
+/// and its backward and resharded after them; its gradients are reduce-scattered when its backward ends.
+/// ShardOptions determines which modules become units, how they are sharded, and when they are prefetched.
 ///
-/// Collective: fully_shard(), forward and backward of the module, and what Engine marks so. Every rank calls
-/// them in the same order; a difference is found and named.
+/// Collective: fully_shard(), forward and backward of the module, and the functions of Engine that say so.
+/// All ranks must call them in the same order; a mismatch is detected and reported.
 ///
-/// Errors: Error(kUsage) for options that contradict each other or name what the model has not, for a root
-/// that no hook can see, and for ranks that do different things.
+/// Errors: Error(kUsage) for options that contradict each other or name modules that the model does not have,
+/// for a root module that cannot be hooked, and for ranks that call different collectives.
 ///
-/// Lifetime: module and engine share their state; each may outlive the other. Parameters are whole only while
-/// their unit is in use: read them by fsdp/state_dict.h.
+/// Lifetime: module and engine share their state; either may outlive the other. Parameters are unsharded only
+/// while their unit is in use: read them with fsdp/state_dict.h.
 ///
 /// \code{.cpp}
 /// void train(fsdp::Stage& model, const at::Tensor& inputs, const at::Tensor& targets,

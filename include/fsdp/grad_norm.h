@@ -1,15 +1,15 @@
 #pragma once
 
 /// \file
-/// The norm of the whole gradient, over all units and ranks, and clipping by it
-/// (torch.nn.utils.clip_grad_norm_): what every rank holds whole counts once.
+/// The global norm of the gradient, over all units and ranks, and clipping by it
+/// (torch.nn.utils.clip_grad_norm_). Replicated gradients count once.
 ///
-/// Collective: all of it, one all-reduce of a double each.
+/// Collective: all of these functions; each is one all-reduce of a double.
 ///
-/// Errors: Error(kUsage) while gradients wait to be reduced (a micro-batch without sync, a backward under
-/// way).
+/// Errors: Error(kUsage) while gradients are not reduced yet (after a micro-batch without sync, during
+/// backward).
 ///
-/// Lifetime: nothing is kept.
+/// Lifetime: no state is kept.
 ///
 /// \code{.cpp}
 /// bool clip_or_skip(fsdp::Engine& engine) {

@@ -1,11 +1,11 @@
 #pragma once
 
 /// \file
-/// Where the library's messages go. Everything that it says is a line on stderr, or goes to a sink that the
-/// embedding program sets; the environment variable FSDP_LOG_LEVEL (debug, info, warning, error, off) is the
-/// first level. Thread-safe. Collective: nothing. Errors: none.
+/// Logging. Each message of the library is a line on stderr, or goes to a sink that the embedding program
+/// sets. The environment variable FSDP_LOG_LEVEL (debug, info, warning, error, off) sets the initial level.
+/// Thread-safe. Collective: nothing. Errors: none.
 ///
-/// Lifetime: a sink is called until another is set, by any thread, one line at a time.
+/// Lifetime: a sink is used until another is set; any thread may call it, one line at a time.
 ///
 /// \code{.cpp}
 /// void log_to(std::ofstream& file) {

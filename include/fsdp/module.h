@@ -1,15 +1,14 @@
 #pragma once
 
 /// \file
-/// Modules whose calls the engine can see. A C++ module's forward() cannot be hooked, so what is to be a
-/// unit, and the model itself, is declared as Hooked<ModuleImpl> (any arguments and results), as
-/// SequentialHooked, or derives from Stage (one tensor in, one out, and a StageContext beside them). Names of
-/// parameters stay as they are.
+/// Modules with hooks around their calls. A C++ module's forward() cannot be hooked, so each module that
+/// should be an FSDP unit, and the model itself, must be a Hooked<ModuleImpl> (any arguments and results), a
+/// SequentialHooked, or derive from Stage (one tensor in, one out, and a StageContext). Parameter names do
+/// not change.
 ///
-/// Collective: nothing by itself; once fully_shard() has attached the engine, the calls and their backward
-/// are.
+/// Collective: nothing by itself; calls and their backward are once fully_shard() has attached the engine.
 ///
-/// Errors: those of the hooks that are attached.
+/// Errors: those of the attached hooks.
 ///
 /// Lifetime: a module owns its hooks. A copy of a StageHook::Next keeps the stage alive if a shared_ptr owns
 /// it.

@@ -1,12 +1,12 @@
 #pragma once
 
 /// \file
-/// Optimizers over this rank's shards: adamw, adam, sgd, lion and muon, with groups of parameters by name, as
-/// OptimizerOptions says. They update fp32 master weights in place.
+/// Optimizers over this rank's shards: adamw, adam, sgd, lion and muon, with parameter groups by name (see
+/// OptimizerOptions). They update fp32 master weights in place.
 ///
-/// Collective: Optimizer::step() with muon, whose matrices are gathered; nothing else.
+/// Collective: only Optimizer::step() with muon, which gathers matrices.
 ///
-/// Errors: Error(kUsage) for an unknown name, for numbers out of range, and for a step that was begun and not
+/// Errors: Error(kUsage) for an unknown name, for numbers out of range, and for a step that was begun but not
 /// ended.
 ///
 /// Lifetime: the optimizer holds the shards' tensors, not the engine; ShardedMatrices must not outlive the
@@ -16,7 +16,7 @@
 /// std::unique_ptr<fsdp::Optimizer> muon_of(fsdp::Engine& engine,
 ///                                          std::optional<fsdp::ShardedMatrices>& matrices) {
 ///   fsdp::OptimizerOptions options{.name = "muon", .lr = 0.02};
-///   matrices.emplace(engine, options);                                   // to be kept as long as the optimizer
+///   matrices.emplace(engine, options);                                   // must outlive the optimizer
 ///   return fsdp::make_optimizer(options, fsdp::flat_parameters(engine, options), &*matrices);
 /// }
 /// void update(fsdp::Engine& engine, fsdp::Optimizer& optimizer, double lr) {

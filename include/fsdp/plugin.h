@@ -2,16 +2,16 @@
 
 /// \file
 /// Plug-ins: shared libraries that add models, losses, optimizers, learning-rate schedules, data sets and a
-/// section of config keys to fsdp-train, fsdp-plan and fsdp-generate. run.plugins or --plugin loads them. A
-/// project makes one by fsdp_add_plugin() of the CMake package; examples/plugin is one with all of these.
+/// section of config keys to fsdp-train, fsdp-plan and fsdp-generate. run.plugins or --plugin loads them.
+/// fsdp_add_plugin() of the CMake package builds one; examples/plugin has all of these.
 ///
-/// Collective: the plug-in's function is called on every rank, before anything is. A model, loss or optimizer is
-/// called by all ranks alike and needs no communication of its own.
+/// Collective: nothing. The plug-in's function is called on every rank before any communication. All ranks
+/// call a model, loss or optimizer alike, which needs no communication itself.
 ///
-/// Errors: Error(kUsage) for a name that is taken. What a plug-in throws ends the program as the library's own
-/// errors do: Error with its message and exit code.
+/// Errors: Error(kUsage) for a name that is taken. Exceptions of a plug-in end the program as the library's
+/// own errors do: an Error with its message and exit code.
 ///
-/// Lifetime: a plug-in is never unloaded; what it registers lives as long as the program.
+/// Lifetime: a plug-in is never unloaded; what it registers lives until the program ends.
 ///
 /// \code{.cpp}
 /// // Mean squared error of the probability of the target: [training] loss = "brier", [scores] scale = 2.0
@@ -26,7 +26,7 @@
 ///   registrar.add_key("scale", 1.0, "factor of the loss", fsdp::above(0));
 ///   registrar.add_loss("brier", brier);
 /// }
-/// // FSDP_PLUGIN(scores, add_to) at the end of the file, outside of all namespaces
+/// // FSDP_PLUGIN(scores, add_to) at the end of the file, outside all namespaces
 /// \endcode
 
 #include "nn/parameter.h"

@@ -1,14 +1,14 @@
 #pragma once
 
 /// \file
-/// Activation checkpointing: a stage keeps its input alone and runs again in backward (Chen et al.: Training
-/// deep nets with sublinear memory cost, 2016). Losses and gradients stay bit for bit the same.
+/// Activation checkpointing: a stage saves only its input and runs again in backward (Chen et al.: Training
+/// deep nets with sublinear memory cost, 2016). Losses and gradients are bit for bit the same.
 ///
 /// Collective: nothing by itself.
 ///
-/// Errors: Error(kUsage) for a type that no stage has, for the root's, and for second derivatives.
+/// Errors: Error(kUsage) for a type that no stage has, for the type of the root, and for second derivatives.
 ///
-/// Lifetime: the hooks belong to the stages. Attach them after fully_shard(), so that they lie inside the
+/// Lifetime: the stages own the hooks. Attach them after fully_shard(), so that they are inside those of the
 /// units.
 ///
 /// \code{.cpp}

@@ -1,11 +1,11 @@
 #pragma once
 
 /// \file
-/// Learning rates and loss scales. lr_at() is a function of the step alone (constant, linear, cosine,
-/// polynomial, wsd, inverse_sqrt, tri_stage), so nothing has to be saved. GradScaler is torch.amp's, for
-/// float16.
+/// Learning-rate schedules and loss scaling. lr_at() is a function of the step alone (constant, linear,
+/// cosine, polynomial, wsd, inverse_sqrt, tri_stage), so no state has to be saved. GradScaler is torch.amp's,
+/// for float16.
 ///
-/// Collective: nothing; every rank must give GradScaler::update() the same answer.
+/// Collective: nothing; all ranks must call GradScaler::update() with the same argument.
 ///
 /// Errors: Error(kUsage) for an unknown name or a number outside its range.
 ///

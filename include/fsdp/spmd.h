@@ -1,15 +1,15 @@
 #pragma once
 
 /// \file
-/// FSDP via SPMD (PyTorch/XLA's FSDPv2) on the same engine: parameters are cut one by one on a mesh axis, the
-/// batch over dcn x data. Whole batches go in, the rank's rows come out.
+/// FSDP via SPMD (PyTorch/XLA's FSDPv2) on the same engine: parameters are sharded one by one over a mesh
+/// axis, the batch over dcn x data. The input is the whole batch, the output this rank's rows.
 ///
 /// Collective: spmd_fully_shard(), forward and backward.
 ///
-/// Errors: Error(kUsage) for a module that is sharded already and for marks and options that contradict each
-/// other.
+/// Errors: Error(kUsage) for a module that is already sharded, and for sharding marks and options that
+/// contradict each other.
 ///
-/// Lifetime: as in fsdp/fully_shard.h; marks belong to tensors and go with them.
+/// Lifetime: as in fsdp/fully_shard.h; a sharding mark lives as long as its tensor.
 ///
 /// \code{.cpp}
 /// at::Tensor rows_of_this_rank(fsdp::Stage& model, const fsdp::Mesh& mesh, const at::Tensor& whole_batch) {

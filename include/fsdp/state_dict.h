@@ -1,13 +1,13 @@
 #pragma once
 
 /// \file
-/// State dicts in memory: full (whole tensors), sharded (this rank's ranges) and local (its flat shards). The
-/// fp32 master weights, under the names of the unsharded model.
+/// State dicts in memory: full (whole tensors), sharded (this rank's ranges) and local (this rank's flat
+/// shards). They hold the fp32 master weights, under the names of the unsharded model.
 ///
-/// Collective: full_state_dict(). Loading is not: each rank takes its part of what it is given.
+/// Collective: full_state_dict(). Loading is not: each rank copies its own part.
 ///
-/// Errors: Error(kCheckpoint) that names what is missing, unexpected or misshapen, before anything is
-/// written; Error(kUsage) while the engine is in use.
+/// Errors: Error(kCheckpoint) that names missing, unexpected and misshapen parameters, before any is written;
+/// Error(kUsage) while the engine is in use.
 ///
 /// Lifetime: full state dicts are copies; the others are views of the shards, valid until the next step.
 ///

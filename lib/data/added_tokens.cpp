@@ -12,7 +12,7 @@ AddedTokens::AddedTokens(const std::vector<Vocabulary::AddedToken>& tokens) {
     longest_bytes_ = std::max(longest_bytes_, token.content.size());
   }
   for (Group* group : {&plain_, &normalized_}) {
-    // Of several with one content the first counts.
+    // Of several tokens with the same content the first counts.
     std::stable_sort(group->tokens.begin(), group->tokens.end(),
                      [](const auto& a, const auto& b) { return a.content < b.content; });
     const auto end = std::unique(group->tokens.begin(), group->tokens.end(),
@@ -31,7 +31,7 @@ const Vocabulary::AddedToken* AddedTokens::longest_at(const Group& group, std::s
   for (size_t length = 0; length < text.size() && first != last; ++length) {
     const auto byte = static_cast<unsigned char>(text[length]);
     const auto at = [length](const Vocabulary::AddedToken& token) {
-      // The one that ends here is the first of them.
+      // A token that ends here comes first.
       return token.content.size() == length ? -1 : static_cast<unsigned char>(token.content[length]);
     };
     first = std::partition_point(first, last, [&](const auto& token) { return at(token) < byte; });
@@ -58,7 +58,7 @@ AddedTokens::Match AddedTokens::find_in(const Group& group, std::string_view tex
 }
 
 AddedTokens::Match AddedTokens::Search::next(size_t from) {
-  // Kept from call to call, so that many normalized ones before it cost no more looks at the text than one.
+  // Kept from call to call: the text before it is searched once, however many normalized tokens are in it.
   if (!is_known_ || plain_.begin < from) plain_ = find_in(tokens_.plain_, text_, from);
   is_known_ = true;
   Match normalized =

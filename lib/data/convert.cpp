@@ -14,8 +14,6 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-constexpr int64_t kChunkTokens = 1 << 18;
-
 void check(const ConvertOptions& options) {
   if (options.inputs.empty()) {
     fail(ErrorKind::kUsage, "no token file was given; name at least one to convert");
@@ -32,33 +30,9 @@ void check(const ConvertOptions& options) {
   }
 }
 
-/// Visits all tokens of a file in pieces: visit(first token, ids).
-template <typename Visit>
-void for_each_chunk(const TokenFile& file, const Visit& visit) {
-  std::vector<int64_t> ids;
-  for (int64_t begin = 0; begin < file.size(); begin += kChunkTokens) {
-    ids.resize(static_cast<size_t>(std::min(kChunkTokens, file.size() - begin)));
-    file.read(begin, static_cast<int64_t>(ids.size()), ids.data());
-    file.release(begin, static_cast<int64_t>(ids.size()));
-    visit(begin, ids);
-  }
-}
-
-/// One more than the largest id, which decides how many bytes an indexed format takes a token.
-int64_t needed_vocab_size(const TokenFiles& files, TokenFormat format) {
-  if (!has_documents(format)) return 0;
-  int64_t largest = 0;
-  for (size_t i = 0; i < files.paths().size(); ++i) {
-    for_each_chunk(files.file(i), [&](int64_t, const std::vector<int64_t>& ids) {
-      largest = std::max(largest, *std::max_element(ids.begin(), ids.end()));
-    });
-  }
-  return largest + 1;
-}
-
 void copy_separated(const TokenFile& file, int64_t separator, TokenWriter& writer) {
   bool open = false;
-  for_each_chunk(file, [&](int64_t, const std::vector<int64_t>& ids) {
+  file.scan([&](int64_t, const std::vector<int64_t>& ids) {
     for (auto next = ids.begin(); next != ids.end();) {
       auto found = std::find(next, ids.end(), separator);
       open = found == ids.end();
@@ -73,7 +47,7 @@ void copy_separated(const TokenFile& file, int64_t separator, TokenWriter& write
 
 void copy_documents(const TokenFile& file, TokenWriter& writer) {
   int64_t document = 0;
-  for_each_chunk(file, [&](int64_t begin, const std::vector<int64_t>& ids) {
+  file.scan([&](int64_t begin, const std::vector<int64_t>& ids) {
     auto next = ids.begin();
     while (document < file.documents()) {
       int64_t end = file.document_begin(document + 1) - begin;
@@ -92,8 +66,9 @@ void copy_documents(const TokenFile& file, TokenWriter& writer) {
 ConvertReport convert(const ConvertOptions& options) {
   check(options);
   TokenFiles files(options.inputs, options.input_format);
-  TokenWriter writer(options.output,
-                     {.format = options.format, .vocab_size = needed_vocab_size(files, options.format)});
+  // Decides how many bytes an indexed format takes per token.
+  const int64_t vocab_size = has_documents(options.format) ? largest_id(files, files.size()) + 1 : 0;
+  TokenWriter writer(options.output, {.format = options.format, .vocab_size = vocab_size});
   for (size_t i = 0; i < files.paths().size(); ++i) {
     const TokenFile& file = files.file(i);
     if (file.has_documents()) {
@@ -101,7 +76,7 @@ ConvertReport convert(const ConvertOptions& options) {
     } else if (options.document_separator) {
       copy_separated(file, *options.document_separator, writer);
     } else {
-      for_each_chunk(file, [&writer](int64_t, const std::vector<int64_t>& ids) { writer.append(ids); });
+      file.scan([&writer](int64_t, const std::vector<int64_t>& ids) { writer.append(ids); });
       writer.end_document();
     }
   }

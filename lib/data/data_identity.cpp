@@ -16,7 +16,7 @@ using nlohmann::json;
 constexpr int64_t kBlocks = 16;
 constexpr int64_t kBlockLength = 8192;  ///< tokens
 
-/// A hash of `length` numbers, of which read(begin, count, out) gives those that are asked for.
+/// Continues `hash` over blocks of `length` numbers, which read(begin, count, out) copies.
 template <typename Read>
 uint64_t sampled_hash(int64_t length, uint64_t hash, const Read& read) {
   std::vector<int64_t> block(static_cast<size_t>(std::min(length, kBlockLength)));
@@ -41,12 +41,8 @@ json identity_of(const TokenFile& file) {
   hash = sampled_hash(file.documents(), hash, [&](int64_t begin, int64_t count, int64_t* out) {
     for (int64_t i = 0; i < count; ++i) out[i] = file.document_begin(begin + i);
   });
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
-  return {{"name", std::filesystem::path(file.path()).filename().string()},
-          {"tokens", file.size()},
-          {"documents", file.documents()},
-          {"sampled_xxh3_64", text}};
+  return identity_entry(std::filesystem::path(file.path()).filename().string(), file.size(), file.documents(),
+                        hash);
 }
 
 std::string text_of(const json& file, const char* key) {
@@ -62,6 +58,12 @@ bool same_content(const json& a, const json& b) {
 }
 
 }  // namespace
+
+json identity_entry(const std::string& name, int64_t tokens, int64_t documents, uint64_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
+  return {{"name", name}, {"tokens", tokens}, {"documents", documents}, {"sampled_xxh3_64", text}};
+}
 
 json identity_of(const TokenFiles& files) {
   json identity = json::array();

@@ -1,21 +1,50 @@
 #pragma once
 
-// What data.dataset can be: how the entries of data.train and data.validation become samples.
+// Data sets: what data.dataset can name, and the samples that they make of data.train and data.validation.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "data/options.h"
-#include "data/samples.h"
 #include "util/registry.h"
 
 namespace fsdp::data {
 
-/// What a data set is asked to open.
+/// Target of a token that does not count: the default ignore_index of cross entropy.
+inline constexpr int64_t kIgnoredTarget = -100;
+
+/// A set of samples of one length, from which a loader takes its rows. SampleReader (sample_reader.h) reads
+/// them from token files. Thread-safe: any rank and thread may read any sample at any time, and gets the same
+/// each time.
+class Samples {
+ public:
+  struct Row {
+    int64_t counted = 0;  ///< targets that are not kIgnoredTarget
+    /// With data.documents = "mask": where documents begin in the row, 0 first. Else empty.
+    std::vector<int64_t> document_starts = {};
+  };
+
+  virtual ~Samples() = default;
+
+  virtual int64_t num_samples() const = 0;
+  /// Of all samples together, for messages.
+  virtual int64_t num_tokens() const = 0;
+  /// Where the samples come from, for messages.
+  virtual std::string name() const = 0;
+  /// Sample `sample` (from 0) as a row of T = data.sequence_length tokens. inputs, targets: [T].
+  virtual Row read(int64_t sample, int64_t* inputs, int64_t* targets) const = 0;
+  /// Distinguishes these samples from others when a run resumes (data_identity.h): a list of objects, each
+  /// with "name", "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
+  virtual nlohmann::json identity() const { return nlohmann::json::array(); }
+};
+
+/// What a data set opens.
 struct SamplesRequest {
-  std::vector<std::string> entries;  ///< of data.train or data.validation, as the config gives them
+  std::vector<std::string> entries;  ///< of data.train or data.validation, as in the config
   DataOptions options;
   int64_t vocab_size = 0;
 };

@@ -1,27 +1,17 @@
 #include "data/documents.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "util/error.h"
 
 namespace fsdp::data {
 namespace {
 
-/// Tokens read at a time when separators are looked for.
-constexpr int64_t kScanned = 1 << 18;
-
-/// The first document of a file that begins at `token` or later.
+/// The first document of a file that begins at `token` or later; documents() at the end of the file.
 int64_t first_document_from(const TokenFile& file, int64_t token) {
-  int64_t low = 0, high = file.documents();
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (file.document_begin(middle) < token) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  return *std::ranges::lower_bound(std::views::iota(int64_t{0}, file.documents() + 1), token, {},
+                                   [&](int64_t document) { return file.document_begin(document); });
 }
 
 }  // namespace
@@ -65,7 +55,6 @@ std::vector<int64_t> Documents::starts_in(int64_t begin, int64_t count, const in
 
 template <typename Visit>
 void Documents::for_each(const Visit& visit) const {
-  std::vector<int64_t> tokens(kScanned);
   for (size_t i = 0; i < files_.paths().size(); ++i) {
     const TokenFile& file = files_.file(i);
     const int64_t file_begin = files_.file_begin(i);
@@ -76,16 +65,14 @@ void Documents::for_each(const Visit& visit) const {
       continue;
     }
     int64_t document = 0;
-    for (int64_t at = 0; at < file.size(); at += kScanned) {
-      const int64_t count = std::min(kScanned, file.size() - at);
-      file.read(at, count, tokens.data());
-      file.release(at, count);
-      for (int64_t k = 0; k < count; ++k) {
-        if (tokens[static_cast<size_t>(k)] != *separator_) continue;
-        visit(file_begin + document, file_begin + at + k + 1);
-        document = at + k + 1;
+    file.scan([&](int64_t at, const std::vector<int64_t>& ids) {
+      for (size_t k = 0; k < ids.size(); ++k) {
+        if (ids[k] != *separator_) continue;
+        const int64_t end = at + static_cast<int64_t>(k) + 1;
+        visit(file_begin + document, file_begin + end);
+        document = end;
       }
-    }
+    });
     if (document < file.size()) visit(file_begin + document, file_begin + file.size());
   }
 }

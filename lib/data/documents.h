@@ -1,7 +1,7 @@
 #pragma once
 
-// Where documents begin in token files: by a file's own index (Megatron, fairseq), else behind a token that
-// separates them; and in any case at the beginning of each file.
+// Where documents begin in token files: as the file's index says (Megatron, fairseq), else behind each token
+// that separates them; and in any case at the beginning of each file.
 
 #include <cstdint>
 #include <optional>
@@ -22,8 +22,8 @@ class Documents {
   /// begins, in order. `tokens` are these tokens.
   std::vector<int64_t> starts_in(int64_t begin, int64_t count, const int64_t* tokens) const;
 
-  /// Calls visit(begin, end) for each document of the joined files, in order. Reads files that have no index
-  /// from front to back.
+  /// Calls visit(begin, end) for each document of the joined files, in order. Reads the whole of files
+  /// without an index.
   template <typename Visit>
   void for_each(const Visit& visit) const;
 
@@ -32,8 +32,8 @@ class Documents {
   std::optional<int64_t> separator_;
 };
 
-/// Samples that hold tokens of one document each: document by document, T predictions a sample, the last one
-/// with fewer. A document of one token, which predicts nothing, has none.
+/// Samples that hold tokens of one document each: document by document, T predictions per sample, fewer in
+/// the last of a document. A document of one token, which predicts nothing, has no sample.
 class DocumentSamples {
  public:
   DocumentSamples(const Documents& documents, int64_t sequence_length);

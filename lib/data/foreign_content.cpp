@@ -18,7 +18,7 @@ struct Signature {
   std::string_view bytes;
   const char* found;
   Way way;
-  const char* tool;  ///< that writes the content to standard output, or what to convert with
+  const char* tool;  ///< writes the content to standard output, or converts the file
 };
 
 constexpr Signature kSignatures[] = {
@@ -57,10 +57,9 @@ std::optional<ForeignContent> known(std::string_view head, const std::string& pa
   return std::nullopt;
 }
 
-/// Whether all of it is what texts are made of. Characters that are cut off at the ends do not count.
+/// Whether the sample is text, apart from characters that are cut off at its ends.
 bool is_text(std::string_view sample) {
-  while (!sample.empty() && (static_cast<unsigned char>(sample.front()) & 0xc0) == 0x80)
-    sample.remove_prefix(1);
+  while (!sample.empty() && is_continuation(sample.front())) sample.remove_prefix(1);
   sample.remove_suffix(incomplete_utf8_tail(sample));
   const auto is_control = [](char c) {
     return (static_cast<unsigned char>(c) < ' ' && c != '\n' && c != '\r' && c != '\t' && c != '\f') ||
@@ -95,7 +94,7 @@ std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::
 
 std::optional<ForeignContent> foreign_to_tokens(std::string_view head, std::string_view sample,
                                                 const std::string& path) {
-  constexpr size_t kLeast = 64;  // fewer bytes are like text, or like every second is 0, by chance
+  constexpr size_t kLeast = 64;  // fewer bytes may look like text or 32-bit tokens by chance
   if (auto foreign = known(head, path)) {
     foreign->remedy += ", and tokenize that";
     return foreign;

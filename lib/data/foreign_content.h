@@ -1,6 +1,6 @@
 #pragma once
 
-// Files that are neither plain text nor tokens, told by how they begin.
+// Files that are neither plain text nor tokens, recognised by their first bytes.
 
 #include <optional>
 #include <string>
@@ -8,19 +8,18 @@
 
 namespace fsdp::data {
 
-/// What a file is, and how it becomes what was asked for.
+/// What a file is, and how to make it usable.
 struct ForeignContent {
   std::string found;   ///< "is compressed by gzip"
   std::string remedy;  ///< "give what is in it: zcat PATH | fsdp-data tokenize - ..."
 };
 
-/// Of a file that is to be read as text: compressed files, archives, tables, pictures and the like. In a file
-/// called *.json also a JSON value, whose texts are not the file's own. `head` is how the file begins, a few
-/// hundred bytes.
+/// For a file that should be text: recognises compressed files, archives, tables, pictures and the like, and
+/// JSON in a file called *.json, which is not itself a text. `head`: the first few hundred bytes.
 std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::string& path);
 
-/// Of a file of 16-bit tokens without a header: the same, and from `sample`, some kilobytes of anywhere at an
-/// even place: text, and 32-bit tokens, of which every second 16-bit number is 0.
+/// For a file that should be 16-bit tokens without a header: the same, and text and 32-bit tokens, in which
+/// every second 16-bit number is 0. `sample`: some kilobytes from any even place.
 std::optional<ForeignContent> foreign_to_tokens(std::string_view head, std::string_view sample,
                                                 const std::string& path);
 

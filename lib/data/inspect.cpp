@@ -12,10 +12,9 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kInspectedTokens = 1 << 18;
 constexpr int64_t kBeginningTokens = 80;
 
-/// How often ids occur; ids from kMaxCountedIds on only as a number.
+/// How often each id below kMaxCountedIds occurs.
 struct IdCounts {
   std::vector<int64_t> counts;
   int64_t largest = 0;
@@ -24,20 +23,15 @@ struct IdCounts {
 
 IdCounts count_ids(const TokenFiles& files, int64_t vocab_size) {
   IdCounts result;
-  std::vector<int64_t> chunk(static_cast<size_t>(std::min(files.size(), kInspectedTokens)));
-  for (int64_t begin = 0; begin < files.size(); begin += kInspectedTokens) {
-    int64_t count = std::min(kInspectedTokens, files.size() - begin);
-    files.read(begin, count, chunk.data());
-    files.release(begin, count);
-    for (int64_t i = 0; i < count; ++i) {
-      int64_t id = chunk[static_cast<size_t>(i)];
+  files.scan(0, files.size(), [&](int64_t, const std::vector<int64_t>& ids) {
+    for (const int64_t id : ids) {
       result.largest = std::max(result.largest, id);
       if (vocab_size > 0 && id >= vocab_size) ++result.outside_vocabulary;
       if (id >= kMaxCountedIds) continue;
       if (id >= static_cast<int64_t>(result.counts.size())) result.counts.resize(static_cast<size_t>(id) + 1);
       ++result.counts[static_cast<size_t>(id)];
     }
-  }
+  });
   return result;
 }
 
@@ -115,19 +109,16 @@ std::string to_text(const TokenStatistics& statistics) {
 }
 
 std::string to_json(const TokenStatistics& statistics) {
-  nlohmann::ordered_json json;
-  json["files"] = nlohmann::ordered_json::array();
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
   for (const auto& file : statistics.files) {
-    nlohmann::ordered_json entry;
-    entry["path"] = file.path;
-    entry["tokens"] = file.tokens;
-    entry["format"] = to_string(file.format);
-    entry["dtype"] = to_string(file.type);
-    if (file.documents) entry["documents"] = *file.documents;
-    json["files"].push_back(std::move(entry));
+    files.push_back({{"path", file.path},
+                     {"tokens", file.tokens},
+                     {"format", to_string(file.format)},
+                     {"dtype", to_string(file.type)}});
+    if (file.documents) files.back()["documents"] = *file.documents;
   }
-  json["tokens"] = statistics.tokens;
-  json["largest_id"] = statistics.largest_id;
+  nlohmann::ordered_json json = {
+      {"files", files}, {"tokens", statistics.tokens}, {"largest_id", statistics.largest_id}};
   if (statistics.distinct_ids) json["distinct_ids"] = *statistics.distinct_ids;
   if (statistics.unigram_entropy_nats) json["unigram_entropy_nats"] = *statistics.unigram_entropy_nats;
   json["sequence_length"] = statistics.sequence_length;
@@ -139,23 +130,14 @@ std::string to_json(const TokenStatistics& statistics) {
 }
 
 std::string escaped(std::string_view text) {
-  static const char kHex[] = "0123456789abcdef";
+  constexpr std::string_view kHex = "0123456789abcdef", kNamed = "\n\t\r\\\"", kNames = "ntr\\\"";
   std::string out;
   for (char c : text) {
-    auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (c == '\r') {
-      out += "\\r";
-    } else if (c == '\\' || c == '"') {
-      out += '\\';
-      out += c;
+    const auto byte = static_cast<unsigned char>(c);
+    if (const size_t named = kNamed.find(c); named != std::string_view::npos) {
+      out += {'\\', kNames[named]};
     } else if (byte < 0x20 || byte >= 0x7f) {
-      out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
+      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
     } else {
       out += c;
     }

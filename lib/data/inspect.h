@@ -1,6 +1,6 @@
 #pragma once
 
-// What a person wants to know of token files before training on them.
+// Statistics of token files.
 
 #include <cstdint>
 #include <optional>
@@ -17,9 +17,9 @@ inline constexpr int64_t kMaxCountedIds = int64_t{1} << 24;
 
 struct InspectOptions {
   std::vector<std::string> files;  ///< read as if they were joined
-  int64_t vocab_size = 0;          ///< ids not below it are counted; 0: not looked for
+  int64_t vocab_size = 0;          ///< ids not below it are counted; 0: no limit
   int64_t sequence_length = 256;
-  std::string tokenizer = "bytes";    ///< for the beginning as text
+  std::string tokenizer = "bytes";    ///< decodes the beginning
   std::optional<TokenFormat> format;  ///< TokenFile's `told`
 };
 
@@ -29,14 +29,14 @@ struct TokenStatistics {
     int64_t tokens = 0;
     TokenFormat format = TokenFormat::kU16;
     TokenType type = TokenType::kUint16;
-    std::optional<int64_t> documents;  ///< where the format keeps them
+    std::optional<int64_t> documents;  ///< where the format records them
   };
   std::vector<File> files;
   int64_t tokens = 0;
   int64_t largest_id = 0;
-  /// Absent, as the entropy is, when an id is kMaxCountedIds or more: no vocabulary is so large.
+  /// Absent, as the entropy is, when an id is kMaxCountedIds or more: no vocabulary is that large.
   std::optional<int64_t> distinct_ids;
-  /// Entropy of the ids' frequencies: the loss (nats a token) of a model that knows nothing else.
+  /// Entropy of the ids' frequencies: the loss (nats per token) of a model that knows only these.
   std::optional<double> unigram_entropy_nats;
   int64_t sequence_length = 0;
   int64_t samples = 0;  ///< whole samples of sequence_length

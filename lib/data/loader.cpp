@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "data/open_samples.h"
+#include "data/sample_reader.h"
 #include "util/error.h"
 #include "util/hash.h"
 
@@ -15,7 +15,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// Options that no arithmetic below could bear; config refuses them already, other callers may not.
+/// Refuses options for which the arithmetic below is undefined; config does so too, other callers may not.
 const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const Placement& placement) {
   if (options.sequence_length < 1 || options.micro_batch_size < 1) {
     fail(ErrorKind::kUsage, "data.sequence_length = ", options.sequence_length,
@@ -43,7 +43,7 @@ TrainLoader::Set open_set(const std::string& name, const std::vector<std::string
                           const DataOptions& options, int64_t vocab_size, uint64_t seed) {
   std::unique_ptr<Samples> opened = open_entries(entries, "data.train", options, vocab_size);
   const int64_t samples = opened->num_samples();
-  // Of one set too few are told below, with what a step needs.
+  // checked_samples_per_step() reports too few samples of the only set, with what a step needs.
   if (samples == 0 && !name.empty()) {
     fail(ErrorKind::kData, "the set ", name, " of data.train holds ", opened->num_tokens(),
          " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
@@ -65,13 +65,13 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t voca
          " numbers where data.train has ", options.train.size(), " entries; give one for each");
   }
   for (const std::string& entry : options.train) {
-    // Sets of the same length are not to be walked alike.
+    // Each set has its own seed, so that sets of the same length are shuffled differently.
     sets.push_back(open_set(entry, {entry}, options, vocab_size, util::hash_of(seed, entry)));
   }
   return sets;
 }
 
-/// A * W * B, after making sure that the only set holds so many samples.
+/// A * W * B; refuses an only set that holds fewer samples.
 int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, const DataOptions& options,
                                  const Placement& placement) {
   const Samples& first = *sets.front().samples;
@@ -146,7 +146,6 @@ class BatchBuilder {
 TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed,
                          const Placement& placement)
     : options_(checked(options, vocab_size, placement)),
-      vocab_size_(vocab_size),
       placement_(placement),
       sets_(open_sets(options, vocab_size, seed)),
       samples_per_step_(checked_samples_per_step(sets_, options, placement)) {
@@ -192,7 +191,6 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
 ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,
                                    const Placement& placement)
     : options_(checked(options, vocab_size, placement)),
-      vocab_size_(vocab_size),
       placement_(placement),
       samples_(open_entries(options.validation, "data.validation", options, vocab_size)),
       num_samples_(samples_->num_samples()) {
@@ -203,12 +201,11 @@ ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_siz
          " needs ", options.sequence_length + 1, "; give more text or lower data.sequence_length");
   }
   if (max_samples > 0) num_samples_ = std::min(num_samples_, max_samples);
-  // No batch is larger than what there is to walk.
   options_.micro_batch_size = std::min(options_.micro_batch_size, num_samples_);
 }
 
 int64_t ValidationLoader::num_batches() const {
-  // Rows first: W * B could exceed what an integer holds.
+  // Divided one by one: W * B could overflow.
   int64_t batches = (num_samples_ + options_.micro_batch_size - 1) / options_.micro_batch_size;
   return (batches + placement_.world_size - 1) / placement_.world_size;
 }

@@ -1,10 +1,10 @@
 #pragma once
 
-// Batches from the samples of a data set. Of token files, sample i of sequence length T is the tokens
-// [i*T, i*T + T + 1): inputs, and the targets one further. The tokens after the last whole sample are not used.
+// Batches from the samples of a data set. Of token files, sample i of sequence length T is the tokens [i*T,
+// i*T + T + 1): the inputs, and the targets one token later. Tokens after the last whole sample are not used.
 //
-// Nothing here is collective and nothing is remembered between calls: a batch depends on its global position
-// only, which is what makes a resumed run, at any world size, repeat and skip nothing.
+// Nothing here is collective and nothing is remembered between calls: a batch depends only on its global
+// position, so that a resumed run, at any world size, repeats and skips no sample.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "data/mixture.h"
 #include "data/options.h"
 #include "data/sample_order.h"
 #include "data/sample_reader.h"
@@ -24,9 +23,9 @@ namespace fsdp::data {
 struct Batch {
   at::Tensor inputs;       ///< [B, T] int64
   at::Tensor targets;      ///< [B, T] int64
-  int64_t valid_rows = 0;  ///< the first so many rows count; in training all do
+  int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
   int64_t counted = 0;     ///< targets that count
-  /// Of each row where documents begin, 0 first; null where that is not to be known.
+  /// For each row where documents begin, 0 first; null unless data.documents = "mask".
   std::shared_ptr<const std::vector<std::vector<int64_t>>> document_starts = nullptr;
   int64_t first_row = 0;  ///< training: the global position of row 0 in the run
 };
@@ -35,10 +34,10 @@ struct Batch {
 struct Placement {
   int rank = 0;
   int world_size = 1;
-  int64_t gradient_accumulation_steps = 1;  ///< A: micro-batches a step (training only)
+  int64_t gradient_accumulation_steps = 1;  ///< A: micro-batches per step (training only)
 };
 
-/// Where a training step gets its batches from.
+/// The source of a training step's batches.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
@@ -48,52 +47,50 @@ class BatchSource {
 
 class TrainLoader final : public BatchSource {
  public:
-  /// Opens options.train (open_samples.h). Throws Error(kData) for an entry that cannot be used, for fewer
+  /// Opens options.train (sample_reader.h). Throws Error(kData) for an entry that cannot be used, for fewer
   /// samples than one step of all ranks consumes (of sets with weights: for a set without any), and for token
   /// ids outside the vocabulary as far as open_samples() looks for them.
   TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed, const Placement& placement);
 
-  /// Row b is the sample at first_global_sample + (micro_batch * W + rank) * B + b of the order: that of the
-  /// only set, or what the mixture has there. Throws
-  /// Error(kData) for a token id outside the vocabulary.
+  /// Row b is the sample at position first_global_sample + (micro_batch * W + rank) * B + b in the order of
+  /// the only set, or of the mixture. Throws Error(kData) for a token id outside the vocabulary.
   Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
 
-  /// One, or one for each weight.
+  /// There is one, or one for each weight.
   struct Set {
     std::string name;  ///< its entry in options.train; "" of the only one
     std::unique_ptr<Samples> samples;
     SampleOrder order;
   };
   const std::vector<Set>& sets() const { return sets_; }
-  /// Samples of a set among the first `samples` of the run, about.
+  /// About how many of the run's first `samples` samples are of a set.
   double samples_of(size_t set, int64_t samples) const;
 
-  /// By how much a step of A micro-batches moves the global position: A * W * B.
+  /// By how much a step of A micro-batches advances the global position: A * W * B.
   int64_t samples_per_step() const { return samples_per_step_; }
-  /// By how much each of its micro-batches does.
+  /// By how much each of its micro-batches advances it.
   int64_t samples_per_micro_step() const {
     return samples_per_step_ / placement_.gradient_accumulation_steps;
   }
-  /// Samples an epoch; of all sets together where there are several.
+  /// Samples per epoch, of all sets together.
   int64_t num_samples() const;
   int64_t num_tokens() const;
 
  private:
   DataOptions options_;
-  int64_t vocab_size_;
   Placement placement_;
   std::vector<Set> sets_;
   int64_t samples_per_step_;
   std::optional<Mixture> mixture_;  ///< of several sets
 };
 
-/// Walks the samples of the validation files once, in file order, all ranks the same number of batches.
-/// The last batches are filled up with rows that do not count (targets kIgnoredTarget), possibly whole
-/// batches of them, so sum losses over tokens, add up the ranks' sums and divide by num_samples() * T.
+/// Reads the samples of the validation files once, in file order; all ranks get the same number of batches.
+/// The last batches are padded with rows that do not count (targets kIgnoredTarget), possibly whole batches
+/// of them, so sum losses over tokens, add up the ranks' sums and divide by num_samples() * T.
 class ValidationLoader {
  public:
-  /// Opens options.validation, which must not be empty. max_samples: at most so many samples from the
-  /// beginning; 0: all. Throws Error(kData) as TrainLoader does, and for files without a single whole sample.
+  /// Opens options.validation, which must not be empty. max_samples: how many samples to read at most; 0:
+  /// all. Throws Error(kData) as TrainLoader does, and for files without a single whole sample.
   ValidationLoader(const DataOptions& options, int64_t vocab_size, int64_t max_samples,
                    const Placement& placement);
 
@@ -105,12 +102,11 @@ class ValidationLoader {
 
   const Samples& samples() const { return *samples_; }
 
-  /// Samples that all ranks walk together.
+  /// Samples that all ranks read together.
   int64_t num_samples() const { return num_samples_; }
 
  private:
   DataOptions options_;
-  int64_t vocab_size_;
   Placement placement_;
   std::unique_ptr<Samples> samples_;
   int64_t num_samples_;

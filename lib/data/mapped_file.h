@@ -1,7 +1,7 @@
 #pragma once
 
-// A file mapped read-only. The descriptor stays open, so that the size can be asked again: touching a page
-// that a truncation has taken away kills the process with SIGBUS.
+// A file mapped read-only. The descriptor stays open, so that the size can be checked again: access to a page
+// that a truncation has removed kills the process with SIGBUS.
 
 #include <cstdint>
 #include <string>
@@ -11,7 +11,7 @@ namespace fsdp::data {
 /// Thread-safe.
 class MappedFile {
  public:
-  /// `kind` is what messages call it ("token file"). Throws Error(kData) when it is missing, unreadable or
+  /// `kind` names it in messages ("token file"). Throws Error(kData) when it is missing, unreadable or
   /// not a regular file, or cannot be mapped. An empty file has no data.
   MappedFile(std::string kind, const std::string& path);
   ~MappedFile();
@@ -24,8 +24,8 @@ class MappedFile {
   /// The size of the file now.
   int64_t current_size_bytes() const;
 
-  /// Takes the pages of these bytes out of this process's resident memory. Only advice, so a refusal is no
-  /// error; a page that other bytes share may go too, and comes back.
+  /// Removes the pages of these bytes from this process's resident memory. Only a hint: failure is ignored.
+  /// Pages shared with other bytes are reloaded on access.
   void release(int64_t begin, int64_t bytes) const;
 
   /// Throws Error(kData): "the token file PATH FOUND; REMEDY".

@@ -2,7 +2,7 @@
 
 // What tokenizers do to a text before they split it, as Hugging Face's tokenizers does it.
 
-#include <memory>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,15 +14,15 @@ namespace fsdp::data {
 struct NormalizerStep {
   enum class Kind {
     kForm,         ///< `form`
-    kPrepend,      ///< `content` goes in front of a text that is not empty
-    kReplace,      ///< each `pattern` becomes `content`
-    kStrip,        ///< white space goes from the ends that `left` and `right` say
-    kPrecompiled,  ///< `content`: SentencePiece's map of characters (character_map.h), decoded
+    kPrepend,      ///< puts `content` in front of a text that is not empty
+    kReplace,      ///< replaces each `pattern` by `content`
+    kStrip,        ///< strips white space from the ends that `left` and `right` name
+    kPrecompiled,  ///< maps characters by `content`, SentencePiece's map (precompiled_charsmap), decoded
   };
   Kind kind = Kind::kForm;
   UnicodeForm form = UnicodeForm::kNfc;
   std::string pattern, content;
-  bool literal = true;  ///< the pattern is a text, no regular expression
+  bool literal = true;  ///< the pattern is a text, not a regular expression
   bool left = false, right = false;
 };
 
@@ -31,16 +31,14 @@ class Normalizer {
  public:
   /// Throws Error(kData) for a pattern or map that cannot be used.
   explicit Normalizer(const std::vector<NormalizerStep>& steps);
-  ~Normalizer();
 
-  bool empty() const { return steps_.empty(); }
-
-  /// `text` must be valid UTF-8. begins: no text lies before it, so kPrepend has its effect.
+  /// `text` must be valid UTF-8. begins: no text lies before it, so that kPrepend applies.
   std::string operator()(std::string_view text, bool begins) const;
 
+  using Step = std::function<std::string(std::string&& text, bool begins)>;
+
  private:
-  struct Step;
-  std::vector<std::unique_ptr<Step>> steps_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace fsdp::data

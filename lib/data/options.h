@@ -10,9 +10,9 @@
 
 namespace fsdp::data {
 
-/// What samples make of the documents in token files (sample_reader.h).
+/// How samples treat the documents in token files (sample_reader.h).
 enum class DocumentTreatment {
-  kJoin,   ///< they take no notice of them
+  kJoin,   ///< ignore them
   kMask,   ///< attention stays inside documents
   kSplit,  ///< a sample is of one document
 };
@@ -23,21 +23,21 @@ constexpr auto enum_names(DocumentTreatment) {
 }
 
 struct DataOptions {
-  std::string dataset = "token_files";  ///< of datasets() (data/datasets.h): what opens `train`
-  /// Token files or patterns of them, read as if all were joined; of another data set what that opens.
+  std::string dataset = "token_files";  ///< in datasets() (data/datasets.h)
+  /// Token files or patterns of them, read as if all were joined; for another data set, what it opens.
   std::vector<std::string> train;
-  /// One for each of `train`, which are sets of their own then: the shares of their samples. Empty: one set.
+  /// The share of samples of each of `train`, each of which is a separate set then. Empty: one set.
   std::vector<double> train_weights;
   std::vector<std::string> validation;  ///< token files or patterns; empty: no validation
-  std::string tokenizer = "bytes";      ///< what the tokens are; batches do not depend on it
-  int64_t sequence_length = 256;        ///< T: tokens a sample; the sample also reads the token after
-  int64_t micro_batch_size = 4;         ///< B: sequences a rank a micro-batch
+  std::string tokenizer = "bytes";      ///< of the tokens; batches do not depend on it
+  int64_t sequence_length = 256;        ///< T: tokens per sample, which also reads the next one
+  int64_t micro_batch_size = 4;         ///< B: sequences per rank and micro-batch
   bool shuffle = true;
   util::Named<DocumentTreatment> documents = DocumentTreatment::kJoin;
   /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
   int64_t document_separator = -1;
-  bool allow_changed = false;    ///< resume although the files are not those of the checkpoint
-  int64_t prefetch_batches = 2;  ///< made ahead by a thread; 0: none
+  bool allow_changed = false;    ///< resume with files that differ from the checkpoint's
+  int64_t prefetch_batches = 2;  ///< prefetched by a thread; 0: none
   util::PluginValues plugin_values = {};
 };
 

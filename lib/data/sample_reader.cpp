@@ -1,15 +1,22 @@
 #include "data/sample_reader.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "data/data_identity.h"
+#include "data/text_input.h"
 #include "data/tokenizer.h"
 #include "util/error.h"
+#include "util/hash.h"
+#include "util/text.h"
 
 namespace fsdp::data {
 namespace {
 
-/// Nothing where every file has an index of its own.
+using util::ErrorKind;
+using util::fail;
+
+/// The token that separates documents; nothing where every file has an index.
 std::optional<int64_t> separator_of(const TokenFiles& files, const DataOptions& options) {
   if (options.document_separator >= 0) return options.document_separator;
   bool is_needed = false;
@@ -17,6 +24,88 @@ std::optional<int64_t> separator_of(const TokenFiles& files, const DataOptions& 
   if (!is_needed) return std::nullopt;
   return make_tokenizer(options.tokenizer)->end_of_text();
 }
+
+/// Files up to this size are searched for bad ids before training starts; it takes well under a second.
+constexpr int64_t kMaxScannedBytes = int64_t{1} << 30;
+
+/// Samples of a data set that is not built in: checks that rows are what the loader promises, and makes the
+/// identity from a hash of rows where the data set has none.
+class ForeignSamples final : public Samples {
+ public:
+  ForeignSamples(std::unique_ptr<Samples> samples, const SamplesRequest& request)
+      : samples_(std::move(samples)),
+        dataset_(request.options.dataset),
+        length_(request.options.sequence_length),
+        vocab_size_(request.vocab_size),
+        masks_(request.options.documents == DocumentTreatment::kMask) {
+    if (samples_ == nullptr || samples_->num_samples() < 0) {
+      fail(ErrorKind::kData, "data.dataset ", dataset_, ": expected samples of ",
+           util::join(request.entries, ", "), "; found none; correct the plug-in");
+    }
+  }
+
+  int64_t num_samples() const override { return samples_->num_samples(); }
+  int64_t num_tokens() const override { return samples_->num_tokens(); }
+  std::string name() const override { return samples_->name(); }
+
+  Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override {
+    Row row = samples_->read(sample, inputs, targets);
+    row.counted = 0;
+    if (masks_) require_document_starts(row, sample);
+    for (int64_t i = 0; i < length_; ++i) {
+      const bool counts = targets[i] != kIgnoredTarget;
+      row.counted += counts ? 1 : 0;
+      require_token(inputs[i], sample, i);
+      if (counts) require_token(targets[i], sample, i);
+    }
+    return row;
+  }
+
+  nlohmann::json identity() const override {
+    nlohmann::json identity = samples_->identity();
+    return identity.empty() ? nlohmann::json::array({hash_of_rows()}) : identity;
+  }
+
+ private:
+  void require_token(int64_t id, int64_t sample, int64_t place) const {
+    if (id >= 0 && id < vocab_size_) return;
+    fail(ErrorKind::kData, "data.dataset ", dataset_,
+         ": expected tokens below model.vocab_size = ", vocab_size_, "; found ", id, " at place ", place,
+         " of sample ", sample, " of ", name(), "; correct the data or raise model.vocab_size");
+  }
+
+  /// Attention relies on them: 0 first, ascending, inside the row.
+  void require_document_starts(const Row& row, int64_t sample) const {
+    int64_t least = 0;
+    bool fits = !row.document_starts.empty() && row.document_starts.front() == 0;
+    for (const int64_t start : row.document_starts) {
+      fits = fits && start >= least && start < length_;
+      least = start + 1;
+    }
+    if (fits) return;
+    fail(ErrorKind::kData, "data.dataset ", dataset_,
+         ": expected ascending starts of documents from 0 on with data.documents = mask; found others in "
+         "sample ",
+         sample, " of ", name(), "; set data.documents to join, or correct the plug-in");
+  }
+
+  nlohmann::json hash_of_rows() const {
+    constexpr int64_t kRows = 64;
+    const int64_t samples = num_samples(), rows = std::min(samples, kRows);
+    std::vector<int64_t> row(static_cast<size_t>(2 * length_));
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      samples_->read(i * (samples / rows), row.data(), row.data() + length_);
+      hash = util::mix64(hash ^ util::xxh3_64(row.data(), row.size() * sizeof(int64_t)));
+    }
+    return identity_entry(name(), num_tokens(), samples, hash);
+  }
+
+  std::unique_ptr<Samples> samples_;
+  std::string dataset_;
+  int64_t length_, vocab_size_;
+  bool masks_;
+};
 
 }  // namespace
 
@@ -44,7 +133,7 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
   check_ids(*files_, range.begin, range.tokens, tokens.data(), vocab_size_);
 
   Row row{.counted = range.tokens - 1, .document_starts = {}};
-  // Behind the end of a document any input will do, and id 0 is in every vocabulary.
+  // After the end of a document any input will do, and id 0 is in every vocabulary.
   std::fill(std::copy_n(tokens.data(), row.counted, inputs), inputs + sequence_length_, 0);
   std::fill(std::copy_n(tokens.data() + 1, row.counted, targets), targets + sequence_length_, kIgnoredTarget);
   if (!documents_ || document_samples_) return row;
@@ -55,6 +144,19 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
     if (place < sequence_length_) row.document_starts.push_back(place);
   }
   return row;
+}
+
+std::unique_ptr<Samples> open_samples(const SamplesRequest& request) {
+  if (const OpenSamples& open = datasets().get(request.options.dataset, "data.dataset")) {
+    return std::make_unique<ForeignSamples>(open(request), request);
+  }
+  auto reader =
+      std::make_unique<SampleReader>(expand_patterns(request.entries), request.options, request.vocab_size);
+  const TokenFiles& files = reader->files();
+  if (files.bytes() <= kMaxScannedBytes && files.largest_possible_id() >= request.vocab_size) {
+    check_all_ids(files, request.vocab_size);
+  }
+  return reader;
 }
 
 }  // namespace fsdp::data

@@ -3,9 +3,8 @@
 // The samples of token files, and how documents are treated (DataOptions::documents):
 //
 //   join   sample i is the tokens [i*T, i*T + T + 1), whatever documents they are of
-//   mask   the same tokens; the sample says where documents begin, and a target that begins one does not
-//   count split  a sample holds tokens of one document only (DocumentSamples); what is left of its row does
-//   not count
+//   mask   the same tokens; the sample says where documents begin, and targets that begin one do not count
+//   split  a sample holds tokens of one document only (DocumentSamples); the rest of its row does not count
 
 #include <cstdint>
 #include <memory>
@@ -16,15 +15,14 @@
 #include "data/datasets.h"
 #include "data/documents.h"
 #include "data/options.h"
-#include "data/samples.h"
 #include "data/token_files.h"
 
 namespace fsdp::data {
 
 class SampleReader final : public Samples {
  public:
-  /// Opens the files. `key` names them in messages. Throws Error(kData) for a file that cannot be used, and
-  /// Error(kUsage) where documents are asked for and not to be found.
+  /// Opens the files. Throws Error(kData) for a file that cannot be used, and
+  /// Error(kUsage) where documents are needed and cannot be found.
   SampleReader(const std::vector<std::string>& paths, const DataOptions& options, int64_t vocab_size);
 
   int64_t num_samples() const override { return num_samples_; }
@@ -44,6 +42,11 @@ class SampleReader final : public Samples {
   std::optional<DocumentSamples> document_samples_;  ///< of split
   int64_t num_samples_ = 0;
 };
+
+/// Opens request.entries as options.dataset says. Ids of token files are searched for ones outside the
+/// vocabulary when the files total at most 1 GiB; those of other data sets are compared as rows are read.
+/// Throws Error(kUsage) for an unknown data set, and Error(kData) for entries that cannot be used.
+std::unique_ptr<Samples> open_samples(const SamplesRequest& request);
 
 /// Whether rows may have targets that do not count.
 inline bool counts_vary(const DataOptions& options) {

@@ -18,7 +18,7 @@ using util::fail;
 /// Unicode's White_Space, for the inside of a class.
 constexpr const char* kWhiteSpace = "\\t-\\r\\x{85}\\p{Z}";
 
-/// Rewrites a pattern from front to back.
+/// Translates a pattern from front to back.
 class Translator {
  public:
   explicit Translator(const std::string& pattern) : pattern_(pattern) {}
@@ -131,31 +131,15 @@ constexpr size_t kMaxStackBytes = size_t{256} << 20;
 
 }  // namespace
 
-struct SplitPattern::Code {
-  pcre2_code* code = nullptr;
-  bool jit = false;
-  ~Code() { pcre2_code_free(code); }
-};
-
-struct SplitPattern::Scratch::State {
-  pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-  pcre2_match_context* context = pcre2_match_context_create(nullptr);
-  pcre2_jit_stack* stack = nullptr;  ///< made when the one of 32 KiB that is always there is too small
-  ~State() {
-    pcre2_match_data_free(data);
-    pcre2_match_context_free(context);
-    pcre2_jit_stack_free(stack);
-  }
-};
-
-SplitPattern::Scratch::Scratch() : state_(std::make_unique<State>()) {
-  FSDP_CHECK(state_->data != nullptr && state_->context != nullptr, "out of memory");
+SplitPattern::Scratch::Scratch()
+    : data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
+      context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
+  FSDP_CHECK(data_ != nullptr && context_ != nullptr, "out of memory");
 }
-SplitPattern::Scratch::~Scratch() = default;
 
 std::string SplitPattern::translate(const std::string& pattern) { return Translator(pattern).run(); }
 
-SplitPattern::SplitPattern(const std::string& pattern, bool literal) : code_(std::make_unique<Code>()) {
+SplitPattern::SplitPattern(const std::string& pattern, bool literal) {
   std::string text = literal ? pattern : translate(pattern);
   if (literal && valid_utf8_prefix(text) != text.size()) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
@@ -165,40 +149,39 @@ SplitPattern::SplitPattern(const std::string& pattern, bool literal) : code_(std
   options |= literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   int error = 0;
   size_t place = 0;
-  code_->code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &error, &place, nullptr);
-  if (code_->code == nullptr) {
+  code_.reset(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &error, &place, nullptr),
+      pcre2_code_free);
+  if (code_ == nullptr) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern), " cannot be used (", pcre2_text(error),
          " at byte ", place, " of ", for_message(text), "); use a tokenizer with another pattern");
   }
   uint32_t matches_empty = 0;
-  pcre2_pattern_info(code_->code, PCRE2_INFO_MATCHEMPTY, &matches_empty);
+  pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
   if (matches_empty != 0) {
     fail(ErrorKind::kData, "the split pattern ", for_message(pattern),
          " can match an empty text, which is not supported; use a tokenizer with another pattern");
   }
-  code_->jit = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+  jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
 }
-
-SplitPattern::~SplitPattern() = default;
-SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
 
 SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scratch& scratch,
                                        Match& match) const {
-  Scratch::State& state = *scratch.state_;
   auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   uint32_t options = goes_on ? PCRE2_PARTIAL_HARD : 0;
   auto run = [&] {
-    if (code_->jit) {
-      return pcre2_jit_match(code_->code, subject, text.size(), 0, options, state.data, state.context);
+    if (jit_) {
+      return pcre2_jit_match(code_.get(), subject, text.size(), 0, options, scratch.data_.get(),
+                             scratch.context_.get());
     }
-    return pcre2_match(code_->code, subject, text.size(), 0, options | PCRE2_NO_UTF_CHECK, state.data,
-                       state.context);
+    return pcre2_match(code_.get(), subject, text.size(), 0, options | PCRE2_NO_UTF_CHECK,
+                       scratch.data_.get(), scratch.context_.get());
   };
   int count = run();
-  if (count == PCRE2_ERROR_JIT_STACKLIMIT && state.stack == nullptr) {
-    state.stack = pcre2_jit_stack_create(size_t{1} << 20, kMaxStackBytes, nullptr);
-    pcre2_jit_stack_assign(state.context, nullptr, state.stack);
+  if (count == PCRE2_ERROR_JIT_STACKLIMIT && scratch.stack_ == nullptr) {
+    scratch.stack_.reset(pcre2_jit_stack_create(size_t{1} << 20, kMaxStackBytes, nullptr),
+                         pcre2_jit_stack_free);
+    pcre2_jit_stack_assign(scratch.context_.get(), nullptr, scratch.stack_.get());
     count = run();
   }
   if (count == PCRE2_ERROR_NOMATCH) return Found::kNone;
@@ -207,7 +190,7 @@ SplitPattern::Found SplitPattern::find(std::string_view text, bool goes_on, Scra
     fail(ErrorKind::kData, "the split pattern of the tokenizer fails on a text of ", text.size(), " bytes (",
          pcre2_text(count), "); cut the text into smaller documents or use another tokenizer");
   }
-  const size_t* bounds = pcre2_get_ovector_pointer(state.data);
+  const size_t* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
   match = {bounds[0], bounds[1]};
   FSDP_CHECK(match.end > match.begin, "an empty match");
   return Found::kMatch;

@@ -2,33 +2,38 @@
 
 // The patterns by which tokenizers split a text before they merge bytes, run by PCRE2 (UTF, UCP).
 //
-// They are written for Oniguruma, as Hugging Face's tokenizers reads them. A pattern is translated, and what
-// does not mean the same to both (or could look behind the place where a match begins) is refused:
-// \s becomes Unicode's White_Space, which PCRE2's is not; \w, anchors, look-behind, nested classes,
-// possessive or lazy {n,m} and the like are refused.
+// They are written for Oniguruma, which Hugging Face's tokenizers uses. A pattern is translated: \s becomes
+// Unicode's White_Space, which differs from PCRE2's \s. Refused is what both engines read differently, and
+// what could look behind the place where a match begins: \w, anchors, look-behind, nested classes, possessive
+// or lazy {n,m} and the like.
 
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
 
+struct pcre2_real_code_8;
+struct pcre2_real_jit_stack_8;
+struct pcre2_real_match_context_8;
+struct pcre2_real_match_data_8;
+
 namespace fsdp::data {
 
-/// Thread-safe.
+/// Thread-safe. Copies share the compiled pattern.
 class SplitPattern {
  public:
-  /// What a match needs beside the pattern; one a thread.
+  /// The memory that matching needs; one per thread.
   class Scratch {
    public:
     Scratch();
-    ~Scratch();
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
    private:
     friend class SplitPattern;
-    struct State;
-    std::unique_ptr<State> state_;
+    std::shared_ptr<pcre2_real_match_data_8> data_;
+    std::shared_ptr<pcre2_real_match_context_8> context_;
+    std::shared_ptr<pcre2_real_jit_stack_8> stack_;  ///< made when PCRE2's own of 32 KiB is too small
   };
 
   enum class Found {
@@ -40,21 +45,18 @@ class SplitPattern {
     size_t begin = 0, end = 0;  ///< never empty
   };
 
-  /// `literal`: the pattern is a text to be found as it is. Throws Error(kData), naming what is not
-  /// supported.
+  /// `literal`: the pattern is a text, not an expression. Throws Error(kData), naming what is not supported.
   SplitPattern(const std::string& pattern, bool literal);
-  ~SplitPattern();
-  SplitPattern(SplitPattern&&) noexcept;
 
   /// The first match in `text`, which must be valid UTF-8. goes_on: more text follows.
   Found find(std::string_view text, bool goes_on, Scratch& scratch, Match& match) const;
 
-  /// The pattern as PCRE2 gets it.
+  /// The pattern in PCRE2's syntax.
   static std::string translate(const std::string& pattern);
 
  private:
-  struct Code;
-  std::unique_ptr<Code> code_;
+  std::shared_ptr<pcre2_real_code_8> code_;
+  bool jit_ = false;
 };
 
 }  // namespace fsdp::data

@@ -2,18 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <future>
+#include <nlohmann/json.hpp>
 
+#include "data/utf8.h"
+#include "data/work_queue.h"
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/json.h"
+#include "util/text.h"
 
 namespace fsdp::data {
 namespace {
 
 constexpr size_t kJobBytes = 1 << 18;
-/// How much of the next part a part sees, to find where it may be cut.
+/// How much of the next part a part contains, to find where it may be cut.
 constexpr size_t kContextBytes = 1 << 12;
-/// What must be held in one piece: a document of a tokenizer that never cuts, a line of JSON.
+/// Of text that must be in one piece: a document for a tokenizer that never cuts, a line of JSON.
 constexpr size_t kMaxWholeBytes = size_t{256} << 20;
+
+constexpr int kMaxLineDepth = 64;
 
 }  // namespace
 
@@ -24,9 +33,13 @@ bool ValidationShare::takes(std::string_view document) const {
   return static_cast<double>(hash >> 11) * 0x1p-53 < fraction;
 }
 
-TextJobs::TextJobs(std::vector<std::string> files, bool json_lines, const ValidationShare& validation,
-                   const Tokenizer& tokenizer)
-    : files_(std::move(files)), json_lines_(json_lines), validation_(validation), tokenizer_(tokenizer) {}
+TextJobs::TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
+                   const ValidationShare& validation, const Tokenizer& tokenizer)
+    : files_(std::move(files)),
+      json_lines_(json_lines),
+      json_field_(std::move(json_field)),
+      validation_(validation),
+      tokenizer_(tokenizer) {}
 
 int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_bytes) {
   if (validation.by_document || validation.fraction <= 0) return 0;
@@ -34,6 +47,69 @@ int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_b
   return std::clamp<int64_t>(share, 0, text_bytes);
 }
 
+void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>& visit) {
+  WorkQueue<EncodedJob> queue(threads > 1 ? threads : 0);
+  std::deque<std::future<EncodedJob>> under_way;
+  const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
+  bool more = true;
+  while (true) {
+    while (more && under_way.size() < most) {
+      auto job = std::make_shared<TextJob>();
+      more = next(*job);
+      if (more) under_way.push_back(queue.add([this, job] { return encoded(std::move(*job)); }));
+    }
+    if (under_way.empty()) return;
+    const EncodedJob job = under_way.front().get();
+    under_way.pop_front();
+    visit(job);
+  }
+}
+
+std::string TextJobs::document_of(std::string_view line, const TextPart& part) const {
+  auto refuse = [&](const std::string& found) {
+    util::fail(util::ErrorKind::kData, "line ", part.line, " of ", files_[part.file], " ", for_message(found),
+               " where a JSON object with the text \"", json_field_,
+               "\" was expected; correct the line or name the field with `json_field`");
+  };
+  nlohmann::json object;
+  try {
+    object = util::parse_json(line, {.deepest_level = kMaxLineDepth, .unique_keys = false});
+  } catch (const util::JsonError& error) {
+    refuse(error.what());
+  }
+  if (!object.is_object()) refuse("is JSON but not an object");
+  auto field = object.find(json_field_);
+  if (field == object.end()) {
+    std::vector<std::string> names;
+    for (const auto& item : object.items()) names.push_back("\"" + item.key() + "\"");
+    refuse(names.empty() ? "has no fields" : "has the fields " + util::join(names, ", "));
+  }
+  if (!field->is_string()) refuse("has a " + std::string(field->type_name()));
+  return std::move(field->get_ref<std::string&>());
+}
+
+EncodedJob TextJobs::encoded(TextJob job) const {
+  EncodedJob result;
+  for (const TextPart& part : job.parts) {
+    std::string_view text = std::string_view(job.text).substr(part.begin, part.end - part.begin);
+    EncodedJob::Part result_part{.consumed = part.stop, .validation = part.validation};
+    if (part.json) {
+      std::string document = document_of(text, part);
+      result_part.validation = validation_.takes(document);
+      tokenizer_.encode(document, result.ids);
+    } else if (part.ends_document) {
+      tokenizer_.encode(text, result.ids);
+    } else {
+      result_part.consumed = tokenizer_.encode_some(text, part.stop, result.ids);
+    }
+    result_part.ids_end = result.ids.size();
+    result.parts.push_back(result_part);
+  }
+  result.job = std::move(job);
+  return result;
+}
+
+/// Fills in the next job; false when there is none.
 bool TextJobs::next(TextJob& job) {
   job.text.clear();
   job.parts.clear();
@@ -78,7 +154,7 @@ bool TextJobs::fill(int64_t bytes) {
   return section_left_ == 0;
 }
 
-/// Moves the end of a section forward behind the character that it is in.
+/// Moves the end of a section behind the character that it would cut.
 void TextJobs::end_on_whole_character() {
   std::string next;
   for (int i = 0; i < 3 && end_left_ > 0; ++i) {
@@ -107,7 +183,7 @@ void TextJobs::add_part(TextJob& job, size_t stop, bool ends) {
   in_document_ = !ends;
 }
 
-/// On to the end of the text, if that is for validation, or to the next text.
+/// Continues with the end of the text, if that is for validation, or with the next text.
 void TextJobs::end_section() {
   if (end_left_ == 0) {
     input_.reset();
@@ -124,7 +200,7 @@ void TextJobs::take_text(TextJob& job) {
   bool ends = fill(kJobBytes + kContextBytes);
   size_t cut = 0;
   while (!ends) {
-    // Enough of the beginning for validation_.takes() to decide by.
+    // Enough of the beginning for validation_.takes() to decide.
     cut = tokenizer_.likely_cut(std::string_view(buffer_).substr(0, kJobBytes));
     if (cut > 0) break;
     if (buffer_.size() > kMaxWholeBytes) {

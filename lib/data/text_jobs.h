@@ -1,11 +1,13 @@
 #pragma once
 
-// Cuts texts into jobs of some hundred KiB for the threads that encode them. Where jobs begin depends on the
-// texts and the tokenizer only.
+// Texts cut into jobs of some hundred KiB, and the threads that encode them. Where jobs begin depends only on
+// the texts and the tokenizer.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/text_input.h"
@@ -13,11 +15,11 @@
 
 namespace fsdp::data {
 
-/// A document, or the part of one that a job has.
+/// A document, or the part of one that is in a job.
 struct TextPart {
   size_t begin = 0, end = 0;  ///< in the job's text
-  /// Where the document's next part begins, counted from `begin`: what lies behind belongs to that part and
-  /// shows here only what follows. end - begin in the last part.
+  /// Where the document's next part begins, counted from `begin`: the text behind it belongs to that part and
+  /// is here only as context. end - begin in the last part.
   size_t stop = 0;
   bool begins_document = true, ends_document = true;
   bool validation = false;
@@ -29,14 +31,25 @@ struct TextPart {
 struct TextJob {
   std::string text;
   std::vector<TextPart> parts;
-  int64_t read_bytes = 0;  ///< of the texts, up to the end of this job
+  int64_t read_bytes = 0;  ///< of all texts, up to the end of this job
+};
+
+struct EncodedJob {
+  struct Part {
+    size_t ids_end = 0;   ///< where its ids end in `ids`
+    size_t consumed = 0;  ///< bytes of the part that are encoded
+    bool validation = false;
+  };
+  TextJob job;
+  std::vector<int64_t> ids;
+  std::vector<Part> parts;  ///< one for each of job.parts
 };
 
 /// Which documents are for validation.
 struct ValidationShare {
   double fraction = 0;  ///< 0: none
-  /// By document: a document is for validation when a number made of the seed and its beginning says so,
-  /// which is the same for equal documents, in any order and company. Otherwise the end of each text is.
+  /// Whole documents are for validation, chosen by a hash of the seed and their beginning, so that equal
+  /// documents are treated alike whatever the order and the other texts. Otherwise the end of each text is.
   bool by_document = false;
   uint64_t seed = 0;
 
@@ -48,12 +61,14 @@ struct ValidationShare {
 /// Not thread-safe.
 class TextJobs {
  public:
-  /// json_lines: texts whatever their names are JSON lines.
-  TextJobs(std::vector<std::string> files, bool json_lines, const ValidationShare& validation,
-           const Tokenizer& tokenizer);
+  /// json_lines: all texts are JSON lines, whatever their names. json_field: the field of a line that is the
+  /// document.
+  TextJobs(std::vector<std::string> files, bool json_lines, std::string json_field,
+           const ValidationShare& validation, const Tokenizer& tokenizer);
 
-  /// Fills in the next job; false when there is none. Throws Error(kData) for a text that cannot be used.
-  bool next(TextJob& job);
+  /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a text
+  /// that cannot be used, and for a line that is not a JSON object with the text field.
+  void encode(int threads, const std::function<void(const EncodedJob&)>& visit);
 
   int64_t read_bytes() const { return read_bytes_; }
 
@@ -61,6 +76,9 @@ class TextJobs {
   static int64_t share_of_end(const ValidationShare& validation, int64_t text_bytes);
 
  private:
+  bool next(TextJob& job);
+  EncodedJob encoded(TextJob job) const;
+  std::string document_of(std::string_view line, const TextPart& part) const;
   void open_next();
   void take_text(TextJob& job);
   void take_lines(TextJob& job);
@@ -71,12 +89,13 @@ class TextJobs {
 
   std::vector<std::string> files_;
   bool json_lines_;
+  std::string json_field_;
   ValidationShare validation_;
   const Tokenizer& tokenizer_;
   size_t next_file_ = 0;
   std::unique_ptr<TextInput> input_;
   std::string buffer_;        ///< read and not handed out yet
-  std::string pending_;       ///< the first byte of the next section, when it had to be looked at
+  std::string pending_;       ///< the first byte of the next section, when it had to be read already
   int64_t section_left_ = 0;  ///< bytes of this section not read yet; -1: up to the end of the input
   int64_t end_left_ = 0;      ///< bytes of the section behind it, the end of the text that is for validation
   bool json_ = false;

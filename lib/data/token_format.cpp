@@ -1,113 +1,56 @@
 #include "data/token_format.h"
 
-#include <array>
-#include <stdexcept>
-
 #include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::data {
 namespace {
 
-constexpr std::array kFormats = {TokenFormat::kU16,     TokenFormat::kU32,      TokenFormat::kLlmcU16,
-                                 TokenFormat::kLlmcU32, TokenFormat::kMegatron, TokenFormat::kFairseq};
+struct TypeFacts {
+  TokenType type;
+  const char* name;
+  int64_t bytes, largest_id;
+  uint8_t index_code;
+};
+
+/// In the order of the enum.
+constexpr TypeFacts kTypes[] = {
+    {TokenType::kUint8, "uint8", 1, UINT8_MAX, 1},    {TokenType::kInt8, "int8", 1, INT8_MAX, 2},
+    {TokenType::kInt16, "int16", 2, INT16_MAX, 3},    {TokenType::kInt32, "int32", 4, INT32_MAX, 4},
+    {TokenType::kInt64, "int64", 8, UINT32_MAX, 5},   {TokenType::kUint16, "uint16", 2, UINT16_MAX, 8},
+    {TokenType::kUint32, "uint32", 4, UINT32_MAX, 9}, {TokenType::kUint64, "uint64", 8, UINT32_MAX, 10},
+};
+
+const TypeFacts& facts_of(TokenType type) { return kTypes[static_cast<size_t>(type)]; }
 
 }  // namespace
 
-std::string to_string(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::kU16:
-      return "u16";
-    case TokenFormat::kU32:
-      return "u32";
-    case TokenFormat::kLlmcU16:
-      return "llm.c-u16";
-    case TokenFormat::kLlmcU32:
-      return "llm.c-u32";
-    case TokenFormat::kMegatron:
-      return "megatron";
-    case TokenFormat::kFairseq:
-      return "fairseq";
-  }
-  return "";
-}
+std::string to_string(TokenFormat format) { return util::name_of(format); }
 
-std::vector<std::string> token_format_names() {
-  std::vector<std::string> names;
-  for (TokenFormat format : kFormats) names.push_back(to_string(format));
-  return names;
-}
+std::vector<std::string> token_format_names() { return util::names_of_enum<TokenFormat>(); }
 
 TokenFormat token_format(const std::string& name) {
-  for (TokenFormat format : kFormats) {
-    if (to_string(format) == name) return format;
-  }
+  if (const auto format = util::parse_enum<TokenFormat>(name)) return *format;
   util::fail(util::ErrorKind::kUsage, "unknown token file format \"", name,
              "\"; expected one of: ", util::join(token_format_names(), ", "));
 }
 
-std::string to_string(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-      return "uint8";
-    case TokenType::kInt8:
-      return "int8";
-    case TokenType::kInt16:
-      return "int16";
-    case TokenType::kInt32:
-      return "int32";
-    case TokenType::kInt64:
-      return "int64";
-    case TokenType::kUint16:
-      return "uint16";
-    case TokenType::kUint32:
-      return "uint32";
-    case TokenType::kUint64:
-      return "uint64";
-  }
-  return "";
-}
+std::string to_string(TokenType type) { return facts_of(type).name; }
 
-int64_t bytes_of(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-    case TokenType::kInt8:
-      return 1;
-    case TokenType::kInt16:
-    case TokenType::kUint16:
-      return 2;
-    case TokenType::kInt32:
-    case TokenType::kUint32:
-      return 4;
-    case TokenType::kInt64:
-    case TokenType::kUint64:
-      return 8;
-  }
-  return 0;
-}
+int64_t bytes_of(TokenType type) { return facts_of(type).bytes; }
 
-int64_t largest_id_of(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-      return UINT8_MAX;
-    case TokenType::kInt8:
-      return INT8_MAX;
-    case TokenType::kInt16:
-      return INT16_MAX;
-    case TokenType::kUint16:
-      return UINT16_MAX;
-    case TokenType::kInt32:
-      return INT32_MAX;
-    case TokenType::kUint32:
-    case TokenType::kInt64:
-    case TokenType::kUint64:
-      return UINT32_MAX;
-  }
-  return 0;
-}
+int64_t largest_id_of(TokenType type) { return facts_of(type).largest_id; }
 
 bool has_documents(TokenFormat format) {
   return format == TokenFormat::kMegatron || format == TokenFormat::kFairseq;
+}
+
+bool is_llmc(TokenFormat format) {
+  return format == TokenFormat::kLlmcU16 || format == TokenFormat::kLlmcU32;
+}
+
+bool has_two_bytes(TokenFormat format) {
+  return format == TokenFormat::kU16 || format == TokenFormat::kLlmcU16;
 }
 
 std::filesystem::path index_path(const std::filesystem::path& tokens_path) {
@@ -115,26 +58,13 @@ std::filesystem::path index_path(const std::filesystem::path& tokens_path) {
   return path.replace_extension(".idx");
 }
 
-uint8_t index_code(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-      return 1;
-    case TokenType::kInt8:
-      return 2;
-    case TokenType::kInt16:
-      return 3;
-    case TokenType::kInt32:
-      return 4;
-    case TokenType::kInt64:
-      return 5;
-    case TokenType::kUint16:
-      return 8;
-    case TokenType::kUint32:
-      return 9;
-    case TokenType::kUint64:
-      return 10;
+uint8_t index_code(TokenType type) { return facts_of(type).index_code; }
+
+std::optional<TokenType> type_of_index_code(int code) {
+  for (const TypeFacts& facts : kTypes) {
+    if (facts.index_code == code) return facts.type;
   }
-  throw std::out_of_range("no dtype code");
+  return std::nullopt;
 }
 
 }  // namespace fsdp::data

@@ -3,27 +3,38 @@
 // The formats of token files. All are little-endian.
 //
 //   u16, u32     numbers of two or four bytes and nothing else (nanoGPT writes u16)
-//   llm.c-u16    llm.c's files of GPT-2 tokens: 256 int32 (magic 20240520, version 1, number of tokens,
-//   zeros),
-//                then uint16
+//   llm.c-u16    llm.c's files of GPT-2 tokens: 256 int32 (magic 20240520, version 1, number of tokens, then
+//                zeros), then uint16
 //   llm.c-u32    llm.c's files of Llama 3 tokens: the same with magic 20240801, version 7 and uint32
-//   megatron     Megatron-LM's pair NAME.bin and NAME.idx: the tokens alone, and their documents
-//   fairseq      fairseq's pair (dataset-impl mmap): as Megatron's, without documents above the sequences
+//   megatron     Megatron-LM's pair: NAME.bin with the tokens alone, NAME.idx with their documents
+//   fairseq      fairseq's pair (dataset-impl mmap): as Megatron's, but each sequence is a document
 //
 // Sources of the layouts: llm.c dev/data/data_common.py, Megatron-LM
 // megatron/core/datasets/indexed_dataset.py, fairseq fairseq/data/indexed_dataset.py.
 //
-// A file says its format itself: by its first bytes, by the .idx beside a .bin, or, as numbers of four bytes
-// look like twice as many of two, by the name: .u32 is u32, and everything else is u16.
+// The format is recognised by a file's first bytes, by the .idx beside a .bin, or, since numbers of four
+// bytes look like twice as many of two, by the name: .u32 is u32, and everything else is u16.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "util/enum_names.h"
 
 namespace fsdp::data {
 
 enum class TokenFormat { kU16, kU32, kLlmcU16, kLlmcU32, kMegatron, kFairseq };
+constexpr auto enum_names(TokenFormat) {
+  return std::to_array<util::EnumName<TokenFormat>>({{TokenFormat::kU16, "u16"},
+                                                     {TokenFormat::kU32, "u32"},
+                                                     {TokenFormat::kLlmcU16, "llm.c-u16"},
+                                                     {TokenFormat::kLlmcU32, "llm.c-u32"},
+                                                     {TokenFormat::kMegatron, "megatron"},
+                                                     {TokenFormat::kFairseq, "fairseq"}});
+}
 
 /// How a token is stored.
 enum class TokenType { kUint8, kInt8, kInt16, kInt32, kInt64, kUint16, kUint32, kUint64 };
@@ -39,8 +50,12 @@ int64_t bytes_of(TokenType type);
 /// The largest id that the type can hold, at most 2^32 - 1.
 int64_t largest_id_of(TokenType type);
 
-/// Whether the format keeps where documents end.
+/// Whether the format records where documents end.
 bool has_documents(TokenFormat format);
+/// llm.c's formats.
+bool is_llmc(TokenFormat format);
+/// u16 and llm.c-u16, which store every token in two bytes.
+bool has_two_bytes(TokenFormat format);
 
 /// The extension that makes a flat file one of four bytes a token.
 inline constexpr const char* kUint32Extension = ".u32";
@@ -60,7 +75,9 @@ inline constexpr int64_t kIndexMagicBytes = 9;
 inline constexpr uint64_t kIndexVersion = 1;
 /// Path of the index of NAME.bin: NAME.idx.
 std::filesystem::path index_path(const std::filesystem::path& tokens_path);
-/// The dtype codes of the index; throws std::out_of_range for types that have none.
+/// The dtype code of a type in the index.
 uint8_t index_code(TokenType type);
+/// The type of a dtype code; nothing for codes that are none of a type of whole numbers.
+std::optional<TokenType> type_of_index_code(int code);
 
 }  // namespace fsdp::data

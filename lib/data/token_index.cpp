@@ -44,18 +44,13 @@ void TokenIndex::read_header() {
     refuse(concat("has version ", version, " where ", kIndexVersion, " was expected"));
   }
   int code = at<uint8_t>(kTypeOffset);
-  bool known = false;
-  for (TokenType type : {TokenType::kUint8, TokenType::kInt8, TokenType::kInt16, TokenType::kInt32,
-                         TokenType::kInt64, TokenType::kUint16, TokenType::kUint32, TokenType::kUint64}) {
-    if (index_code(type) != code) continue;
-    type_ = type;
-    known = true;
-  }
-  if (!known) {
+  const std::optional<TokenType> type = type_of_index_code(code);
+  if (!type) {
     refuse(concat("has the dtype code ", code, (code == 6 || code == 7) ? " (floating point)" : "",
                   " where a type of whole numbers (1 to 5, 8, 9 or 10) was expected"));
   }
-  // Bounds before products: the counts are whatever the file says.
+  type_ = *type;
+  // Bounds before products, since the counts come from the file and may be anything.
   auto sequences = at<uint64_t>(kSequencesOffset);
   auto size = static_cast<uint64_t>(file_.size_bytes());
   if (sequences > size / 12) {

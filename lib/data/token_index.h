@@ -13,7 +13,7 @@
 //   int64[D]    the sequence at which each document begins, and S at the end        (Megatron only)
 //   int8[S]     mode of each sequence                          (Megatron's multimodal sets only; refused)
 //
-// Which of the two it is follows from the size of the file, because for given S the sizes differ.
+// Megatron's and fairseq's are distinguished by the size of the file, which differs for given S.
 
 #include <cstdint>
 #include <string>
@@ -27,7 +27,7 @@ namespace fsdp::data {
 class TokenIndex {
  public:
   /// tokens_bytes: the size of the .bin, which the sequences must fill one after another without gap or
-  /// overlap. Throws Error(kData) for everything that does not fit.
+  /// overlap. Throws Error(kData) for a file that does not fit this layout or the .bin.
   TokenIndex(const std::string& path, const std::string& tokens_path, int64_t tokens_bytes);
 
   TokenFormat format() const { return format_; }  ///< kMegatron or kFairseq

@@ -1,8 +1,14 @@
 #include "data/token_writer.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
 
 #include "util/error.h"
+#include "util/file.h"
 
 namespace fsdp::data {
 namespace fs = std::filesystem;
@@ -14,36 +20,77 @@ using util::fail;
 /// Megatron and fairseq store ids below this in two bytes.
 constexpr int64_t kIndexedUint16Limit = 65500;
 constexpr int64_t kCopiedEntries = 1 << 16;
+constexpr int64_t kIndexCountsOffset = kIndexMagicBytes + sizeof(kIndexVersion) + 1;
 
 TokenType stored_type(const TokenWriterOptions& options) {
-  switch (options.format) {
-    case TokenFormat::kU16:
-    case TokenFormat::kLlmcU16:
-      return TokenType::kUint16;
-    case TokenFormat::kU32:
-    case TokenFormat::kLlmcU32:
-      return TokenType::kUint32;
-    case TokenFormat::kMegatron:
-      // Megatron's own readers have no unsigned type of four bytes.
-      return options.vocab_size < kIndexedUint16Limit ? TokenType::kUint16 : TokenType::kInt32;
-    case TokenFormat::kFairseq:
-      return options.vocab_size < kIndexedUint16Limit ? TokenType::kUint16 : TokenType::kUint32;
-  }
-  return TokenType::kUint16;
+  const bool two_bytes = has_documents(options.format) ? options.vocab_size < kIndexedUint16Limit
+                                                       : has_two_bytes(options.format);
+  if (two_bytes) return TokenType::kUint16;
+  // Megatron's own readers have no unsigned type of four bytes.
+  return options.format == TokenFormat::kMegatron ? TokenType::kInt32 : TokenType::kUint32;
 }
 
 }  // namespace
+
+OutputFile::OutputFile(const fs::path& path) : path_(path), temporary_(path) {
+  if (path_.has_parent_path()) util::make_writable_folder(path_.parent_path());
+  temporary_ += util::concat(".tmp-", ::getpid());
+  file_ = std::fopen(temporary_.c_str(), "w+be");
+  if (file_ == nullptr) fail_with_errno("open");
+}
+
+OutputFile::~OutputFile() {
+  if (file_ != nullptr) std::fclose(file_);
+  if (!committed_) ::unlink(temporary_.c_str());
+}
+
+void OutputFile::append(const void* data, int64_t bytes) {
+  FSDP_CHECK(file_ != nullptr, "append after finish");
+  const auto count = static_cast<size_t>(bytes);
+  if (std::fwrite(data, 1, count, file_) != count) fail_with_errno("write");
+}
+
+void OutputFile::overwrite(int64_t offset, const void* data, int64_t bytes) {
+  if (std::fseek(file_, offset, SEEK_SET) != 0) fail_with_errno("write");
+  append(data, bytes);
+  if (std::fseek(file_, 0, SEEK_END) != 0) fail_with_errno("write");
+}
+
+void OutputFile::read_back(int64_t offset, void* data, int64_t bytes) {
+  const auto count = static_cast<size_t>(bytes);
+  if (std::fseek(file_, offset, SEEK_SET) != 0) fail_with_errno("write");
+  if (std::fread(data, 1, count, file_) != count) fail_with_errno("read");
+  if (std::fseek(file_, 0, SEEK_END) != 0) fail_with_errno("read");
+}
+
+void OutputFile::finish() {
+  FSDP_CHECK(file_ != nullptr, "finish twice");
+  if (std::fflush(file_) != 0) fail_with_errno("write");
+  if (::fsync(::fileno(file_)) != 0) fail_with_errno("flush");
+  if (std::fclose(std::exchange(file_, nullptr)) != 0) fail_with_errno("close");
+}
+
+void OutputFile::commit() {
+  FSDP_CHECK(file_ == nullptr, "commit before finish");
+  util::rename_and_sync(temporary_, path_);
+  committed_ = true;
+}
+
+void OutputFile::fail_with_errno(const char* action) const {
+  fail(ErrorKind::kIo, "cannot ", action, " ", temporary_.string(), ": ", util::errno_text(errno),
+       "; nothing was written to ", path_.string(), ", so make room or choose another path and run again");
+}
 
 void check_output_name(const fs::path& path, TokenFormat format) {
   std::string extension = path.extension().string();
   if (format == TokenFormat::kU32 && extension != kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " is to hold four bytes a token (u32), which is ",
-         "told by the name NAME", kUint32Extension, "; name it so or choose another `format`");
+         "recognised by the name NAME", kUint32Extension, "; name it so or choose another `format`");
   }
   if (format == TokenFormat::kU16 && extension == kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(),
          " is to hold two bytes a token (u16), and the name ",
-         "tells four; name it NAME.bin or choose the `format` u32");
+         "stands for four; name it NAME.bin or choose the `format` u32");
   }
   if (has_documents(format) && extension != ".bin") {
     fail(ErrorKind::kUsage, "the output ", path.string(), " is to be a pair of files (", to_string(format),
@@ -61,17 +108,19 @@ TokenWriter::TokenWriter(const fs::path& path, const TokenWriterOptions& options
       format_(options.format),
       type_(stored_type(options)),
       tokens_(path) {
-  if (format_ == TokenFormat::kLlmcU16 || format_ == TokenFormat::kLlmcU32) {
+  if (is_llmc(format_)) {
     std::vector<char> room(static_cast<size_t>(LlmcHeader::kBytes));
     tokens_.append(room.data(), LlmcHeader::kBytes);
   }
   if (has_documents(format_)) {
-    lengths_ = std::make_unique<OutputFile>(fs::path(path) += ".lengths");
     index_ = std::make_unique<OutputFile>(index_path(path));
+    index_->append(kIndexMagic, kIndexMagicBytes);
+    index_->append(&kIndexVersion, sizeof(kIndexVersion));
+    const uint8_t code = index_code(type_);
+    index_->append(&code, sizeof(code));
+    index_->append(std::array<uint64_t, 2>{}.data(), index_counts_bytes());  // not known yet
   }
 }
-
-TokenWriter::~TokenWriter() = default;
 
 template <typename Stored>
 void TokenWriter::append_as(const std::vector<int64_t>& ids) {
@@ -92,14 +141,14 @@ void TokenWriter::append(const std::vector<int64_t>& ids) {
   if (bytes_of(type_) == 2) {
     append_as<uint16_t>(ids);
   } else {
-    append_as<uint32_t>(ids);  // int32 has the same bytes for what it can hold
+    append_as<uint32_t>(ids);  // also for int32, whose non-negative values have the same bytes
   }
   size_ += static_cast<int64_t>(ids.size());
 }
 
 void TokenWriter::end_document() {
   ++documents_;
-  if (lengths_) {
+  if (index_) {
     int64_t length = size_ - document_begin_;
     if (length > INT32_MAX) {
       fail(ErrorKind::kData, "document ", documents_ - 1, " of the output ", path_.string(), " has ", length,
@@ -107,52 +156,40 @@ void TokenWriter::end_document() {
            " a document; cut the text into documents or choose a format without them, such as u16");
     }
     auto stored = static_cast<int32_t>(length);
-    lengths_->append(&stored, sizeof(stored));
+    index_->append(&stored, sizeof(stored));
   }
   document_begin_ = size_;
 }
 
-void TokenWriter::write_index() {
-  index_->append(kIndexMagic, kIndexMagicBytes);
-  index_->append(&kIndexVersion, sizeof(kIndexVersion));
-  uint8_t code = index_code(type_);
-  index_->append(&code, sizeof(code));
-  auto sequences = static_cast<uint64_t>(documents_);
-  index_->append(&sequences, sizeof(sequences));
-  if (format_ == TokenFormat::kMegatron) {
-    uint64_t entries = sequences + 1;
-    index_->append(&entries, sizeof(entries));
-  }
+/// The index has the lengths of documents already: completes its header and what follows them.
+void TokenWriter::finish_index() {
+  const auto sequences = static_cast<uint64_t>(documents_);
+  const std::array<uint64_t, 2> counts = {sequences, sequences + 1};
+  index_->overwrite(kIndexCountsOffset, counts.data(), index_counts_bytes());
+  const int64_t lengths_offset = kIndexCountsOffset + index_counts_bytes();
   std::vector<int32_t> lengths;
-  auto for_each_chunk = [&](const auto& visit) {
-    for (int64_t begin = 0; begin < documents_; begin += kCopiedEntries) {
-      int64_t count = std::min(kCopiedEntries, documents_ - begin);
-      lengths.resize(static_cast<size_t>(count));
-      lengths_->read_back(4 * begin, lengths.data(), 4 * count);
-      visit(begin);
-    }
-  };
-  for_each_chunk([&](int64_t) { index_->append(lengths.data(), static_cast<int64_t>(4 * lengths.size())); });
   int64_t pointer = 0;
-  for_each_chunk([&](int64_t) {
+  for (int64_t begin = 0; begin < documents_; begin += kCopiedEntries) {
+    lengths.resize(static_cast<size_t>(std::min(kCopiedEntries, documents_ - begin)));
+    index_->read_back(lengths_offset + 4 * begin, lengths.data(), static_cast<int64_t>(4 * lengths.size()));
     for (int32_t length : lengths) {
       index_->append(&pointer, sizeof(pointer));
       pointer += length * bytes_of(type_);
     }
-  });
+  }
   if (format_ != TokenFormat::kMegatron) return;
   for (int64_t i = 0; i <= documents_; ++i) index_->append(&i, sizeof(i));
 }
 
 void TokenWriter::finish() {
   if (size_ > document_begin_) end_document();
-  if (format_ == TokenFormat::kLlmcU16 || format_ == TokenFormat::kLlmcU32) {
+  if (is_llmc(format_)) {
     if (size_ > INT32_MAX) {
       fail(ErrorKind::kData, "the output ", path_.string(), " would have ", size_,
            " tokens where llm.c's header counts to ", INT32_MAX,
            "; write several files or choose another `format`");
     }
-    bool two_bytes = format_ == TokenFormat::kLlmcU16;
+    const bool two_bytes = has_two_bytes(format_);
     LlmcHeader header{.magic = two_bytes ? LlmcHeader::kMagicU16 : LlmcHeader::kMagicU32,
                       .version = two_bytes ? LlmcHeader::kVersionU16 : LlmcHeader::kVersionU32,
                       .tokens = static_cast<int32_t>(size_)};
@@ -160,9 +197,8 @@ void TokenWriter::finish() {
     tokens_.overwrite(0, &header, sizeof(header));
   }
   if (index_) {
-    write_index();
+    finish_index();
     index_->finish();
-    lengths_.reset();
   }
   tokens_.finish();
 }

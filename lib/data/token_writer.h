@@ -4,18 +4,49 @@
 // on the disk. Memory stays at a few MiB whatever the number of tokens and documents.
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <vector>
 
-#include "data/output_file.h"
 #include "data/token_format.h"
 
 namespace fsdp::data {
 
+/// A file that appears under its name only when it is complete and on the disk. Not thread-safe. Destroyed
+/// before commit(), it leaves nothing behind and an older file of that name as it was. Failures are Errors of
+/// kind kIo.
+class OutputFile {
+ public:
+  /// Makes the folder of `path` when it does not exist, and a temporary file in it.
+  explicit OutputFile(const std::filesystem::path& path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void append(const void* data, int64_t bytes);
+  /// Replaces bytes that were appended before.
+  void overwrite(int64_t offset, const void* data, int64_t bytes);
+  /// Copies bytes that were appended before.
+  void read_back(int64_t offset, void* data, int64_t bytes);
+
+  /// Flushes the temporary file to the disk. Nothing may be appended after it.
+  void finish();
+  /// Gives the finished file its name.
+  void commit();
+
+ private:
+  [[noreturn]] void fail_with_errno(const char* action) const;
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  std::FILE* file_ = nullptr;  ///< null once finished
+  bool committed_ = false;
+};
+
 struct TokenWriterOptions {
   TokenFormat format = TokenFormat::kU16;
-  /// Ids are below this. Formats with an index store two bytes a token where that is enough.
+  /// Ids are below this. Formats with an index store two bytes per token where that is enough.
   int64_t vocab_size = 0;
 };
 
@@ -23,27 +54,28 @@ struct TokenWriterOptions {
 /// was. Failures of the disk are Errors of kind kIo.
 class TokenWriter {
  public:
-  /// Throws Error(kUsage) for a name under which the file would not be read as what it is: flat files of four
-  /// bytes are NAME.u32, others are not; a pair is NAME.bin; nothing else is a .bin that has an .idx beside
+  /// Throws Error(kUsage) for a name under which the file would be read in another format: only flat files of
+  /// four bytes may be NAME.u32; a pair must be NAME.bin; no other format may be a .bin with an .idx beside
   /// it.
   TokenWriter(const std::filesystem::path& path, const TokenWriterOptions& options = {});
-  ~TokenWriter();
 
   /// Throws Error(kData) for an id that the format cannot hold.
   void append(const std::vector<int64_t>& ids);
-  /// What was appended since the last call is a document. Formats without documents take no notice.
+  /// Ends a document: the tokens since the last call. Ignored by formats without documents.
   void end_document();
   int64_t size() const { return size_; }  ///< tokens
   int64_t documents() const { return documents_; }
 
-  /// Flushes the temporary files to the disk. No append() after it. Tokens after the last end_document() are
-  /// a document too.
+  /// Flushes the temporary files to the disk; no append() may follow. Tokens after the last end_document()
+  /// are a document too.
   void finish();
   /// Gives the finished file its name.
   void commit();
 
  private:
-  void write_index();
+  void finish_index();
+  /// Of the index: sequences, and for Megatron documents plus one.
+  int64_t index_counts_bytes() const { return format_ == TokenFormat::kMegatron ? 16 : 8; }
   template <typename Stored>
   void append_as(const std::vector<int64_t>& ids);
 
@@ -51,13 +83,11 @@ class TokenWriter {
   TokenFormat format_;
   TokenType type_;
   OutputFile tokens_;
-  std::unique_ptr<OutputFile>
-      lengths_;  ///< int32 a document, until the index can be written; never committed
   std::unique_ptr<OutputFile> index_;
   int64_t size_ = 0, documents_ = 0, document_begin_ = 0;
 };
 
-/// Refuses with Error(kUsage) what the constructor refuses, before work has been done for it.
+/// Throws Error(kUsage) as the constructor does, to be called before the work.
 void check_output_name(const std::filesystem::path& path, TokenFormat format);
 
 }  // namespace fsdp::data

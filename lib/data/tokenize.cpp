@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <memory>
 
-#include "data/encode_job.h"
 #include "data/text_input.h"
 #include "data/text_jobs.h"
-#include "data/token_files.h"
 #include "data/token_writer.h"
-#include "data/tokenizer.h"
 #include "data/utf8.h"
 #include "util/error.h"
 
@@ -23,14 +19,19 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// What cannot be cut is held back until it can; more than this is no text.
+/// Text that cannot be cut is held back until it can; more than this is not text.
 constexpr size_t kMaxCarriedBytes = size_t{64} << 20;
 
-/// The file that a path will name, even if it does not exist yet.
+/// The file that a path names, even if it does not exist yet.
 fs::path resolved(const std::string& path) {
   std::error_code error;
   fs::path canonical = fs::weakly_canonical(fs::absolute(path, error), error);
   return error ? fs::path(path) : canonical;
+}
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return resolved(a) == resolved(b) || fs::equivalent(a, b, error);
 }
 
 void check_output(const std::string& output, const char* option, const std::vector<std::string>& files) {
@@ -40,8 +41,7 @@ void check_output(const std::string& output, const char* option, const std::vect
          "\" is a folder where the name of a file was expected; ", "add a file name, such as train.bin");
   }
   for (const std::string& text : files) {
-    if (text == kStandardInput) continue;
-    if (resolved(text) == resolved(output) || fs::equivalent(text, output, error)) {
+    if (text != kStandardInput && is_same_file(text, output)) {
       fail(ErrorKind::kUsage, "`", option, "` ", output,
            " is one of the texts, which would be lost; choose another name");
     }
@@ -55,9 +55,7 @@ void check(const TokenizeOptions& options, const std::vector<std::string>& files
   check_output(options.output, "output", files);
   if (options.validation_output.empty()) return;
   check_output(options.validation_output, "validation_output", files);
-  std::error_code error;
-  if (resolved(options.output) == resolved(options.validation_output) ||
-      fs::equivalent(options.output, options.validation_output, error)) {
+  if (is_same_file(options.output, options.validation_output)) {
     fail(ErrorKind::kUsage, "`output` and `validation_output` name the same file, ", options.output,
          "; choose two names");
   }
@@ -94,7 +92,8 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
        " of validation, and neither may be empty; ", "give more text or another fraction");
 }
 
-/// Opens every file once, so that a wrong name is told before the work. Returns their bytes.
+/// Opens every file once, so that a wrong name is reported before the work. Returns their bytes; 0 if
+/// unknown.
 int64_t check_texts(const TokenizeOptions& options, const std::vector<std::string>& files,
                     const ValidationShare& share) {
   int64_t bytes = 0, validation = 0;
@@ -115,8 +114,7 @@ int64_t check_texts(const TokenizeOptions& options, const std::vector<std::strin
 TokenFormat output_format(const TokenizeOptions& options, const std::string& output, int64_t vocab_size) {
   bool four = fs::path(output).extension() == kUint32Extension;
   TokenFormat format = options.format.value_or(four ? TokenFormat::kU32 : TokenFormat::kU16);
-  bool two_bytes = format == TokenFormat::kU16 || format == TokenFormat::kLlmcU16;
-  if (two_bytes && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
+  if (has_two_bytes(format) && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
     fail(ErrorKind::kUsage, "the tokenizer ", options.tokenizer, " has ", vocab_size,
          " tokens (with the separator of documents) and two bytes a token (", to_string(format),
          ") hold 65536; name the output NAME", kUint32Extension,
@@ -157,15 +155,15 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
   }
   std::optional<int64_t> id = name.empty() || name == "eos" ? tokenizer.end_of_text() : tokenizer.id_of(name);
   if (!id && !name.empty()) {
-    fail(ErrorKind::kUsage, "`document_separator` ", name, " is no token of the tokenizer ", tokenizer.name(),
+    fail(ErrorKind::kUsage, "`document_separator` ", name, " is not a token of the tokenizer ",
+         tokenizer.name(),
          "; give one that it has, id:N for another id, text:TEXT for a text that is tokenized, or none");
   }
   return id ? std::vector{*id} : std::vector<int64_t>{};
 }
 
-/// Takes encoded jobs in order and writes their ids. Where a document was cut between two jobs, this is where
-/// they are joined: a part that did not end where the next one begins is followed by one that is encoded
-/// again.
+/// Takes encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: where a
+/// part was not encoded exactly up to the next one, the next is encoded again from there.
 class Collector {
  public:
   Collector(const Tokenizer& tokenizer, std::vector<int64_t> separator, TokenWriter& train,
@@ -229,36 +227,14 @@ class Collector {
   }
 
   const Tokenizer& tokenizer_;
-  const std::vector<int64_t> separator_;  ///< behind every document
+  const std::vector<int64_t> separator_;  ///< appended to every document
   TokenWriter& train_;
   TokenWriter* validation_;
   TokenWriter* writer_ = nullptr;
   std::vector<int64_t> ids_;
-  std::string carried_;  ///< of the document, not encoded yet and before the next part
+  std::string carried_;  ///< text of the document before the next part, not encoded yet
   size_t skip_ = 0;      ///< bytes at the beginning of the next part that are encoded already
 };
-
-void run_jobs(TextJobs& jobs, const EncodeJobOptions& job_options, int threads, int64_t text_bytes,
-              const util::ByteProgress& progress, Collector& collector) {
-  WorkQueue queue(threads);
-  std::deque<std::future<EncodedJob>> under_way;
-  const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
-  bool more = true;
-  while (true) {
-    while (more && under_way.size() < most) {
-      auto job = std::make_shared<TextJob>();
-      more = jobs.next(*job);
-      if (!more) break;
-      under_way.push_back(
-          queue.add([job, &job_options] { return encode_job(std::move(*job), job_options); }));
-    }
-    if (under_way.empty()) break;
-    EncodedJob encoded = under_way.front().get();
-    under_way.pop_front();
-    collector.add(encoded);
-    if (progress && text_bytes > 0) progress("tokenizing", encoded.job.read_bytes, text_bytes);
-  }
-}
 
 }  // namespace
 
@@ -282,10 +258,13 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
         options.validation_output,
         TokenWriterOptions{output_format(options, options.validation_output, vocab_size), vocab_size});
   }
-  TextJobs jobs(files, options.json_lines, share, *tokenizer);
-  EncodeJobOptions job_options{tokenizer.get(), options.json_field, share, files};
+  TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer);
   Collector collector(*tokenizer, separator, train, validation ? &*validation : nullptr);
-  run_jobs(jobs, job_options, options.threads, text_bytes, options.progress, collector);
+  jobs.encode(options.threads, [&](const EncodedJob& encoded) {
+    collector.add(encoded);
+    if (options.progress && text_bytes > 0)
+      options.progress("tokenizing", encoded.job.read_bytes, text_bytes);
+  });
 
   if (train.size() == 0 || (validation && validation->size() == 0)) {
     if (validation) refuse_empty_part(options, train.size(), validation->size(), "tokens");
@@ -311,6 +290,17 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .documents = train.documents(),
           .validation_documents = validation ? validation->documents() : 0,
           .warning = std::move(warning)};
+}
+
+void decode(const TokenFiles& files, const Tokenizer& tokenizer, int64_t begin, int64_t count,
+            const std::function<void(std::string_view)>& write) {
+  TextDecoder decoder(tokenizer);
+  files.scan(begin, begin + count, [&](int64_t, const std::vector<int64_t>& ids) {
+    std::string text;
+    for (int64_t id : ids) text += decoder.push(id);
+    write(text);
+  });
+  write(decoder.finish());
 }
 
 }  // namespace fsdp::data

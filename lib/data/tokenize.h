@@ -1,14 +1,17 @@
 #pragma once
 
-// Texts to token files, streamed by several threads: memory stays at some MiB a thread whatever the size of
-// the texts. (A tokenizer that takes documents whole, as SentencePiece does, holds a document at a time.)
+// Texts to token files, and back.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "data/token_files.h"
 #include "data/token_format.h"
+#include "data/tokenizer.h"
 #include "util/progress_bar.h"
 
 namespace fsdp::data {
@@ -19,17 +22,17 @@ struct TokenizeOptions {
   std::vector<std::string> texts;
   std::string output;  ///< the token file; an older one is replaced
   std::string tokenizer = "bytes";
-  /// Otherwise u32 for NAME.u32 and u16 for every other name.
+  /// By default u32 for NAME.u32 and u16 for every other name.
   std::optional<TokenFormat> format;
   std::string json_field = "text";  ///< the field of a JSON line that is the document
-  bool json_lines = false;          ///< the texts hold JSON lines whatever their names
-  /// What is put behind every document: the text of a token, "eos", the token that the tokenizer names,
-  /// "id:N", which may be an id beyond its vocabulary, "text:TEXT", which is tokenized (\n, \t and \\ stand
-  /// for a line end, a tab and a backslash), or "none". Empty: eos where the tokenizer has one.
+  bool json_lines = false;          ///< all texts hold JSON lines, whatever their names
+  /// What follows every document: the text of a token; "eos", the tokenizer's end of text; "id:N", which may
+  /// be an id beyond its vocabulary; "text:TEXT", which is tokenized (\n, \t and \\ stand for a line end, a
+  /// tab and a backslash); or "none". Empty: eos where the tokenizer has one.
   std::string document_separator;
-  /// Names of special tokens in documents are text (TokenizerOptions).
+  /// Names of special tokens in documents are ordinary text (TokenizerOptions).
   bool split_special_tokens = false;
-  std::string validation_output;  ///< empty: all goes to `output`
+  std::string validation_output;  ///< empty: everything goes to `output`
   double validation_fraction = 0.1;
   /// "end": the end of each text, a share of its bytes (rounded, up to a whole character), is for validation;
   /// "documents": a share of the documents (ValidationShare). Empty: documents for JSON lines and standard
@@ -45,11 +48,19 @@ struct TokenizeReport {
   int64_t tokens = 0;             ///< in output
   int64_t validation_tokens = 0;  ///< in validation_output
   int64_t documents = 0, validation_documents = 0;
-  std::string warning{};  ///< of what may not be meant: documents that nothing separates
+  std::string warning{};  ///< about what may not be intended: documents that nothing separates
 };
 
 /// Writes the token files; both appear complete or, after an Error, not at all. Errors: kUsage for options
 /// that contradict each other, kData for a text that is missing, unreadable or empty, kIo for the outputs.
+///
+/// Texts are streamed by several threads: memory stays at some MiB per thread whatever the size of the texts.
+/// (With a tokenizer that needs whole documents, as SentencePiece does, it is a document at a time.)
 TokenizeReport tokenize(const TokenizeOptions& options);
+
+/// Passes the text of the tokens [begin, begin + count) to `write`, piece by piece. Throws Error(kData) for
+/// an id that the tokenizer does not have.
+void decode(const TokenFiles& files, const Tokenizer& tokenizer, int64_t begin, int64_t count,
+            const std::function<void(std::string_view)>& write);
 
 }  // namespace fsdp::data

@@ -1,8 +1,87 @@
 #include "data/tokenizer.h"
 
+#include <algorithm>
+#include <filesystem>
+
+#include "data/sentencepiece_tokenizer.h"
 #include "data/utf8.h"
+#include "data/vocabulary_tokenizer.h"
+#include "util/error.h"
+#include "util/file.h"
 
 namespace fsdp::data {
+namespace fs = std::filesystem;
+namespace {
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::string name() const override { return "bytes"; }
+  int64_t vocab_size() const override { return 256; }
+  std::optional<int64_t> id_of(const std::string& token) const override {
+    return token.size() == 1 ? std::optional<int64_t>(static_cast<unsigned char>(token[0])) : std::nullopt;
+  }
+
+  void encode(std::string_view text, std::vector<int64_t>& ids) const override {
+    ids.reserve(ids.size() + text.size());
+    for (char c : text) ids.push_back(static_cast<unsigned char>(c));
+  }
+
+  size_t encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const override {
+    stop = std::min(stop, text.size());
+    encode(text.substr(0, stop), ids);
+    return stop;
+  }
+
+  size_t likely_cut(std::string_view text) const override { return text.size(); }
+
+  std::optional<std::string> bytes_of(int64_t id, bool /*begins*/) const override {
+    check(id, 0);
+    return std::string(1, static_cast<char>(id));
+  }
+
+  std::string decode(const std::vector<int64_t>& ids) const override {
+    std::string text;
+    text.reserve(ids.size());
+    for (int64_t id : ids) {
+      check(id, text.size());
+      text.push_back(static_cast<char>(id));
+    }
+    return text;
+  }
+
+ private:
+  void check(int64_t id, size_t place) const {
+    if (id >= 0 && id < vocab_size()) return;
+    util::fail(util::ErrorKind::kData, "the id ", id, " at place ", place,
+               " is not a byte token (0 to 255); decode it with the tokenizer that made it");
+  }
+};
+
+std::unique_ptr<Tokenizer> make_from(Vocabulary vocabulary, const TokenizerOptions& options) {
+  vocabulary.split_special_tokens = options.split_special_tokens;
+  return make_tokenizer(vocabulary);
+}
+
+/// The vocabulary in a folder.
+std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder, const TokenizerOptions& options) {
+  std::error_code error;
+  if (fs::exists(folder / "tokenizer.json", error)) {
+    return make_from(read_tokenizer_json(folder / "tokenizer.json"), options);
+  }
+  for (auto [vocabulary, merges] : {std::pair("encoder.json", "vocab.bpe"), {"vocab.json", "merges.txt"}}) {
+    if (fs::exists(folder / vocabulary, error) && fs::exists(folder / merges, error)) {
+      return make_from(read_two_files(folder / vocabulary, folder / merges), options);
+    }
+  }
+  if (fs::exists(folder / "tokenizer.model", error)) {
+    return make_sentencepiece_tokenizer(folder / "tokenizer.model");
+  }
+  util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " holds no vocabulary: expected ",
+             "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, or tokenizer.model; "
+             "give the folder or file that does");
+}
+
+}  // namespace
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   std::string text;
@@ -32,6 +111,75 @@ std::string TextDecoder::finish() {
   text.swap(pending_);
   begins_ = true;
   return text;
+}
+
+TokenBytes::TokenBytes(const Tokenizer& tokenizer) {
+  bytes_.reserve(static_cast<size_t>(tokenizer.vocab_size()));
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const std::optional<std::string> bytes = tokenizer.bytes_of(id, /*begins=*/false);
+    bytes_.push_back(bytes ? static_cast<int32_t>(bytes->size()) : 0);
+  }
+}
+
+std::optional<int64_t> TokenBytes::count(const int64_t* ids, int64_t length) const {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < length; ++i) {
+    if (ids[i] < 0) continue;
+    if (ids[i] >= static_cast<int64_t>(bytes_.size())) return std::nullopt;
+    sum += bytes_[static_cast<size_t>(ids[i])];
+  }
+  return sum;
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  fs::path path = name;
+  std::error_code error;
+  if (fs::is_directory(path, error)) return make_from_folder(path, options);
+  if (fs::exists(path, error)) {
+    std::string file = path.filename().string();
+    if (file == "encoder.json" || file == "vocab.json") {
+      return make_from_folder(path.has_parent_path() ? path.parent_path() : fs::path("."), options);
+    }
+    if (path.extension() == ".json") return make_from(read_tokenizer_json(path), options);
+    if (path.extension() == ".model") return make_sentencepiece_tokenizer(path);
+  }
+  const bool there = fs::exists(path, error);
+  util::fail(util::ErrorKind::kUsage, "unknown tokenizer \"", name, "\", ",
+             there ? "a file of another kind" : "which is not a file or folder either", "; expected ",
+             kTokenizerChoices, there ? "" : util::hub_remedy(name));
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const Vocabulary& vocabulary) {
+  return vocabulary.model == Vocabulary::Model::kByteLevelBpe ? make_bpe_tokenizer(vocabulary)
+                                                              : make_metaspace_tokenizer(vocabulary);
+}
+
+VocabularyTokenizer::VocabularyTokenizer(const Vocabulary& vocabulary)
+    : name_(vocabulary.source), ids_(vocabulary.tokens) {
+  for (const auto& token : vocabulary.added) ids_[token.content] = token.id;
+  if (!vocabulary.end_of_text.empty()) end_of_text_ = id_of(vocabulary.end_of_text);
+}
+
+void VocabularyTokenizer::keep(int64_t id, std::string bytes, std::optional<std::string> first) {
+  first_bytes_.erase(id);
+  if (first && *first != bytes) first_bytes_[id] = std::move(*first);
+  if (id >= vocab_size()) bytes_.resize(static_cast<size_t>(id) + 1);
+  bytes_[static_cast<size_t>(id)] = std::move(bytes);
+}
+
+std::optional<std::string> VocabularyTokenizer::bytes_of(int64_t id, bool begins) const {
+  if (id < 0 || id >= vocab_size() || !bytes_[static_cast<size_t>(id)]) {
+    util::fail(util::ErrorKind::kData, "the id ", id, " is not a token of the vocabulary ", name_, " (0 to ",
+               vocab_size() - 1, "); decode it with the tokenizer that made it");
+  }
+  const auto first = begins ? first_bytes_.find(id) : first_bytes_.end();
+  return first == first_bytes_.end() ? bytes_[static_cast<size_t>(id)] : first->second;
+}
+
+std::optional<int64_t> VocabularyTokenizer::id_of(const std::string& token) const {
+  auto found = ids_.find(token);
+  return found == ids_.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace fsdp::data

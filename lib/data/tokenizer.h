@@ -1,6 +1,6 @@
 #pragma once
 
-// Tokenizers turn text into token ids and back.
+// Tokenizers: from text to token ids and back.
 
 #include <cstdint>
 #include <memory>
@@ -19,19 +19,24 @@ class Tokenizer {
   /// Ids are 0 to vocab_size() - 1.
   virtual int64_t vocab_size() const = 0;
 
-  /// Appends the ids of `text`, which is a whole text: nothing follows it.
+  /// Appends the ids of `text`, a whole text: nothing follows it.
   virtual void encode(std::string_view text, std::vector<int64_t>& ids) const = 0;
 
-  /// Encodes the beginning of a text that goes on in a way not known yet, up to the first place at or after
-  /// `stop` where it may be cut, and returns that place: the ids appended here, and those of what follows as
-  /// a text of its own, are together the ids of the whole. When too little is known of what follows, the
-  /// place is before `stop`, at worst 0. For reading a text in pieces: what is not consumed is given again
-  /// with more behind it, or at the end to encode().
-  virtual size_t encode_some(std::string_view text, size_t stop, std::vector<int64_t>& ids) const = 0;
+  /// For reading a text in pieces. Encodes the beginning of a text whose continuation is not known yet, up to
+  /// the first place at or after `stop` where the text may be cut, and returns that place: the ids appended
+  /// here, followed by those of the rest encoded as a text by itself, are the ids of the whole. When `text`
+  /// does not reach far enough, the place is before `stop`, at worst 0. Call again with the rest and more
+  /// text behind it, or encode() for the last piece.
+  ///
+  /// By default texts are never cut, as where normalization looks at a text as a whole.
+  virtual size_t encode_some(std::string_view /*text*/, size_t /*stop*/,
+                             std::vector<int64_t>& /*ids*/) const {
+    return 0;
+  }
 
-  /// A place in `text`, as far behind as one can be seen, where encode_some() will most likely find that the
+  /// The last place in `text` that can be found quickly where encode_some() will most likely find that the
   /// text may be cut; 0 when texts are never cut. Only a guess, so that several threads can begin at once.
-  virtual size_t likely_cut(std::string_view text) const = 0;
+  virtual size_t likely_cut(std::string_view /*text*/) const { return 0; }
 
   /// The bytes that a token stands for: not always whole characters. Nothing for a token that only marks a
   /// place (as SentencePiece's <s> does). `begins`: no token that stands for bytes came before. Throws
@@ -47,14 +52,14 @@ class Tokenizer {
   virtual std::optional<int64_t> id_of(const std::string& /*token*/) const { return std::nullopt; }
 };
 
-/// Decodes tokens one by one, for text that is shown while it grows: gives whole characters only. Not
+/// Decodes tokens one by one, for text that is shown while it grows: returns whole characters only. Not
 /// thread-safe; the tokenizer must outlive it.
 class TextDecoder {
  public:
   explicit TextDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
   /// The characters that this token completes. Bytes that can be no part of a character come out as they are.
   std::string push(int64_t id);
-  /// What is left: the beginning of a character that never came.
+  /// The rest: the beginning of a character that was never completed.
   std::string finish();
 
  private:
@@ -63,20 +68,35 @@ class TextDecoder {
   bool begins_ = true;
 };
 
-/// What make_tokenizer() takes, for messages and --help.
+/// How many bytes of text tokens stand for: a loss per token depends on the tokenizer, a loss per byte does
+/// not.
+class TokenBytes {
+ public:
+  /// Calls bytes_of() once for every id.
+  explicit TokenBytes(const Tokenizer& tokenizer);
+
+  /// Bytes of the text that `length` ids stand for; ids below 0 count as none. Nothing when an id is not in
+  /// the vocabulary: the tokens are of another tokenizer.
+  std::optional<int64_t> count(const int64_t* ids, int64_t length) const;
+
+ private:
+  std::vector<int32_t> bytes_;  ///< [vocabulary]
+};
+
+/// What make_tokenizer() accepts, for messages and --help.
 inline constexpr const char* kTokenizerChoices =
     "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that holds one, or vocab.json and "
     "merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a .model of SentencePiece";
 
 struct TokenizerOptions {
-  /// The name of a special token in a text is text like any other, and not that token (Hugging Face's option
-  /// of this name). Tokenizers of bytes and of SentencePiece do so always.
+  /// The name of a special token in a text is ordinary text, not that token (Hugging Face's option of this
+  /// name). For the tokenizers of bytes and of SentencePiece it always is.
   bool split_special_tokens = false;
 };
 
 /// "bytes": an id is the value of a byte, vocabulary 256. Otherwise the path of a vocabulary
 /// (kTokenizerChoices). Throws Error(kUsage) when it is neither, and Error(kData) for a vocabulary that
-/// cannot be read or asks for something that is not supported, which would give other ids than its author's.
+/// cannot be read or needs a feature that is not supported, which would give other ids than its author's.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options = {});
 
 }  // namespace fsdp::data

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <sstream>
 
 #include "data/vocabulary_reader.h"
 #include "util/error.h"
@@ -23,7 +24,7 @@ json read_beside(const fs::path& path) {
   return VocabularyReader(path.string()).parse(read_vocabulary_file(path));
 }
 
-/// The class without the ending of its fast variant: "GPT2Tokenizer", "Qwen2Tokenizer".
+/// The class, "GPT2Tokenizer" or "Qwen2Tokenizer"; their fast variants count as these.
 std::string tokenizer_class(const fs::path& folder, const json& config) {
   std::string name;
   fs::path source = folder / "tokenizer_config.json";
@@ -49,13 +50,11 @@ std::string tokenizer_class(const fs::path& folder, const json& config) {
 
 void read_merges(const fs::path& path, Vocabulary& vocabulary) {
   VocabularyReader reader(path.string());
-  std::string text = read_vocabulary_file(path);
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = std::min(text.find('\n', begin), text.size());
-    std::string line = text.substr(begin, end - begin);
+  std::istringstream lines(read_vocabulary_file(path));
+  bool first = true;
+  for (std::string line; std::getline(lines, line); first = false) {
     if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty() && !(begin == 0 && line.starts_with("#version"))) reader.merge(line, vocabulary);
-    begin = end + 1;
+    if (!line.empty() && !(first && line.starts_with("#version"))) reader.merge(line, vocabulary);
   }
 }
 
@@ -98,11 +97,7 @@ Vocabulary read_two_files(const fs::path& vocabulary_path, const fs::path& merge
   } else {
     vocabulary.splits.emplace_back().pattern = kGpt2SplitPattern;
   }
-  if (config.is_object()) vocabulary.end_of_text = config_reader.end_of_text(config);
-  if (!vocabulary.end_of_text.empty() && !has_token(vocabulary, vocabulary.end_of_text)) {
-    config_reader.damaged("names the eos_token \"" + vocabulary.end_of_text + "\", which " +
-                          vocabulary.source + " does not have");
-  }
+  if (config.is_object()) vocabulary.end_of_text = config_reader.end_of_text(config, vocabulary);
   if (vocabulary.end_of_text.empty()) vocabulary.end_of_text = usual_end_of_text(vocabulary);
   const bool known = std::any_of(vocabulary.added.begin(), vocabulary.added.end(),
                                  [&](const auto& token) { return token.content == vocabulary.end_of_text; });

@@ -18,9 +18,9 @@ const utf8proc_property_t& property_of(uint32_t value) {
   return *utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
 }
 
-/// Whether nothing before the character changes with it. Marks join what lies before them, and so do the
-/// parts of Korean syllables, also those that others become in the compatibility forms. (Only some do: a
-/// boundary that is not seen costs nothing.)
+/// Whether the text before the character has the same form without it. Marks combine with the character
+/// before them, and so do the parts of Korean syllables, including those that the compatibility forms make of
+/// other characters. (Only some of these do; a boundary that is missed costs nothing.)
 bool begins_anew(uint32_t value) {
   if (value < 0x300) return true;
   const utf8proc_propval_t category = property_of(value).category;
@@ -33,11 +33,11 @@ bool begins_anew(uint32_t value) {
   return !korean_part;
 }
 
-/// Whether the character is in every form what it is, unless one that follows joins it.
+/// Whether the form leaves the character as it is, unless one that follows combines with it.
 bool stays(uint32_t value, UnicodeForm form) {
   if (value < 0x80) return true;
   if (form == UnicodeForm::kNfc && value < 0x300) return true;
-  const bool syllable = value >= 0xac00 && value <= 0xd7a3;  // which utf8proc's table leaves out
+  const bool syllable = value >= 0xac00 && value <= 0xd7a3;  // not in utf8proc's table
   if (syllable) return form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
   return begins_anew(value) && property_of(value).decomp_seqindex == UINT16_MAX;
 }
@@ -62,7 +62,7 @@ size_t last_form_boundary(std::string_view text) {
   for (size_t i = text.size(); i > 0;) {
     do {
       --i;
-    } while (i > 0 && (text[i] & 0xc0) == 0x80);
+    } while (i > 0 && is_continuation(text[i]));
     if (begins_anew(first_code_point(text.substr(i)).value)) return i;
   }
   return 0;
@@ -70,7 +70,7 @@ size_t last_form_boundary(std::string_view text) {
 
 FormedText::FormedText(std::string_view text, UnicodeForm form) : raw_(text) {
   size_t copied = 0;  // of the raw text
-  size_t part = 0;    // where the part begins that is looked at, between two boundaries
+  size_t part = 0;    // where the current part begins, between two boundaries
   bool may_change = false;
   auto end_part = [&](size_t end) {
     if (may_change) {

@@ -15,9 +15,13 @@ size_t valid_utf8_prefix(std::string_view text);
 /// Bytes at the end of `text` (0 to 3) that are the beginning of a character and could still become one.
 size_t incomplete_utf8_tail(std::string_view text);
 
+/// Whether the byte is a second or later one of a character.
+inline bool is_continuation(char byte) { return (byte & 0xc0) == 0x80; }
+
 void append_utf8(std::string& text, uint32_t code_point);
 
-/// The character at the beginning of `text`, which must be valid and not empty, and how many bytes it takes.
+/// The character at the beginning of `text`, which must not be empty, and how many bytes it takes; where no
+/// character begins there, the byte.
 struct CodePoint {
   uint32_t value = 0;
   size_t bytes = 0;
@@ -27,8 +31,10 @@ CodePoint first_code_point(std::string_view text);
 /// Unicode's White_Space.
 bool is_white_space(uint32_t code_point);
 
-/// What a file says, for a message: in one line, nothing that confuses a terminal, and no more than 300
-/// bytes.
+/// `text` with each `from`, which must not be empty, replaced by `to`.
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
+
+/// Text from a file, for a message: one line, safe for a terminal, at most 300 bytes.
 std::string for_message(std::string_view text);
 
 }  // namespace fsdp::data

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "data/character_map.h"
 #include "data/vocabulary_reader.h"
 #include "util/error.h"
 
@@ -13,6 +12,25 @@ namespace {
 using nlohmann::json;
 using util::concat;
 using Kind = NormalizerStep::Kind;
+
+/// The bytes that base64 stands for; nothing when it is none.
+std::optional<std::string> from_base64(std::string_view text) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  while (text.ends_with('=')) text.remove_suffix(1);
+  std::string bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  for (char c : text) {
+    const size_t value = kDigits.find(c);
+    if (value == std::string_view::npos) return std::nullopt;
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    bytes.push_back(static_cast<char>(bits >> count & 0xff));
+  }
+  return bytes;
+}
 
 /// Reads a tokenizer.json part by part.
 class TokenizerJson : public VocabularyReader {
@@ -35,7 +53,7 @@ class TokenizerJson : public VocabularyReader {
  private:
   void added_tokens(const json& list) {
     if (list.is_null()) return;
-    if (!list.is_array()) damaged("has \"added_tokens\" that is no list");
+    if (!list.is_array()) damaged("has \"added_tokens\" that is not a list");
     for (const json& entry : list) {
       object(entry, "in each of \"added_tokens\"");
       Vocabulary::AddedToken token = added_token(entry);
@@ -52,14 +70,8 @@ class TokenizerJson : public VocabularyReader {
       return;
     }
     NormalizerStep step;
-    constexpr std::pair<const char*, UnicodeForm> kForms[] = {{"NFC", UnicodeForm::kNfc},
-                                                              {"NFD", UnicodeForm::kNfd},
-                                                              {"NFKC", UnicodeForm::kNfkc},
-                                                              {"NFKD", UnicodeForm::kNfkd}};
-    auto form = std::find_if(std::begin(kForms), std::end(kForms),
-                             [&](const auto& known) { return type == known.first; });
-    if (form != std::end(kForms)) {
-      step.form = form->second;
+    if (const auto form = util::parse_enum<UnicodeForm>(type)) {
+      step.form = *form;
     } else if (type == "Prepend") {
       step.kind = Kind::kPrepend;
       step.content = text(value, "prepend");
@@ -75,7 +87,7 @@ class TokenizerJson : public VocabularyReader {
       if (at(value, "precompiled_charsmap").is_null()) return;
       step.kind = Kind::kPrecompiled;
       auto map = from_base64(text(value, "precompiled_charsmap"));
-      if (!map) damaged("has a \"precompiled_charsmap\" that is no base64");
+      if (!map) damaged("has a \"precompiled_charsmap\" that is not base64");
       if (map->empty()) return;
       step.content = std::move(*map);
     } else {
@@ -96,17 +108,17 @@ class TokenizerJson : public VocabularyReader {
     std::string type = text(object(value, "\"pre_tokenizer\""), "type");
     if (type == "Sequence") {
       for (const json& part : list(value, "pretokenizers")) {
-        if (bytes_) unsupported("a pre-tokenizer behind ByteLevel");
+        if (bytes_) unsupported("a pre-tokenizer after ByteLevel");
         pre_tokenizer(part);
       }
       return;
     }
-    if (out_.metaspace) unsupported("a pre-tokenizer behind Metaspace");
+    if (out_.metaspace) unsupported("a pre-tokenizer after Metaspace");
     if (type == "ByteLevel") {
       bytes_ = true;
       out_.add_prefix_space = flag(value, "add_prefix_space", true);
       if (out_.add_prefix_space && !out_.splits.empty()) {
-        unsupported("\"add_prefix_space\" behind another pre-tokenizer");
+        unsupported("\"add_prefix_space\" after another pre-tokenizer");
       }
       if (flag(value, "use_regex", true)) out_.splits.push_back({.pattern = kGpt2SplitPattern});
     } else if (type == "Split") {
@@ -131,7 +143,7 @@ class TokenizerJson : public VocabularyReader {
     if (behavior == "Removed" && invert) {
       rule.matches_only = true;
     } else if (behavior != "Isolated") {
-      // Isolated gives the same pieces whether inverted or not.
+      // Isolated gives the same pieces, inverted or not.
       unsupported(concat("a split with the behavior ", behavior, invert ? " (inverted)" : ""));
     }
     out_.splits.push_back(std::move(rule));
@@ -149,10 +161,15 @@ class TokenizerJson : public VocabularyReader {
     return Prepend::kAlways;
   }
 
+  std::string replacement(const json& value) const {
+    std::string blank = text(value, "replacement");
+    if (blank.empty()) damaged("has an empty \"replacement\"");
+    return blank;
+  }
+
   void metaspace(const json& value) {
     out_.metaspace.emplace();
-    out_.metaspace->blank = text(value, "replacement");
-    if (out_.metaspace->blank.empty()) damaged("has an empty \"replacement\"");
+    out_.metaspace->blank = replacement(value);
     out_.metaspace->prepend = prepend_scheme(value);
     out_.metaspace->split = flag(value, "split", true);
   }
@@ -249,7 +266,7 @@ class TokenizerJson : public VocabularyReader {
       if (!one) unsupported("a decoder Strip of something else than one blank at the beginning");
       decoding.strip_one_blank = true;
     } else if (type == "Metaspace") {
-      decoding.blank = text(value, "replacement");
+      decoding.blank = replacement(value);
       decoding.strip_first_token = prepend_scheme(value) != Vocabulary::Metaspace::Prepend::kNever;
     } else if (type != "Fuse") {
       unsupported("the decoder " + type);
@@ -269,7 +286,7 @@ class TokenizerJson : public VocabularyReader {
     unsupported("the post-processor " + type);
   }
 
-  /// What the parts say together.
+  /// Refuses unsupported combinations of parts.
   void check() const {
     const auto& steps = out_.normalizer;
     const bool forms_only = std::all_of(steps.begin(), steps.end(),
@@ -281,7 +298,7 @@ class TokenizerJson : public VocabularyReader {
       if (!forms_only || steps.size() > 1) {
         unsupported("a normalizer other than one of NFC, NFD, NFKC and NFKD before ByteLevel");
       }
-      if (!steps.empty() && out_.add_prefix_space) unsupported("\"add_prefix_space\" behind a normalizer");
+      if (!steps.empty() && out_.add_prefix_space) unsupported("\"add_prefix_space\" after a normalizer");
       return;
     }
     if (!out_.splits.empty()) unsupported("a split by patterns and no pre-tokenizer ByteLevel");
@@ -315,12 +332,9 @@ Vocabulary read_tokenizer_json(const fs::path& path) {
   std::error_code error;
   if (!fs::exists(config_path, error)) return vocabulary;
   VocabularyReader reader(config_path.string());
-  std::string end_of_text = reader.end_of_text(reader.parse(read_vocabulary_file(config_path)));
-  if (end_of_text.empty()) return vocabulary;
-  if (!has_token(vocabulary, end_of_text)) {
-    reader.damaged("names the eos_token \"" + end_of_text + "\", which " + path.string() + " does not have");
-  }
-  vocabulary.end_of_text = end_of_text;
+  const std::string end_of_text =
+      reader.end_of_text(reader.parse(read_vocabulary_file(config_path)), vocabulary);
+  if (!end_of_text.empty()) vocabulary.end_of_text = end_of_text;
   return vocabulary;
 }
 

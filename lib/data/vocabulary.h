@@ -1,6 +1,6 @@
 #pragma once
 
-// What a tokenizer of Hugging Face is made of, and the files that it is read from.
+// The parts of a Hugging Face tokenizer, and the files that they are read from.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,23 +16,23 @@
 namespace fsdp::data {
 
 struct Vocabulary {
-  /// A text that is one token wherever it stands.
+  /// A text that is one token wherever it occurs.
   struct AddedToken {
     std::string content;
     int64_t id = 0;
-    bool normalized = false;  ///< looked for in the normalized text, after all that are not
+    bool normalized = false;  ///< looked for in the normalized text, after all others
     bool special = false;     ///< marks a place, such as the end of a text
   };
   /// A pattern that splits texts before bytes are merged.
   struct Split {
     std::string pattern;
-    bool literal = false;       ///< the pattern is a text, no regular expression
-    bool matches_only = false;  ///< what lies between matches is dropped
+    bool literal = false;       ///< the pattern is a text, not a regular expression
+    bool matches_only = false;  ///< text between matches is dropped
   };
   enum class Model {
-    kByteLevelBpe,  ///< BPE of bytes (bpe_tokenizer.h): GPT-2, Llama 3, Qwen2
-    kCharacterBpe,  ///< BPE of characters (metaspace_tokenizer.h): Llama 2, Mistral
-    kUnigram,       ///< the most probable pieces (metaspace_tokenizer.h): T5
+    kByteLevelBpe,  ///< BPE of bytes: GPT-2, Llama 3, Qwen2
+    kCharacterBpe,  ///< BPE of characters: Llama 2, Mistral
+    kUnigram,       ///< the most probable pieces: T5
   };
   /// How character models write blanks.
   struct Metaspace {
@@ -41,32 +41,32 @@ struct Vocabulary {
     Prepend prepend = Prepend::kAlways;
     bool split = true;  ///< each blank begins a piece
   };
-  /// How ids become text again, for character models.
+  /// How character models decode ids.
   struct Decoding {
-    std::string blank;           ///< stands for a blank; empty: nothing does
-    bool byte_fallback = false;  ///< <0x0A> is a byte
-    /// What is taken away from the beginning of a text: one blank, or all that its first token has.
+    std::string blank;           ///< is decoded as a blank; empty: nothing is
+    bool byte_fallback = false;  ///< <0x0A> is decoded as a byte
+    /// Strips from the beginning of a text: one blank, or all blanks of its first token.
     bool strip_one_blank = false, strip_first_token = false;
   };
 
   std::string source;  ///< for messages
   Model model = Model::kByteLevelBpe;
-  /// Byte-level models write them in byte_level.h's characters.
+  /// By text; byte-level models write bytes as byte_symbol() (piece_model.h).
   std::unordered_map<std::string, int64_t> tokens;
-  std::vector<std::pair<std::string, std::string>> merges;  ///< the first is done first
-  std::vector<std::pair<std::string, double>> pieces;  ///< kUnigram: by id, with logarithms of their shares
+  std::vector<std::pair<std::string, std::string>> merges;  ///< by priority
+  std::vector<std::pair<std::string, double>> pieces;       ///< kUnigram: by id, with their log probabilities
   std::vector<AddedToken> added;
   bool split_special_tokens = false;  ///< special tokens are not looked for in texts
   std::vector<NormalizerStep> normalizer;
-  std::vector<Split> splits;  ///< byte-level models: each splits what the one before left
+  std::vector<Split> splits;  ///< byte-level models: each splits the pieces of the one before
   bool add_prefix_space = false;
-  bool ignore_merges = false;  ///< a whole piece that is a token is taken as it is
+  bool ignore_merges = false;  ///< a whole piece that is a token is not split further
   // Of character models:
-  bool split_at_whitespace = false;  ///< which is dropped
+  bool split_at_whitespace = false;  ///< the white space is dropped
   std::optional<Metaspace> metaspace;
-  bool byte_fallback = false;  ///< a character that is no token is tokens of its bytes, if all are there
-  std::optional<int64_t> unknown_id;  ///< else it is this
-  bool fuse_unknown = false;          ///< several that follow each other are one
+  bool byte_fallback = false;  ///< a character without a token becomes those of its bytes, if all exist
+  std::optional<int64_t> unknown_id;  ///< otherwise it becomes this
+  bool fuse_unknown = false;          ///< consecutive unknown characters become one token
   Decoding decoding;
   std::string end_of_text;  ///< content of that token; empty: none
 
@@ -78,18 +78,18 @@ struct Vocabulary {
 extern const char* const kGpt2SplitPattern;
 extern const char* const kQwen2SplitPattern;
 
-/// Hugging Face's tokenizer.json with a model of type BPE or Unigram. What decides about ids must be
-/// understood or is refused by name, with Error(kData): other models, normalizers, pre-tokenizers, decoders,
-/// options of tokens. Truncation, padding and what a post-processor adds around a text play no part here. The
-/// token that ends a text is that of tokenizer_config.json beside it, or one of the usual names.
+/// Hugging Face's tokenizer.json with a model of type BPE or Unigram. Unsupported features that would change
+/// ids are refused by name, with Error(kData): other models, normalizers, pre-tokenizers, decoders, options
+/// of tokens. Truncation, padding and what a post-processor adds around a text are ignored. The end-of-text
+/// token is that of tokenizer_config.json beside it, or one of the usual names.
 Vocabulary read_tokenizer_json(const std::filesystem::path& path);
-/// The same for the text of such a file.
+/// The same for the content of such a file.
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source);
 
-/// The two files that tokenizers of classes GPT2Tokenizer and Qwen2Tokenizer are saved to: vocab.json (or
-/// encoder.json) and merges.txt (or vocab.bpe). The class, which decides how texts are split, is that of
-/// tokenizer_config.json beside them, or follows from the model_type of config.json; without either it is
-/// GPT-2's. Throws Error(kData) for another class, by name.
+/// The two files to which tokenizers of the classes GPT2Tokenizer and Qwen2Tokenizer are saved: vocab.json
+/// (or encoder.json) and merges.txt (or vocab.bpe). The class, which determines how texts are split, is that
+/// of tokenizer_config.json beside them, or follows from the model_type of config.json; without either it is
+/// GPT-2's. Throws Error(kData) for another class.
 Vocabulary read_two_files(const std::filesystem::path& vocabulary, const std::filesystem::path& merges);
 
 }  // namespace fsdp::data

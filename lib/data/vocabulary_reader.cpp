@@ -16,8 +16,14 @@ using util::ErrorKind;
 using util::fail;
 
 constexpr int kMaxDepth = 32;
-/// Above all vocabularies there are; ids index tables.
+/// Above all vocabularies that exist; ids index tables.
 constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;
+
+bool has_token(const Vocabulary& vocabulary, const std::string& content) {
+  return vocabulary.tokens.contains(content) ||
+         std::any_of(vocabulary.added.begin(), vocabulary.added.end(),
+                     [&](const auto& token) { return token.content == content; });
+}
 
 }  // namespace
 
@@ -36,7 +42,7 @@ void VocabularyReader::damaged(const std::string& what) const {
 VocabularyReader::json VocabularyReader::parse(std::string_view text) const {
   try {
     json parsed = util::parse_json(text, {.deepest_level = kMaxDepth});
-    if (!parsed.is_object()) damaged("is no JSON object");
+    if (!parsed.is_object()) damaged("is not a JSON object");
     return parsed;
   } catch (const util::JsonError& error) {
     damaged(error.what());
@@ -77,7 +83,7 @@ const VocabularyReader::json& VocabularyReader::object(const json& value, const 
 
 const VocabularyReader::json& VocabularyReader::list(const json& value, const char* key) const {
   const json& parts = at(value, key);
-  if (!parts.is_array()) damaged(concat("has a sequence of ", key, " that is no list"));
+  if (!parts.is_array()) damaged(concat("has a sequence of ", key, " that is not a list"));
   for (const json& part : parts) {
     if (part.is_object() && at(part, "type") == "Sequence") unsupported("a sequence within a sequence");
   }
@@ -113,16 +119,15 @@ Vocabulary::AddedToken VocabularyReader::added_token(const json& options) const 
   return token;
 }
 
-std::string VocabularyReader::end_of_text(const json& config) const {
+std::string VocabularyReader::end_of_text(const json& config, const Vocabulary& vocabulary) const {
   const json* token = &at(config, "eos_token");
   if (token->is_object()) token = &at(*token, "content");
-  return token->is_string() ? token->get<std::string>() : "";
-}
-
-bool has_token(const Vocabulary& vocabulary, const std::string& content) {
-  return vocabulary.tokens.contains(content) ||
-         std::any_of(vocabulary.added.begin(), vocabulary.added.end(),
-                     [&](const auto& token) { return token.content == content; });
+  if (!token->is_string()) return "";
+  const auto content = token->get<std::string>();
+  if (!content.empty() && !has_token(vocabulary, content)) {
+    damaged("names the eos_token \"" + content + "\", which " + vocabulary.source + " does not have");
+  }
+  return content;
 }
 
 std::string usual_end_of_text(const Vocabulary& vocabulary) {

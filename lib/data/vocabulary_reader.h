@@ -1,6 +1,6 @@
 #pragma once
 
-// Reads the parts of one JSON file of a tokenizer, and names the file in every refusal.
+// Reads the parts of one JSON file of a tokenizer, and names the file in every error.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,11 +19,11 @@ class VocabularyReader {
   explicit VocabularyReader(std::string source) : source_(std::move(source)) {}
 
   [[noreturn]] void refuse(const std::string& found, const std::string& remedy) const;
-  /// For what would give other ids than the vocabulary's author got.
+  /// For features without which ids would differ from those of the vocabulary's author.
   [[noreturn]] void unsupported(const std::string& what) const;
   [[noreturn]] void damaged(const std::string& what) const;
 
-  /// A JSON object.
+  /// Refuses a text that is not a JSON object.
   json parse(std::string_view text) const;
 
   /// The value of a key; null when it is not there.
@@ -32,18 +32,18 @@ class VocabularyReader {
   std::string text(const json& object, const char* key) const;
   int64_t id(const json& value, const std::string& token) const;
   const json& object(const json& value, const std::string& what) const;
-  /// The parts of a "Sequence".
+  /// The list of a "Sequence".
   const json& list(const json& value, const char* key) const;
 
-  /// Tokens and ids.
+  /// Reads tokens and their ids.
   void tokens(const json& vocabulary, Vocabulary& out) const;
-  /// A line of two tokens.
+  /// Adds the merge of a line: two tokens.
   void merge(const std::string& line, Vocabulary& out) const;
   /// The token that `options` describe; all but its id.
   Vocabulary::AddedToken added_token(const json& options) const;
 
-  /// The eos_token of a tokenizer_config.json; empty when it names none.
-  std::string end_of_text(const json& config) const;
+  /// The eos_token of a tokenizer_config.json, which the vocabulary must have; empty when it names none.
+  std::string end_of_text(const json& config, const Vocabulary& vocabulary) const;
 
   const std::string& source() const { return source_; }
 
@@ -51,12 +51,10 @@ class VocabularyReader {
   std::string source_;
 };
 
-bool has_token(const Vocabulary& vocabulary, const std::string& content);
-
-/// The usual name of the token that ends a text, of those in the vocabulary; empty: none.
+/// The first of the usual end-of-text tokens that is in the vocabulary; empty: none.
 std::string usual_end_of_text(const Vocabulary& vocabulary);
 
-/// A file that was named by the user, or beside one that was: its absence or fault is one of the data.
+/// Reads a file that the user named, or one beside it: that it cannot be read is an Error(kData).
 std::string read_vocabulary_file(const std::filesystem::path& path);
 
 }  // namespace fsdp::data

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -20,12 +21,6 @@ using util::ErrorKind;
 using util::fail;
 using Clock = std::chrono::steady_clock;
 
-at::Tensor tensor_of(const std::vector<int64_t>& ids) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(ids.size())}, at::kLong);
-  std::copy(ids.begin(), ids.end(), tensor.data_ptr<int64_t>());
-  return tensor;
-}
-
 void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
            const GenerationOptions& options) {
   if (prompt.empty()) {
@@ -38,7 +33,7 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
          "; the tokenizer is not the one that the model was trained with");
   }
   FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
-  // Before prompt and new tokens are added up, whose sum need not be a number.
+  // The sum of prompt and new tokens could overflow.
   if (options.max_new_tokens > nn::longest_sequence(model)) {
     fail(ErrorKind::kUsage, "expected at most ", nn::longest_sequence(model),
          " new tokens, the positions of the model (max_position_embeddings, or "
@@ -47,18 +42,18 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
   }
 }
 
-/// Some samples of one prompt, computed together; a row of the model's input each until they end.
+/// Some samples of one prompt, computed together: each is a row of the model's input until it ends.
 class Rows {
  public:
   Rows(nn::Stage& model, const nn::ModelOptions& model_options, const GenerationOptions& options,
        const GenerationHooks& hooks, std::vector<Sample>& samples)
       : model_(model), model_options_(model_options), options_(options), hooks_(hooks), samples_(samples) {}
 
-  /// False: told to stop.
+  /// False when stop_requested() ended it.
   bool run(const std::vector<int64_t>& prompt, int64_t first, int64_t count) {
     const Clock::time_point begin = Clock::now();
     nn::KeyValueCache cache(model_options_, static_cast<int64_t>(prompt.size()) + options_.max_new_tokens);
-    at::Tensor scores = scores_after(tensor_of(prompt).unsqueeze(0), cache);
+    at::Tensor scores = scores_after(at::tensor(prompt).unsqueeze(0), cache);
     if (count > 1) {
       cache.select_rows(at::zeros({count}, at::TensorOptions(at::kLong).device(options_.device)));
       scores = scores.expand({count, scores.size(1)});
@@ -75,10 +70,12 @@ class Rows {
       }
       if (staying.empty()) return true;
       if (staying.size() < under_way_.size()) {
-        const at::Tensor rows = tensor_of(staying);
+        const at::Tensor rows = at::tensor(staying);
         cache.select_rows(rows.to(options_.device));
         ids = ids.index_select(0, rows);
-        keep(staying);
+        std::vector<Row> rows_left;
+        for (int64_t i : staying) rows_left.push_back(std::move(under_way_[static_cast<size_t>(i)]));
+        under_way_ = std::move(rows_left);
       }
       scores = scores_after(ids.unsqueeze(1), cache);
     }
@@ -90,7 +87,7 @@ class Rows {
     Sampler sampler;
   };
 
-  /// In host memory, where the next token is chosen.
+  /// Scores in host memory, where the next token is chosen.
   at::Tensor scores_after(const at::Tensor& ids, nn::KeyValueCache& cache) {
     return nn::next_scores(model_, ids.to(options_.device), cache).to(at::kCPU);
   }
@@ -106,7 +103,7 @@ class Rows {
     return ids;
   }
 
-  /// Adds the tokens to their samples; returns the rows that go on.
+  /// Adds the tokens to their samples; returns the rows that continue.
   std::vector<int64_t> take(const at::Tensor& ids, Clock::time_point begin) {
     std::vector<int64_t> staying;
     for (size_t i = 0; i < under_way_.size(); ++i) {
@@ -132,12 +129,6 @@ class Rows {
     return samples_[static_cast<size_t>(under_way_[static_cast<size_t>(row)].sample)];
   }
 
-  void keep(const std::vector<int64_t>& staying) {
-    std::vector<Row> rows;
-    for (int64_t i : staying) rows.push_back(std::move(under_way_[static_cast<size_t>(i)]));
-    under_way_ = std::move(rows);
-  }
-
   nn::Stage& model_;
   const nn::ModelOptions& model_options_;
   const GenerationOptions& options_;
@@ -147,18 +138,6 @@ class Rows {
 };
 
 }  // namespace
-
-const char* name_of(Ending ending) {
-  switch (ending) {
-    case Ending::kEndOfText:
-      return "end_of_text";
-    case Ending::kLength:
-      return "length";
-    case Ending::kTold:
-      return "stopped";
-  }
-  return "";
-}
 
 std::vector<Sample> generate(nn::Stage& model, const nn::ModelOptions& model_options,
                              const std::vector<int64_t>& prompt, const GenerationOptions& options,

@@ -54,7 +54,7 @@ checkpoint::StoredModel open_model(const std::filesystem::path& path, bool ema) 
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype) {
   nn::ParameterType type(dtype);
   auto model = nn::make_decoder(stored.options);
-  std::set<const void*> loaded;  // under one of the names of a tied weight
+  std::set<const void*> loaded;  // a tied weight under one of its names
   checkpoint::Misfits misfits;
   const auto parameters = model->named_parameters();
   for (const auto& parameter : parameters) {
@@ -78,7 +78,7 @@ std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& s
     if (!folder.empty() && holds_vocabulary(folder)) return data::make_tokenizer(folder.string());
   }
   std::error_code error;
-  // A link such as RUN/best lies beside the config of the run, too.
+  // Links such as RUN/best are in the run's folder, as its config is.
   for (const fs::path& run : {stored.folder, fs::absolute(stored.folder).lexically_normal().parent_path()}) {
     const fs::path config = run / "config.toml";
     if (!fs::exists(config, error)) continue;
@@ -94,13 +94,8 @@ std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenize
   if (tokenizer.end_of_text()) ids.push_back(*tokenizer.end_of_text());
   const auto found = config.find("eos_token_id");
   if (found == config.end()) return ids;
-  const auto add = [&](const nlohmann::json& id) {
+  for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
     if (id.is_number_integer()) ids.push_back(id.get<int64_t>());
-  };
-  if (!found->is_array()) {
-    add(*found);
-  } else {
-    for (const auto& id : *found) add(id);
   }
   return ids;
 }

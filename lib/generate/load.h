@@ -1,6 +1,6 @@
 #pragma once
 
-// What a text is made with, from where it is stored.
+// Loads what generation needs from where a model is stored.
 
 #include <ATen/core/ScalarType.h>
 
@@ -16,15 +16,15 @@
 
 namespace fsdp::generate {
 
-/// checkpoint::open_model(), with the options of a plug-in's model too. Throws Error(kCheckpoint) where the
+/// checkpoint::open_model(), including the options of a plug-in's model. Throws Error(kCheckpoint) when the
 /// plug-in is not loaded.
 checkpoint::StoredModel open_model(const std::filesystem::path& path, bool ema = false);
 
-/// In which type a model is to compute: `name` of a type, or "auto", which is bfloat16 for weights that are
-/// stored in it and float32 for all others. Throws Error(kUsage) for other names.
+/// The type in which a model computes: by name, or "auto", which is bfloat16 for weights that are stored in
+/// it and float32 for all others. Throws Error(kUsage) for other names.
 at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::string& name);
 
-/// The model on the CPU, its weights read once, each straight to its place and type: the memory is that of
+/// The model on the CPU. Weights are read once, directly in place and type, so that peak memory is that of
 /// the model. Throws Error(kCheckpoint) for weights that cannot be read.
 std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at::ScalarType dtype);
 
@@ -33,11 +33,11 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
 /// Error(kUsage) when there is neither.
 std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& stored);
 
-/// The tokens that end a text: the tokenizer's and those that the model's config names.
+/// The tokens that end a text: the tokenizer's, and the eos_token_id of the model's config.
 std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer);
 
-/// A text's ids. An empty text becomes what a new text begins behind: the end of the one before, or, for
-/// tokenizers that have no token for that, a line end.
+/// A text's ids. An empty text becomes what precedes a new text: the end of another, or, for tokenizers
+/// without a token for that, a line end.
 std::vector<int64_t> encode_prompt(const data::Tokenizer& tokenizer, const std::string& text);
 
 }  // namespace fsdp::generate

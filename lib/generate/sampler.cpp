@@ -17,7 +17,7 @@ using util::fail;
 void check_sampling(const SamplingOptions& options) {
   if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
     fail(ErrorKind::kUsage, "temperature: expected a number of at least 0; found ", options.temperature,
-         "; 0 always takes the likeliest token, 1 samples as the model has learnt");
+         "; 0 always takes the likeliest token, 1 samples from the distribution that the model has learnt");
   }
   if (options.top_k < 0) {
     fail(ErrorKind::kUsage, "top-k: expected a number of tokens; found ", options.top_k,
@@ -50,7 +50,7 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
   }
   if (options_.temperature == 0) return std::min_element(candidates_.begin(), candidates_.end())->id;
   keep_likeliest();
-  // The first candidate is the likeliest, unless all are there in the order of ids.
+  // Candidates may be in the order of ids.
   const float highest = std::min_element(candidates_.begin(), candidates_.end())->score;
   double sum = 0;
   weights_.clear();
@@ -71,7 +71,7 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
     left -= weights_[i];
     if (left < 0) return candidates_[i].id;
   }
-  // Rounding: the last one that can be.
+  // Reached by rounding: the last candidate of nonzero weight.
   size_t last = weights_.size() - 1;
   while (last > 0 && weights_[last] == 0) --last;
   return candidates_[last].id;
@@ -83,7 +83,7 @@ void Sampler::keep_likeliest() {
     std::nth_element(candidates_.begin(), candidates_.begin() + options_.top_k, candidates_.end());
     candidates_.resize(static_cast<size_t>(options_.top_k));
   }
-  // Sorted where the order matters: nth_element leaves any.
+  // nth_element leaves no order.
   if (cuts || options_.top_p < 1) std::sort(candidates_.begin(), candidates_.end());
 }
 

@@ -24,9 +24,7 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-std::string file_name(const std::string& path) { return fs::path(path).filename().string(); }
-
-/// The file that is meant.
+/// The file that a path or name means.
 std::string resolved(const std::string& path) {
   std::vector<fs::path> candidates = {path};
   const char* folders = std::getenv("LD_LIBRARY_PATH");
@@ -44,7 +42,7 @@ std::string resolved(const std::string& path) {
        "; correct the path in run.plugins, or name the library by --plugin");
 }
 
-/// Compares what stands in the file, since loading it runs code of it.
+/// Reads the description from the file, since loading a library runs its code.
 void require_same_build(const std::string& path) {
   const std::string file = util::read_file(path);
   constexpr std::string_view marker = FSDP_PLUGIN_MARKER;
@@ -60,61 +58,54 @@ void require_same_build(const std::string& path) {
        util::printable(found), " at ", path, "; build it again with the package of this program");
 }
 
-/// What is loaded, for as long as the program runs.
-class Loaded {
- public:
-  void load(const std::string& path) {
-    const std::string file = resolved(path);
-    if (std::find(files_.begin(), files_.end(), file) != files_.end()) return;
-    require_same_build(file);
-    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      const char* why = dlerror();
-      fail(ErrorKind::kUsage, "expected a plug-in that can be loaded; found ", path,
-           ", which the system refuses: ", why != nullptr ? why : "nothing",
-           "; correct the path, or build the plug-in again");
-    }
-    const auto* description = static_cast<const Description*>(dlsym(library, "fsdp_plugin_description"));
-    if (description == nullptr) {
-      fail(ErrorKind::kUsage,
-           "expected a plug-in, a shared library with FSDP_PLUGIN (<fsdp/plugin.h>); found ", path,
-           ", which has none");
-    }
-    files_.push_back(file);
-    try {
-      Registrar registrar(description->name);
-      description->add_to(registrar);
-      registrar.finish();
-    } catch (const util::Error& error) {
-      fail(error.kind(), "the plug-in ", description->name, " (", path, "): ", error.what());
-    }
+/// The paths of all loaded plug-ins.
+std::vector<std::string>& loaded_files() {
+  static std::vector<std::string> files;
+  return files;
+}
+
+void load(const std::string& path) {
+  const std::string file = resolved(path);
+  std::vector<std::string>& files = loaded_files();
+  if (std::find(files.begin(), files.end(), file) != files.end()) return;
+  require_same_build(file);
+  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    fail(ErrorKind::kUsage, "expected a plug-in that can be loaded; found ", path,
+         ", which the system refuses: ", why != nullptr ? why : "nothing",
+         "; correct the path, or build the plug-in again");
   }
-
-  /// One of this file name.
-  bool has(const std::string& path) const {
-    return std::any_of(files_.begin(), files_.end(),
-                       [&](const std::string& file) { return file_name(file) == file_name(path); });
+  const auto* description = static_cast<const Description*>(dlsym(library, "fsdp_plugin_description"));
+  if (description == nullptr) {
+    fail(ErrorKind::kUsage, "expected a plug-in, a shared library with FSDP_PLUGIN (<fsdp/plugin.h>); found ",
+         path, ", which has none");
   }
+  files.push_back(file);
+  try {
+    Registrar registrar(description->name);
+    description->add_to(registrar);
+    registrar.finish();
+  } catch (const util::Error& error) {
+    fail(error.kind(), "the plug-in ", description->name, " (", path, "): ", error.what());
+  }
+}
 
- private:
-  std::vector<std::string> files_;
-};
-
-Loaded& loaded() {
-  static Loaded loaded;
-  return loaded;
+/// The one of `paths` with the file name of `path`.
+auto of_same_name(const std::vector<std::string>& paths, const std::string& path) {
+  return std::find_if(paths.begin(), paths.end(), [&](const std::string& other) {
+    return fs::path(other).filename() == fs::path(path).filename();
+  });
 }
 
 std::vector<std::string> joined(const std::vector<std::string>& named, const std::vector<std::string>& given,
                                 config::PluginsNamedBy by) {
   std::vector<std::string> all;
-  const auto given_as = [&](const std::string& path) {
-    return std::find_if(given.begin(), given.end(),
-                        [&](const std::string& other) { return file_name(other) == file_name(path); });
-  };
   for (const std::string& path : named) {
-    const auto found = given_as(path);
-    if (found == given.end() && by == config::PluginsNamedBy::kStoredFile && !loaded().has(path)) {
+    const auto found = of_same_name(given, path);
+    const std::vector<std::string>& files = loaded_files();
+    if (found == given.end() && by == config::PluginsNamedBy::kStoredFile &&
+        of_same_name(files, path) == files.end()) {
       fail(ErrorKind::kUsage, "run.plugins: expected plug-ins that are loaded; found ", path,
            "; if you trust that library, add --plugin ", util::shell_word(path));
     }
@@ -132,7 +123,7 @@ void load_with_configs(std::vector<std::string> given) {
   config::set_plugin_loader(
       [given = std::move(given)](const std::vector<std::string>& named, config::PluginsNamedBy by) {
         std::vector<std::string> all = joined(named, given, by);
-        for (const std::string& path : by == config::PluginsNamedBy::kUser ? all : given) loaded().load(path);
+        for (const std::string& path : by == config::PluginsNamedBy::kUser ? all : given) load(path);
         return all;
       });
 }

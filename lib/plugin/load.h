@@ -12,9 +12,9 @@ namespace fsdp::plugin {
 /// there is searched for in the folders of LD_LIBRARY_PATH. Where run.plugins names a file of the same name
 /// as one of `given`, the latter is taken.
 ///
-/// Each library is compared with this program before any of its code runs, and is never unloaded. Throws
-/// Error(kUsage) for a library that is not there, is no plug-in, was built for other versions, or whose names
-/// are taken.
+/// Each library's build is compared with this program's before any of its code runs, and it is never
+/// unloaded. Loading throws Error(kUsage) for a library that does not exist, is not a plug-in, was built for
+/// other versions, or whose names are taken.
 void load_with_configs(std::vector<std::string> given);
 
 }  // namespace fsdp::plugin

@@ -17,7 +17,7 @@ void require_word(const std::string& what, const std::string& word) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
   });
   if (fits) return;
-  fail(ErrorKind::kUsage, "expected small letters, digits and underscores as the name of ", what,
+  fail(ErrorKind::kUsage, "expected lower-case letters, digits and underscores as the name of ", what,
        "; found \"", word, "\"; choose another name");
 }
 

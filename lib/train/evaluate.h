@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "data/loader.h"
-#include "data/token_bytes.h"
+#include "data/tokenizer.h"
 #include "nn/stage.h"
 
 namespace fsdp::train {

@@ -14,7 +14,7 @@
 #include "config/config.h"
 #include "data/loader.h"
 #include "data/prefetch.h"
-#include "data/token_bytes.h"
+#include "data/tokenizer.h"
 #include "train/checkpointer.h"
 #include "train/fault_injection.h"
 #include "train/metrics.h"

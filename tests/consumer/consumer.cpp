@@ -1,5 +1,5 @@
 // Trains Tagger, sharded, as a program that embeds the library: over threads as ranks, or, under fsdp-launch,
-// as one process of several. Saves a checkpoint on the way, loads it into a new model and goes on.
+// as one process of several. Saves a checkpoint on the way, loads it into a new model and continues.
 //
 //   consumer FOLDER                 under a launcher, or as one process
 //   consumer FOLDER THREADS [STEP]  threads as ranks; from the checkpoint of that step in the folder
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     const int64_t begin = argc > 3 ? std::stoll(argv[3]) : 0;
     std::atomic<int> failures = 0;
     fsdp::run_ranks_as_threads(std::stoi(argv[2]), [&](fsdp::Communicator& communicator) {
-      // Owned by whoever runs the threads.
+      // run_ranks_as_threads() owns the communicator.
       const int code = run(Communicator(std::shared_ptr<void>(), &communicator), folder, begin);
       if (code != EXIT_SUCCESS) ++failures;
     });

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model that the library knows nothing of: torch's own encoder layers between an embedding and a head.
+// A model that is not part of the library: torch's own encoder layers between an embedding and a head.
 
 #include <fsdp/module.h>
 #include <torch/nn/modules/embedding.h>

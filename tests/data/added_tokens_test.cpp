@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/bpe_tokenizer.h"
-#include "data/byte_level.h"
+#include "data/piece_model.h"
 #include "data/token_fixtures.h"
+#include "data/vocabulary_tokenizer.h"
 
 namespace fsdp::data {
 namespace {
@@ -47,11 +47,11 @@ TEST(AddedTokens, HundredsOfThousandsAreReadAndFoundInLinearTime) {
       {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}},
       {"added_tokens", added},
       {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}};
-  const BpeTokenizer tokenizer(parse_tokenizer_json(file.dump(), "tokenizer.json"));
+  const auto tokenizer = make_tokenizer(parse_tokenizer_json(file.dump(), "tokenizer.json"));
   std::string text;
   for (int64_t i = 0; i < count; ++i) text += util::concat("<", i, "> < ");
   std::vector<int64_t> ids;
-  tokenizer.encode(text, ids);
+  tokenizer->encode(text, ids);
   EXPECT_EQ(std::count_if(ids.begin(), ids.end(), [](int64_t id) { return id >= 256; }), count);
 }
 

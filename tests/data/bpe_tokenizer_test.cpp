@@ -1,7 +1,5 @@
-// Byte-level BPE against ids that PyPI's tokenizers gave (tests/data/bpe/make_vectors.py), and against
+// Byte-level BPE against ids made by PyPI's tokenizers (tests/data/bpe/make_vectors.py), and against
 // GPT-2's own vocabulary where FSDP_GPT2_FOLDER names a folder with its encoder.json and vocab.bpe.
-
-#include "data/bpe_tokenizer.h"
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include <thread>
 
 #include "data/token_fixtures.h"
+#include "data/vocabulary_tokenizer.h"
 #include "util/file.h"
 
 namespace fsdp::data {
@@ -36,7 +35,7 @@ Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   return ids;
 }
 
-/// Encodes a text that comes in pieces, as much as is certain each time.
+/// Encodes a text in pieces, as much as is certain each time.
 Ids encode_in_pieces(const Tokenizer& tokenizer, std::string_view text, size_t piece_bytes) {
   Ids ids;
   std::string buffer;
@@ -189,14 +188,15 @@ TEST(Gpt2Vocabulary, GivesGpt2sIds) {
             (Ids{15496, 995, 11, 41492, 30325, 222, 628, 220, 2124, 28, 16}));
 }
 
-// ---- what is refused ----
+// ---- errors ----
 
 class BpeFile : public ::testing::Test {
  protected:
   nlohmann::json json = nlohmann::json::parse(util::read_file(kFolder + "gpt2_kind.json"));
 
   void expect_refused(const std::vector<std::string>& parts) {
-    expect_error(ErrorKind::kData, parts, [&] { BpeTokenizer(parse_tokenizer_json(json.dump(), "t.json")); });
+    expect_error(ErrorKind::kData, parts,
+                 [&] { make_tokenizer(parse_tokenizer_json(json.dump(), "t.json")); });
   }
 };
 
@@ -260,7 +260,7 @@ TEST(MakeTokenizer, RefusesFoldersAndFilesWithoutAVocabulary) {
   std::string text = folder.write("a.txt", "x");
   expect_error(ErrorKind::kUsage, {text, "a file of another kind"}, [&] { make_tokenizer(text); });
   std::string model = folder.write("a.model", "not a model");
-  expect_error(ErrorKind::kData, {model, "no model of SentencePiece"}, [&] { make_tokenizer(model); });
+  expect_error(ErrorKind::kData, {model, "not a SentencePiece model"}, [&] { make_tokenizer(model); });
   std::string empty = folder.write("b.model", "");
   expect_error(ErrorKind::kData, {empty}, [&] { make_tokenizer(empty); });
   std::filesystem::create_directory(folder / "tokenizer.json");

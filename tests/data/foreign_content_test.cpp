@@ -94,7 +94,7 @@ TEST(ForeignContent, IsNeitherReadAsTextNorAsTokens) {
               HasSubstr(".u32"));
   EXPECT_EQ(error_of([&] { TokenFiles files({write("wide.u32", tokens<uint32_t>(5000, 50257))}); }), "");
   EXPECT_EQ(error_of([&] { TokenFiles files({write("good.bin", tokens<uint16_t>(5000, 50257))}); }), "");
-  // Whoever names the format is believed.
+  // An explicit format overrides the content.
   EXPECT_EQ(error_of([&] { TokenFiles files({write("told.bin", text(5000))}, TokenFormat::kU16); }), "");
 }
 

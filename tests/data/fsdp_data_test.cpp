@@ -1,4 +1,4 @@
-// The program fsdp-data as a user meets it: exit codes, stdout and stderr.
+// The program fsdp-data: exit codes, stdout and stderr.
 
 #include <sys/wait.h>
 
@@ -72,7 +72,7 @@ TEST_F(FsdpData, TokenizesStandardInputAndDecodes) {
   EXPECT_EQ(out, "the na\u00efve<|endoftext|>\n<|endoftext|>");
   ASSERT_EQ(run("decode t.bin --begin 1 --count 1 --tokenizer " + tokenizer), 0) << err;
   EXPECT_EQ(run("decode t.bin --begin 100 --tokenizer " + tokenizer), 2) << err;
-  EXPECT_EQ(run("decode t.bin"), 3) << err;  // ids that are no bytes
+  EXPECT_EQ(run("decode t.bin"), 3) << err;  // ids that are not bytes
   ASSERT_EQ(run("inspect t.bin --tokenizer " + tokenizer), 0) << err;
   EXPECT_NE(out.find("the na\\xc3\\xafve<|endoftext|>"), std::string::npos) << out;
 }

@@ -19,7 +19,7 @@ DataOptions small_options(const std::string& path) {
   return options;
 }
 
-/// Which sample a row of counting() tokens is.
+/// The sample of a row of counting() tokens.
 int64_t sample_of(const Batch& batch, int64_t row, int64_t length) {
   return batch.inputs[row][0].item<int64_t>() / length;
 }
@@ -117,8 +117,7 @@ TEST(TrainLoader, FollowsTheDocumentedOrderWithoutShuffling) {
   }
 }
 
-// The same samples in the same order, whatever the ranks, micro-batches and rows among which they are dealt
-// out.
+// The same samples in the same order, however they are divided among ranks, micro-batches and rows.
 TEST(TrainLoader, ShufflesIndependentlyOfWorldSize) {
   TemporaryFolder folder;
   DataOptions options = small_options(write_tokens(folder, "a", counting(4 * 60 + 1)));

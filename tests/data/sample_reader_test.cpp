@@ -51,7 +51,7 @@ TEST(SampleReader, MaskKeepsSamplesAndTellsWhereDocumentsBegin) {
   EXPECT_EQ(samples[0].counted, 3);
   EXPECT_EQ(samples[1].starts, std::vector<int64_t>{0});
   EXPECT_EQ(samples[1].counted, 4);
-  // Two documents begin here, and one right behind it.
+  // Two documents begin in this sample, and one right after it.
   EXPECT_EQ(samples[2].inputs, (std::vector<int64_t>{8, 99, 99, 9}));
   EXPECT_EQ(samples[2].targets, (std::vector<int64_t>{99, kIgnoredTarget, kIgnoredTarget, 99}));
   EXPECT_EQ(samples[2].starts, (std::vector<int64_t>{0, 2, 3}));

@@ -12,7 +12,7 @@ using fsdp::testing::TemporaryFolder;
 using util::ErrorKind;
 using Ids = std::vector<int64_t>;
 
-/// A model of 350 pieces that is learnt once.
+/// A model of 350 pieces, trained once.
 class SentencePiece : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {

@@ -23,7 +23,7 @@ inline std::string write_tokens(const testing::TemporaryFolder& folder, const st
   return folder.write(name, bytes);
 }
 
-/// Ids 0, 1, 2, ... so that a token tells its position.
+/// Ids 0, 1, 2, ... so that a token is its position.
 inline std::vector<uint16_t> counting(int64_t count) {
   std::vector<uint16_t> ids;
   for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<uint16_t>(i));

@@ -37,7 +37,7 @@ std::string llmc(int32_t magic, int32_t version, int32_t count, const std::strin
   return bytes + tokens;
 }
 
-/// The parts of an index, each of which a test may spoil.
+/// The parts of an index, each of which a test may corrupt.
 struct IndexParts {
   std::string magic = std::string("MMIDIDX\0\0", 9);
   uint64_t version = 1;

@@ -178,7 +178,7 @@ std::string mixed_text(size_t bytes, uint64_t seed) {
 TEST(Tokenize, TextsThatAreCutGiveTheIdsOfTheWhole) {
   TemporaryFolder folder;
   std::string text = mixed_text(3'000'000, 1);
-  // Runs that are longer than what two neighbouring jobs see.
+  // Runs that are longer than two neighbouring jobs with their context.
   text += std::string(700'000, 'a') + "\n" + std::string(900'000, ' ') + "x" + mixed_text(300'000, 2);
   auto options = options_for(folder, {folder.write("a", text)});
   options.tokenizer = kGpt2Kind;
@@ -223,7 +223,7 @@ TEST(Tokenize, PutsTheSeparatorThatIsAskedFor) {
   EXPECT_EQ(decoded("eos"), "the<|endoftext|>the<|endoftext|>");
   EXPECT_EQ(decoded("none"), "thethe");
   EXPECT_EQ(decoded("!"), "the!the!");
-  expect_error(ErrorKind::kUsage, {"no token", "</s>"}, [&] { decoded("</s>"); });
+  expect_error(ErrorKind::kUsage, {"not a token", "</s>"}, [&] { decoded("</s>"); });
   options.tokenizer = "bytes";
   options.document_separator = "eos";
   expect_error(ErrorKind::kUsage, {"eos", "bytes"}, [&] { tokenize(options); });
@@ -297,7 +297,7 @@ TEST(Tokenize, ChoosesDocumentsForValidationByTheirContentAndTheSeed) {
   EXPECT_NEAR(static_cast<double>(report.validation_documents), 400, 80);
   std::string chosen = text_of(options.validation_output);
 
-  // In another order and company the same documents are chosen.
+  // The same documents are chosen in another order and among others.
   options.texts = {folder.write("b.jsonl", reversed + "{\"text\": \"one more;\"}\n")};
   tokenize(options);
   auto sorted = [](const std::string& text) {
@@ -356,7 +356,7 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
     }
   };
   refuse("no json", "is not valid JSON");
-  refuse("[1]", "no object");
+  refuse("[1]", "not an object");
   refuse("{\"content\": \"x\", \"id\": 1}", "has the fields \"content\", \"id\" where");
   refuse("{\"text\": 3}", "has a number");
   refuse("{\"text\": \"\xff\"}", "is not valid JSON");

@@ -1,5 +1,5 @@
-// Tokenizers as the model families have them, against ids and texts that PyPI's tokenizers gave for texts
-// full of Unicode's corners (tests/data/bpe/make_families.py): GPT-2, Llama 2 and 3, Mistral, Qwen2 and T5.
+// The tokenizers of model families, against ids and texts that PyPI's tokenizers made for texts full of
+// Unicode's corner cases (tests/data/bpe/make_families.py): GPT-2, Llama 2 and 3, Mistral, Qwen2 and T5.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   return ids;
 }
 
-/// As tokenizers writes bytes that are not UTF-8.
+/// Replaces bytes that are not UTF-8 as tokenizers does.
 std::string with_replacement_characters(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -69,7 +69,7 @@ TEST_P(TokenizerFamilies, GiveTheTextOfTokenizersBack) {
   }
 }
 
-/// However a text arrives, its ids are those of the whole.
+/// In whatever pieces a text is encoded, its ids are those of the whole.
 TEST_P(TokenizerFamilies, GiveTheSameIdsForATextInPieces) {
   std::string all;
   for (const std::string& text : texts) all += text;
@@ -100,7 +100,7 @@ TEST_P(TokenizerFamilies, SplitTheNamesOfSpecialTokensWhereThatIsAskedFor) {
 INSTANTIATE_TEST_SUITE_P(, TokenizerFamilies, ::testing::ValuesIn(families()),
                          [](const auto& test) { return test.param; });
 
-/// Whose two files alone would be GPT-2's.
+/// Qwen2's two files, which without the class would be read as GPT-2's.
 TEST(TwoFiles, AreSplitAndNormalizedAsTheirTokenizerClassDoes) {
   const auto tokenizer = make_tokenizer(kFamilies + "qwen2_files");
   for (size_t i = 0; i < vectors()["texts"].size(); ++i) {
@@ -118,7 +118,7 @@ class TwoFilesOfAKind : public ::testing::Test {
       std::filesystem::copy(kFamilies + "qwen2_files/" + name, folder_ / name);
     }
   }
-  /// With that file beside them.
+  /// Adds a file beside the two.
   std::unique_ptr<Tokenizer> with(const char* name, const nlohmann::json& content) {
     util::write_file_atomically(folder_ / name, content.dump());
     return make_tokenizer(folder_.path().string());

@@ -9,7 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_file.h"
-#include "data/byte_level.h"
+#include "data/piece_model.h"
 #include "data/token_format.h"
 #include "data/vocabulary.h"
 #include "util/file.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/token_files.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {

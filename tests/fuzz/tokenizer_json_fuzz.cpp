@@ -4,9 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/bpe_tokenizer.h"
-#include "data/metaspace_tokenizer.h"
 #include "data/vocabulary.h"
+#include "data/vocabulary_tokenizer.h"
 #include "fuzz/fuzz_target.h"
 
 namespace fsdp::fuzz {
@@ -15,12 +14,7 @@ int tokenizer_json(const uint8_t* data, size_t size) {
   std::string_view text(reinterpret_cast<const char*>(data), size);
   refuse_or_read([&] {
     const data::Vocabulary vocabulary = data::parse_tokenizer_json(text, "tokenizer.json");
-    std::unique_ptr<data::Tokenizer> made;
-    if (vocabulary.model == data::Vocabulary::Model::kByteLevelBpe) {
-      made = std::make_unique<data::BpeTokenizer>(vocabulary);
-    } else {
-      made = std::make_unique<data::MetaspaceTokenizer>(vocabulary);
-    }
+    const std::unique_ptr<data::Tokenizer> made = data::make_tokenizer(vocabulary);
     const data::Tokenizer& tokenizer = *made;
     std::string_view sample = text.substr(0, 512);
     std::vector<int64_t> ids, pieces;

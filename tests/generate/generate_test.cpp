@@ -93,7 +93,7 @@ TEST_P(Generate, TellsOfEachTokenAndEndsWhenTold) {
   const GenerationOptions options{.sampling = {.temperature = 1}, .max_new_tokens = 10, .num_samples = 40};
   EXPECT_EQ(ids_of(run(options, hooks)), heard);
 
-  // In the second batch of samples, and the third is not begun.
+  // Stops in the second batch of samples; the third does not begin.
   const auto whole = heard;
   heard.assign(40, {});
   hooks.stop_requested = [&] { return heard[kRowsAtOnce].size() == 3; };

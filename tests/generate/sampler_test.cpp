@@ -51,7 +51,7 @@ TEST(Sampler, KeepsOnlyTheLikeliest) {
   EXPECT_EQ(ids({.temperature = 1, .top_k = 0, .top_p = 0.6}), (Ids{1, 2}));
   EXPECT_EQ(ids({.temperature = 1, .top_k = 0, .top_p = 0.75}), (Ids{1, 2, 3}));
   EXPECT_EQ(ids({.temperature = 1, .top_k = 0, .top_p = 1e-9}), (Ids{1}));
-  // top_p counts what top_k has left: 0.4 / 0.7 is more than half.
+  // top_p applies to what top_k leaves: 0.4 / 0.7 is more than half.
   EXPECT_EQ(ids({.temperature = 1, .top_k = 2, .top_p = 0.5}), (Ids{1}));
   EXPECT_EQ(ids({.temperature = 0}), (Ids{1}));
   EXPECT_EQ(ids({.temperature = 1, .top_k = 0}, /*allowed=*/2), (Ids{0, 1}));

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kTrain = "[data]\ntrain = [\"a.bin\"]\n";
 
-/// What loading a config with these plug-ins says.
+/// The error of loading a config with these plug-ins.
 std::string error_of(const std::vector<std::string>& given, const std::string& text) {
   load_with_configs(given);
   std::string message;
@@ -28,7 +28,7 @@ std::string error_of(const std::vector<std::string>& given, const std::string& t
   return message;
 }
 
-/// A file that says of itself that it is a plug-in.
+/// A file with the marker of a plug-in.
 std::string write_description(const testing::TemporaryFolder& folder, const std::string& built_for) {
   Description description{FSDP_PLUGIN_MARKER, "", nullptr, nullptr};
   built_for.copy(description.built_for, sizeof(description.built_for) - 1);
@@ -62,7 +62,7 @@ TEST(LoadWithConfigs, ComparesTheVersionBeforeTheSystemLoadsAnything) {
   const std::string message = error_of({write_description(folder, "fsdp 9.9\n, libtorch 1")}, kTrain);
   EXPECT_NE(message.find("built for " FSDP_PLUGIN_BUILT_FOR "; found one for fsdp 9.9"), std::string::npos)
       << message;
-  // Of the right version it goes to the system, which sees that it is no library.
+  // With the right version it is passed to the system, which finds that it is not a library.
   EXPECT_NE(
       error_of({write_description(folder, FSDP_PLUGIN_BUILT_FOR)}, kTrain).find("which the system refuses:"),
       std::string::npos);

@@ -64,7 +64,7 @@ class Counting final : public data::Samples {
   int64_t length_, samples_;
 };
 
-/// Loaded once in this program, as a plug-in is.
+/// Registered once per process, as a plug-in is.
 class Plugin : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
