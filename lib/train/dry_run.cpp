@@ -29,7 +29,7 @@ namespace {
 using util::concat;
 using util::with_commas;
 
-/// Rows of tokens that depend on the seed and the place in the run only.
+/// Rows of tokens that depend only on the seed and the position in the run.
 class RandomBatches final : public data::BatchSource {
  public:
   explicit RandomBatches(const config::Config& config) : config_(config) {}
@@ -52,7 +52,7 @@ class RandomBatches final : public data::BatchSource {
   const config::Config& config_;
 };
 
-/// Numbers of this size keep all that is computed of them finite.
+/// Weights of this size keep all activations finite.
 class ConstantWeights final : public shard::ParameterSource {
  public:
   void read(const shard::NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
@@ -60,7 +60,7 @@ class ConstantWeights final : public shard::ParameterSource {
   }
 };
 
-/// The most memory that tensors had, where the rank computes.
+/// Peak of tensor memory where the rank computes.
 class PeakMemory {
  public:
   explicit PeakMemory(at::Device device) : device_(device) {
@@ -75,18 +75,18 @@ class PeakMemory {
  private:
   at::Device device_;
   std::optional<util::TensorMemory> host_;
-  int64_t before_ = 0;  ///< tensors of others on the GPU
+  int64_t before_ = 0;  ///< of tensors that were on the GPU already
 };
 
-/// The host, for all that it has launched.
+/// Waits until the device has run everything that was launched.
 void wait_for(at::Device device) {
   if (!device.is_cpu()) at::zeros({}, at::TensorOptions().device(device)).item<float>();
 }
 
-/// Lets communication go on where a unit has computed, forward and backward, while all that it uses is there.
+/// Lets communication progress at the end of each unit's forward and backward, while its buffers still exist.
 class ProgressInCompute final : public nn::StageHook {
  public:
-  /// `on`: whether it does.
+  /// `on`: shared switch.
   ProgressInCompute(std::shared_ptr<comm::FakeCommunicator> communicator, std::shared_ptr<bool> on)
       : communicator_(std::move(communicator)), on_(std::move(on)) {}
 
@@ -107,7 +107,7 @@ class ProgressInCompute final : public nn::StageHook {
   std::shared_ptr<bool> on_;
 };
 
-/// On the stages that are units, inside whatever hooks they have.
+/// To the stages that are units, inside the hooks that are attached already.
 void attach_progress(RunParts& parts, const std::shared_ptr<comm::FakeCommunicator>& communicator,
                      const std::shared_ptr<bool>& on) {
   auto hook = std::make_shared<ProgressInCompute>(communicator, on);

@@ -137,7 +137,10 @@ TEST(UsageErrors, SayWhichValuesAndPairsDoNotFit) {
                    "expected one of --prompt and --prompt-file; found both; leave one out"},
                   {"fsdp-train",
                    {"c.toml", "--all-units"},
-                   "--all-units: expected --explain-step beside it; found none; add it"}});
+                   "--all-units: expected --explain-step beside it; found none; add it"},
+                  {"fsdp-train",
+                   {"c.toml", "--timeline", "step.json"},
+                   "--timeline: expected --explain-step beside it; found none; add it"}});
 }
 
 TEST(UsageErrors, LeaveTheWordsOfALaunchedProgramAlone) {
