@@ -24,7 +24,7 @@ struct Point {
 struct StepTrace {
   std::string file;
   int64_t step = 0;
-  std::vector<comm::TraceEvent> events;
+  std::vector<comm::TraceEvent> events{};
 };
 
 struct RunRecord {

@@ -130,8 +130,8 @@ class Checkpointer {
     int64_t step = 0;
     bool best = false;
     std::string damage;  ///< found by this rank; written by the task
-    std::unique_ptr<checkpoint::BackgroundTask>
-        task;  ///< last, so that it is destroyed before what it writes
+    /// Last, so that it is destroyed before what it writes.
+    std::unique_ptr<checkpoint::BackgroundTask> task;
   };
   std::unique_ptr<Verification> verification_;
   bool wants_save_ = false;

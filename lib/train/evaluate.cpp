@@ -17,8 +17,6 @@
 
 namespace fsdp::train {
 
-double Validation::perplexity() const { return std::exp(loss); }
-
 std::optional<double> Validation::bits_per_byte() const {
   if (!bytes || *bytes == 0) return std::nullopt;
   return loss * static_cast<double>(tokens) / std::numbers::ln2 / static_cast<double>(*bytes);

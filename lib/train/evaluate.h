@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -23,8 +24,7 @@ struct Validation {
   int64_t tokens = 0;            ///< that were predicted
   std::optional<int64_t> bytes;  ///< of the text that these tokens stand for, where it is known
 
-  /// e^loss.
-  double perplexity() const;
+  double perplexity() const { return std::exp(loss); }
   /// Comparable among tokenizers: the bits that compression by the model would take for a byte of the text.
   std::optional<double> bits_per_byte() const;
 };

@@ -32,13 +32,10 @@ struct Found {
   fs::path files;  ///< the folder of its small files; may be empty or not exist
 };
 
-Found found_at_checkpoint(const fs::path& folder) {
-  return {.config = checkpoint::read_manifest(folder).model, .files = checkpoint::kept_model_files(folder)};
-}
-
 Found found_at(const config::Config& config, const ModelOrigin& origin) {
   for (const fs::path& folder : {origin.resume, origin.init}) {
-    if (!folder.empty()) return found_at_checkpoint(folder);
+    if (folder.empty()) continue;
+    return {.config = checkpoint::read_manifest(folder).model, .files = checkpoint::kept_model_files(folder)};
   }
   if (config.model.init_from.empty()) return {};
   const auto stored = checkpoint::described_model(config.model.init_from);

@@ -33,8 +33,15 @@ std::string rate_text(double lr) {
 }  // namespace
 
 Progress::Progress(ProgressOutput output, int64_t total_steps) : output_(output), total_steps_(total_steps) {
-  if (output_.stream != nullptr && output_.columns > 0)
-    ticker_ = util::start_thread([this] { tick_until_the_end(); });
+  if (output_.stream == nullptr || output_.columns <= 0) return;
+  ticker_ = util::start_thread([this] {
+    std::unique_lock lock(mutex_);
+    while (!end_.wait_for(lock, kTick, [this] { return ends_; })) {
+      lock.unlock();
+      tick(Clock::now());
+      lock.lock();
+    }
+  });
 }
 
 Progress::~Progress() {
@@ -45,15 +52,6 @@ Progress::~Progress() {
   }
   end_.notify_all();
   if (ticker_.joinable()) ticker_.join();
-}
-
-void Progress::tick_until_the_end() {
-  std::unique_lock lock(mutex_);
-  while (!end_.wait_for(lock, kTick, [this] { return ends_; })) {
-    lock.unlock();
-    tick(Clock::now());
-    lock.lock();
-  }
 }
 
 void Progress::set_total_steps(int64_t total_steps) {

@@ -57,7 +57,6 @@ class Progress {
   /// The terminal's line after `steps_done` steps; `under_way`: "validation for 12s", or empty.
   std::string bar(int64_t steps_done, const std::string& under_way, double left_seconds) const;
   double seconds_left(int64_t steps_done) const;
-  void tick_until_the_end();
 
   ProgressOutput output_;
   std::mutex mutex_;  ///< of all that follows

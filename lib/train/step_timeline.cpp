@@ -19,7 +19,7 @@ namespace {
 /// backward begins when the unit has been gathered, and one on the input.
 class ComputeRecorder final : public nn::StageHook {
  public:
-  /// `in_backward`, which the recorders of a model share: a backward has begun in this micro-batch.
+  /// `in_backward`: whether backward has begun in this micro-batch; shared by the recorders of a model.
   ComputeRecorder(std::shared_ptr<comm::Trace> trace, std::shared_ptr<bool> in_backward, std::string unit,
                   bool is_model)
       : trace_(std::move(trace)),
@@ -28,8 +28,9 @@ class ComputeRecorder final : public nn::StageHook {
         is_model_(is_model) {}
 
   at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
-    if (is_model_) *in_backward_ = false;                         // the next micro-batch
-    auto backward = std::make_shared<std::optional<uint64_t>>();  // the event of this forward's backward
+    if (is_model_) *in_backward_ = false;  // the next micro-batch
+    /// The event of this forward's backward.
+    auto backward = std::make_shared<std::optional<uint64_t>>();
     const bool recording = at::GradMode::is_enabled();
     const bool backward_ends = recording && input.requires_grad();
     at::Tensor inner = input;

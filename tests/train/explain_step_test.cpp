@@ -130,8 +130,9 @@ TEST_F(ExplainStep, WritesATimelineWhoseComputeIsNestedAndWhoseMemoryIsNeverNega
   }
   EXPECT_GT(found["communication"], 0);
   EXPECT_FALSE(std::filesystem::exists(config_.run.output_dir));
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 2)
-      << "tokens and timeline";
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+    EXPECT_FALSE(util::is_temporary_name(entry.path().filename().string())) << entry.path();
+  }
 }
 
 TEST_F(ExplainStep, NamesATimelineThatCannotBeWritten) {
