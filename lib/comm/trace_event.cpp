@@ -110,23 +110,25 @@ class ChromeTrace {
     add_name("process_name", 0, "rank " + std::to_string(rank));
   }
 
-  /// One track whose slices are disjoint or lie inside one another.
-  void add_nested(const char* category, std::vector<Slice> slices) {
-    sort(slices);
-    const int track = new_track(category);
-    for (const Slice& slice : slices) add(category, track, slice);
-  }
-
-  /// As many tracks as slices overlap.
-  void add_disjoint(const char* category, std::vector<Slice> slices) {
-    sort(slices);
+  /// Slices that overlap go to tracks of their own, unless they are `nested`: disjoint or inside one another.
+  void add_slices(const char* category, std::vector<Slice> slices, bool nested = false) {
+    std::stable_sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) {
+      return a.begin_us != b.begin_us ? a.begin_us < b.begin_us : a.end_us > b.end_us;
+    });
     std::vector<std::pair<int, double>> tracks = {{new_track(category), -INFINITY}};  // with their last ends
     for (const Slice& slice : slices) {
-      auto free = std::find_if(tracks.begin(), tracks.end(),
-                               [&](const auto& track) { return track.second <= slice.begin_us; });
-      if (free == tracks.end()) free = tracks.insert(free, {new_track(category), 0});
-      free->second = slice.end_us;
-      add(category, free->first, slice);
+      auto track = std::find_if(tracks.begin(), tracks.end(),
+                                [&](const auto& each) { return nested || each.second <= slice.begin_us; });
+      if (track == tracks.end()) track = tracks.insert(track, {new_track(category), 0});
+      track->second = slice.end_us;
+      add({{"name", slice.name},
+           {"cat", category},
+           {"ph", "X"},
+           {"ts", slice.begin_us - begin_us_},
+           {"dur", slice.end_us - slice.begin_us},
+           {"pid", rank_},
+           {"tid", track->first},
+           {"args", slice.args}});
     }
   }
 
@@ -155,12 +157,6 @@ class ChromeTrace {
   std::string text() const { return "[\n" + lines_ + "\n]\n"; }
 
  private:
-  static void sort(std::vector<Slice>& slices) {
-    std::stable_sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) {
-      return a.begin_us != b.begin_us ? a.begin_us < b.begin_us : a.end_us > b.end_us;
-    });
-  }
-
   int new_track(const char* category) {
     add_name("thread_name", ++tracks_, category);
     return tracks_;
@@ -168,17 +164,6 @@ class ChromeTrace {
 
   void add_name(const char* what, int track, const std::string& name) {
     add({{"name", what}, {"ph", "M"}, {"pid", rank_}, {"tid", track}, {"args", {{"name", name}}}});
-  }
-
-  void add(const char* category, int track, const Slice& slice) {
-    add({{"name", slice.name},
-         {"cat", category},
-         {"ph", "X"},
-         {"ts", slice.begin_us - begin_us_},
-         {"dur", slice.end_us - slice.begin_us},
-         {"pid", rank_},
-         {"tid", track},
-         {"args", slice.args}});
   }
 
   void add(const ordered_json& event) {
@@ -210,9 +195,9 @@ std::string chrome_trace(const std::vector<TraceEvent>& events, int rank, double
     }
   }
   ChromeTrace trace(rank, begin_us);
-  trace.add_nested("compute", std::move(compute));
-  trace.add_disjoint("communication", std::move(communication));
-  trace.add_disjoint("waits", std::move(waits));
+  trace.add_slices("compute", std::move(compute), /*nested=*/true);
+  trace.add_slices("communication", std::move(communication));
+  trace.add_slices("waits", std::move(waits));
   trace.add_live_bytes(events);
   return trace.text();
 }

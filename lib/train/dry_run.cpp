@@ -185,56 +185,54 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   config::resolve_batch(config, world_size);
   PeakMemory memory(device);
   DryRun result;
-  {
-    auto communicator = comm::make_fake_communicator(world_size, device);
-    ConstantWeights weights;
-    RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
-    auto progress = std::make_shared<bool>(false);
-    const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
-    if (fake) attach_progress(parts, fake, progress);
-    const RandomBatches batches(config);
-    TrainStep train_step = make_train_step(config, parts, batches);
-    const int64_t samples =
-        config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
-    int64_t step = 0;
-    enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
-    auto run_step = [&](Timing timing) {
-      if (fake) {
-        fake->set_timing(timing == Timing::kAtOnce ? comm::FakeTiming::kAtOnce
-                                                   : comm::FakeTiming::kWhenWaitedFor);
-      }
-      *progress = timing == Timing::kBesideCompute;
-      memory.reset();
-      auto begin = std::chrono::steady_clock::now();
-      ++step;
-      train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
-      wait_for(device);
-      result.step_seconds = util::seconds_since(begin);
-    };
-    // Prefetching knows the order of units from the second step on.
-    run_step(Timing::kAtOnce);
-    result.first_arena = parts.engine->buffer_pool().held_bytes();
-    run_step(Timing::kBesideCompute);
-    run_step(Timing::kAsLateAsCanBe);
-    run_step(Timing::kAtOnce);
-    for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
-      const shard::Traffic before = parts.engine->traffic();
-      run_step(timing);
-      result.traffic = difference(parts.engine->traffic(), before);
-      result.peak = std::max(result.peak, memory.bytes());
+  auto communicator = comm::make_fake_communicator(world_size, device);
+  ConstantWeights weights;
+  RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
+  auto progress = std::make_shared<bool>(false);
+  const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
+  if (fake) attach_progress(parts, fake, progress);
+  const RandomBatches batches(config);
+  TrainStep train_step = make_train_step(config, parts, batches);
+  const int64_t samples =
+      config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
+  int64_t step = 0;
+  enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
+  auto run_step = [&](Timing timing) {
+    if (fake) {
+      fake->set_timing(timing == Timing::kAtOnce ? comm::FakeTiming::kAtOnce
+                                                 : comm::FakeTiming::kWhenWaitedFor);
     }
-    if (!fake) {
-      const util::CudaDevice gpu = util::cuda_device(device.index());
-      result.gpu = gpu.name;
-      result.gpu_memory = gpu.memory_bytes;
-      result.gpu_reserved = util::cuda_memory(device.index()).peak_reserved_bytes;
-    }
-    result.buffers = parts.engine->unsharded_memory().peak;
-    result.arena = parts.engine->buffer_pool().held_bytes();
-    result.shards = parts.engine->shard_bytes();
-    result.gradients = gradient_bytes(*parts.engine);
-    result.optimizer = optimizer_bytes(*parts.optimizer);
+    *progress = timing == Timing::kBesideCompute;
+    memory.reset();
+    auto begin = std::chrono::steady_clock::now();
+    ++step;
+    train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
+    wait_for(device);
+    result.step_seconds = util::seconds_since(begin);
+  };
+  // Prefetching knows the order of units from the second step on.
+  run_step(Timing::kAtOnce);
+  result.first_arena = parts.engine->buffer_pool().held_bytes();
+  run_step(Timing::kBesideCompute);
+  run_step(Timing::kAsLateAsCanBe);
+  run_step(Timing::kAtOnce);
+  for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
+    const shard::Traffic before = parts.engine->traffic();
+    run_step(timing);
+    result.traffic = difference(parts.engine->traffic(), before);
+    result.peak = std::max(result.peak, memory.bytes());
   }
+  if (!fake) {
+    const util::CudaDevice gpu = util::cuda_device(device.index());
+    result.gpu = gpu.name;
+    result.gpu_memory = gpu.memory_bytes;
+    result.gpu_reserved = util::cuda_memory(device.index()).peak_reserved_bytes;
+  }
+  result.buffers = parts.engine->unsharded_memory().peak;
+  result.arena = parts.engine->buffer_pool().held_bytes();
+  result.shards = parts.engine->shard_bytes();
+  result.gradients = gradient_bytes(*parts.engine);
+  result.optimizer = optimizer_bytes(*parts.optimizer);
   return result;
 }
 

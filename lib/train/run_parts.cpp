@@ -25,13 +25,14 @@ namespace fsdp::train {
 
 static_assert(plan::kShardsOnTheDevice == shard::OffloadStreams::kPlaces);
 
+namespace {
+
+/// This rank's part of the global batch.
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
   return {.rank = communicator.rank(),
           .world_size = communicator.world_size(),
           .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
 }
-
-namespace {
 
 /// A tokenizer with more tokens than the model would yield its first unknown token in the middle of a run.
 /// Batches do not depend on the tokenizer, so one that cannot be loaded is no error.

@@ -37,9 +37,6 @@ struct RunParts : ShardedModel {
   std::shared_ptr<const nn::GraphCounts> graphs;  ///< null without training.cuda_graphs
 };
 
-/// This rank's part of the global batch.
-data::Placement placement(const config::Config& config, const comm::Communicator& communicator);
-
 /// Throws Error(kData) for damaged or unfit token files, and Error(kUsage) for a tokenizer with more tokens
 /// than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);

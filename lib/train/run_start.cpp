@@ -109,17 +109,16 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
 
 namespace {
 
-/// ", products by onednn"; empty in bf16, which only oneDNN and the matrix unit multiply, but for the latter.
-std::string products_on_cpu(const config::Config& config) {
+/// ", products by onednn", on a CPU. In bf16 only for the matrix unit, whose only alternative is oneDNN.
+std::string products(const config::Config& config, const at::Device& device) {
+  if (!device.is_cpu()) {
+    return concat(", float32 products in ", float32_products_use_tf32() ? "TF32" : "full precision");
+  }
   const kernels::Matmul matmul = kernels::matmul_by_name(config.model.matmul);
   const bool is_float = config.mixed_precision.param_dtype == "float32";
   if (!is_float && matmul != kernels::Matmul::kAmx) return "";
   return concat(", products by ", kernels::name_of(matmul),
                 is_float && float32_products_are_shorter(matmul) ? " in 16 of 24 bits" : "");
-}
-
-const char* products_on_gpu() {
-  return float32_products_use_tf32() ? ", float32 products in TF32" : ", float32 products in full precision";
 }
 
 /// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
@@ -183,8 +182,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   const at::Device device = engine.communicator().device();
   text += concat(
       "compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
-      config.training.fused_kernels ? ", fused kernels" : ", composed operations",
-      device.is_cpu() ? products_on_cpu(config) : "", device.is_cpu() ? "" : products_on_gpu(),
+      config.training.fused_kernels ? ", fused kernels" : ", composed operations", products(config, device),
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
       config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",

@@ -9,6 +9,7 @@
 
 #include "optim/engine_shards.h"
 #include "shard/grad_norm.h"
+#include "train/arriving_gradients.h"
 #include "util/error.h"
 
 namespace fsdp::train {

@@ -14,7 +14,6 @@
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
-#include "train/arriving_gradients.h"
 #include "train/update_guard.h"
 
 namespace fsdp::train {
@@ -30,6 +29,8 @@ struct StepOptions {
   double norm_type = 2.0;
   bool no_sync = false;  ///< reduce gradients after the last micro-batch only
 };
+
+class ArrivingGradients;
 
 struct StepPosition {
   int64_t step = 1;                 ///< 1-based, for messages

@@ -44,7 +44,10 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     config::resolve_batch(config_, communicator_->world_size());
-    if (config_.logging.memory_snapshot) record_memory_history();  // of the shards too
+    if (config_.logging.memory_snapshot) {  // before the shards are made, which the history then has too
+      require_gpu("logging.memory_snapshot", communicator_->device());
+      util::record_cuda_memory_history(communicator_->device().index(), memory_snapshot());
+    }
     open_data();
   });
   parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
@@ -203,12 +206,6 @@ RunSummary Trainer::run() {
 
 std::filesystem::path Trainer::memory_snapshot() const {
   return output_folder() / util::concat("memory.rank", communicator_->rank(), ".pickle");
-}
-
-void Trainer::record_memory_history() const {
-  const at::Device device = communicator_->device();
-  require_gpu("logging.memory_snapshot", device);
-  util::record_cuda_memory_history(device.index(), memory_snapshot());
 }
 
 /// Of the device; out of host memory, the system kills the process.

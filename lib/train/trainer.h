@@ -67,7 +67,6 @@ class Trainer {
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
-  void record_memory_history() const;
   [[noreturn]] void report_out_of_memory() const;
   /// The file of logging.memory_snapshot, written when the GPU's memory is full.
   std::filesystem::path memory_snapshot() const;
