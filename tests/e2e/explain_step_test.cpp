@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "e2e/programs.h"
+#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {
