@@ -44,6 +44,7 @@ struct Arguments {
   bool print_config = false;
   bool explain_step = false;
   bool all_units = false;
+  std::string timeline;  ///< the file of the explained step's Chrome trace; empty: none
   bool plan = false;
   bool dry_run = false;
   std::string evaluate;                ///< the weights to be validated; empty: trains
@@ -137,9 +138,10 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
   }
 }
 
-void explain(const config::Config& config, const comm::LaunchEnvironment& environment, bool all_units) {
+void explain(const config::Config& config, const comm::LaunchEnvironment& environment,
+             const train::ExplainOptions& options) {
   auto communicator = connect(config, environment);
-  cli::print(cli::with_flags(train::explain_step(config, communicator, {.all_units = all_units})));
+  cli::print(cli::with_flags(train::explain_step(config, communicator, options)));
 }
 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
@@ -211,7 +213,7 @@ int run(const Arguments& arguments) {
   }
   try {
     if (arguments.explain_step) {
-      explain(config, environment, arguments.all_units);
+      explain(config, environment, {.all_units = arguments.all_units, .timeline = arguments.timeline});
     } else if (!arguments.evaluate.empty()) {
       evaluate(config, environment, arguments.evaluate);
     } else {
@@ -318,8 +320,14 @@ int main(int argc, char** argv) {
   CLI::Option* explain = app.add_flag(
       "--explain-step", arguments.explain_step,
       "train two steps from the first weights and print what happened in the second: a timeline of rank 0, "
-      "and communication and memory against their formula. Reads no checkpoint and writes no file");
+      "and communication and memory against their formula. Reads no checkpoint and, without --timeline, "
+      "writes no file");
   app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
+      ->needs(explain);
+  app.add_option("--timeline", arguments.timeline,
+                 "with --explain-step: write what rank 0 did in that step into this file too, as JSON for "
+                 "chrome://tracing and ui.perfetto.dev: compute, communication, waits and live memory")
+      ->check(cli::not_empty())
       ->needs(explain);
   app.add_option("--evaluate", arguments.evaluate,
                  "print loss, perplexity and bits per byte of data.validation for these weights, and end: a "

@@ -1,7 +1,8 @@
 #include "comm/trace.h"
 
+#include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
+#include <iterator>
 
 #include "comm/forwarding_communicator.h"
 #include "util/error.h"
@@ -11,7 +12,7 @@ namespace fsdp::comm {
 
 Trace::~Trace() {
   if (!file_.is_open()) return;
-  for (const Event& event : pending_) write(event);
+  for (const TraceEvent& event : pending_) file_ << trace_line(event) << '\n';
 }
 
 void Trace::open(const std::filesystem::path& path) {
@@ -39,20 +40,13 @@ uint64_t Trace::issued(const char* op, const CallSite& site, int64_t bytes) {
   return first_pending_ + pending_.size() - 1;
 }
 
-void Trace::started(uint64_t number) {
-  std::lock_guard lock(mutex_);
-  pending(number).start_us = now_us();
-}
+void Trace::started(uint64_t number) { take_time(number, &TraceEvent::start_us); }
+void Trace::finished(uint64_t number) { take_time(number, &TraceEvent::done_us); }
+void Trace::waits(uint64_t number) { take_time(number, &TraceEvent::wait_us); }
 
-void Trace::finished(uint64_t number) {
+void Trace::take_time(uint64_t number, std::optional<double> TraceEvent::*time) {
   std::lock_guard lock(mutex_);
-  pending(number).done_us = now_us();
-  write_complete();
-}
-
-void Trace::waits(uint64_t number) {
-  std::lock_guard lock(mutex_);
-  pending(number).wait_us = now_us();
+  pending(number).*time = now_us();
   write_complete();
 }
 
@@ -60,6 +54,19 @@ void Trace::left_alone(uint64_t number) {
   std::lock_guard lock(mutex_);
   pending(number).left_alone = true;
   write_complete();
+}
+
+uint64_t Trace::computes(const std::string& unit, const char* pass, bool has_no_end) {
+  std::lock_guard lock(mutex_);
+  const double now = now_us();
+  pending_.push_back({.step = step_,
+                      .op = "compute",
+                      .unit = unit,
+                      .pass_or_event = pass,
+                      .issue_us = now,
+                      .start_us = now,
+                      .left_alone = has_no_end});
+  return first_pending_ + pending_.size() - 1;
 }
 
 void Trace::buffer(bool allocated, const std::string& unit, const char* kind, int64_t bytes) {
@@ -74,12 +81,11 @@ void Trace::buffer(bool allocated, const std::string& unit, const char* kind, in
   write_complete();
 }
 
-std::vector<Trace::Event> Trace::events(int64_t step) const {
+std::vector<TraceEvent> Trace::events(int64_t step) const {
   std::lock_guard lock(mutex_);
-  std::vector<Event> found;
-  for (const Event& event : pending_) {
-    if (event.step == step) found.push_back(event);
-  }
+  std::vector<TraceEvent> found;
+  std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(found),
+               [&](const TraceEvent& event) { return event.step == step; });
   return found;
 }
 
@@ -87,39 +93,19 @@ double Trace::now_us() const {
   return std::chrono::duration<double, std::micro>(Clock::now() - began_).count();
 }
 
-Trace::Event& Trace::pending(uint64_t number) { return pending_.at(number - first_pending_); }
+TraceEvent& Trace::pending(uint64_t number) { return pending_.at(number - first_pending_); }
 
 /// An event waits for those that were issued before it.
 void Trace::write_complete() {
   if (!file_.is_open()) return;
   while (!pending_.empty() && pending_.front().complete()) {
-    write(pending_.front());
+    file_ << trace_line(pending_.front()) << '\n';
     pending_.pop_front();
     ++first_pending_;
   }
   if (file_) return;
   util::log_warning("cannot write " + path_.string() + ": the trace ends here");
   file_.close();
-}
-
-void Trace::write(const Event& event) {
-  nlohmann::ordered_json line = {{"step", event.step}, {"op", event.op}};
-  if (event.buffer_kind != nullptr) {
-    line.update({{"event", event.pass_or_event},
-                 {"unit", event.unit},
-                 {"bytes", event.bytes},
-                 {"kind", event.buffer_kind},
-                 {"at_us", event.issue_us}});
-  } else {
-    line.update({{"unit", event.unit},
-                 {"pass", event.pass_or_event},
-                 {"bytes", event.bytes},
-                 {"issue_us", event.issue_us}});
-    if (event.start_us) line["start_us"] = *event.start_us;
-    if (event.wait_us) line["wait_us"] = *event.wait_us;
-    if (event.done_us) line["done_us"] = *event.done_us;
-  }
-  file_ << line.dump() << '\n';
 }
 
 namespace {

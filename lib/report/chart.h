@@ -18,19 +18,22 @@ struct Curve {
 };
 
 struct ChartOptions {
-  std::string label;  ///< for those who do not see it
+  std::string label;  ///< for screen readers
   Scale scale = Scale::kNumber;
-  bool from_zero = false;  ///< the axis begins at 0, whatever the values
+  bool from_zero = false;  ///< the axis includes 0
 };
 
-/// Curves over the steps, at most as many as there are colours (2). Of very many points the lowest and the
-/// highest of each part are drawn. Empty when no curve has a point.
+/// At most two curves (of as many colours) over the steps. Of very many points, the lowest and the highest of
+/// each part are drawn. Empty when no curve has a point.
 std::string line_chart(const std::vector<Curve>& curves, const ChartOptions& options);
 
-/// Units as rows, time in milliseconds from left to right.
+/// Collectives of units as bars, a row a unit, over the time in milliseconds; empty when there are none.
 std::string timeline_chart(const StepTrace& trace);
 
-/// Fit to stand in HTML, between tags or in quotes.
+/// A number on its own, with four significant digits.
+std::string value_text(double value, Scale scale);
+
+/// Escapes text for HTML, between tags or in quotes.
 std::string escaped(std::string_view text);
 
 }  // namespace fsdp::report

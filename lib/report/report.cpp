@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 
 #include "config/load.h"
 #include "plan/plan.h"
-#include "report/axis.h"
 #include "report/chart.h"
 #include "report/style.h"
 #include "shard/schedule_text.h"
@@ -20,34 +20,19 @@ namespace fsdp::report {
 using util::concat;
 
 std::string escaped(std::string_view text) {
+  static const std::map<char, std::string> kEntities = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
   std::string out;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
+    const auto entity = kEntities.find(c);
+    entity == kEntities.end() ? out += c : out += entity->second;
   }
   return out;
 }
 
 namespace {
 
-constexpr size_t kMostUnits = 8;  ///< with lines of their own in the schedule
+constexpr size_t kMostUnits = 8;  ///< shown one by one in the schedule
 
 std::string tile(const std::string& number, const std::string& what) {
   return concat("<div class=\"card\"><b>", escaped(number), "</b><span>", escaped(what), "</span></div>\n");
@@ -61,7 +46,7 @@ double mean_of(const std::vector<Point>& points) {
 
 bool lower(const Point& a, const Point& b) { return a.y < b.y; }
 
-/// The run in a few numbers, of those that it has.
+/// The run in a few numbers; those without a value are left out.
 std::string tiles(const RunRecord& run) {
   std::string text;
   if (const auto& loss = run.values("loss"); !loss.empty()) {
@@ -89,7 +74,7 @@ std::string tiles(const RunRecord& run) {
   return text.empty() ? "" : concat("<div class=\"tiles\">\n", text, "</div>\n");
 }
 
-/// A card with a chart; empty where there is nothing to draw. With two curves that have points, a legend.
+/// A card with a chart, and a legend where two curves have points; empty where none has.
 std::string card(const std::string& title, std::vector<Curve> curves, const ChartOptions& options) {
   std::erase_if(curves, [](const Curve& curve) { return curve.points.empty(); });
   const std::string chart = line_chart(curves, options);
@@ -135,15 +120,15 @@ std::string timeline(const RunRecord& run) {
       run.trace->step, "<span class=\"legend\">", key("gather", "all-gather"),
       key("reduce", "reduce-scatter"), key("other", "other"), key("waited", "the process waited for it"),
       key("held", "parameters gathered"), "</span></h2>", chart, "<p class=\"note\">From ",
-      escaped(run.trace->file), ". A bar lasts from the turn of a collective to its result.",
+      escaped(run.trace->file), ". A bar lasts from the start of a collective to its result.",
       run.skipped_trace_lines > 0
           ? concat(" ", util::with_commas(run.skipped_trace_lines), " lines of it could not be read.")
           : "",
       "</p></figure>\n");
 }
 
-/// The order of a step with the run's config; empty where the folder does not say enough of it, as that of
-/// another version may not.
+/// The schedule of the run's config; empty where it cannot be told from the folder, as of a run of another
+/// version.
 std::string schedule(const RunRecord& run) {
   const auto ranks = std::find_if(run.environment.begin(), run.environment.end(),
                                   [](const auto& entry) { return entry.first == "ranks"; });

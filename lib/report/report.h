@@ -1,8 +1,8 @@
 #pragma once
 
-// fsdp-train --report: a run as one HTML page that needs nothing else, no network and no script. Curves of
-// what metrics.jsonl has, the run's config and environment, and, where communication was traced, a timeline
-// of one step.
+// fsdp-train --report: a run as one self-contained HTML page, without scripts: curves of the numbers in
+// metrics.jsonl, the run's config and environment, and, where communication was traced, a timeline of one
+// step.
 
 #include <filesystem>
 #include <string>

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "report/step_trace.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
@@ -18,8 +17,9 @@ namespace {
 
 constexpr size_t kMostTextBytes = 1 << 20;
 constexpr size_t kMostSeries = 64;
+constexpr size_t kMostTraceEvents = 200'000;  ///< of a step
 
-/// At most kMostTextBytes of a file, fit to be shown; empty when there is none.
+/// At most kMostTextBytes of a file, without control characters; empty when there is no file.
 std::string shown_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return "";
@@ -29,7 +29,7 @@ std::string shown_text(const fs::path& path) {
   return util::printable(text);
 }
 
-/// Whether the line is one of fsdp-train.
+/// Whether fsdp-train wrote such a line.
 bool add_metrics(const std::string& line, RunRecord& run) {
   const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return false;
@@ -86,6 +86,30 @@ fs::path first_trace(const fs::path& folder) {
     lowest = rank;
   }
   return first;
+}
+
+/// Holds two steps in memory at a time. Lines that are not of a trace are counted.
+std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_lines) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string name = path.filename().string();
+  StepTrace now{.file = name};
+  std::optional<StepTrace> before;
+  for (std::string line; std::getline(file, line);) {
+    std::optional<comm::TraceEvent> event = comm::parse_trace_line(line);
+    if (!event) {
+      ++skipped_lines;
+      continue;
+    }
+    if (event->step != now.step) {
+      if (!now.events.empty() && now.step > 0) before = std::move(now);  // step 0: before the first
+      now = {.file = name, .step = event->step};
+    }
+    const bool is_shown = event->is_buffer() ? event->buffer_kind == "parameters"
+                                             : event->is_collective() && event->done_us.has_value();
+    if (is_shown && now.events.size() < kMostTraceEvents) now.events.push_back(*std::move(event));
+  }
+  if (before || now.events.empty()) return before;
+  return now;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the folder of a run tells of it, read with care: files may be torn by a crash, or be anybody's.
+// The files of a run's folder, read without trust: a crash may have torn them, and anybody may have written
+// them.
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -11,36 +11,31 @@
 #include <utility>
 #include <vector>
 
+#include "comm/trace_event.h"
+
 namespace fsdp::report {
 
 struct Point {
   double x = 0, y = 0;
 };
 
-/// A bar of the communication timeline, or a buffer that was there from begin to end. Microseconds.
-struct Span {
-  std::string unit;
-  std::string op;    ///< all_gather, reduce_scatter, all_reduce, broadcast; "buffer" for unsharded parameters
-  std::string pass;  ///< forward, backward, optimizer, other
-  double begin_us = 0, end_us = 0;
-  std::optional<double> waited_from_us{};  ///< the rank waited for it from here to its end
-  int64_t bytes = 0;
-};
-
+/// A whole step of trace.rank<R>.jsonl (comm/trace_event.h): its collectives that have ended, and the buffers
+/// of unsharded parameters.
 struct StepTrace {
   std::string file;
   int64_t step = 0;
-  std::vector<Span> spans;
+  std::vector<comm::TraceEvent> events{};
 };
 
 struct RunRecord {
   std::filesystem::path folder;
-  /// Of each number of metrics.jsonl its finite values over the steps, by rising step.
+  /// The finite values of each number of metrics.jsonl, sorted by step.
   std::map<std::string, std::vector<Point>> series;
-  int64_t skipped_lines = 0;  ///< of metrics.jsonl: torn, or not what fsdp-train writes
-  std::string config;         ///< config.toml; empty: not there
+  int64_t skipped_lines = 0;  ///< of metrics.jsonl: torn, or not written by fsdp-train
+  std::string config;         ///< config.toml; empty when there is none
   std::vector<std::pair<std::string, std::string>> environment;  ///< of environment.json
-  std::optional<StepTrace> trace;  ///< of the process with the lowest number that has one
+  /// Of the lowest rank that has a trace: the last step but one, since the last may be torn, or the only one.
+  std::optional<StepTrace> trace;
   int64_t skipped_trace_lines = 0;
 
   const std::vector<Point>& values(const std::string& name) const;

@@ -2,7 +2,7 @@
 
 namespace fsdp::report {
 
-/// The page's style sheet. Blue and orange are told apart by colour-blind people too.
+/// The page's style sheet. Colour-blind people can tell blue from orange.
 inline constexpr const char* kStyle = R"css(
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #667085; --line: #e3e7ec;
   --c0: #2563c9; --c1: #d9650b; --gather: #2563c9; --reduce: #d9650b; --other: #7a8699; --held: #dce7f8; --waited: #111a2b; }

@@ -12,7 +12,6 @@
 #include "checkpoint/weights.h"
 #include "config/model_description.h"
 #include "optim/parameter_groups.h"
-#include "train/data_record.h"
 #include "train/model_record.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -29,7 +28,8 @@ namespace {
 
 constexpr std::string_view kModelPrefix = "model/";
 
-/// Whether a tensor of a checkpoint is a weight whose parameter matches one of the patterns; of none, any.
+/// Whether a tensor of a checkpoint is a weight whose parameter matches one of the patterns; no patterns
+/// match all.
 bool is_weight(const std::string& name, const std::vector<std::string>& patterns) {
   if (!name.starts_with(kModelPrefix)) return false;
   return patterns.empty() || util::matches_any(name.substr(kModelPrefix.size()), patterns);
@@ -69,7 +69,9 @@ RunPosition Checkpointer::restore() {
   comm::agree(communicator_, "output folder", [&] {
     if (!is_first_rank()) return;
     take_folder();
-    remove_leftovers();
+    for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
+      say(concat("removed ", removed.string(), ", which a run that was stopped had left unfinished"));
+    }
   });
   if (config_.checkpoint.asynchronous) {
     copies_.prepare(
@@ -78,7 +80,7 @@ RunPosition Checkpointer::restore() {
   return restored_;
 }
 
-/// False when the checkpoint is damaged, was renamed, and an older one is to be tried.
+/// False when the checkpoint was damaged and has been renamed, so that an older one is to be tried.
 bool Checkpointer::load_chosen(const Choice& choice) {
   constexpr const char* kPurpose = "loading the checkpoint";
   std::string file, cause;
@@ -101,8 +103,8 @@ bool Checkpointer::load_chosen(const Choice& choice) {
   return false;
 }
 
-/// Only what rank 0 finds damaged too is renamed: a rank whose memory or link to the storage is at fault
-/// would take one good checkpoint after the other for damaged.
+/// Renames only what rank 0 finds damaged too: a rank with faulty memory or a faulty link to the storage
+/// would see damage in one good checkpoint after another.
 void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::string>& files,
                                  const std::string& cause) {
   fs::path aside;
@@ -127,14 +129,14 @@ void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::
       /*warning=*/true);
 }
 
-/// Rank 0 chooses, so that a file system that shows ranks different things cannot split the run.
+/// Rank 0 chooses, so that a file system on which ranks see different folders cannot split the run.
 Checkpointer::Choice Checkpointer::choose() {
   constexpr const char* kPurpose = "choice of a checkpoint";
   std::string resume, init;
   comm::agree(communicator_, kPurpose, [&] {
     if (!is_first_rank()) return;
-    // Before the choice, or another run might remove what is chosen. A folder that is not there yet is made
-    // when nothing is left to refuse.
+    // Locked before the choice, or another run might remove the chosen checkpoint. A folder that does not
+    // exist yet is made once nothing can be refused any more.
     if (util::is_there(output_folder())) take_folder();
     checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
     for (const checkpoint::TornCheckpoint& damaged : choice.damaged) {
@@ -169,7 +171,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
   const bool keeps_averages = config_.optimizer.ema_decay > 0;
   checkpoint::LoadOptions strictness{.refuse_unexpected = true};
-  // Averages take no part in training, so optimizer.ema_decay may be switched on and off.
+  // Training does not depend on averages, so optimizer.ema_decay may be switched on and off.
   if (!keeps_averages && has_averages) std::erase_if(manifest.tensors, is_average);
   if (keeps_averages && !has_averages) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
@@ -177,7 +179,12 @@ void Checkpointer::load_all(const fs::path& folder) {
   load(folder, manifest,
        checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad),
        strictness);
-  if (keeps_averages && !has_averages) start_averages();
+  if (keeps_averages && !has_averages) {
+    const auto& parameters = state_.optimizer.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      state_.optimizer.state(optim::kEmaState, i).copy_(parameters[i].value);
+    }
+  }
   if (keeps_averages != has_averages) {
     say(keeps_averages
             ? "the checkpoint has no averages of the weights; they begin with its weights"
@@ -187,13 +194,6 @@ void Checkpointer::load_all(const fs::path& folder) {
                                       (folder / checkpoint::kManifestName).string());
   resumed_from_ = folder;
   saved_step_ = manifest.step;
-}
-
-void Checkpointer::start_averages() {
-  const auto& parameters = state_.optimizer.parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    state_.optimizer.state(optim::kEmaState, i).copy_(parameters[i].value);
-  }
 }
 
 void Checkpointer::load_weights(const fs::path& folder) {
@@ -215,12 +215,6 @@ void Checkpointer::load_weights(const fs::path& folder) {
              missing.empty() ? "" : concat("; it lacks ", util::join(missing, ", "), ", as it may")));
 }
 
-void Checkpointer::remove_leftovers() {
-  for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
-    say(concat("removed ", removed.string(), ", which a run that was stopped had left unfinished"));
-  }
-}
-
 void Checkpointer::save(const RunPosition& position) {
   finish();
   begin_save(position, /*best=*/false);
@@ -234,7 +228,10 @@ void Checkpointer::save_best(const RunPosition& position) {
 
 void Checkpointer::begin_save(const RunPosition& position, bool best) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
-  require_same_folder();
+  // Unlike failures of the save itself, this one ends the run: nothing that it saves would be found.
+  comm::agree(communicator_, "output folder", [&] {
+    if (lock_) lock_->require_same_folder();
+  });
   step_being_saved_ = position.step;
   wants_save_ = false;
   best_is_being_saved_ = best;
@@ -259,13 +256,6 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
     } else {
       succeeded(checkpoint::save_sharded(request, slices, communicator_));
     }
-  });
-}
-
-/// Not one of the failures after which training goes on: nothing that the run saves would be found.
-void Checkpointer::require_same_folder() {
-  comm::agree(communicator_, "output folder", [&] {
-    if (lock_) lock_->require_same_folder();
   });
 }
 
@@ -326,7 +316,7 @@ void Checkpointer::settle_verification() {
   say(concat(failure_->what(), "; ", aside, "; the next step is saved in its place"), /*warning=*/true);
 }
 
-/// As checkpoint.verify_saved has it, what older checkpoints there are stays until the new one is verified.
+/// With checkpoint.verify_saved, older checkpoints stay until the new one is verified.
 void Checkpointer::prune() {
   if (!is_first_rank()) return;
   try {
@@ -361,11 +351,11 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   if (best_is_being_saved_) mark_best(step_being_saved_);
 }
 
-/// The best so far is kept until the new one is marked, so that there always is one.
+/// The previous best is kept until the new one is marked.
 void Checkpointer::mark_best(int64_t step) {
   if (!is_first_rank()) return;
   try {
-    // Not when the step was resumed from another folder.
+    // The checkpoint of a step that was resumed from another folder is not here.
     if (!fs::exists(output_folder() / checkpoint::step_folder_name(step))) return;
     checkpoint::mark_best(output_folder(), step);
     prune();
@@ -377,7 +367,7 @@ void Checkpointer::mark_best(int64_t step) {
 checkpoint::Retention Checkpointer::retention() const {
   checkpoint::Retention retention{.keep_last = config_.checkpoint.keep_last,
                                   .keep_every = config_.checkpoint.keep_every};
-  // A best checkpoint stays whatever the config says by now. Rank 0 alone removes.
+  // A best checkpoint stays, even if the config no longer asks for one. Only rank 0 removes.
   if (is_first_rank()) retention.keep_step = checkpoint::best_step(output_folder());
   return retention;
 }

@@ -1,11 +1,30 @@
 #include "train/device.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sin.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "comm/host_ranks.h"
 #include "kernels/tile_product.h"
 #include "util/cuda.h"
+#include "util/dtype.h"
 #include "util/error.h"
+#include "util/gpu_data_sheets.h"
 #include "util/log.h"
+#include "util/parallel.h"
 
 namespace fsdp::train {
 
@@ -17,9 +36,15 @@ c10::Device training_device(const std::string& name, int local_rank) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
+void require_gpu(const std::string& key, const c10::Device& device) {
+  if (device.is_cuda()) return;
+  util::fail(util::ErrorKind::kUsage, key, ": expected a run on a GPU; found one on ", device.str(),
+             "; set training.device to cuda, or leave it out");
+}
+
 void set_float32_matmul_precision(const std::string& precision) {
   FSDP_CHECK(precision == "highest" || precision == "high", precision);
-  // Not setFloat32MatmulPrecision(): that would have oneDNN round on some CPUs.
+  // Not setFloat32MatmulPrecision(), with which oneDNN would round on some CPUs.
   at::globalContext().setAllowTF32CuBLAS(precision == "high");
   kernels::set_float32_parts(precision == "high" ? 2 : 3);
 }
@@ -33,15 +58,122 @@ bool float32_products_use_tf32() { return at::globalContext().allowTF32CuBLAS();
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns) {
   set_float32_matmul_precision(training.float32_matmul_precision);
   const c10::Device device = training_device(training.device, local_rank);
-  const bool is_of_use = training.float32_matmul_precision == "highest" || !device.is_cpu() ||
-                         float32_products_are_shorter(kernels::matmul_by_name(training.matmul));
-  if (!is_of_use && warns) {
+  const bool has_effect = training.float32_matmul_precision == "highest" || !device.is_cpu() ||
+                          float32_products_are_shorter(kernels::matmul_by_name(training.matmul));
+  if (!has_effect && warns) {
     util::log_warning(
         util::concat("training.float32_matmul_precision: expected \"highest\" on a CPU without a matrix "
                      "unit (training.matmul = \"amx\"), which multiplies in full precision; found \"",
                      training.float32_matmul_precision, "\", which does nothing here; leave it out"));
   }
   return device;
+}
+
+namespace {
+
+constexpr const char *kMeasured = "measured", *kDataSheet = "data sheet", *kGiven = "logging.peak_tflops";
+
+/// Of the calling thread, without its waits for a processor.
+double processor_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The best rate of several products by `clock`.
+double best_rate(const at::Tensor& x, kernels::Matmul matmul, double least_seconds, double (*clock)()) {
+  const at::NoGradGuard no_grad;
+  const double flops = 2.0 * std::pow(static_cast<double>(x.size(0)), 3);
+  const at::Tensor weight = x.clone();
+  const auto multiply = [&] {
+    const at::Tensor y = kernels::linear(x, weight, matmul);
+    if (!x.is_cpu()) y.view({-1})[0].item<double>();  // waits for the device
+  };
+  multiply();  // the first product prepares the library's kernels
+  double best = 0, spent = 0;
+  while (spent < least_seconds) {
+    const double begin = clock();
+    multiply();
+    const double seconds = clock() - begin;
+    best = std::max(best, flops / seconds);
+    spent += seconds;
+  }
+  return best;
+}
+
+/// share_of_threads() of the ranks that share this host's processors.
+double share_of_processors(comm::Communicator& communicator) {
+  const comm::HostIdentity host = comm::HostIdentity::read();
+  const std::string key = util::concat(host.boot_id, ' ', host.pid_namespace, ' ');
+  const int threads = at::get_num_threads();
+  int64_t of_host = 0;
+  for (const std::string& text :
+       comm::all_gather_text(communicator, util::concat(key, threads), {.unit = "threads"})) {
+    if (text.starts_with(key)) of_host += std::stoll(text.substr(key.size()));
+  }
+  return share_of_threads(of_host, std::thread::hardware_concurrency());
+}
+
+double largest_over_ranks(double value, comm::Communicator& communicator) {
+  const at::Tensor largest = at::full({1}, value, at::kDouble);
+  communicator.all_reduce(largest, comm::ReduceOp::kMax, {.unit = "peak rate"})->synchronize();
+  return largest.item<double>();
+}
+
+}  // namespace
+
+bool PeakRate::is_given() const { return std::strcmp(source, kGiven) == 0; }
+
+PeakRate find_peak_rate(const config::Config& config, comm::Communicator& communicator) {
+  if (config.logging.peak_tflops > 0) return {config.logging.peak_tflops * 1e12, kGiven};
+  const at::Device device = communicator.device();
+  const std::string& dtype = config.mixed_precision.param_dtype;
+  // Ranks on different GPUs must agree: on the best of their rates, and on whether all have a data sheet.
+  double known = 0;
+  if (device.is_cuda()) known = data_sheet_rate(util::cuda_device(device.index()).name, dtype);
+  const double unknown = largest_over_ranks(known > 0 ? 0 : 1, communicator);
+  if (unknown == 0) return {largest_over_ranks(known, communicator), kDataSheet};
+  const double share = device.is_cpu() ? share_of_processors(communicator) : 1;
+  const double rate = measured_matmul_rate(dtype, kernels::matmul_by_name(config.training.matmul), device);
+  return {largest_over_ranks(std::max(rate * share, known), communicator), kMeasured, share};
+}
+
+double data_sheet_rate(const std::string& device_name, const std::string& dtype) {
+  const util::GpuDataSheet* sheet = util::gpu_data_sheet(device_name);
+  if (sheet == nullptr) return 0;
+  const bool tf32 = dtype == "float32" && float32_products_use_tf32() && sheet->tf32_tflops > 0;
+  return 1e12 * sheet->dense_tflops(tf32 ? "tf32" : dtype);
+}
+
+double utilisation(PeakRate& peak, double flops_per_second, const std::function<double()>& measure) {
+  if (flops_per_second > peak.flops_per_second && !peak.is_given()) {
+    peak.flops_per_second = std::max(flops_per_second, measure() * peak.share_of_threads);
+    peak.source = kMeasured;
+  }
+  return flops_per_second / peak.flops_per_second;
+}
+
+double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul, at::Device device) {
+  const at::ScalarType type = util::dtype_from_name(dtype);
+  if (!device.is_cpu()) {
+    const at::Tensor ones = at::ones({8192, 8192}, at::TensorOptions().device(device)).to(type);
+    return best_rate(ones, matmul, 0.08, wall_seconds);
+  }
+  double rate = 0;
+  util::on_one_thread([&] {
+    // Not a constant: matrix units are a fifth faster with equal numbers.
+    const at::Tensor x = at::arange(512 * 512, at::kFloat).sin_().view({512, 512}).to(type);
+    rate = best_rate(x, matmul, 0.02, processor_seconds);
+  });
+  return rate * at::get_num_threads();
+}
+
+double share_of_threads(int64_t threads, int64_t cores) {
+  return cores <= 0 || threads <= cores ? 1 : static_cast<double>(cores) / static_cast<double>(threads);
 }
 
 }  // namespace fsdp::train

@@ -29,7 +29,7 @@ namespace {
 using util::concat;
 using util::with_commas;
 
-/// Rows of tokens that depend on the seed and the place in the run only.
+/// Rows of tokens that depend only on the seed and the position in the run.
 class RandomBatches final : public data::BatchSource {
  public:
   explicit RandomBatches(const config::Config& config) : config_(config) {}
@@ -52,7 +52,7 @@ class RandomBatches final : public data::BatchSource {
   const config::Config& config_;
 };
 
-/// Numbers of this size keep all that is computed of them finite.
+/// Weights of this size keep all activations finite.
 class ConstantWeights final : public shard::ParameterSource {
  public:
   void read(const shard::NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
@@ -60,7 +60,7 @@ class ConstantWeights final : public shard::ParameterSource {
   }
 };
 
-/// The most memory that tensors had, where the rank computes.
+/// Peak of tensor memory where the rank computes.
 class PeakMemory {
  public:
   explicit PeakMemory(at::Device device) : device_(device) {
@@ -75,18 +75,18 @@ class PeakMemory {
  private:
   at::Device device_;
   std::optional<util::TensorMemory> host_;
-  int64_t before_ = 0;  ///< tensors of others on the GPU
+  int64_t before_ = 0;  ///< of tensors that were on the GPU already
 };
 
-/// The host, for all that it has launched.
+/// Waits until the device has run everything that was launched.
 void wait_for(at::Device device) {
   if (!device.is_cpu()) at::zeros({}, at::TensorOptions().device(device)).item<float>();
 }
 
-/// Lets communication go on where a unit has computed, forward and backward, while all that it uses is there.
+/// Lets communication progress at the end of each unit's forward and backward, while its buffers still exist.
 class ProgressInCompute final : public nn::StageHook {
  public:
-  /// `on`: whether it does.
+  /// `on`: shared switch.
   ProgressInCompute(std::shared_ptr<comm::FakeCommunicator> communicator, std::shared_ptr<bool> on)
       : communicator_(std::move(communicator)), on_(std::move(on)) {}
 
@@ -107,7 +107,7 @@ class ProgressInCompute final : public nn::StageHook {
   std::shared_ptr<bool> on_;
 };
 
-/// On the stages that are units, inside whatever hooks they have.
+/// To the stages that are units, inside the hooks that are attached already.
 void attach_progress(RunParts& parts, const std::shared_ptr<comm::FakeCommunicator>& communicator,
                      const std::shared_ptr<bool>& on) {
   auto hook = std::make_shared<ProgressInCompute>(communicator, on);
@@ -185,56 +185,54 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   config::resolve_batch(config, world_size);
   PeakMemory memory(device);
   DryRun result;
-  {
-    auto communicator = comm::make_fake_communicator(world_size, device);
-    ConstantWeights weights;
-    RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
-    auto progress = std::make_shared<bool>(false);
-    const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
-    if (fake) attach_progress(parts, fake, progress);
-    const RandomBatches batches(config);
-    TrainStep train_step = make_train_step(config, parts, batches);
-    const int64_t samples =
-        config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
-    int64_t step = 0;
-    enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
-    auto run_step = [&](Timing timing) {
-      if (fake) {
-        fake->set_timing(timing == Timing::kAtOnce ? comm::FakeTiming::kAtOnce
-                                                   : comm::FakeTiming::kWhenWaitedFor);
-      }
-      *progress = timing == Timing::kBesideCompute;
-      memory.reset();
-      auto begin = std::chrono::steady_clock::now();
-      ++step;
-      train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
-      wait_for(device);
-      result.step_seconds = util::seconds_since(begin);
-    };
-    // Prefetching knows the order of units from the second step on.
-    run_step(Timing::kAtOnce);
-    result.first_arena = parts.engine->buffer_pool().held_bytes();
-    run_step(Timing::kBesideCompute);
-    run_step(Timing::kAsLateAsCanBe);
-    run_step(Timing::kAtOnce);
-    for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
-      const shard::Traffic before = parts.engine->traffic();
-      run_step(timing);
-      result.traffic = difference(parts.engine->traffic(), before);
-      result.peak = std::max(result.peak, memory.bytes());
+  auto communicator = comm::make_fake_communicator(world_size, device);
+  ConstantWeights weights;
+  RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
+  auto progress = std::make_shared<bool>(false);
+  const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
+  if (fake) attach_progress(parts, fake, progress);
+  const RandomBatches batches(config);
+  TrainStep train_step = make_train_step(config, parts, batches);
+  const int64_t samples =
+      config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
+  int64_t step = 0;
+  enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
+  auto run_step = [&](Timing timing) {
+    if (fake) {
+      fake->set_timing(timing == Timing::kAtOnce ? comm::FakeTiming::kAtOnce
+                                                 : comm::FakeTiming::kWhenWaitedFor);
     }
-    if (!fake) {
-      const util::CudaDevice gpu = util::cuda_device(device.index());
-      result.gpu = gpu.name;
-      result.gpu_memory = gpu.memory_bytes;
-      result.gpu_reserved = util::cuda_memory(device.index()).peak_reserved_bytes;
-    }
-    result.buffers = parts.engine->unsharded_memory().peak;
-    result.arena = parts.engine->buffer_pool().held_bytes();
-    result.shards = parts.engine->shard_bytes();
-    result.gradients = gradient_bytes(*parts.engine);
-    result.optimizer = optimizer_bytes(*parts.optimizer);
+    *progress = timing == Timing::kBesideCompute;
+    memory.reset();
+    auto begin = std::chrono::steady_clock::now();
+    ++step;
+    train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
+    wait_for(device);
+    result.step_seconds = util::seconds_since(begin);
+  };
+  // Prefetching knows the order of units from the second step on.
+  run_step(Timing::kAtOnce);
+  result.first_arena = parts.engine->buffer_pool().held_bytes();
+  run_step(Timing::kBesideCompute);
+  run_step(Timing::kAsLateAsCanBe);
+  run_step(Timing::kAtOnce);
+  for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
+    const shard::Traffic before = parts.engine->traffic();
+    run_step(timing);
+    result.traffic = difference(parts.engine->traffic(), before);
+    result.peak = std::max(result.peak, memory.bytes());
   }
+  if (!fake) {
+    const util::CudaDevice gpu = util::cuda_device(device.index());
+    result.gpu = gpu.name;
+    result.gpu_memory = gpu.memory_bytes;
+    result.gpu_reserved = util::cuda_memory(device.index()).peak_reserved_bytes;
+  }
+  result.buffers = parts.engine->unsharded_memory().peak;
+  result.arena = parts.engine->buffer_pool().held_bytes();
+  result.shards = parts.engine->shard_bytes();
+  result.gradients = gradient_bytes(*parts.engine);
+  result.optimizer = optimizer_bytes(*parts.optimizer);
   return result;
 }
 

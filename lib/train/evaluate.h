@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -15,36 +17,35 @@
 
 namespace fsdp::train {
 
-/// What a model's predictions of validation samples are worth; the same on every rank.
+/// How well a model predicts the validation samples; the same on every rank.
 struct Validation {
   double loss = 0;  ///< mean over all tokens, in nats
   int64_t samples = 0;
   int64_t tokens = 0;            ///< that were predicted
-  std::optional<int64_t> bytes;  ///< of the text that they stand for, when that is known
+  std::optional<int64_t> bytes;  ///< of the text that these tokens stand for, where it is known
 
-  /// e^loss: among so many tokens, equally likely, the model would be as unsure.
-  double perplexity() const;
-  /// What a byte of the text costs when the model compresses it: comparable among tokenizers.
+  double perplexity() const { return std::exp(loss); }
+  /// Comparable among tokenizers: the bits that compression by the model would take for a byte of the text.
   std::optional<double> bits_per_byte() const;
 };
 
-/// What a validation may be given besides, alike on every rank.
+/// The same on every rank.
 struct ValidationHooks {
-  const data::TokenBytes* bytes = nullptr;  ///< null: they are not counted
-  /// Collective, asked between batches; true ends the validation.
+  const data::TokenBytes* bytes = nullptr;  ///< null: bytes are not counted
+  /// Collective, called between batches; true ends the validation.
   std::function<bool()> stop_requested = nullptr;
 };
 
-/// The same numbers at any world size, up to rounding; nothing when it was told to stop. Collective; nothing
-/// is recorded for backward.
+/// The same numbers at any world size, up to rounding; nullopt when `stop_requested` ended it. Collective;
+/// nothing is recorded for backward.
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
                                    comm::Communicator& communicator, const ValidationHooks& hooks = {});
 
 /// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte over 512 samples".
 std::string validation_text(const Validation& validation);
 
-/// For data.tokenizer; null, with a warning of the first rank, where it cannot be used, because losses need
-/// none. Not collective.
+/// Of data.tokenizer; null, with a warning on the first rank, where it cannot be loaded: losses need no
+/// tokenizer. Not collective.
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank);
 
 /// Validates the weights of a checkpoint, a run's newest checkpoint, a safetensors file or a Hugging Face
@@ -52,5 +53,44 @@ std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool
 /// Throws Error(kUsage) when the config names no validation data, and what opening data and weights throws.
 Validation evaluate(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights);
+
+/// Which validation of a run was the best, and whether later ones still improve on it.
+///
+/// Arithmetic on numbers that are the same on every rank, not collective: so all ranks decide alike, and,
+/// since the state is saved, so does a run that resumes. Not thread-safe.
+class ValidationHistory {
+ public:
+  /// Of [evaluation]: patience and min_delta.
+  explicit ValidationHistory(const config::EvaluationOptions& options)
+      : patience_(options.patience), min_delta_(options.min_delta) {}
+
+  struct Best {
+    int64_t step = 0;
+    double loss = 0;
+  };
+
+  /// Whether the loss is the best so far: the first, or lower than the best by more than min_delta. One that
+  /// is not finite never is.
+  bool add(int64_t step, double loss);
+
+  const std::optional<Best>& best() const { return best_; }
+  /// The step of the newest validation; 0 before the first.
+  int64_t validated_at() const { return validated_at_; }
+
+  /// Whether the run is to end: the last `patience` validations did not improve on the best.
+  bool patience_is_over() const { return patience_ > 0 && not_better_in_a_row_ >= patience_; }
+  int64_t not_better_in_a_row() const { return not_better_in_a_row_; }
+
+  nlohmann::json state() const;
+  /// Throws nlohmann's exceptions for JSON that state() did not return.
+  void set_state(const nlohmann::json& state);
+
+ private:
+  int64_t patience_;
+  double min_delta_;
+  std::optional<Best> best_;
+  int64_t validated_at_ = 0;
+  int64_t not_better_in_a_row_ = 0;
+};
 
 }  // namespace fsdp::train

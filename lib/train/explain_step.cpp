@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <set>
-#include <vector>
 
 #include "config/checks.h"
 #include "config/global_batch.h"
@@ -13,6 +12,7 @@
 #include "train/run_parts.h"
 #include "train/step_timeline.h"
 #include "util/error.h"
+#include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -22,7 +22,7 @@ using util::concat;
 using util::with_commas;
 
 constexpr int64_t kExplainedStep = 2;
-constexpr size_t kScheduledUnits = 4;  ///< that are shown of many
+constexpr size_t kScheduledUnits = 4;  ///< units in the schedule, of many
 
 /// How to read the timeline.
 constexpr const char* kLegend =
@@ -34,7 +34,7 @@ constexpr const char* kLegend =
     "forward     where it begins and how long it takes, with the units inside; backward likewise\n"
     "live        gathered parameters and unreduced gradients, of units that are cut\n";
 
-/// What was counted in a step: collectives of units as the communicator saw them, memory by the engine.
+/// Measured in a step: collectives of units by the communicator's trace, memory by the engine.
 struct Counted {
   shard::Traffic forward{}, backward{};
   int64_t unsharded_bytes = 0;
@@ -46,7 +46,7 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
   std::set<std::string> units;
   for (const auto& unit : engine.units()) units.insert(unit->name());
   for (const auto& event : step.events) {
-    if (event.buffer_kind != nullptr || !units.contains(event.unit)) continue;
+    if (!event.is_collective() || !units.contains(event.unit)) continue;
     shard::Traffic& traffic = event.pass_or_event == "forward" ? counted.forward : counted.backward;
     if (event.op == "all_gather") {
       traffic += {.all_gathers = 1, .all_gather_bytes = event.bytes};
@@ -73,7 +73,7 @@ std::string heading(const config::Config& config, const shard::Engine& engine, c
   return text;
 }
 
-/// "equal" or the difference; for a bound, whether it is kept.
+/// "equal" or the difference; for a bound, whether it holds.
 std::string verdict(int64_t formula, int64_t counted, bool bound) {
   if (bound) return counted <= formula ? "within the bound" : "OVER THE BOUND";
   return counted == formula ? "equal" : concat(counted > formula ? "+" : "", with_commas(counted - formula));
@@ -101,7 +101,7 @@ std::string table(const shard::StepFormula& formula, const Counted& counted) {
              row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes),
              row("shard bytes", formula.shard_bytes, counted.shard_bytes),
              row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
-  // The estimate knows of no units that stay gathered and no gradients that wait to be reduced.
+  // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
   if (formula.unsharded_bytes > 0 && formula.unsharded_bytes < formula.separate_buffers_bytes) {
     text += concat(
         "  separate buffers, for two units, two shards and two gradients of the largest unit, would need ",
@@ -142,9 +142,9 @@ TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& opt
 std::string explain_step(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
                          const ExplainOptions& options) {
   config::Config config = given;
-  config.training.cuda_graphs = false;  // inside of a graph nobody is told when a unit computes
+  config.training.cuda_graphs = false;  // no hook runs inside a graph
   auto trace = std::make_shared<comm::Trace>();
-  // A world of one has collectives of its loss and norm only, which go nowhere.
+  // In a world of one, the collectives are those of the loss and the norm, which move nothing.
   if (communicator->world_size() > 1) {
     communicator = comm::make_tracing_communicator(std::move(communicator), trace);
   }
@@ -156,7 +156,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   });
   const comm::Mesh mesh(config.mesh, communicator);
   RunParts parts = build_run_parts(config, mesh, trace);
-  ComputeRecorder recorder(*parts.model, *parts.engine, trace);
+  record_compute(*parts.model, *parts.engine, trace);
   TrainStep train_step = make_train_step(config, parts, *loader);
 
   StepRecord record;
@@ -164,7 +164,6 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   for (int64_t step = 1; step <= kExplainedStep; ++step) {
     communicator->barrier({.unit = "begin of a step"});
     parts.engine->reset_counters();
-    recorder.clear();
     trace->begin_step(step);
     record.begin_us = trace->now_us();
     double lr = optim::lr_at(config.optimizer, config.lr_scheduler, std::min(step, config.training.steps),
@@ -177,7 +176,10 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   if (communicator->rank() != 0) return {};
 
   record.events = trace->events(kExplainedStep);
-  record.spans = recorder.spans();
+  if (!options.timeline.empty()) {
+    util::write_file_atomically(options.timeline,
+                                comm::chrome_trace(record.events, communicator->rank(), record.begin_us));
+  }
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});

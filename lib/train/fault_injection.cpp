@@ -18,7 +18,7 @@ constexpr const char* kForm =
     "FSDP_INJECT_FAULT: expected rank=R,step=S,at=step|forward|collective|save|write,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
-/// Inside the forward of the root stage this rank computes and others wait for it.
+/// In the forward of the root stage, this rank computes while others wait for it.
 class FaultsInForward final : public nn::StageHook {
  public:
   FaultsInForward(const FaultInjection& faults, comm::Communicator& communicator, const int64_t& steps_done)

@@ -1,15 +1,15 @@
 #pragma once
 
-// Faults on purpose: to see how a run, its supervision and its restarts behave before a real one happens.
+// Deliberate faults, to test how a run, its supervision and its restarts cope with them.
 //
 //   FSDP_INJECT_FAULT="rank=1,step=3,at=forward,do=kill" fsdp-launch ...
 //
-//   rank  whom it hits                 step  the step in which it happens
+//   rank  of the faulty process        step  in which the fault happens
 //   at    step (before it begins), forward, collective (the communication stream, beside forward), save
 //         (before it begins), write (of the checkpoint: the file is half written)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
-// It happens once: not again after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
+// It happens once: not after a restart by a launcher (TORCHELASTIC_RESTART_COUNT above 0).
 
 #include <cstdint>
 #include <optional>
@@ -24,18 +24,19 @@ enum class FaultPlace { kStep, kForward, kCollective, kSave, kWrite };
 
 class FaultInjection {
  public:
-  /// None is ever injected.
+  /// Injects nothing.
   FaultInjection() = default;
-  /// From FSDP_INJECT_FAULT for this rank. Throws Error(kUsage) for a text of another form.
+  /// The fault of FSDP_INJECT_FAULT, if it is for this rank. Throws Error(kUsage) for a value of another
+  /// form.
   static FaultInjection from_environment(int rank);
 
-  /// Whether at(place, step) would do something.
+  /// Whether at(place, step) injects the fault.
   bool is_due(FaultPlace place, int64_t step) const;
-  /// Does what is due here; most faults do not return.
+  /// Injects the fault if it is due here; most faults do not return.
   void at(FaultPlace place, int64_t step) const;
 
-  /// Makes the forward of `model` a place for faults of the step after `steps_done`. The object and all
-  /// arguments must outlive the model's use.
+  /// Makes kForward and kCollective happen in the forward of `model`, in the step after `steps_done`. The
+  /// object and all arguments must outlive the model's use.
   void attach_to(nn::Stage& model, comm::Communicator& communicator, const int64_t& steps_done) const;
 
  private:

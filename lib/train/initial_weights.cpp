@@ -69,7 +69,7 @@ class StoredWeights final : public shard::ParameterSource {
 
  private:
   checkpoint::Weights weights_;
-  std::map<std::string, std::string> names_;  ///< of the model's: what the file calls them
+  std::map<std::string, std::string> names_;  ///< from the model's names to the file's
 };
 
 class BroadcastWeights final : public shard::ParameterSource {
@@ -80,7 +80,7 @@ class BroadcastWeights final : public shard::ParameterSource {
 
   void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
     const int64_t numel = parameter.tensor.numel();
-    // The last element tells whether rank 0 has failed, so that it need not be asked for each parameter.
+    // The last element says whether rank 0 has failed, which saves a collective for each parameter.
     at::Tensor sent = at::empty({numel + 1}, at::kFloat);
     at::Tensor whole = sent.narrow(0, 0, numel);
     float& failed = sent.data_ptr<float>()[numel];

@@ -1,7 +1,7 @@
 #pragma once
 
-// The values that a run's parameters start with, given out part by part to a model on the meta device: no
-// process holds more than its shards and one parameter, whatever the size of the model.
+// The initial values of a run's parameters, read part by part into a model that was built on the meta device:
+// no process holds more than its shards and one parameter, whatever the size of the model.
 
 #include <cstdint>
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace fsdp::train {
 
-/// Random values of (seed, name) as nn/initialize.h defines them, whatever the number of ranks. A parameter
-/// of which a rank wants a part is made whole for a moment.
+/// Random values, which depend on seed and name (nn/initialize.h) and not on the number of ranks. To read
+/// columns of a parameter, the whole parameter is made for a moment.
 std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& options, uint64_t seed);
 
 /// Stored weights, of which only what is asked for is read, under the names that they are found with in the
@@ -24,15 +24,15 @@ std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& o
 std::unique_ptr<shard::ParameterSource> stored_weights(const nn::ModelOptions& options,
                                                        checkpoint::Weights weights);
 
-/// Rank 0 takes each parameter whole from `source`, which may be null on other ranks, and sends it to them:
-/// for file systems on which many readers are slower than the network. Each rank holds one whole parameter at
-/// a time. Collective; an error of `source` is thrown on every rank as comm::AgreedError.
+/// Rank 0 reads whole parameters from `source`, which may be null on other ranks, and broadcasts them: for
+/// file systems on which many readers are slower than the network. Each rank holds one whole parameter at a
+/// time. Collective; an error of `source` is thrown on every rank as comm::AgreedError.
 std::unique_ptr<shard::ParameterSource> broadcast_weights(std::unique_ptr<shard::ParameterSource> source,
                                                           std::shared_ptr<comm::Communicator> communicator);
 
-/// What the options ask for: random weights or those of options.init_from, by broadcast or not. Collective,
-/// with the same options on all ranks; throws comm::AgreedError of kind kCheckpoint for weights that do not
-/// fit the model, that are of another model by what is written beside them, or that cannot be opened.
+/// Random weights or those of options.init_from, by broadcast or not, as the options say. Collective, with
+/// the same options on all ranks; throws comm::AgreedError of kind kCheckpoint for weights that do not fit
+/// the model, whose description names another model, or that cannot be opened.
 std::unique_ptr<shard::ParameterSource> initial_weights(const nn::ModelOptions& options, uint64_t seed,
                                                         std::shared_ptr<comm::Communicator> communicator);
 

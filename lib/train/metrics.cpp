@@ -1,8 +1,12 @@
 #include "train/metrics.h"
 
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
+#include <string_view>
 
+#include "util/error.h"
 #include "util/file.h"
 
 namespace fsdp::train {
@@ -10,7 +14,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// The lines of the steps that are kept; a line torn by a crash ends the file.
-std::string lines_until(const std::string& content, const KeptMetrics& kept_steps) {
+std::string kept_lines(const std::string& content, const KeptMetrics& kept_steps) {
   std::string kept, line;
   std::istringstream lines(content);
   while (std::getline(lines, line)) {
@@ -25,18 +29,88 @@ std::string lines_until(const std::string& content, const KeptMetrics& kept_step
 fs::path prepared(const fs::path& path, const KeptMetrics& kept) {
   if (!fs::exists(path)) return path;
   if (kept.resumed_step > 0) {
-    util::write_file_atomically(path, lines_until(util::read_file(path), kept));
+    util::write_file_atomically(path, kept_lines(util::read_file(path), kept));
   } else {
     put_aside(path);
   }
   return path;
 }
 
+constexpr std::string_view kColumns =
+    "step,loss,grad_norm,lr,tokens,tokens_per_second,step_seconds,peak_memory_bytes,minor_faults,"
+    "data_wait_seconds,mfu,loss_scale,skipped_steps,validation_loss,validation_perplexity,"
+    "validation_bits_per_byte,gpu_peak_allocated_bytes,gpu_peak_reserved_bytes,gpu_allocator_retries,"
+    "peak_tflops";
+
+std::string csv_heading() { return util::concat(kColumns, "\n"); }
+
+std::string csv_row(const nlohmann::ordered_json& line) {
+  std::string row;
+  std::istringstream columns{std::string(kColumns)};
+  for (std::string column; std::getline(columns, column, ',');) {
+    if (column != "step") row += ',';
+    auto value = line.find(column);
+    if (value != line.end() && !value->is_null()) row += value->dump();
+  }
+  return row + "\n";
+}
+
+/// Heading and the rows that are kept, without a row torn by a crash.
+std::string kept_rows(const std::string& content, const KeptMetrics& kept_steps) {
+  std::string kept = csv_heading(), line;
+  std::istringstream lines(content.substr(kept.size()));
+  while (std::getline(lines, line) && !lines.eof()) {  // the end of the file before that of the line: torn
+    int64_t step = 0;
+    const char* end = line.data() + line.size();
+    if (auto read = std::from_chars(line.data(), end, step); read.ec != std::errc() || read.ptr == end) break;
+    const bool is_validation =
+        std::string_view(line).substr(line.find(',')).starts_with(",,");  // without a loss
+    if (kept_steps.have(step, is_validation)) kept += line + "\n";
+  }
+  return kept;
+}
+
+fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept) {
+  if (fs::exists(path)) {
+    const std::string content = util::read_file(path);
+    if (kept.resumed_step > 0 && content.starts_with(csv_heading())) {
+      util::write_file_atomically(path, kept_rows(content, kept));
+      return path;
+    }
+    put_aside(path);
+  }
+  util::write_file_atomically(path, csv_heading());
+  return path;
+}
+
+/// TensorBoard's curves of a line.
+Scalars scalars_of(const nlohmann::ordered_json& line) {
+  static constexpr std::pair<const char*, const char*> kCurves[] = {
+      {"loss", "train/loss"},
+      {"grad_norm", "train/grad_norm"},
+      {"lr", "train/lr"},
+      {"tokens_per_second", "train/tokens_per_second"},
+      {"data_wait_seconds", "train/data_wait_seconds"},
+      {"peak_memory_bytes", "train/peak_memory_bytes"},
+      {"gpu_peak_allocated_bytes", "train/gpu_peak_allocated_bytes"},
+      {"mfu", "train/mfu"},
+      {"loss_scale", "train/loss_scale"},
+      {"validation_loss", "validation/loss"},
+      {"validation_perplexity", "validation/perplexity"},
+      {"validation_bits_per_byte", "validation/bits_per_byte"}};
+  Scalars scalars;
+  for (const auto& [key, tag] : kCurves) {
+    if (const auto value = line.find(key); value != line.end())
+      scalars.emplace_back(tag, value->get<double>());
+  }
+  return scalars;
+}
+
 }  // namespace
 
 MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const MetricsFormats& formats)
     : file_(prepared(folder / "metrics.jsonl", kept)) {
-  if (formats.csv) csv_.emplace(folder, kept);
+  if (formats.csv) csv_.emplace(prepared_csv(folder / "metrics.csv", kept));
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
@@ -61,39 +135,20 @@ void MetricsFile::write(const StepMetrics& metrics) {
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
   write_line(line);
-  if (!tensorboard_) return;
-  Scalars scalars = {{"train/loss", metrics.loss},
-                     {"train/grad_norm", metrics.grad_norm},
-                     {"train/lr", metrics.lr},
-                     {"train/tokens_per_second", metrics.tokens_per_second},
-                     {"train/data_wait_seconds", metrics.data_wait_seconds},
-                     {"train/peak_memory_bytes", static_cast<double>(metrics.peak_memory_bytes)}};
-  if (metrics.gpu) {
-    scalars.emplace_back("train/gpu_peak_allocated_bytes",
-                         static_cast<double>(metrics.gpu->peak_allocated_bytes));
-  }
-  if (metrics.mfu) scalars.emplace_back("train/mfu", *metrics.mfu);
-  if (metrics.loss_scale) scalars.emplace_back("train/loss_scale", *metrics.loss_scale);
-  tensorboard_->write(metrics.step, scalars);
 }
 
 void MetricsFile::write_validation(int64_t step, const Validation& validation) {
   nlohmann::ordered_json line = {{"step", step},
                                  {"validation_loss", validation.loss},
                                  {"validation_perplexity", validation.perplexity()}};
-  Scalars scalars = {{"validation/loss", validation.loss},
-                     {"validation/perplexity", validation.perplexity()}};
-  if (auto bits = validation.bits_per_byte()) {
-    line["validation_bits_per_byte"] = *bits;
-    scalars.emplace_back("validation/bits_per_byte", *bits);
-  }
+  if (auto bits = validation.bits_per_byte()) line["validation_bits_per_byte"] = *bits;
   write_line(line);
-  if (tensorboard_) tensorboard_->write(step, scalars);
 }
 
 void MetricsFile::write_line(const nlohmann::ordered_json& line) {
   file_.append(line.dump() + "\n");
-  if (csv_) csv_->write(line);
+  if (csv_) csv_->append(csv_row(line));
+  if (tensorboard_) tensorboard_->write(line["step"].get<int64_t>(), scalars_of(line));
 }
 
 }  // namespace fsdp::train

@@ -1,7 +1,7 @@
 #pragma once
 
-// metrics.jsonl: one JSON object a line, for programs, and the same numbers in other formats. Rank 0 writes
-// them.
+// metrics.jsonl: one JSON object a line, for programs, and the same numbers as a table and for TensorBoard.
+// Rank 0 writes them.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "train/evaluate.h"
-#include "train/metrics_csv.h"
 #include "train/record_file.h"
 #include "train/tensorboard.h"
 #include "util/cuda.h"
@@ -28,31 +27,47 @@ struct StepMetrics {
   std::optional<util::CudaMemory> gpu = std::nullopt;
   int64_t minor_faults = 0;                         ///< util::minor_faults()
   std::optional<double> loss_scale = std::nullopt;  ///< for the next step; only with a loss scaler
-  /// Of the model's arithmetic, in the best rate of matrix products of all ranks: model FLOPs utilisation.
-  /// The rate is that of param_dtype with training.float8 too, so that runs with and without it compare.
+  /// Model FLOPs utilisation: the model's arithmetic as a share of the best rate of matrix products of all
+  /// ranks. The rate is that of param_dtype with training.float8 too, so that runs with and without it
+  /// compare.
   std::optional<double> mfu = std::nullopt;
-  std::optional<double> peak_tflops = std::nullopt;  ///< of a rank: what mfu is a share of, see PeakRate
-  double data_wait_seconds = 0.0;  ///< mean of a step since the line before: the rank waited for its batches
-  /// Steps of the run whose update was skipped: for their loss or norm, or for gradients that overflowed at
-  /// their loss scale; only where that may be.
+  std::optional<double> peak_tflops = std::nullopt;  ///< per rank: mfu is a share of it, see PeakRate
+  double data_wait_seconds = 0.0;  ///< mean per step since the line before: the rank waited for its batches
+  /// Steps of the run whose update was skipped, for their loss or norm or because gradients overflowed at
+  /// their loss scale; only with a loss scaler or an update guard.
   std::optional<int64_t> skipped_steps = std::nullopt;
+};
+
+/// Which metrics of an earlier start a run that resumes keeps: those from before it.
+struct KeptMetrics {
+  int64_t resumed_step = 0;  ///< 0: starts anew
+  /// The run begins with the validation of that step. If there is one already, the run that wrote it was
+  /// killed before it had saved it.
+  bool validates_again = false;
+
+  bool have(int64_t step, bool is_validation) const {
+    return step < resumed_step || (step == resumed_step && !(is_validation && validates_again));
+  }
 };
 
 /// What is written beside metrics.jsonl.
 struct MetricsFormats {
-  bool csv = false;          ///< folder/metrics.csv, see metrics_csv.h
+  /// folder/metrics.csv: the numbers of metrics.jsonl as a table with a heading, a row a line; numbers that a
+  /// line does not have, as a validation has no norm, are empty.
+  bool csv = false;
   bool tensorboard = false;  ///< event files in folder/tensorboard, see tensorboard.h
 };
 
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Lines that are not `kept` are dropped: the run writes them again. A run that
-  /// starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl.
+  /// starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl. So for metrics.csv, of which
+  /// a table with other columns is put aside too.
   MetricsFile(const std::filesystem::path& folder, const KeptMetrics& kept,
               const MetricsFormats& formats = {});
 
-  /// A line that cannot be written, because the disk is full, is left out with a warning, the first one of a
-  /// row: the run is worth more than its log.
+  /// A line that cannot be written, because the disk is full, is left out; the first of several such lines
+  /// brings a warning. The run is worth more than its log.
   void write(const StepMetrics& metrics);
   void write_validation(int64_t step, const Validation& validation);
 
@@ -62,7 +77,7 @@ class MetricsFile {
   void write_line(const nlohmann::ordered_json& line);
 
   RecordFile file_;
-  std::optional<MetricsCsv> csv_;
+  std::optional<RecordFile> csv_;
   std::optional<TensorBoardFile> tensorboard_;
 };
 

@@ -25,19 +25,16 @@ using util::concat;
 
 namespace {
 
-/// What the origin says and has.
+/// The origin's description.
 struct Found {
   json config;
-  fs::path files;  ///< the folder of its small files; may be empty or not there
+  fs::path files;  ///< the folder of its small files; may be empty or not exist
 };
-
-Found found_at_checkpoint(const fs::path& folder) {
-  return {.config = checkpoint::read_manifest(folder).model, .files = checkpoint::kept_model_files(folder)};
-}
 
 Found found_at(const config::Config& config, const ModelOrigin& origin) {
   for (const fs::path& folder : {origin.resume, origin.init}) {
-    if (!folder.empty()) return found_at_checkpoint(folder);
+    if (folder.empty()) continue;
+    return {.config = checkpoint::read_manifest(folder).model, .files = checkpoint::kept_model_files(folder)};
   }
   if (config.model.init_from.empty()) return {};
   const auto stored = checkpoint::described_model(config.model.init_from);
@@ -48,7 +45,7 @@ Found found_at(const config::Config& config, const ModelOrigin& origin) {
   if (is_checkpoint) {
     found.files = checkpoint::kept_model_files(stored->folder);
   } else if (const auto dtype = checkpoint::common_dtype(checkpoint::open_weights(config.model.init_from))) {
-    checkpoint::set_dtype(found.config, *dtype);  // which config.json may leave out
+    checkpoint::set_dtype(found.config, *dtype);  // config.json may lack it
   }
   return found;
 }
@@ -59,7 +56,7 @@ bool same_content(const fs::path& a, const fs::path& b) {
          util::read_file(a) == util::read_file(b);
 }
 
-/// Of data.tokenizer, where it is a path.
+/// The files of data.tokenizer, where it is a path.
 ModelFiles tokenizer_files(const std::string& tokenizer) {
   std::error_code error;
   const fs::path path = tokenizer;
@@ -72,7 +69,7 @@ ModelFiles tokenizer_files(const std::string& tokenizer) {
     if (checkpoint::is_tokenizer_file(name)) files.emplace(name, file);
   }
   if (folder == path || files.contains(path.filename().string())) {
-    // GPT-2's first names for what transformers calls otherwise.
+    // GPT-2's original names of files that transformers has renamed.
     for (const auto& [before, now] : {std::pair("encoder.json", "vocab.json"), {"vocab.bpe", "merges.txt"}}) {
       if (auto file = files.extract(before)) {
         file.key() = now;
@@ -81,12 +78,12 @@ ModelFiles tokenizer_files(const std::string& tokenizer) {
     }
     return files;
   }
-  // A file with a name of its own: what lies beside it belongs to another.
+  // A tokenizer with an unusual file name: the files beside it may belong to another tokenizer.
   return {{path.extension() == ".model" ? "tokenizer.model" : "tokenizer.json", path}};
 }
 
-/// The tokenizer of `own`, and all else of the origin, whose files of the tokenizer count if it is the same
-/// one: it may have more of them.
+/// The tokenizer files of `own` and all other files of the origin; all files of the origin, which may have
+/// more, if its tokenizer is the same.
 ModelFiles chosen_files(ModelFiles own, const ModelFiles& origin) {
   bool same = own.empty();
   for (const auto& [name, path] : own) {
@@ -102,7 +99,7 @@ ModelFiles chosen_files(ModelFiles own, const ModelFiles& origin) {
   return own;
 }
 
-/// The text of a token in tokenizer.json; empty where it is none of the added ones.
+/// The text of an added token of tokenizer.json; empty if the id is no added token's.
 std::string added_token(const fs::path& tokenizer_json, int64_t id) {
   std::string text;
   const auto look_at = [&](const std::string& key, const json& tokens) {
@@ -114,12 +111,12 @@ std::string added_token(const fs::path& tokenizer_json, int64_t id) {
   try {
     checkpoint::read_json_members(util::read_file(tokenizer_json), {}, tokenizer_json.string(), look_at);
   } catch (const util::Error&) {
-    return "";  // whoever tokenizes with it says what is wrong
+    return "";  // reported where the tokenizer is used
   }
   return text;
 }
 
-/// What transformers' AutoTokenizer wants to know beside a vocabulary.
+/// tokenizer_config.json, which transformers' AutoTokenizer needs beside a vocabulary.
 json tokenizer_config(const config::Config& config, const ModelFiles& files,
                       std::optional<int64_t> end_of_text) {
   json result = {{"model_max_length", config.model.max_position_embeddings},
@@ -132,7 +129,7 @@ json tokenizer_config(const config::Config& config, const ModelFiles& files,
   }
   result["tokenizer_class"] = "PreTrainedTokenizerFast";
   const std::string text = end_of_text ? added_token(vocabulary->second, *end_of_text) : "";
-  // A text begins behind the end of the one before it.
+  // In training, a text follows the end of another.
   if (!text.empty()) result.update({{"eos_token", text}, {"bos_token", text}});
   return result;
 }
@@ -150,7 +147,7 @@ std::optional<int64_t> end_of_text(const std::string& tokenizer) {
 void keep_files(const config::Config& config, const fs::path& origin, const json& model) {
   const fs::path kept = fs::path(config.run.output_dir) / checkpoint::kModelFilesName;
   std::error_code error;
-  // What the run began with; its source may have changed since.
+  // The files that the run began with stay: their source may have changed since.
   if (!origin.empty() && fs::equivalent(origin, kept, error)) return;
   const ModelFiles files =
       chosen_files(tokenizer_files(config.data.tokenizer), checkpoint::model_files_in(origin));

@@ -10,17 +10,17 @@
 
 namespace fsdp::train {
 
-/// Where a run's first weights come from. At most one of the folders is not empty; of none, model.init_from
-/// says it, or they are random.
+/// Where a run's first weights come from. At most one of the folders is not empty; if both are, the weights
+/// are those of model.init_from or random.
 struct ModelOrigin {
-  std::filesystem::path resume{};  ///< the checkpoint that the run goes on from
-  std::filesystem::path init{};    ///< that of checkpoint.init_from
+  std::filesystem::path resume{};  ///< the checkpoint that the run resumes from
+  std::filesystem::path init{};    ///< the checkpoint of checkpoint.init_from
 };
 
 /// Copies tokenizer and generation settings into the run's folder and returns the model's config with Hugging
-/// Face's keys, for its checkpoints. The tokenizer is data.tokenizer's, where that names a path, and the
-/// origin's otherwise. A run that goes on in its folder keeps what is there. To be called by one process.
-/// What cannot be read is warned of and left out; kIo when the folder cannot be written.
+/// Face's keys, for its checkpoints. The tokenizer is data.tokenizer, where that is a path, and the origin's
+/// otherwise. A run that resumes in its own folder keeps the files there. For one process of the run. Warns
+/// about files that cannot be read and leaves them out; throws Error(kIo) when the folder cannot be written.
 nlohmann::json remember_model(const config::Config& config, const ModelOrigin& origin);
 
 }  // namespace fsdp::train

@@ -13,9 +13,10 @@ namespace fsdp::train {
 namespace {
 
 constexpr std::chrono::seconds kTick{1};
-/// What is under way shorter than this needs no time beside it.
+/// Before this, the bar does not say for how long something is under way.
 constexpr double kSlowSeconds = 2;
-/// A bar with brackets and its distance; it is left out before the fields up to this rank are.
+/// The bar itself, with brackets and margin; of the fields, those up to this rank outlast it in a narrow
+/// terminal.
 constexpr size_t kSmallestBar = 7;
 constexpr int kMoreThanABar = 1;
 
@@ -32,8 +33,15 @@ std::string rate_text(double lr) {
 }  // namespace
 
 Progress::Progress(ProgressOutput output, int64_t total_steps) : output_(output), total_steps_(total_steps) {
-  if (output_.stream != nullptr && output_.columns > 0)
-    ticker_ = util::start_thread([this] { tick_until_the_end(); });
+  if (output_.stream == nullptr || output_.columns <= 0) return;
+  ticker_ = util::start_thread([this] {
+    std::unique_lock lock(mutex_);
+    while (!end_.wait_for(lock, kTick, [this] { return ends_; })) {
+      lock.unlock();
+      tick(Clock::now());
+      lock.lock();
+    }
+  });
 }
 
 Progress::~Progress() {
@@ -44,15 +52,6 @@ Progress::~Progress() {
   }
   end_.notify_all();
   if (ticker_.joinable()) ticker_.join();
-}
-
-void Progress::tick_until_the_end() {
-  std::unique_lock lock(mutex_);
-  while (!end_.wait_for(lock, kTick, [this] { return ends_; })) {
-    lock.unlock();
-    tick(Clock::now());
-    lock.lock();
-  }
 }
 
 void Progress::set_total_steps(int64_t total_steps) {
@@ -91,7 +90,7 @@ void Progress::tick(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - begun_).count();
   const std::string since =
       seconds < kSlowSeconds ? "" : util::concat(under_way_, " for ", util::human_duration(seconds));
-  // The step under way is part of what is left, and has gone on for a while.
+  // The time left includes that of the step under way, part of which is over.
   const double step_seconds = last_ ? last_->step_seconds : 0;
   const double left = seconds_left(steps_done_) - std::min(seconds, step_seconds);
   util::draw_over(*output_.stream, bar(steps_done_, since, std::max(left, 0.0)));
@@ -141,8 +140,8 @@ std::string Progress::bar(int64_t steps_done, const std::string& under_way, doub
   if (head.size() > room) return "";
   std::vector<Field> parts = fields(left_seconds);
   if (!under_way.empty()) parts.insert(parts.begin(), {-1, under_way});
-  // Fields in the order of their ranks up to the first that does not fit, so that none comes and goes with
-  // the width of another.
+  // Fields in the order of their ranks up to the first that does not fit, so that no field comes and goes
+  // with the width of another.
   std::vector<int> ranks;
   for (const Field& part : parts) ranks.push_back(part.rank);
   std::sort(ranks.begin(), ranks.end());

@@ -1,6 +1,6 @@
 #pragma once
 
-// A file of a run that grows by whole records: lines, or what TensorBoard reads.
+// A file of a run that grows by whole records: lines, or records of TensorBoard.
 
 #include <filesystem>
 #include <fstream>
@@ -12,11 +12,11 @@ namespace fsdp::train {
 /// Not thread-safe.
 class RecordFile {
  public:
-  /// Goes on after what the file holds; makes it when there is none. Throws Error(kIo).
+  /// Appends to the file; creates it if there is none. Throws Error(kIo).
   explicit RecordFile(const std::filesystem::path& path);
 
-  /// A record that cannot be written, because the disk is full, is left out whole, with a warning, the first
-  /// one of a row: the run is worth more than its log.
+  /// A record that cannot be written, because the disk is full, is left out as a whole; the first of several
+  /// such records brings a warning. The run is worth more than its log.
   void append(std::string_view record);
 
   const std::filesystem::path& path() const { return path_; }
@@ -28,8 +28,7 @@ class RecordFile {
   bool failing_ = false;
 };
 
-/// Renames a file or folder of an older run: metrics.jsonl to metrics.1.jsonl, or the next number that is
-/// free.
+/// Renames a file or folder of an older run: metrics.jsonl to metrics.1.jsonl, or with the next free number.
 void put_aside(const std::filesystem::path& path);
 
 }  // namespace fsdp::train

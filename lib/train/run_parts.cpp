@@ -1,6 +1,7 @@
 #include "train/run_parts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,8 @@
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
-#include "train/block_graphs.h"
-#include "train/float8_layers.h"
 #include "train/initial_weights.h"
+#include "train/layer_modes.h"
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/log.h"
@@ -24,16 +24,17 @@ namespace fsdp::train {
 
 static_assert(plan::kShardsOnTheDevice == shard::OffloadStreams::kPlaces);
 
+namespace {
+
+/// This rank's part of the global batch.
 data::Placement placement(const config::Config& config, const comm::Communicator& communicator) {
   return {.rank = communicator.rank(),
           .world_size = communicator.world_size(),
           .gradient_accumulation_steps = config.training.gradient_accumulation_steps};
 }
 
-namespace {
-
-/// A tokenizer with more tokens than the model would meet its first unknown one in the middle of a run. One
-/// that cannot be loaded is no reason to stop: batches do not depend on it.
+/// A tokenizer with more tokens than the model would yield its first unknown token in the middle of a run.
+/// Batches do not depend on the tokenizer, so one that cannot be loaded is no error.
 void require_tokenizer_fits(const config::Config& config) {
   if (config.data.tokenizer == "bytes") return;  // the default, whatever the tokens are
   std::unique_ptr<data::Tokenizer> tokenizer;
@@ -62,6 +63,28 @@ data::ValidationLoader open_validation_data(const config::Config& config,
                                 placement(config, communicator));
 }
 
+int64_t micro_steps_of(const config::TrainingOptions& options, int64_t step) {
+  const int64_t most = options.gradient_accumulation_steps, warmup = options.batch_warmup_steps;
+  if (step > warmup) return most;
+  const auto risen = static_cast<__int128>(most - 1) * (step - 1) / warmup;  // the product may need 128 bits
+  return 1 + static_cast<int64_t>(risen);
+}
+
+int64_t steps_of_epochs(const config::TrainingOptions& options, const data::TrainLoader& loader,
+                        const RunPosition& position) {
+  double left =
+      options.epochs * static_cast<double>(loader.num_samples()) - static_cast<double>(position.samples_seen);
+  int64_t step = position.step;
+  for (; step < options.batch_warmup_steps && left > 0; ++step) {
+    left -= static_cast<double>(loader.samples_per_micro_step() * micro_steps_of(options, step + 1));
+  }
+  // The last step of the warm-up is left out where it would see too many samples.
+  if (left < 0 && step > position.step) --step;
+  left = std::max(left, 0.0);
+  const auto whole = static_cast<int64_t>(std::floor(left / static_cast<double>(loader.samples_per_step())));
+  return std::max<int64_t>(1, step + whole);
+}
+
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
                                  std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
@@ -78,7 +101,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
   comm::agree(*communicator, "sharding the model", [&] {
     parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
                                       {weights, communicator->device()});
-    // Else the buffers of the first step would be memory of their own each.
+    // Otherwise each buffer of the first step would be a separate allocation.
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {
       const plan::BufferShapes buffers =
@@ -96,8 +119,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 
 namespace {
 
-/// Patterns that match nothing are most likely misspelt, or meant for the names of another architecture. Some
-/// of a list may well match nothing: "*.bias" serves models with biases and without.
+/// A list of patterns none of which matches is most likely misspelt, or meant for another architecture.
+/// Single patterns may match nothing: "*.bias" serves models with biases and without.
 void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
                                          const shard::Engine& engine) {
   const auto check = [&](const std::string& key, const std::vector<std::string>& patterns) {
@@ -131,7 +154,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   }
   comm::agree(*mesh.world(), "training.cuda_graphs", [&] {
     if (!config.training.cuda_graphs) return;
-    // Inside of what gathers and frees, which goes on between the graphs.
+    // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
     parts.graphs =
         graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
   });
@@ -147,18 +170,13 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   return parts;
 }
 
-namespace {
-
-bool drops(const nn::ModelOptions& options) {
-  return options.embedding_dropout > 0 || options.attention_dropout > 0 || options.hidden_dropout > 0;
-}
-
-}  // namespace
-
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested) {
+  const nn::ModelOptions& model = config.model;
   std::optional<uint64_t> dropout_key;
-  if (drops(config.model)) dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0) {
+    dropout_key = util::mix64(static_cast<uint64_t>(config.run.seed));
+  }
   return TrainStep(
       {*parts.model, *parts.engine, *parts.optimizer, batches, parts.scaler ? &*parts.scaler : nullptr,
        std::move(stop_requested), parts.guard ? &*parts.guard : nullptr},

@@ -1,8 +1,10 @@
 #pragma once
 
-// What a run trains and by what, built from its config: the same for training, evaluating and explaining a
-// step.
+// The parts of a run, built from its config: data, model, optimizer, step. The same for training, evaluating
+// and explaining a step.
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -17,48 +19,57 @@
 #include "optim/optimizer.h"
 #include "shard/engine.h"
 #include "train/train_step.h"
+#include "train/training_record.h"
 
 namespace fsdp::train {
 
 struct ShardedModel {
   std::shared_ptr<nn::Stage> model;
   std::shared_ptr<shard::Engine> engine;  ///< shards the model
-  nn::Float8Layers float8;                ///< of training.float8; none where it is "none"
+  nn::Float8Layers float8;                ///< empty without training.float8
 };
 
 struct RunParts : ShardedModel {
-  std::unique_ptr<optim::WholeMatrices> matrices;  ///< of the optimizer
+  std::unique_ptr<optim::WholeMatrices> matrices;  ///< for the optimizer
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::GradScaler> scaler;
   std::optional<UpdateGuard> guard;
-  std::shared_ptr<const nn::GraphCounts> graphs;  ///< of training.cuda_graphs; null: none
+  std::shared_ptr<const nn::GraphCounts> graphs;  ///< null without training.cuda_graphs
 };
 
-/// This rank's place among those that share the global batch.
-data::Placement placement(const config::Config& config, const comm::Communicator& communicator);
-
-/// Throws Error(kData) for what is wrong with the token files, and Error(kUsage) for a tokenizer that has
-/// more tokens than the model.
+/// Throws Error(kData) for damaged or unfit token files, and Error(kUsage) for a tokenizer with more tokens
+/// than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
-/// config.data.validation, which must name files. Throws as above.
+/// Of config.data.validation, which must name files. Throws Error(kData).
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator);
 
+/// Micro-steps of a step (from 1): with training.batch_warmup_steps = w they rise evenly from 1 in step 1 to
+/// A = gradient_accumulation_steps in step w + 1. They depend on the step alone, so that a run that resumes
+/// does the same steps.
+int64_t micro_steps_of(const config::TrainingOptions& options, int64_t step);
+
+/// Steps of a run of training.epochs passes over the data, those already done included: whole steps only, at
+/// least one. What is left depends on the samples seen, not on the steps that saw them, so a run that goes on
+/// with another global batch ends after the same samples.
+int64_t steps_of_epochs(const config::TrainingOptions& options, const data::TrainLoader& loader,
+                        const RunPosition& position);
+
 /// The model with its first weights, sharded over the mesh, recomputed where the config says so. It is built
-/// on the meta device and gets its weights shard by shard, so that no rank ever holds it whole. `trace`, if
-/// any, hears of the unsharded buffers. `weights`: in place of those that the config asks for. Collective,
+/// on the meta device and gets its weights shard by shard, so that no rank ever holds it whole. `trace`,
+/// where not null, records the unsharded buffers. `weights`: in place of those of the config. Collective,
 /// with the same config on all ranks; throws comm::AgreedError.
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
                                  std::shared_ptr<comm::Trace> trace,
                                  shard::ParameterSource* weights = nullptr);
 
-/// That and what trains it; with training.cuda_graphs the calling thread, which must be the one that trains,
-/// launches on a stream of its own from then on. Collective and throws alike.
+/// The sharded model and what trains it. With training.cuda_graphs the calling thread, which must be the one
+/// that trains, launches on a stream of its own from then on. Collective; throws comm::AgreedError.
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights = nullptr);
 
-/// The parts and `batches` must outlive what is returned. `stop_requested` as in TrainStep::Parts.
+/// The parts and `batches` must outlive the step. `stop_requested` as in TrainStep::Parts.
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested = nullptr);
 

@@ -39,7 +39,7 @@ std::optional<std::string> SampleText::of(nn::Stage& model, comm::Communicator& 
   options.stop_ids = generate::stop_ids({}, *tokenizer_);
   options.allowed_ids = std::min(tokenizer_->vocab_size(), model_.vocab_size);
   options.device = communicator.device();
-  // Ranks may round apart on different CPUs, and then end apart.
+  // Ranks on different CPUs may round differently and would then sample different tokens.
   const auto agree = [&](at::Tensor& ids) {
     communicator.broadcast(ids, /*root=*/0, {.unit = "sampled token"})->wait();
   };

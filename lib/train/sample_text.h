@@ -14,17 +14,17 @@
 
 namespace fsdp::train {
 
-/// Texts of a model in training (logging.sample_every), to see what it has learnt. Every text is sampled from
-/// the same prompt with the same random numbers (run.seed), so that texts of different steps can be compared.
+/// Samples texts from a model during training (logging.sample_every). Every text has the same prompt and the
+/// same random numbers (run.seed), so that texts of different steps can be compared.
 class SampleText {
  public:
   /// Throws Error(kUsage) or Error(kData) for a data.tokenizer that cannot be used, a logging.sample_prompt
-  /// outside the model's vocabulary, and texts longer than the positions of the model.
+  /// with tokens outside the model's vocabulary, and texts that are longer than the model has positions.
   explicit SampleText(const config::Config& config);
 
-  /// The prompt and what the model makes of it, with the parameters as they are sharded: one forward a token.
-  /// The same on all ranks; nothing when `stop_requested`, which is collective and asked after each token,
-  /// said so. Leaves everything that training depends on as it is. Collective.
+  /// The prompt and its continuation by the sharded model: one forward per token. The same on all ranks;
+  /// nullopt when `stop_requested`, which is collective and called after each token, returned true. Changes
+  /// nothing that training depends on. Collective.
   std::optional<std::string> of(nn::Stage& model, comm::Communicator& communicator,
                                 std::function<bool()> stop_requested = nullptr) const;
 

@@ -1,12 +1,15 @@
 #pragma once
 
-// Speed of training alone: the time of validation and saving does not count.
+// How fast steps are, and how long they wait for their batches.
 
 #include <chrono>
 #include <cstdint>
 
+#include "data/loader.h"
+
 namespace fsdp::train {
 
+/// Speed of training alone: the time of validation and saving does not count.
 class StepMeter {
  public:
   using Clock = std::chrono::steady_clock;
@@ -23,7 +26,7 @@ class StepMeter {
     tokens_ = tokens;
   }
 
-  /// What happens between pause() and go_on() takes no time.
+  /// The time between pause() and go_on() does not count.
   void pause(Clock::time_point now = Clock::now()) { paused_at_ = now; }
   void go_on(Clock::time_point now = Clock::now()) { since_ += now - paused_at_; }
 
@@ -40,6 +43,32 @@ class StepMeter {
   Clock::time_point since_, paused_at_;
   int64_t step_ = 0;
   int64_t tokens_ = 0;
+};
+
+/// Batches of another source, which must outlive the object, and how long the training thread waited for
+/// them. Not thread-safe.
+class TimedBatches final : public data::BatchSource {
+ public:
+  explicit TimedBatches(const data::BatchSource& source) : source_(source) {}
+
+  data::Batch batch(int64_t first_global_sample, int64_t micro_batch) const override {
+    const auto begin = Clock::now();
+    data::Batch batch = source_.batch(first_global_sample, micro_batch);
+    waited_ += Clock::now() - begin;
+    return batch;
+  }
+
+  /// Since the last call, or the beginning.
+  double take_seconds() const {
+    const double seconds = std::chrono::duration<double>(waited_).count();
+    waited_ = Clock::duration::zero();
+    return seconds;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const data::BatchSource& source_;
+  mutable Clock::duration waited_{};
 };
 
 }  // namespace fsdp::train

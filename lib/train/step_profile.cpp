@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "train/device.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -24,7 +25,7 @@ using torch::profiler::impl::ProfilerState;
 StepProfile::StepProfile(std::filesystem::path folder, int rank, std::vector<int64_t> steps,
                          c10::Device device)
     : folder_(std::move(folder)), rank_(rank), steps_(std::move(steps)), device_(device) {
-  // The profiler looks for a GPU and says on stderr that there is none, unless it is told to keep quiet.
+  // Otherwise the profiler reports on stderr that it finds no GPU.
   if (!steps_.empty()) ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
 
@@ -60,10 +61,7 @@ void StepProfile::end_step() {
 
 NvtxRanges::NvtxRanges(bool wanted, c10::Device device) {
   if (!wanted) return;
-  if (!device.is_cuda()) {
-    util::fail(util::ErrorKind::kUsage, "logging.nvtx: expected a run on a GPU; found one on ", device.str(),
-               "; set training.device to cuda, or leave it out");
-  }
+  require_gpu("logging.nvtx", device);
   profiler::enableProfiler(ProfilerConfig(ProfilerState::NVTX), {ActivityType::CPU});
   on_ = true;
 }

@@ -1,9 +1,9 @@
 #pragma once
 
-// What libtorch's profiler tells of training: a chosen step as a file for chrome://tracing and Perfetto, with
-// every operation of the training thread, its time and the shapes of its inputs, and what a GPU did
-// meanwhile; or NVTX ranges of all steps. Among the operations are unit/gather, unit/forward, unit/reduce
-// with the name of the unit.
+// Training under libtorch's profiler: chosen steps as files for chrome://tracing and Perfetto, with every
+// operation of the training thread, its time and the shapes of its inputs, and the GPU's activity; or NVTX
+// ranges of all steps. Among the operations are unit/gather, unit/forward and unit/reduce with the unit's
+// name.
 
 #include <c10/core/Device.h>
 
@@ -13,7 +13,7 @@
 
 namespace fsdp::train {
 
-/// One object a rank; what it profiles is what the calling thread does. Not thread-safe.
+/// One object per rank; profiles the calling thread. Not thread-safe.
 class StepProfile {
  public:
   /// Writes folder/profile.rank<R>.step<N>.json for each of `steps`.
@@ -32,11 +32,11 @@ class StepProfile {
   int rank_;
   std::vector<int64_t> steps_;
   c10::Device device_;
-  int64_t step_ = 0;  ///< under the profiler now; 0: none
+  int64_t step_ = 0;  ///< being profiled; 0: none
 };
 
-/// While it lives, operations and units of the calling thread, and of the backward that it starts, are NVTX
-/// ranges, if `wanted`. Throws Error(kUsage) where `device` is no GPU.
+/// During its lifetime, if `wanted`, operations and units of the calling thread and of the backward passes
+/// that it starts are NVTX ranges. Throws Error(kUsage) where `device` is no GPU.
 class NvtxRanges {
  public:
   NvtxRanges(bool wanted, c10::Device device);

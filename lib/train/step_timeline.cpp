@@ -1,23 +1,85 @@
 #include "train/step_timeline.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <set>
 
+#include "shard/autograd_hooks.h"
 #include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::train {
 namespace {
 
-using util::concat;
+/// Backward of a stage lies between two identities of the graph: one on the output, behind which the stage's
+/// backward begins when the unit has been gathered, and one on the input.
+class ComputeRecorder final : public nn::StageHook {
+ public:
+  /// `in_backward`: whether backward has begun in this micro-batch; shared by the recorders of a model.
+  ComputeRecorder(std::shared_ptr<comm::Trace> trace, std::shared_ptr<bool> in_backward, std::string unit,
+                  bool is_model)
+      : trace_(std::move(trace)),
+        in_backward_(std::move(in_backward)),
+        unit_(std::move(unit)),
+        is_model_(is_model) {}
 
-double waited_us(const comm::Trace::Event& event) {
-  return event.wait_us && event.done_us ? std::max(0.0, *event.done_us - *event.wait_us) : 0;
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    if (is_model_) *in_backward_ = false;  // the next micro-batch
+    /// The event of this forward's backward.
+    auto backward = std::make_shared<std::optional<uint64_t>>();
+    const bool recording = at::GradMode::is_enabled();
+    const bool backward_ends = recording && input.requires_grad();
+    at::Tensor inner = input;
+    if (backward_ends) {
+      inner = shard::when_backward_ends(input, [trace = trace_, backward] {
+        if (*backward) trace->finished(**backward);
+      });
+    }
+    const uint64_t forward = trace_->computes(unit_, *in_backward_ ? "recompute" : "forward");
+    at::Tensor output = next(inner);
+    trace_->finished(forward);
+    if (!recording || !output.requires_grad()) return output;
+    return shard::when_backward_ends(
+        output, [trace = trace_, in_backward = in_backward_, unit = unit_, backward, backward_ends] {
+          *in_backward = true;
+          *backward = trace->computes(unit, "backward", /*has_no_end=*/!backward_ends);
+        });
+  }
+
+ private:
+  std::shared_ptr<comm::Trace> trace_;
+  std::shared_ptr<bool> in_backward_;
+  std::string unit_;
+  bool is_model_;
+};
+
+}  // namespace
+
+void record_compute(nn::Stage& model, const shard::Engine& engine, std::shared_ptr<comm::Trace> trace) {
+  const auto in_backward = std::make_shared<bool>(false);
+  auto modules = model.named_modules("", /*include_self=*/false);
+  for (const auto& unit : engine.units()) {
+    nn::Stage* stage = nullptr;
+    if (unit.get() == engine.units().front().get()) {
+      stage = &model;
+    } else if (!engine.is_root(*unit)) {
+      stage = dynamic_cast<nn::Stage*>(modules[unit->name()].get());
+      FSDP_CHECK(stage != nullptr, unit->name());
+    }
+    if (stage == nullptr) continue;
+    stage->attach(std::make_shared<ComputeRecorder>(trace, in_backward, unit->name(), stage == &model));
+  }
 }
 
-/// "gather", "gathered"; "reduce", ...
+namespace {
+
+using util::concat;
+
+/// What a collective is called when it is issued and when it is done.
 struct Words {
   std::string issued, done;
 };
@@ -31,43 +93,36 @@ Words words_for(const std::string& op) {
   return found == words.end() ? Words{concat(op, " issued"), concat(op, " done")} : found->second;
 }
 
-void add_collective(const comm::Trace::Event& event, std::vector<TimelineEvent>& events) {
-  Words words = words_for(event.op);
-  events.push_back({.at_us = event.issue_us,
-                    .unit = event.unit,
-                    .what = words.issued,
-                    .detail = util::human_bytes(event.bytes)});
-  if (!event.done_us) return;
-  double waited = waited_us(event);
-  std::string took = milliseconds(*event.done_us - event.start_us.value_or(event.issue_us));
-  events.push_back(
-      {.at_us = *event.done_us,
-       .unit = event.unit,
-       .what = words.done,
-       .detail = concat(took, waited > 0 ? concat(", waited ", milliseconds(waited)) : ", hidden")});
-}
+std::string took(const comm::TraceEvent& event) { return milliseconds(*event.done_us - event.begin_us()); }
 
-const char* name_of(ComputeSpan::Kind kind) {
-  switch (kind) {
-    case ComputeSpan::Kind::kForward:
-      return "forward";
-    case ComputeSpan::Kind::kRecomputation:
-      return "forward again";
-    case ComputeSpan::Kind::kBackward:
-      return "backward";
+void add_lines(const comm::TraceEvent& event, std::vector<TimelineLine>& lines) {
+  const auto add = [&](double at_us, const std::string& what, std::string detail) {
+    lines.push_back({.at_us = at_us, .unit = event.unit, .what = what, .detail = std::move(detail)});
+  };
+  if (event.is_buffer()) {
+    if (event.pass_or_event == "free" && event.buffer_kind == "parameters") {
+      add(event.issue_us, "freed", util::human_bytes(event.bytes));
+    }
+  } else if (event.is_compute()) {
+    add(event.issue_us, event.pass_or_event == "recompute" ? "forward again" : event.pass_or_event,
+        event.done_us ? took(event) : "to the end of the pass");
+  } else {
+    const Words words = words_for(event.op);
+    add(event.issue_us, words.issued, util::human_bytes(event.bytes));
+    if (!event.done_us) return;
+    const double waited = event.waited_us();
+    add(*event.done_us, words.done,
+        concat(took(event), waited > 0 ? concat(", waited ", milliseconds(waited)) : ", hidden"));
   }
-  return "";
 }
 
 /// Live bytes at points of time, as the events of buffers add up.
 class LiveBytes {
  public:
-  explicit LiveBytes(const std::vector<comm::Trace::Event>& events) {
+  explicit LiveBytes(const std::vector<comm::TraceEvent>& events) {
     int64_t live = 0;
     for (const auto& event : events) {
-      if (event.buffer_kind == nullptr) continue;
-      live += event.pass_or_event == "allocate" ? event.bytes : -event.bytes;
-      steps_.emplace_back(event.issue_us, live);
+      if (event.is_buffer()) steps_.emplace_back(event.issue_us, live += event.bytes_added());
     }
   }
   int64_t at(double us) const {
@@ -80,59 +135,58 @@ class LiveBytes {
   std::vector<std::pair<double, int64_t>> steps_;
 };
 
-std::string line_of(const TimelineEvent& event, double begin_us, int unit_width) {
+std::string line_of(const TimelineLine& line, double begin_us, int unit_width) {
   char head[256];
-  std::snprintf(head, sizeof head, "%10.2f  %-*s  %-17s  %-30s", (event.at_us - begin_us) / 1000, unit_width,
-                event.unit.c_str(), event.what.c_str(), event.detail.c_str());
-  return concat(head, "  ", util::human_bytes(event.live_bytes), "\n");
+  std::snprintf(head, sizeof head, "%10.2f  %-*s  %-17s  %-30s", (line.at_us - begin_us) / 1000, unit_width,
+                line.unit.c_str(), line.what.c_str(), line.detail.c_str());
+  return concat(head, "  ", util::human_bytes(line.live_bytes), "\n");
 }
 
-std::vector<TimelineEvent> without(const std::vector<TimelineEvent>& events,
-                                   const std::set<std::string>& hidden) {
-  std::vector<TimelineEvent> shown;
-  std::copy_if(events.begin(), events.end(), std::back_inserter(shown),
-               [&](const TimelineEvent& event) { return !hidden.contains(event.unit); });
+std::vector<TimelineLine> without(const std::vector<TimelineLine>& lines,
+                                  const std::set<std::string>& hidden) {
+  std::vector<TimelineLine> shown;
+  std::copy_if(lines.begin(), lines.end(), std::back_inserter(shown),
+               [&](const TimelineLine& line) { return !hidden.contains(line.unit); });
   return shown;
 }
 
-/// Places in `events`. A micro-batch begins with the forward of the root, or with the gathers for it.
-std::vector<size_t> begins_of_micro_batches(const std::vector<TimelineEvent>& events,
-                                            const std::string& root) {
+/// Indices into `lines`. A micro-batch begins with the forward of the root, or with the gathers for it.
+std::vector<size_t> begins_of_micro_batches(const std::vector<TimelineLine>& lines, const std::string& root) {
   std::vector<size_t> begins;
-  for (size_t i = 0; i < events.size(); ++i) {
-    if (events[i].what != "forward" || events[i].unit != root) continue;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (lines[i].what != "forward" || lines[i].unit != root) continue;
     size_t begin = i;
-    while (begin > 0 && events[begin - 1].what.starts_with("gather")) --begin;
+    while (begin > 0 && lines[begin - 1].what.starts_with("gather")) --begin;
     begins.push_back(begin);
   }
   return begins;
 }
 
-/// The events that the limits let through; `note` tells of the others.
-std::vector<TimelineEvent> select(std::vector<TimelineEvent> events, const TimelineLimits& limits,
-                                  std::string& note) {
-  if (limits.most_lines == 0 || events.size() <= limits.most_lines) return events;
+/// The lines within the limits; `note` says which were left out.
+std::vector<TimelineLine> select(std::vector<TimelineLine> lines, const TimelineLimits& limits,
+                                 std::string& note) {
+  if (limits.most_lines == 0 || lines.size() <= limits.most_lines) return lines;
   std::vector<std::string> left_out;
-  std::vector<size_t> micro_batches = begins_of_micro_batches(events, limits.units.front());
+  std::vector<size_t> micro_batches = begins_of_micro_batches(lines, limits.units.front());
   if (micro_batches.size() > 1) {
-    events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(micro_batches.back()));
+    lines.erase(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(micro_batches.back()));
     size_t count = micro_batches.size();
     left_out.push_back(count == 2 ? std::string("micro-batch 1 of 2")
                                   : concat("micro-batches 1 to ", count - 1, " of ", count));
   }
   const size_t inner = limits.units.size() - limits.root_units;
-  for (size_t ends = inner > 2 ? (inner - 1) / 2 : 0; ends > 0 && events.size() > limits.most_lines; --ends) {
+  for (size_t ends = inner > 2 ? (inner - 1) / 2 : 0; ends > 0 && lines.size() > limits.most_lines; --ends) {
     auto first = limits.units.begin() + static_cast<std::ptrdiff_t>(limits.root_units + ends);
     auto last = limits.units.end() - static_cast<std::ptrdiff_t>(ends + 1);
-    auto shown = without(events, {first, last + 1});
+    auto shown = without(lines, {first, last + 1});
     if (shown.size() > limits.most_lines && ends > 1) continue;
-    events = std::move(shown);
+    lines = std::move(shown);
     left_out.push_back(first == last ? concat("unit ", *first)
                                      : concat("the units from ", *first, " to ", *last));
   }
   if (!left_out.empty())
     note = concat("not shown: ", util::join(left_out, "; "), " (`all_units` shows everything)\n");
-  return events;
+  return lines;
 }
 
 }  // namespace
@@ -143,50 +197,37 @@ std::string milliseconds(double us) {
   return text;
 }
 
-std::vector<TimelineEvent> timeline_of(const StepRecord& step) {
-  std::vector<TimelineEvent> events;
-  for (const auto& event : step.events) {
-    if (event.buffer_kind == nullptr) {
-      add_collective(event, events);
-    } else if (event.pass_or_event == "free" && std::string(event.buffer_kind) == "parameters") {
-      events.push_back({.at_us = event.issue_us,
-                        .unit = event.unit,
-                        .what = "freed",
-                        .detail = util::human_bytes(event.bytes)});
-    }
-  }
-  for (const ComputeSpan& span : step.spans) {
-    std::string took = span.end_us ? milliseconds(*span.end_us - span.begin_us) : "to the end of the pass";
-    events.push_back({.at_us = span.begin_us, .unit = span.unit, .what = name_of(span.kind), .detail = took});
-  }
-  events.push_back({.at_us = step.end_us, .unit = "step", .what = "ends"});
-  std::stable_sort(events.begin(), events.end(),
-                   [](const TimelineEvent& a, const TimelineEvent& b) { return a.at_us < b.at_us; });
+std::vector<TimelineLine> timeline_of(const StepRecord& step) {
+  std::vector<TimelineLine> lines;
+  for (const comm::TraceEvent& event : step.events) add_lines(event, lines);
+  lines.push_back({.at_us = step.end_us, .unit = "step", .what = "ends"});
+  std::stable_sort(lines.begin(), lines.end(),
+                   [](const TimelineLine& a, const TimelineLine& b) { return a.at_us < b.at_us; });
   LiveBytes live(step.events);
-  for (TimelineEvent& event : events) event.live_bytes = live.at(event.at_us);
-  return events;
+  for (TimelineLine& line : lines) line.live_bytes = live.at(line.at_us);
+  return lines;
 }
 
 std::string timeline_text(const StepRecord& step, const TimelineLimits& limits) {
   std::string note;
-  std::vector<TimelineEvent> events = select(timeline_of(step), limits, note);
+  std::vector<TimelineLine> lines = select(timeline_of(step), limits, note);
   size_t width = 4;
-  for (const TimelineEvent& event : events) width = std::max(width, event.unit.size());
+  for (const TimelineLine& line : lines) width = std::max(width, line.unit.size());
   int unit_width = static_cast<int>(std::min<size_t>(width, 60));
   char heading[256];
   std::snprintf(heading, sizeof heading, "%10s  %-*s  %-17s  %-30s  %s\n", "ms", unit_width, "unit", "event",
                 "payload or duration", "live after it");
   std::string text = heading;
-  for (const TimelineEvent& event : events) text += line_of(event, step.begin_us, unit_width);
+  for (const TimelineLine& line : lines) text += line_of(line, step.begin_us, unit_width);
   return text + note;
 }
 
 CommunicationTime communication_time(const StepRecord& step) {
   CommunicationTime time;
   for (const auto& event : step.events) {
-    if (event.buffer_kind != nullptr || !event.done_us) continue;
-    time.total_us += *event.done_us - event.start_us.value_or(event.issue_us);
-    time.exposed_us += waited_us(event);
+    if (!event.is_collective() || !event.done_us) continue;
+    time.total_us += *event.done_us - event.begin_us();
+    time.exposed_us += event.waited_us();
   }
   return time;
 }

@@ -51,7 +51,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Readers take the files of a folder in the order of their names, so these rise with time.
+/// Readers read the files of a folder in the order of their names, which therefore rise with time.
 fs::path new_file(const fs::path& folder) {
   const std::string host = util::host_name();
   for (int n = 0;; ++n) {
@@ -66,7 +66,7 @@ fs::path new_file(const fs::path& folder) {
 namespace tensorboard {
 
 std::string record(std::string_view data) {
-  // Masked, because a CRC of bytes that hold CRCs themselves is a weak one.
+  // Masked, because a CRC is weak over bytes that contain CRCs.
   auto masked_crc = [](std::string_view bytes) { return std::rotr(util::crc32c(bytes), 15) + 0xa282ead8u; };
   std::string out;
   add_little_endian(out, data.size(), 8);

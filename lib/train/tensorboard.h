@@ -2,9 +2,9 @@
 
 // Event files for TensorBoard, without its libraries.
 //
-// A file is a row of records of TFRecord: the length (8 bytes, little-endian), a masked CRC-32C of those 8
-// bytes, the data, a masked CRC-32C of the data. The data of each is a protocol buffer of type Event, of
-// which this is used (tensorflow/core/util/event.proto and framework/summary.proto):
+// A file is a sequence of TFRecords: the length (8 bytes, little-endian), a masked CRC-32C of those 8 bytes,
+// the data, a masked CRC-32C of the data. The data are protocol buffers of type Event, of which these fields
+// are used (tensorflow/core/util/event.proto and framework/summary.proto):
 //
 //   Event    1 wall_time double   2 step int64   3 file_version string   5 summary   7 session_log
 //   Summary  1 value, repeated: { 1 tag string   2 simple_value float }
@@ -26,12 +26,12 @@ using Scalars = std::vector<std::pair<std::string, double>>;  ///< tags and valu
 /// Not thread-safe.
 class TensorBoardFile {
  public:
-  /// Starts a file in `folder`, which is made. A run that starts anew (resumed_step 0) puts an older folder
-  /// aside; one that resumes keeps the older files, and its own says that what they have of later steps does
-  /// not count. Throws Error(kIo).
+  /// Creates the folder and a file in it. A run that starts anew (resumed_step 0) puts an older folder aside;
+  /// one that resumes keeps the older files, and its own file invalidates their later steps. Throws
+  /// Error(kIo).
   TensorBoardFile(const std::filesystem::path& folder, int64_t resumed_step);
 
-  /// A point for each of the curves. What cannot be written is left out, as RecordFile says.
+  /// Adds a point to each of the curves. Points that cannot be written are left out, see RecordFile.
   void write(int64_t step, const Scalars& scalars);
 
   const std::filesystem::path& path() const { return file_->path(); }
@@ -40,7 +40,7 @@ class TensorBoardFile {
   std::optional<RecordFile> file_;
 };
 
-/// The parts of it, for tests.
+/// Parts of the format, for tests.
 namespace tensorboard {
 
 std::string record(std::string_view data);

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <utility>
 
-#include "nn/loss.h"
 #include "optim/engine_shards.h"
 #include "shard/grad_norm.h"
 #include "train/arriving_gradients.h"
@@ -24,47 +23,56 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
 
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
-  engine.zero_gradients();
-  const int64_t micro_batches =
-      position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
-  at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
-  std::vector<MicroBatch> all;
-  if (options_.counts_vary) all = batches_with_shares(position, micro_batches);
   ArrivingGradients arriving(
       engine, parts_.optimizer,
       {.norm_type = options_.norm_type, .updates = updates_as_gradients_arrive_, .lr = position.lr});
-  for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-    const bool is_last = micro_batch + 1 == micro_batches;
-    engine.set_requires_gradient_sync(!options_.no_sync || is_last);
-    std::optional<shard::GradientUse> use;
-    if (is_last && engine.options().move_grads_to_cpu) {
-      use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
-    }
-    losses += run_micro_batch(
-        options_.counts_vary ? std::move(all[static_cast<size_t>(micro_batch)])
-                             : MicroBatch{parts_.batches.batch(position.first_global_sample, micro_batch),
-                                          static_cast<double>(micro_batches)});
-  }
+  const double local_loss = accumulate_gradients(position, arriving);
 
   StepResult result;
-  const auto local_loss = losses.item<double>();
   share_loss(local_loss, result);
-  double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
+  const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   const shard::Clipping clipping =
       shard::clipping(engine, options_.max_grad_norm, options_.norm_type, loss_scale, arriving.norms());
   result.grad_norm = clipping.norm;
-  // Both numbers come out of all-reduces, so every rank sees the same and decides alike.
+  // Loss and norm come out of all-reduces, so every rank sees the same numbers and decides alike.
   const bool finite = std::isfinite(result.grad_norm);
   const bool can_go_on = parts_.scaler ? parts_.scaler->update(!finite) : finite;
   if (!finite && can_go_on && std::isfinite(result.loss)) {
     parts_.scaler->count_skipped_step();
     result.skip_reason =
         util::concat("its gradients overflow; the loss scale is now ", parts_.scaler->scale());
-  } else if (passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {
-    updates_as_gradients_arrive_ ? arriving.finish_updates() : update_shards(position.lr, clipping.scale);
+  } else if (!passes_guard(position, local_loss, std::isfinite(result.loss) && can_go_on, result)) {
+    // skip_reason says why nothing is updated.
+  } else if (updates_as_gradients_arrive_) {
+    arriving.finish_updates();
+  } else {
+    parts_.optimizer.step(optim::shard_gradients(engine), position.lr, clipping.scale);
   }
   result.skipped = !result.skip_reason.empty();
   return result;
+}
+
+double TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving) {
+  shard::Engine& engine = parts_.engine;
+  engine.zero_gradients();
+  const int64_t count =
+      position.micro_batches > 0 ? position.micro_batches : options_.gradient_accumulation_steps;
+  std::vector<MicroBatch> with_shares;
+  if (options_.counts_vary) with_shares = batches_with_shares(position, count);
+  at::Tensor losses = at::zeros({}, at::TensorOptions(at::kDouble).device(engine.communicator().device()));
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_last = i + 1 == count;
+    engine.set_requires_gradient_sync(!options_.no_sync || is_last);
+    std::optional<shard::GradientUse> use;
+    if (is_last && engine.options().move_grads_to_cpu) {
+      use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
+    }
+    losses += run_micro_batch(
+        options_.counts_vary
+            ? std::move(with_shares[static_cast<size_t>(i)])
+            : MicroBatch{parts_.batches.batch(position.first_global_sample, i), static_cast<double>(count)});
+  }
+  return losses.item<double>();
 }
 
 bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
@@ -85,17 +93,17 @@ bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bo
 }
 
 std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosition& position,
-                                                                  int64_t micro_batches) {
+                                                                  int64_t count) {
   std::vector<MicroBatch> batches;
   at::Tensor sum = at::zeros({1}, at::kDouble);
   double& counted = *sum.data_ptr<double>();
-  for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-    batches.push_back({parts_.batches.batch(position.first_global_sample, micro_batch)});
+  for (int64_t i = 0; i < count; ++i) {
+    batches.push_back({parts_.batches.batch(position.first_global_sample, i)});
     counted += static_cast<double>(batches.back().batch.counted);
   }
   comm::Communicator& communicator = parts_.engine.communicator();
   communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
-  // Gradients become the mean over ranks. A batch in which nothing counts has the loss 0.
+  // Gradients are averaged over ranks. A batch in which no target counts has the loss 0.
   for (MicroBatch& each : batches) {
     each.divisor = std::max(counted, 1.0) /
                    static_cast<double>(std::max<int64_t>(each.batch.counted, 1) * communicator.world_size());
@@ -115,7 +123,7 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   return loss.detach().to(at::kDouble);
 }
 
-/// The mean loss over ranks, and whether any is to stop, in one collective.
+/// The mean loss over ranks, and whether a stop is requested on any, in one collective.
 void TrainStep::share_loss(double local_loss, StepResult& result) {
   comm::Communicator& communicator = parts_.engine.communicator();
   at::Tensor sums = at::empty({2}, at::kDouble);
@@ -127,11 +135,7 @@ void TrainStep::share_loss(double local_loss, StepResult& result) {
   result.stop = values[1] > 0;
 }
 
-void TrainStep::update_shards(double lr, double gradient_scale) {
-  parts_.optimizer.step(optim::shard_gradients(parts_.engine), lr, gradient_scale);
-}
-
-std::string TrainStep::whose_samples(const StepPosition& position, double local_loss) {
+std::string TrainStep::described_samples(const StepPosition& position, double local_loss) {
   comm::Communicator& communicator = parts_.engine.communicator();
   at::Tensor flags = at::zeros({communicator.world_size()}, at::kDouble);
   flags.data_ptr<double>()[communicator.rank()] = std::isfinite(local_loss) ? 0 : 1;
@@ -149,7 +153,7 @@ std::string TrainStep::whose_samples(const StepPosition& position, double local_
 }
 
 void TrainStep::report_divergence(const StepPosition& position, double local_loss, const StepResult& result) {
-  const std::string samples = whose_samples(position, local_loss);
+  const std::string samples = described_samples(position, local_loss);
   const std::string unit = shard::first_unit_that_is_not_finite(parts_.engine);
   std::string where, how;
   if (!unit.empty()) {

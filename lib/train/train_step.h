@@ -1,6 +1,6 @@
 #pragma once
 
-// One optimizer step: the heart of the toolkit, short enough to read whole. lib/README.md walks through it.
+// One optimizer step: the heart of the toolkit. Start with TrainStep::run(); lib/README.md walks through it.
 
 #include <cstdint>
 #include <functional>
@@ -20,77 +20,81 @@ namespace fsdp::train {
 
 struct StepOptions {
   int64_t gradient_accumulation_steps = 1;
-  nn::LossOptions loss = {};  ///< without what differs from batch to batch; its terms are reported too
-  /// Whether batches differ in how many of their targets count: each then has its share of the loss.
+  nn::LossOptions loss = {};  ///< without the members that a batch sets; its terms are reported too
+  /// Whether the number of targets that count differs among batches: each batch then has its share of the
+  /// loss.
   bool counts_vary = false;
-  std::optional<uint64_t> dropout_key = std::nullopt;  ///< nothing: the model drops nothing
+  std::optional<uint64_t> dropout_key = std::nullopt;  ///< nullopt: no dropout
   double max_grad_norm = 1.0;                          ///< 0: no clipping
   double norm_type = 2.0;
   bool no_sync = false;  ///< reduce gradients after the last micro-batch only
 };
 
-/// Where a step stands in the run.
+class ArrivingGradients;
+
 struct StepPosition {
   int64_t step = 1;                 ///< 1-based, for messages
   int64_t first_global_sample = 0;  ///< the run's sample position before the step
   double lr = 0.0;
-  int64_t samples = 0;        ///< of the step, over all ranks, for messages; 0: not known
+  int64_t samples = 0;        ///< of the step, over all ranks, for messages; 0: unknown
   int64_t micro_batches = 0;  ///< of this step; 0: StepOptions::gradient_accumulation_steps
 };
 
 struct StepResult {
   double loss = 0.0;       ///< mean over all tokens of the global batch, in nats
   double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
-  /// Nothing was updated: the gradients overflowed at this loss scale, and the next step has a lower one; or
-  /// the guard said so.
+  /// Nothing was updated: the gradients overflowed at this loss scale, which is lower in the next step, or
+  /// the guard decided so.
   bool skipped = false;
   std::string skip_reason;  ///< empty unless skipped
-  bool stop = false;        ///< a rank was told to stop; the same on every rank
+  bool stop = false;        ///< a stop was requested on some rank; the same on every rank
 };
 
 class TrainStep {
  public:
-  /// What is trained and by what; all must outlive the object, and `engine` shards `model`.
+  /// All must outlive the object; `engine` shards `model`.
   struct Parts {
     nn::Stage& model;
     shard::Engine& engine;
     optim::Optimizer& optimizer;
     const data::BatchSource& batches;
-    optim::GradScaler* scaler = nullptr;             ///< none: the loss is not scaled
-    std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked once a step
-    UpdateGuard* guard = nullptr;  ///< none: the first number that is not finite ends the run
+    optim::GradScaler* scaler = nullptr;             ///< null: the loss is not scaled
+    std::function<bool()> stop_requested = nullptr;  ///< of this rank; called once a step
+    UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run
   };
   TrainStep(const Parts& parts, const StepOptions& options);
 
-  /// Forward and backward of every micro-batch, clipping, one update of the shards. Collective.
-  /// Throws Error(kDiverged) on every rank, before anything is updated, when the loss is not finite, or the
+  /// Forward and backward of every micro-batch, clipping, one update of the shards. Collective. Throws
+  /// Error(kDiverged) on every rank, before anything is updated, when the loss is not finite, or when the
   /// gradient norm is not and no lower loss scale is left to try; with a guard that skips such steps, when it
-  /// has skipped too many in a row. Where updates_as_gradients_arrive(), weights may have been updated by
-  /// then, and by a step that fails otherwise.
+  /// has skipped too many in a row. With updates_as_gradients_arrive(), a step that throws this or another
+  /// error may have updated weights.
   StepResult run(const StepPosition& position);
 
-  /// Whether units are updated within backward (train/arriving_gradients.h): gradients move to host memory,
-  /// and without clipping, scaler and guard no update waits for the others.
+  /// Whether units are updated during backward (train/arriving_gradients.h): gradients move to host memory,
+  /// and without clipping, scaler and guard no update depends on all of them.
   bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
 
  private:
   struct MicroBatch {
     data::Batch batch;
-    double divisor = 1;  ///< of its loss, so that the sum over a rank's is what ranks average
+    double divisor = 1;  ///< of its loss: the sum over the micro-batches of a rank is what ranks average
   };
+  /// Runs all micro-batches; returns this rank's mean loss.
+  double accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving);
+  /// All micro-batches of a step, where their divisors depend on all of them. Collective.
+  std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t count);
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss, a
-  /// double on the device, which is not waited for.
+  /// double on the device, without waiting for it.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
-  /// All of a step, where the shares depend on them. Collective.
-  std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t micro_batches);
   void share_loss(double local_loss, StepResult& result);
-  void update_shards(double lr, double gradient_scale);
-  /// Asks the guard about a step that scaled gradients do not explain; whether to update.
+  /// Whether to update: what the guard decides, where there is one. `finite`: loss and norm are, or the loss
+  /// scaler goes on from a norm that is not.
   bool passes_guard(const StepPosition& position, double local_loss, bool finite, StepResult& result);
   [[noreturn]] void report_divergence(const StepPosition& position, double local_loss,
                                       const StepResult& result);
-  /// "samples 64 to 127; the loss is not finite on rank 1". Collective.
-  std::string whose_samples(const StepPosition& position, double local_loss);
+  /// ", samples 64 to 127 of the run, loss not finite on rank 1". Collective.
+  std::string described_samples(const StepPosition& position, double local_loss);
 
   Parts parts_;
   StepOptions options_;

@@ -14,14 +14,8 @@
 #include "shard/engine_sizes.h"
 #include "shard/rank_checks.h"
 #include "shard/root_unit.h"
-#include "train/banner.h"
-#include "train/block_graphs.h"
-#include "train/data_record.h"
-#include "train/evaluate.h"
-#include "train/peak_rate.h"
-#include "train/run_environment.h"
-#include "train/run_length.h"
-#include "train/same_run.h"
+#include "train/layer_modes.h"
+#include "train/run_start.h"
 #include "train/step_profile.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -50,7 +44,10 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   comm::agree(*communicator_, "set-up", [&] {
     config::check_world(config_, communicator_->world_size());
     config::resolve_batch(config_, communicator_->world_size());
-    if (config_.logging.memory_snapshot) record_memory_history();  // of the shards too
+    if (config_.logging.memory_snapshot) {  // before the shards are made, which the history then has too
+      require_gpu("logging.memory_snapshot", communicator_->device());
+      util::record_cuda_memory_history(communicator_->device().index(), memory_snapshot());
+    }
     open_data();
   });
   parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
@@ -68,7 +65,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       Checkpointer::Hooks{.before_speaking = [this] { progress_.finish_line(); },
                           .in_the_middle = [this](int64_t step) { faults_.at(FaultPlace::kWrite, step); }});
   position_ = checkpointer_->restore();
-  tell_batch();
+  report_batch_change();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
   peak_ = find_peak_rate(config_, *communicator_);
   flops_a_token_ = plan::model_flops_a_token(config_.model, config_.data.sequence_length);
@@ -81,21 +78,18 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       trace_->open(output_folder() / util::concat("trace.rank", communicator_->rank(), ".jsonl"));
     });
   }
-  if (const std::string cut = optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps);
-      !cut.empty() && is_first_rank()) {
-    util::log_warning(cut);
+  if (!is_first_rank()) return;
+  for (const std::string& warning :
+       {optim::cut_of_schedule(config_.lr_scheduler, config_.training.steps),
+        shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params)}) {
+    if (!warning.empty()) util::log_warning(warning);
   }
-  if (const std::string blocks =
-          shard::blocks_in_root(shard::unit_sizes(*parts_.engine)).text(config_.fsdp.min_num_params);
-      !blocks.empty() && is_first_rank()) {
-    util::log_warning(blocks);
-  }
-  if (is_first_rank()) util::log_info(banner(config_, *parts_.engine, *loader_, peak_));
+  util::log_info(banner(config_, *parts_.engine, *loader_, peak_));
 }
 
-/// What a change of the batch means for the loss is for the user to judge, who may not know of it: with
-/// another number of ranks it comes by itself.
-void Trainer::tell_batch() {
+/// The effect on the loss is for the user to judge, who may not know of the change: with another number of
+/// ranks it comes by itself.
+void Trainer::report_batch_change() {
   const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
   position_.samples_per_step = now;
   if (before == 0 || before == now || !is_first_rank()) return;
@@ -139,7 +133,7 @@ void Trainer::count_steps() {
   }
 }
 
-/// Refuses a folder that holds later steps of another run: they would be in the way of this run's own.
+/// Refuses a folder with later steps of another run: this run's own would mix with them.
 void Trainer::prepare_output() {
   if (!is_first_rank()) {
     util::make_writable_folder(output_folder());
@@ -153,7 +147,7 @@ void Trainer::prepare_output() {
         " where this run starts; choose another run.output_dir, remove it, or set checkpoint.resume to auto");
   }
   if (const fs::path& from = checkpointer_->resumed_from(); !from.empty()) {
-    // Beside the checkpoint, which may be one of another folder.
+    // Beside the checkpoint, which may lie in another run's folder.
     fs::path resolved = fs::absolute(from).parent_path() / "config.toml";
     if (fs::exists(resolved)) report_changes_since(resolved);
   }
@@ -183,7 +177,7 @@ RunSummary Trainer::run() {
   } catch (const c10::OutOfMemoryError&) {
     report_out_of_memory();
   } catch (const util::Error& error) {
-    // Every rank is here alike, so they can still finish a save that is under way.
+    // Such an error is thrown on every rank, so they can still finish a save that is under way.
     bool on_every_rank = dynamic_cast<const comm::AgreedError*>(&error) != nullptr ||
                          error.kind() == util::ErrorKind::kDiverged;
     if (on_every_rank) checkpointer_->finish();
@@ -192,7 +186,8 @@ RunSummary Trainer::run() {
   progress_.finish_line();
   checkpointer_->finish();
   checkpointer_->end_of_training();
-  bool save = summary_.stopped ? saves_checkpoints() : config_.checkpoint.save_at_end;
+  const checkpoint::CheckpointOptions& options = config_.checkpoint;
+  const bool save = options.save_at_end || (summary_.stopped && options.interval_steps > 0);
   save_if(save && checkpointer_->saved_step() != position_.step, /*best=*/false);
   checkpointer_->finish();
   if (checkpointer_->wants_save()) {
@@ -213,18 +208,9 @@ std::filesystem::path Trainer::memory_snapshot() const {
   return output_folder() / util::concat("memory.rank", communicator_->rank(), ".pickle");
 }
 
-void Trainer::record_memory_history() const {
-  const at::Device device = communicator_->device();
-  if (!device.is_cuda()) {
-    util::fail(util::ErrorKind::kUsage, "logging.memory_snapshot: expected a run on a GPU; found one on ",
-               device.str(), "; set training.device to cuda, or leave it out");
-  }
-  util::record_cuda_memory_history(device.index(), memory_snapshot());
-}
-
-/// Of the device; the host's memory ends otherwise.
+/// Of the device; out of host memory, the system kills the process.
 void Trainer::report_out_of_memory() const {
-  std::string found, who;
+  std::string found, advice;
   if (const at::Device device = communicator_->device(); device.is_cuda()) {
     const util::CudaMemory memory = util::cuda_memory(device.index());
     found =
@@ -234,17 +220,17 @@ void Trainer::report_out_of_memory() const {
   }
   std::error_code ignored;
   if (config_.logging.memory_snapshot && fs::exists(memory_snapshot(), ignored)) {
-    who = util::concat(memory_snapshot().string(),
-                       " tells who had the memory (open it in https://docs.pytorch.org/memory_viz)");
+    advice = util::concat(memory_snapshot().string(),
+                          " shows what held the memory (open it in https://docs.pytorch.org/memory_viz)");
   } else {
-    who = "logging.memory_snapshot = true would tell who had the memory";
+    advice = "logging.memory_snapshot = true would record what held the memory";
   }
   util::fail(util::ErrorKind::kUnexpected, "the device is out of memory in step ", position_.step + 1, found,
              "; expected room for a micro-batch of ", config_.data.micro_batch_size,
              " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), "
              "set activation_checkpointing.mode to full, or fsdp.cpu_offload to true; "
-             "fsdp-plan tells what each saves, and ",
-             who);
+             "fsdp-plan computes what each saves, and ",
+             advice);
 }
 
 void Trainer::train() {
@@ -253,7 +239,7 @@ void Trainer::train() {
     util::log_info(util::concat("nothing to train: the checkpoint is at step ", position_.step,
                                 ", training.steps is ", steps));
   }
-  // A run that was stopped in a step with a validation has left that to this one.
+  // A run that was stopped in a step with a validation has left the validation to this one.
   if (validation_is_due()) save_if(/*due=*/false, validate());
   summary_.ended_early = position_.step < steps && validations_.patience_is_over();
   TrainStep train_step = make_train_step(config_, parts_, *batches_, hooks_.stop_requested);
@@ -302,7 +288,7 @@ void Trainer::train() {
     const bool best = validates && validate();
     if (samples_text && !summary_.stopped) show_sample();
     save_if(due(config_.checkpoint.interval_steps), best);
-    // Both may take longer than a launcher waits; the next step would ask only at its end.
+    // Both may take longer than a launcher waits, and the next step checks only at its end.
     if ((validates || samples_text) && !summary_.stopped && step < steps)
       summary_.stopped = stop_is_requested();
     summary_.ended_early = step < steps && validations_.patience_is_over();
@@ -326,10 +312,6 @@ void Trainer::save_if(bool due, bool best) {
   best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
 }
 
-bool Trainer::saves_checkpoints() const {
-  return config_.checkpoint.save_at_end || config_.checkpoint.interval_steps > 0;
-}
-
 void Trainer::report(const StepResult& result, double lr) {
   if (!is_first_rank()) return;
   StepMeter::Reading reading = meter_.read(position_.step, position_.tokens_seen);
@@ -343,7 +325,7 @@ void Trainer::report(const StepResult& result, double lr) {
                       .peak_memory_bytes = util::peak_resident_bytes(),
                       .minor_faults = util::minor_faults()};
   if (communicator_->device().is_cuda()) metrics.gpu = util::cuda_memory(communicator_->device().index());
-  // Not on a GPU: it has no room to spare in the middle of a run.
+  // Not on a GPU, which has no memory to spare in the middle of a run.
   const auto measure_again = [&] {
     return communicator_->device().is_cpu()
                ? measured_matmul_rate(config_.mixed_precision.param_dtype,

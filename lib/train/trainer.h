@@ -1,6 +1,6 @@
 #pragma once
 
-// Trainer: a whole run, from the config to the last checkpoint. One object a process; everything here is
+// Trainer: a whole run, from the config to the last checkpoint. One object per process; everything here is
 // collective.
 
 #include <filesystem>
@@ -16,70 +16,67 @@
 #include "data/prefetch.h"
 #include "data/tokenizer.h"
 #include "train/checkpointer.h"
+#include "train/device.h"
+#include "train/evaluate.h"
 #include "train/fault_injection.h"
 #include "train/metrics.h"
-#include "train/peak_rate.h"
 #include "train/progress.h"
 #include "train/run_parts.h"
 #include "train/sample_text.h"
 #include "train/step_meter.h"
-#include "train/timed_batches.h"
-#include "train/validation_history.h"
 
 namespace fsdp::train {
 
-/// What a run hears from outside and tells while it runs; everything may be left out.
+/// Each may be null.
 struct RunHooks {
-  std::function<bool()> stop_requested = nullptr;  ///< of this rank; asked in each step, validation batch and
-                                                   ///< sampled token, by the training thread
-  std::shared_ptr<comm::Activity> activity = nullptr;  ///< hears of each step
+  /// Of this rank; called in each step, validation batch and sampled token, by the training thread.
+  std::function<bool()> stop_requested = nullptr;
+  std::shared_ptr<comm::Activity> activity = nullptr;  ///< notified of each step
 };
 
-/// What a run ended with; the same on every rank.
+/// The outcome of a run; the same on every rank.
 struct RunSummary {
   int64_t step = 0;
-  std::optional<double> loss;                   ///< of the last step; nothing when no step was left to do
-  std::optional<double> validation_loss;        ///< after the last step, when there is validation data
-  std::optional<ValidationHistory::Best> best;  ///< validation of the run
+  std::optional<double> loss;                   ///< of the last step; nullopt when no step was left to do
+  std::optional<double> validation_loss;        ///< the newest of this start, where there is validation data
+  std::optional<ValidationHistory::Best> best;  ///< of the whole run's validations
   std::filesystem::path last_checkpoint;        ///< empty when none was saved
-  bool stopped = false;                         ///< before training.steps, because a rank was told to
-  bool ended_early = false;  ///< before training.steps, because evaluation.patience was over
+  bool stopped = false;                         ///< before training.steps, because a rank was asked to
+  bool ended_early = false;  ///< before training.steps, because evaluation.patience was exhausted
 };
 
 class Trainer {
  public:
-  /// Builds everything and resumes if the config says so. Whatever is wrong with config, data, weights,
-  /// checkpoint or output folder on any rank is thrown here on every rank, before anything is written.
+  /// Builds everything and resumes if the config says so. Errors in config, data, weights, checkpoint or
+  /// output folder of any rank are thrown here on every rank, before anything is written.
   Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
           ProgressOutput progress, RunHooks hooks = {});
 
-  /// Trains to training.steps, or until a rank is told to stop; then all ranks end the step and save, unless
-  /// the config saves no checkpoints at all. Throws Error(kDiverged) when the loss is not finite, and at the
-  /// end, when all is done, what the last save failed with (Error(kIo) when the disk is full).
+  /// Trains to training.steps, or until a stop is requested on a rank; then all ranks end the step and save,
+  /// unless the config saves no checkpoints at all. Throws Error(kDiverged) when the loss is not finite, and,
+  /// after everything else, the error of the last save if it failed (Error(kIo) when the disk is full).
   RunSummary run();
 
  private:
-  /// Says so when a run that resumes sees another number of samples a step.
-  void tell_batch();
-  /// With the micro-batches that were given, so that the run's config.toml serves other numbers of ranks too.
+  /// Informs about another global batch than before the run was resumed.
+  void report_batch_change();
+  /// With the number of micro-batches that was given, so that config.toml serves other numbers of ranks too.
   config::Config config_as_given() const;
   void open_data();
   void count_steps();
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
-  void record_memory_history() const;
   [[noreturn]] void report_out_of_memory() const;
-  /// Of the GPU's memory when it was full (logging.memory_snapshot).
+  /// The file of logging.memory_snapshot, written when the GPU's memory is full.
   std::filesystem::path memory_snapshot() const;
-  bool saves_checkpoints() const;
   void save_if(bool due, bool best);
   void report(const StepResult& result, double lr);
-  /// Whether any rank is told to stop. Collective.
+  /// Whether a stop is requested on any rank. Collective.
   bool stop_is_requested();
-  /// Of the state as it is, and not done yet: at the intervals and after the last step.
+  /// At the intervals and after the last step, unless this step was validated already.
   bool validation_is_due() const;
-  /// Whether it is the best so far. One that is told to stop leaves no trace and is due again on resume.
+  /// Returns whether it is the best so far. One that is stopped leaves no trace and is due again on resume.
   bool validate();
   void show_sample();
   bool is_first_rank() const { return communicator_->rank() == 0; }
@@ -90,12 +87,12 @@ class Trainer {
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
-  std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null: none
-  std::optional<TimedBatches> batches_;                 ///< of the loader or what loads ahead of it
-  double flops_a_token_ = 0;                            ///< of the model's definition, forward and backward
-  PeakRate peak_;                                       ///< raised by rank 0 where a step was faster
+  std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null without data.prefetch_batches
+  std::optional<TimedBatches> batches_;                 ///< of the loader or the prefetcher
+  double flops_a_token_ = 0;                            ///< by the model's definition, forward and backward
+  PeakRate peak_;                                       ///< raised by rank 0 when a step was faster
   std::optional<data::ValidationLoader> validation_loader_;
-  std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: not known
+  std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: unknown
   std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every
   ValidationHistory validations_;
   RunParts parts_;

@@ -1,12 +1,13 @@
 #include "train/training_record.h"
 
+#include "data/data_identity.h"
 #include "util/error.h"
 #include "util/log.h"
 
 namespace fsdp::train {
 namespace {
 
-/// Units whose step count is not that of the run, because they had no gradient in some steps.
+/// Step counts of the units that had no gradient in some steps.
 nlohmann::json uneven_step_counts(const optim::Optimizer& optimizer) {
   nlohmann::json counts = nlohmann::json::object();
   for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
@@ -83,6 +84,32 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
                "written by fsdp-train; start from its weights with checkpoint.init_from instead");
   }
   return position;
+}
+
+nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation) {
+  nlohmann::json files = nlohmann::json::array();
+  for (const auto& set : training.sets()) {
+    for (auto& file : set.samples->identity()) files.push_back(std::move(file));
+  }
+  nlohmann::json record = {{"train", std::move(files)}};
+  if (validation != nullptr) record["validation"] = validation->samples().identity();
+  return record;
+}
+
+void require_same_data(const nlohmann::json& recorded, const nlohmann::json& found, bool may_differ,
+                       const std::string& where) {
+  for (const auto& [key, files] : found.items()) {
+    if (!recorded.is_object() || !recorded.contains(key)) continue;
+    const auto difference = data::difference(recorded.at(key), files);
+    if (!difference) continue;
+    const std::string what = util::concat("data.", key, ": expected the tokens that ", where,
+                                          " was trained with; found that ", *difference);
+    if (!may_differ) {
+      util::fail(util::ErrorKind::kData, what,
+                 "; put the file back, or set data.allow_changed=true to go on with what is there now");
+    }
+    util::log_warning(util::concat(what, "; the run goes on with it, as data.allow_changed says"));
+  }
 }
 
 }  // namespace fsdp::train

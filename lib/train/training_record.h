@@ -1,28 +1,29 @@
 #pragma once
 
-// What a checkpoint keeps of a run beside its tensors: "training" in the manifest.
+// "training" in a checkpoint's manifest: what a run needs to go on, beside its tensors.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "config/config.h"
+#include "data/loader.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
 #include "shard/engine.h"
+#include "train/evaluate.h"
 #include "train/update_guard.h"
-#include "train/validation_history.h"
 
 namespace fsdp::train {
 
-/// What is saved of a run and restored into it; all must outlive whoever is given it.
+/// What is saved of a run and restored into it; all must outlive the object.
 struct TrainingState {
   const shard::Engine& engine;
   optim::Optimizer& optimizer;
-  optim::GradScaler* scaler = nullptr;       ///< none: the loss is not scaled
-  UpdateGuard* guard = nullptr;              ///< none: no step is skipped for its loss or norm
-  ValidationHistory* validations = nullptr;  ///< none: there are none
-  nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: not kept and not compared
+  optim::GradScaler* scaler = nullptr;       ///< null: the loss is not scaled
+  UpdateGuard* guard = nullptr;              ///< null: no step is skipped for its loss or norm
+  ValidationHistory* validations = nullptr;  ///< null: the run has none
+  nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: neither kept nor compared
 };
 
 /// How far a run has come.
@@ -30,15 +31,24 @@ struct RunPosition {
   int64_t step = 0;          ///< optimizer steps done
   int64_t samples_seen = 0;  ///< the run's global sample position
   int64_t tokens_seen = 0;
-  int64_t samples_per_step = 0;  ///< of all ranks, when it was saved; 0: not known
+  int64_t samples_per_step = 0;  ///< over all ranks, when it was saved; 0: unknown
 };
 
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
                                const RunPosition& position);
 
-/// Puts step counts, loss scale, what the guard remembers and past validations back and returns the position.
-/// kCheckpoint when the record is not one of training_record(); `where` opens the message.
+/// Restores step counts, loss scale, guard and past validations, and returns the position. Throws
+/// Error(kCheckpoint) for a record that training_record() did not make; `where` opens the message.
 RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
                                     const std::string& where);
+
+/// Which data a run reads: data::Samples::identity() of training and, where there is any, of validation.
+nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
+
+/// Throws Error(kData) when the files that a run resumes with are not the `recorded` ones; only warns when
+/// they may differ (data.allow_changed). `where` names the checkpoint. Keys that the record lacks are not
+/// compared.
+void require_same_data(const nlohmann::json& recorded, const nlohmann::json& found, bool may_differ,
+                       const std::string& where);
 
 }  // namespace fsdp::train

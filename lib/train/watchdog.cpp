@@ -104,7 +104,7 @@ void Watchdog::write_report(const std::string& message) {
   try {
     util::write_file_atomically(options_.report_file, report.dump() + "\n");
   } catch (const util::Error& error) {
-    util::log_debug(error.what());  // the failure itself is told in any case
+    util::log_debug(error.what());  // the failure itself is reported in any case
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tells where a rank stands when the run does not go on.
+// Reports where a rank is stuck when the run makes no progress.
 
 #include <condition_variable>
 #include <filesystem>
@@ -17,12 +17,12 @@ namespace fsdp::train {
 struct WatchdogOptions {
   int rank = 0;
   double timeout_seconds = 60;  ///< comm.timeout_seconds: how long the other ranks wait for this one
-  /// Where the report goes, a JSON object whose "doing" is a phrase; empty: nowhere.
+  /// The file of the report, a JSON object whose "doing" is a phrase; empty: no report is written.
   std::filesystem::path report_file;
-  /// Called when a collective did not end with its own time-out, as one that is stuck in the kernel does.
+  /// Called when a collective has outlived its own time-out, as one that is stuck in the kernel does.
   std::function<void()> on_stuck_collective = nullptr;
-  /// Called, if there is one, when a stop was asked for before this process has begun a step, whatever it is
-  /// doing: nothing is lost if it ends there and then. Not called again.
+  /// Called once, if not null, when a stop is requested before this process has begun a step, whatever it is
+  /// doing: nothing is lost if it ends there and then.
   std::function<void(int signal)> on_stop_before_training = nullptr;
 };
 
@@ -31,13 +31,12 @@ std::filesystem::path activity_file_of_launcher();
 
 /// A thread that looks at the rank's activity every second, and more often before the first step.
 ///
-/// - A stop was asked for and no step has begun: on_stop_before_training(). Whoever waits for other processes
-///   then, in a library that knows of no signals, cannot heed it.
+/// - A stop was requested and no step has begun: on_stop_before_training(). The main thread may be waiting
+///   for other processes in a library that does not react to signals.
 /// - This rank computes for longer than the time-out: a warning and a report, once a step. The others give up
-///   waiting for it, and then nobody but this rank can tell what kept it.
-/// - A stop was asked for five seconds ago and the step has not ended: a report, in case what comes next is
-///   SIGKILL.
-/// - A collective is under way for ten seconds more than the time-out: a report, and on_stuck_collective().
+///   waiting for it, and only this rank can say what delayed it.
+/// - A stop was requested five seconds ago and the step has not ended: a report, in case SIGKILL follows.
+/// - A collective is under way for ten seconds longer than the time-out: a report, and on_stuck_collective().
 class Watchdog {
  public:
   Watchdog(std::shared_ptr<comm::Activity> activity, WatchdogOptions options);
@@ -45,7 +44,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Writes the report of a failure. The first failure stays; reports of mere slowness give way to it.
+  /// Writes the report of a failure. The first failure's report stays; it replaces those of mere slowness.
   void report_failure(const std::string& message);
 
  private:

@@ -230,7 +230,7 @@ resume = "never"
 
 
 def waited_s(trace, warmup):
-    """Seconds that a rank waited for collectives after the warm-up (lib/comm/trace.h)."""
+    """Seconds that a rank waited for collectives after the warm-up (lib/comm/trace_event.h)."""
     total = 0.0
     for line in trace.read_text(encoding="utf-8").splitlines():
         event = json.loads(line)

@@ -75,10 +75,30 @@ TEST(Trace, KeepsTheEventsOfAStepInMemory) {
   EXPECT_EQ(events[0].op, "all_gather");
   EXPECT_EQ(events[0].bytes, 8);
   EXPECT_TRUE(events[0].done_us.has_value());
-  EXPECT_EQ(events[0].buffer_kind, nullptr);
+  EXPECT_TRUE(events[0].is_collective());
   EXPECT_EQ(events[1].pass_or_event, "allocate");
   EXPECT_EQ(trace.events(1).size(), 1u);
   EXPECT_TRUE(trace.events(3).empty());
+}
+
+TEST(Trace, WritesComputeOnceItHasEndedAndNoEndIsAwaitedThatDoesNotCome) {
+  testing::TemporaryFolder folder;
+  Trace trace;
+  trace.open(folder / "trace.jsonl");
+  trace.begin_step(1);
+  trace.computes("root", "backward", /*has_no_end=*/true);
+  const uint64_t forward = trace.computes("a", "forward");
+  trace.begin_step(2);
+  EXPECT_EQ(lines_of(folder, "trace.jsonl").size(), 0u) << "nothing was written since";
+  trace.finished(forward);
+  trace.begin_step(3);
+  const auto lines = lines_of(folder, "trace.jsonl");
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0]["op"], "compute");
+  EXPECT_FALSE(lines[0].contains("done_us"));
+  EXPECT_EQ(lines[1]["pass"], "forward");
+  EXPECT_EQ(lines[1]["issue_us"], lines[1]["start_us"]);
+  EXPECT_LE(lines[1]["start_us"], lines[1]["done_us"]);
 }
 
 TEST(Trace, TellsApartTheWaitFromTheCollective) {

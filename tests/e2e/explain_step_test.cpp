@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "e2e/programs.h"
+#include "util/error.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -48,6 +51,17 @@ TEST_F(ExplainStep, ShowsAllEventsOnRequest) {
   EXPECT_NE(shortened.out.find("not shown: micro-batches 1 to 3 of 4"), std::string::npos) << shortened.out;
   EXPECT_EQ(count(whole.out, "not shown"), 0) << whole.out;
   EXPECT_GT(count(whole.out, " gathered "), 2 * count(shortened.out, " gathered "));
+}
+
+TEST_F(ExplainStep, WritesATimelineOnRequest) {
+  const auto result = explain({"--timeline", (folder_ / "step.json").string()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::ifstream file(folder_ / "step.json");
+  const nlohmann::json events = nlohmann::json::parse(file);
+  EXPECT_GT(events.size(), 20u);
+  const auto missing = explain({"--timeline", (folder_ / "missing/step.json").string()});
+  EXPECT_EQ(missing.exit_code, static_cast<int>(util::ErrorKind::kIo)) << missing.err;
+  EXPECT_NE(missing.err.find("missing/step.json"), std::string::npos) << missing.err;
 }
 
 TEST_F(ExplainStep, AllUnitsAloneIsAMistakeOfUse) {

@@ -152,11 +152,13 @@ TEST(Report, DrawsTheLastStepOfTheTraceThatIsSurelyWhole) {
   ASSERT_TRUE(run.trace);
   EXPECT_EQ(run.trace->step, 2);
   EXPECT_EQ(run.skipped_trace_lines, 2);
-  ASSERT_EQ(run.trace->spans.size(), 2u);
-  EXPECT_EQ(run.trace->spans[0].begin_us, 21);
-  EXPECT_EQ(run.trace->spans[0].waited_from_us, 25);
-  EXPECT_EQ(run.trace->spans[1].end_us, 90);
+  ASSERT_EQ(run.trace->events.size(), 3u);
+  EXPECT_EQ(run.trace->events[0].issue_us, 20);
+  EXPECT_EQ(run.trace->events[1].begin_us(), 21);
+  EXPECT_EQ(run.trace->events[1].wait_us, 25);
+  EXPECT_EQ(run.trace->events[2].issue_us, 90);
   const std::string page = html_page(run);
+  EXPECT_EQ(count(page, "<rect class=\"held\""), 1);
   EXPECT_THAT(page, HasSubstr("Communication of step 2"));
   EXPECT_THAT(page, HasSubstr("all_gather of second, forward: 4.0 KiB in 0.009 ms, waited for 0.005 ms"));
   EXPECT_THAT(page, HasSubstr("2 lines of it could not be read"));

@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "train/run_length.h"
+#include "train/run_parts.h"
 
 namespace fsdp::train {
 namespace {

@@ -1,8 +1,12 @@
 #include "train/device.h"
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
+#include "comm/thread_communicator.h"
 #include "kernels/tile_product.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -83,6 +87,79 @@ TEST(Float32MatmulPrecision, IsSaidToDoNothingOnACpuWithoutOne) {
                                         HasSubstr("found \"high\", which does nothing here")));
   EXPECT_EQ(said("high", false), "") << "another rank says it";
   EXPECT_EQ(said("highest", true), "");
+}
+
+TEST(MeasuredMatmulRate, IsThatOfAProcessorInEveryTypeWithOneThreadOrTwo) {
+  const int threads = at::get_num_threads();
+  for (const int used : {1, 2}) {
+    at::set_num_threads(used);
+    for (const char* dtype : {"float32", "bfloat16"}) {
+      const double rate = measured_matmul_rate(dtype, kernels::matmul_by_name("auto"));
+      EXPECT_GT(rate, 1e8) << dtype << ", " << used;
+      EXPECT_LT(rate, 1e15) << dtype << ", " << used;
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(PeakRate, IsRaisedByAStepThatIsFaster) {
+  PeakRate peak{100, "measured"};
+  int measured = 0;
+  const auto finds = [&](double rate) { return [&measured, rate] { return ++measured, rate; }; };
+  EXPECT_DOUBLE_EQ(utilisation(peak, 50, finds(400)), 0.5);
+  EXPECT_EQ(measured, 0) << "nothing was wrong";
+  EXPECT_DOUBLE_EQ(utilisation(peak, 200, finds(400)), 0.5) << "measured again";
+  EXPECT_DOUBLE_EQ(peak.flops_per_second, 400);
+  EXPECT_DOUBLE_EQ(utilisation(peak, 800, finds(100)), 1) << "the second measure is too low as well";
+  EXPECT_DOUBLE_EQ(utilisation(peak, 400, finds(100)), 0.5);
+  EXPECT_EQ(measured, 2);
+}
+
+TEST(PeakRate, OfADataSheetIsRaisedAndThenNoLongerOfIt) {
+  PeakRate peak{100, "data sheet"};
+  EXPECT_DOUBLE_EQ(utilisation(peak, 200, [] { return 0.0; }), 1);
+  EXPECT_STREQ(peak.source, "measured");
+}
+
+TEST(PeakRate, GivenByTheUserStays) {
+  config::Config config;
+  config.logging.peak_tflops = 2;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    PeakRate peak = find_peak_rate(config, communicator);
+    EXPECT_TRUE(peak.is_given());
+    EXPECT_DOUBLE_EQ(utilisation(peak, 3e12, [] { return 9e12; }), 1.5);
+    EXPECT_DOUBLE_EQ(peak.flops_per_second, 2e12);
+  });
+}
+
+TEST(PeakRate, IsTheLargestOverRanksWhereItIsMeasured) {
+  std::array<PeakRate, 3> peaks;
+  comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
+    peaks[static_cast<size_t>(communicator.rank())] = find_peak_rate(config::Config{}, communicator);
+  });
+  for (const PeakRate& peak : peaks) {
+    EXPECT_STREQ(peak.source, "measured");
+    EXPECT_GT(peak.flops_per_second, 0);
+    EXPECT_EQ(peak.flops_per_second, peaks[0].flops_per_second);
+  }
+}
+
+TEST(PeakRate, OfAGpuIsThatOfItsDataSheet) {
+  EXPECT_DOUBLE_EQ(data_sheet_rate("NVIDIA H100 80GB HBM3", "bfloat16"), 989.5e12);
+  EXPECT_DOUBLE_EQ(data_sheet_rate("NVIDIA A100-SXM4-80GB", "bfloat16"), 312e12);
+  EXPECT_DOUBLE_EQ(data_sheet_rate("Tesla T4", "bfloat16"), 0) << "its matrix units have none";
+  EXPECT_DOUBLE_EQ(data_sheet_rate("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16"), 0);
+  set_float32_matmul_precision("high");
+  EXPECT_DOUBLE_EQ(data_sheet_rate("NVIDIA H100 80GB HBM3", "float32"), 494.5e12);
+  EXPECT_DOUBLE_EQ(data_sheet_rate("Tesla V100-SXM2-16GB", "float32"), 15.7e12) << "it has no TF32";
+  set_float32_matmul_precision("highest");
+  EXPECT_DOUBLE_EQ(data_sheet_rate("NVIDIA H100 80GB HBM3", "float32"), 67e12);
+}
+
+TEST(PeakRate, CountsThreadsThatHaveAProcessor) {
+  EXPECT_DOUBLE_EQ(share_of_threads(4, 8), 1);
+  EXPECT_DOUBLE_EQ(share_of_threads(8, 2), 0.25);
+  EXPECT_DOUBLE_EQ(share_of_threads(8, 0), 1) << "the number is not known";
 }
 
 }  // namespace

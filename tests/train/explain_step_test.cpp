@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
 
+#include "comm/communicator.h"
 #include "comm/thread_communicator.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
 #include "util/error.h"
+#include "util/file.h"
 
 namespace fsdp::train {
 namespace {
@@ -93,6 +97,53 @@ TEST_F(ExplainStep, WithAllUnitsLeavesNothingOut) {
   EXPECT_NE(shortened.find("not shown: micro-batches 1 to 2 of 3"), std::string::npos) << shortened;
   EXPECT_EQ(whole.find("not shown"), std::string::npos);
   EXPECT_EQ(count(whole, "  forward  "), 3 * 4) << whole;
+}
+
+TEST_F(ExplainStep, WritesATimelineWhoseComputeIsNestedAndWhoseMemoryIsNeverNegative) {
+  config_.training.gradient_accumulation_steps = 2;
+  config_.activation_checkpointing.mode = "full";
+  const std::filesystem::path path = folder_ / "step.json";
+  explain(2, config_, {.timeline = path});
+  std::map<int, std::vector<std::pair<double, double>>> open;  // bars that have begun on each track
+  std::map<int, double> last;
+  std::map<std::string, int> found;
+  for (const auto& event : nlohmann::json::parse(util::read_file(path))) {
+    if (event["ph"] == "C") {
+      for (const auto& [kind, bytes] : event["args"].items()) EXPECT_GE(bytes.get<int64_t>(), 0) << kind;
+    }
+    if (event["ph"] != "X") continue;
+    const int track = event["tid"];
+    const double begin = event["ts"], end = begin + event["dur"].get<double>();
+    EXPECT_GE(begin, last[track]) << event << " is out of order";
+    EXPECT_GE(event["dur"], 0) << event;
+    last[track] = begin;
+    auto& around = open[track];
+    constexpr double kRounding = 1e-6;
+    while (!around.empty() && around.back().second <= begin + kRounding) around.pop_back();
+    EXPECT_TRUE(around.empty() || end <= around.back().second + kRounding) << event << " overlaps";
+    around.emplace_back(begin, end);
+    ++found[event[event["cat"] == "compute" ? "name" : "cat"].get<std::string>()];
+  }
+  for (const char* pass : {"forward", "backward"}) EXPECT_EQ(found[std::string(pass) + " root"], 2);
+  for (const char* pass : {"forward", "recompute", "backward"}) {
+    EXPECT_EQ(found[std::string(pass) + " model.layers.1"], 2) << pass;
+  }
+  EXPECT_GT(found["communication"], 0);
+  EXPECT_FALSE(std::filesystem::exists(config_.run.output_dir));
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+    EXPECT_FALSE(util::is_temporary_name(entry.path().filename().string())) << entry.path();
+  }
+}
+
+TEST_F(ExplainStep, NamesATimelineThatCannotBeWritten) {
+  try {
+    explain_step(config_, std::make_shared<comm::SingleCommunicator>(),
+                 {.timeline = folder_ / "missing/step.json"});
+    FAIL() << "accepted";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
+    EXPECT_NE(std::string(error.what()).find("missing/step.json"), std::string::npos) << error.what();
+  }
 }
 
 class ExplainStepOf : public ExplainStep, public ::testing::WithParamInterface<Case> {};

@@ -1,16 +1,19 @@
-#include "train/float8_layers.h"
+#include "train/layer_modes.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/float8.h"
+#include "util/device_graph.h"
 #include "util/error.h"
 #include "util/text.h"
 
 namespace fsdp::train {
-namespace {
 
 using util::concat;
 using util::ErrorKind;
+
+namespace {
 
 void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
   const auto matches = [&](const std::string& name) {
@@ -23,13 +26,20 @@ void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
              "\", which matches none; correct or remove it");
 }
 
+constexpr const char* kBlock = "block";
+
+bool is_block(const torch::nn::Module* module) {
+  const auto* stage = dynamic_cast<const nn::Stage*>(module);
+  return stage != nullptr && stage->type_name() == kBlock;
+}
+
 }  // namespace
 
 nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, const c10::Device& device) {
   if (config.training.float8 == "none") return {};
   kernels::require_float8("training.float8", device);
   std::vector<std::string> exclude = config.training.float8_exclude;
-  // Fp32 products have nothing to gain, and are not meant to lose digits.
+  // Products that are to stay in fp32 must not lose digits.
   const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
   exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
   nn::Float8Layers layers = nn::use_float8(model, exclude);
@@ -53,6 +63,41 @@ std::string describe(const nn::Float8Layers& layers, const c10::Device& device) 
   if (!layers.excluded.empty()) text += concat("; ", layers.excluded.size(), " are excluded");
   if (device.is_cpu()) text += "; on a CPU this is for tests, and slower than bfloat16";
   return text;
+}
+
+void prepare_graphs(const config::Config& config, const c10::Device& device) {
+  if (!config.training.cuda_graphs) return;
+  if (!device.is_cuda()) {
+    util::fail(ErrorKind::kUsage, "training.cuda_graphs: expected a GPU; found training on ", device.str(),
+               "; leave it out");
+  }
+  util::use_own_cuda_stream(device.index());
+}
+
+std::shared_ptr<const nn::GraphCounts> graph_blocks(nn::Stage& model, const shard::Engine& engine,
+                                                    util::MakeGraphPool make_pool) {
+  const auto modules = model.named_modules();
+  for (const auto& unit : engine.units()) {
+    if (engine.is_root(*unit)) continue;
+    const std::string& name = unit->name();
+    for (size_t dot = name.rfind('.'); dot != std::string::npos && dot > 0; dot = name.rfind('.', dot - 1)) {
+      const std::string around = name.substr(0, dot);
+      const auto* module = modules.find(around);
+      if (module == nullptr || !is_block(module->get())) continue;
+      util::fail(ErrorKind::kUsage,
+                 "training.cuda_graphs: expected units that are whole blocks or hold several; found unit ",
+                 name, " inside block ", around,
+                 ", which cannot be gathered in the middle of a graph; raise fsdp.min_num_params or set "
+                 "fsdp.wrap_stages = [\"block\"]");
+    }
+  }
+  return nn::graph_stages(model, {kBlock}, std::move(make_pool));
+}
+
+std::string describe(const nn::GraphCounts& counts) {
+  return concat("CUDA graphs: ", util::with_commas(counts.recorded), " recorded, ",
+                util::with_commas(counts.launched), " launched, ", util::with_commas(counts.plain),
+                " passes through blocks kernel by kernel");
 }
 
 }  // namespace fsdp::train

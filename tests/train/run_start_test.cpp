@@ -1,7 +1,12 @@
-#include "train/banner.h"
+#include "train/run_start.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
+#include "comm/communicator.h"
+#include "comm/thread_communicator.h"
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/tiny_config.h"
@@ -67,6 +72,69 @@ TEST(Banner, SaysWhatTheMeshMeans) {
         std::string::npos)
         << text;
   });
+}
+
+TEST(RunEnvironment, NamesVersionsProcessorAndRanks) {
+  const comm::SingleCommunicator communicator;
+  const nlohmann::ordered_json environment =
+      run_environment(communicator, {.flops_per_second = 3e12, .source = "data sheet"});
+  EXPECT_EQ(environment["ranks"], 1);
+  EXPECT_TRUE(environment["libtorch"].get<std::string>().starts_with("2."));
+  for (const char* key : {"fsdp", "started", "communication", "host", "cpu", "cpu_instructions", "memory"}) {
+    EXPECT_FALSE(environment[key].get<std::string>().empty()) << key;
+  }
+  EXPECT_EQ(environment["peak_tflops_a_rank"], 3);
+  EXPECT_EQ(environment["peak_tflops_source"], "data sheet");
+  EXPECT_GE(environment["threads_a_rank"].get<int>(), 1);
+}
+
+using ::testing::HasSubstr;
+
+class SameRun : public ::testing::Test {
+ protected:
+  /// What every rank is told when `change` is made on rank 1 of three.
+  std::string refusal(const std::function<void(config::Config&)>& change) {
+    std::vector<std::string> texts(3, "no error");
+    comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
+      config::Config config = config_;
+      if (communicator.rank() == 1) change(config);
+      try {
+        require_same_run(config, communicator);
+      } catch (const comm::AgreedError& error) {
+        EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+        texts[static_cast<size_t>(communicator.rank())] = error.what();
+      }
+    });
+    EXPECT_EQ(texts[1], texts[0]);
+    EXPECT_EQ(texts[2], texts[0]);
+    return texts[0];
+  }
+
+  testing::TemporaryFolder folder_;
+  config::Config config_ = testing::tiny_config(folder_);
+};
+
+TEST_F(SameRun, IsWhatAllRanksMustBeAboutToRun) {
+  EXPECT_EQ(refusal([](auto&) {}), "no error");
+}
+
+TEST_F(SameRun, ADifferentKeyIsNamedWithItsRank) {
+  std::string text = refusal([](auto& config) { config.optimizer.lr = 0.5; });
+  EXPECT_THAT(text, HasSubstr("rank 1"));
+  EXPECT_THAT(text, HasSubstr("optimizer.lr: "));
+  EXPECT_THAT(text, HasSubstr("-> 0.5"));
+}
+
+TEST_F(SameRun, TheMeshIsPartOfIt) {
+  EXPECT_THAT(refusal([](auto& config) { config.mesh.dcn = 3; }), HasSubstr("mesh.dcn: 1 -> 3"));
+}
+
+TEST_F(SameRun, DataMayLieElsewhereButMustBeTheSame) {
+  std::filesystem::copy(folder_ / "train.bin", folder_ / "copy.bin");
+  EXPECT_EQ(refusal([&](auto& config) { config.data.train = {folder_ / "copy.bin"}; }), "no error");
+  testing::write_token_file(folder_ / "other.bin", 1000, config_.model.vocab_size);
+  EXPECT_THAT(refusal([&](auto& config) { config.data.train = {folder_ / "other.bin"}; }),
+              HasSubstr("files of data.train"));
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 // Runs whose blocks are CUDA graphs.
 
-#include "train/block_graphs.h"
-
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -10,6 +8,7 @@
 #include "support/log_lines.h"
 #include "support/trainer_fixture.h"
 #include "train/device.h"
+#include "train/layer_modes.h"
 
 namespace fsdp::train {
 namespace {

@@ -1,11 +1,29 @@
-#include "train/banner.h"
+#include "train/run_start.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/headeronly/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "config/load.h"
+#include "config/print.h"
 #include "kernels/matmul.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
-#include "train/device.h"
 #include "util/error.h"
+#include "util/hash.h"
+#include "util/system.h"
 #include "util/text.h"
+#include "util/version.h"
 
 namespace fsdp::train {
 
@@ -15,17 +33,91 @@ using util::with_commas;
 
 namespace {
 
-/// ", products by onednn"; in bf16 nothing else than oneDNN has them but the matrix unit.
-std::string products_on_cpu(const config::Config& config) {
+using nlohmann::json;
+
+constexpr uint64_t kSeed = 0x66736470;
+constexpr std::streamsize kHashedBytes = 1 << 16;
+
+/// Size and hash of the beginning: enough to detect a different file.
+json file_mark(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(kHashedBytes, '\0');
+  file.read(begin.data(), kHashedBytes);
+  begin.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  std::error_code error;
+  auto bytes = std::filesystem::file_size(path, error);
+  // A file that cannot be read is reported when it is opened.
+  return error ? json(nullptr) : json{bytes, util::hash_of(kSeed, begin)};
+}
+
+json file_marks(const std::vector<std::string>& paths) {
+  json marks = json::array();
+  for (const std::string& path : paths) marks.push_back(file_mark(path));
+  return marks;
+}
+
+/// Without the paths of files, which may differ among hosts; the contents are compared apart.
+std::string comparable_config(config::Config config) {
+  config.data.train = {"files"};
+  config.data.validation.clear();
+  config.model.init_from.clear();
+  config.model.init_unused.clear();  // a part of init_from that changes no weight
+  return config::to_toml(config);
+}
+
+std::string difference(const json& first, const json& other) {
+  if (first["version"] != other["version"]) {
+    return concat("version of the toolkit: ", first["version"].dump(), " -> ", other["version"].dump());
+  }
+  if (first["config"] != other["config"]) {
+    auto changes = config::differing_keys(
+        config::parse_config(first["config"].get<std::string>(), "rank 0's config"),
+        config::parse_config(other["config"].get<std::string>(), "another rank's config"));
+    return changes.empty() ? "the config" : util::join(changes, "; ");
+  }
+  for (const char* key : {"data.train", "data.validation"}) {
+    if (first[key] != other[key]) return concat("what is in the files of ", key);
+  }
+  return {};
+}
+
+}  // namespace
+
+void require_same_run(const config::Config& config, comm::Communicator& communicator) {
+  if (communicator.world_size() == 1) return;
+  json mine = {{"version", util::version()},
+               {"config", comparable_config(config)},
+               {"data.train", file_marks(config.data.train)},
+               {"data.validation", file_marks(config.data.validation)},
+               {"host", util::host_name()}};
+  std::vector<std::string> all =
+      comm::all_gather_text(communicator, mine.dump(-1, ' ', false, json::error_handler_t::replace),
+                            {.unit = "comparison of the ranks"});
+  json first = json::parse(all[0]);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    json other = json::parse(all[rank]);
+    std::string what = difference(first, other);
+    if (what.empty()) continue;
+    throw comm::AgreedError(util::ErrorKind::kUsage,
+                            concat("expected the same run on all ranks; found rank ", rank, " on ",
+                                   other["host"].get<std::string>(), " to differ from rank 0 on ",
+                                   first["host"].get<std::string>(), " in ", what,
+                                   "; start all processes with the same program, config and data"));
+  }
+}
+
+namespace {
+
+/// ", products by onednn", on a CPU. In bf16 only for the matrix unit, whose only alternative is oneDNN.
+std::string products(const config::Config& config, const at::Device& device) {
+  if (!device.is_cpu()) {
+    return concat(", float32 products in ", float32_products_use_tf32() ? "TF32" : "full precision");
+  }
   const kernels::Matmul matmul = kernels::matmul_by_name(config.model.matmul);
   const bool is_float = config.mixed_precision.param_dtype == "float32";
   if (!is_float && matmul != kernels::Matmul::kAmx) return "";
   return concat(", products by ", kernels::name_of(matmul),
                 is_float && float32_products_are_shorter(matmul) ? " in 16 of 24 bits" : "");
-}
-
-const char* products_on_gpu() {
-  return float32_products_use_tf32() ? ", float32 products in TF32" : ", float32 products in full precision";
 }
 
 /// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
@@ -40,8 +132,8 @@ std::string how(const config::Config& config) {
   return text;
 }
 
-/// Where one could take it for another.
-std::string of_what_mfu_is_a_share(const config::Config& config) {
+/// With float8, MFU could be taken for a share of its peak.
+std::string base_of_mfu(const config::Config& config) {
   if (config.training.float8 == "none") return "";
   return concat(", in ", config.mixed_precision.param_dtype, ", of which mfu is the share");
 }
@@ -50,6 +142,15 @@ std::string of_what_mfu_is_a_share(const config::Config& config) {
 std::string for_optimizer(const config::Config& config, const shard::Engine& engine) {
   const int64_t bytes = plan::optimizer_state_bytes(config.optimizer, shard::unit_sizes(engine));
   return bytes == 0 ? "" : concat(", ", human_bytes(bytes), " for the optimizer");
+}
+
+std::string utc_now() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
 }
 
 }  // namespace
@@ -80,13 +181,12 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   const at::Device device = engine.communicator().device();
   text += concat(
       "compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
-      config.training.fused_kernels ? ", fused kernels" : ", composed operations",
-      device.is_cpu() ? products_on_cpu(config) : "", device.is_cpu() ? "" : products_on_gpu(),
+      config.training.fused_kernels ? ", fused kernels" : ", composed operations", products(config, device),
       config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
                                        : "",
       config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",
       util::fixed(peak.flops_per_second / 1e12, 3), " TFLOP/s a rank",
-      peak.is_given() ? "" : concat(" (", peak.source, ")"), of_what_mfu_is_a_share(config), "\n");
+      peak.is_given() ? "" : concat(" (", peak.source, ")"), base_of_mfu(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validations have neither\n");
@@ -116,6 +216,22 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
     text += concat(set == 0 ? "" : ", ", util::fixed(passes, 2), " epochs of ", each.name);
   }
   return text;
+}
+
+nlohmann::ordered_json run_environment(const comm::Communicator& communicator, const PeakRate& peak) {
+  return {{"fsdp", util::version()},
+          {"libtorch", TORCH_VERSION},
+          {"started", utc_now()},
+          {"ranks", communicator.world_size()},
+          {"communication", communicator.backend_name()},
+          {"host", util::host_name()},
+          {"cpu", util::line_value("/proc/cpuinfo", "model name").value_or("unknown")},
+          {"cpu_instructions", at::get_cpu_capability()},
+          {"cores", std::thread::hardware_concurrency()},
+          {"threads_a_rank", at::get_num_threads()},
+          {"memory", util::human_bytes(::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGE_SIZE))},
+          {"peak_tflops_a_rank", peak.flops_per_second / 1e12},
+          {"peak_tflops_source", peak.source}};
 }
 
 }  // namespace fsdp::train
