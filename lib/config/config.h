@@ -41,7 +41,7 @@ struct TrainingOptions {
   std::string float32_matmul_precision = "highest";  ///< train/device.h
   bool fused_kernels = true;
   std::string matmul = "auto";
-  std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/float8.h
+  std::string float8 = "none";              ///< products of linear layers in 8 bits: nn/layers.h
   std::vector<std::string> float8_exclude;  ///< patterns of the weights of those that stay as they are
   bool cuda_graphs = false;                 ///< nn/stage_graphs.h
   /// Gradients of micro-batches add up unsharded and are reduced after the last one only (PyTorch's no_sync).

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "config/config.h"
-#include "nn/float8.h"
+#include "nn/layers.h"
 #include "nn/stage.h"
 
 namespace fsdp::train {
