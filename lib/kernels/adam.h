@@ -1,7 +1,7 @@
 #pragma once
 
-// The step of Adam and AdamW (optim/adam.h) on a GPU in one pass over a flat shard, which scales gradients,
-// for clipping and loss scales, on the way. Other devices have libtorch's step.
+// The step of Adam and AdamW (optim/element_optimizers.h) on a GPU, in one pass over a flat shard, which also
+// scales gradients for clipping and loss scales. On other devices libtorch has such a step.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,14 +11,14 @@
 
 namespace fsdp::kernels {
 
-/// All [n], contiguous, of one device.
+/// All [n], contiguous, on one device.
 struct AdamTensors {
-  at::Tensor value;     ///< fp32, as are the averages
+  at::Tensor value;     ///< fp32, like the averages
   at::Tensor gradient;  ///< fp32 or bf16
   at::Tensor exp_avg, exp_avg_sq;
 };
 
-/// Whether there is a kernel for such values; gradients of other types than fp32 and bf16 have none.
+/// Whether there is a kernel for such values, with fp32 or bf16 gradients.
 bool can_step_adam(const at::Tensor& value);
 
 /// Updates value and averages in place.

@@ -8,9 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/attention_memory.h"
 #include "kernels/block_product.h"
-#include "kernels/cpu/attention_loops.h"
+#include "kernels/cpu/loops.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/meta.h"
 #include "kernels/tile_product.h"
@@ -21,17 +20,11 @@ namespace fsdp::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 const cpu::AttentionLoops* loops_for(at::ScalarType type) {
   if (type == at::kFloat) return cpu::attention_loops(cpu::Element::kFloat);
   return type == at::kBFloat16 ? cpu::attention_loops(cpu::Element::kBFloat16) : nullptr;
-}
-
-const cpu::Packing* packing_for(at::ScalarType type) {
-  return cpu::packing(type == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16);
 }
 
 /// One head of one sequence of x: [B, T, heads, head_dim].
@@ -48,12 +41,12 @@ struct Head {
   }
 };
 
-/// The small products of a pass, by oneDNN or by this core's matrix unit.
+/// The small products of a pass, by oneDNN or by the core's matrix unit.
 class Products {
  public:
   explicit Products(bool by_tiles) : by_tiles_(by_tiles) {}
 
-  /// c [m, n] = a [m, k] b, or is added to; b is packed
+  /// c = a b or, with `adds`, c += a b. c: [m, n], a: [m, k], b: packed
   template <typename T>
   void multiply(const SmallShape& shape, const SmallFactor<T>& a, const SmallFactor<T>& b, bool adds,
                 float* c) const {
@@ -74,7 +67,7 @@ class Products {
     small_product<T>(shape, a, b, adds, c, shape.n);
   }
 
-  /// `body`, with what the thread needs for them.
+  /// Calls `body`, which may multiply().
   template <typename Body>
   void run(const Body& body) const {
     if (by_tiles_) {
@@ -89,13 +82,13 @@ class Products {
   bool by_tiles_;
 };
 
-/// Whether all products of a pass are of whole tiles. fp32 would have to be taken apart for one product each.
+/// Whether all products are of whole tiles. Not for fp32, whose factors would be split for a single product.
 bool fits_tiles(const at::Tensor& q, Matmul matmul) {
   return matmul == Matmul::kAmx && q.scalar_type() == at::kBFloat16 && can_multiply_by_tiles(q) &&
          q.size(1) % cpu::kTileDepth == 0 && q.size(3) % cpu::kTileDepth == 0;
 }
 
-/// Hands out parts of a block of memory that a thread has for its tiles.
+/// A thread's memory for tiles, given out piece by piece.
 class AttentionScratch {
  public:
   explicit AttentionScratch(int64_t bytes) : memory_(at::empty({bytes}, at::kByte)) {}
@@ -142,18 +135,34 @@ struct Sizes {
   }
 };
 
+/// Elements of a packed column that are neighbours.
 template <typename T>
-class ForwardPass {
+constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
+
+/// What both passes have.
+class AttentionPass {
+ protected:
+  AttentionPass(const at::Tensor& q, const at::Tensor& k, Matmul matmul)
+      : loops_(*loops_for(q.scalar_type())),
+        packing_(
+            *cpu::packing(q.scalar_type() == at::kFloat ? cpu::Element::kFloat : cpu::Element::kBFloat16)),
+        sizes_(q, k, matmul),
+        memory_(sizes_.memory(q)) {}
+
+  const cpu::AttentionLoops& loops_;
+  const cpu::Packing& packing_;
+  Sizes sizes_;
+  AttentionSizes memory_;
+};
+
+template <typename T>
+class ForwardPass : AttentionPass {
  public:
   struct Tensors {
     at::Tensor q, k, v, y, log_sums;
   };
   ForwardPass(const Tensors& tensors, Matmul matmul)
-      : loops_(*loops_for(tensors.q.scalar_type())),
-        packing_(*packing_for(tensors.q.scalar_type())),
-        sizes_(tensors.q, tensors.k, matmul),
-        memory_(sizes_.memory(tensors.q)),
-        t_(tensors) {}
+      : AttentionPass(tensors.q, tensors.k, matmul), t_(tensors) {}
 
   void run() {
     sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
@@ -185,7 +194,7 @@ class ForwardPass {
           const int64_t count = std::min(AttentionSizes::kKeys, end - key),
                         padded = AttentionSizes::even(count);
           sizes_.products.multiply<T>({queries, count, width}, {q.row(first), q.stride},
-                                      {keys + pairs() * key, tokens}, false, scores);
+                                      {keys + kPairs<T> * key, tokens}, false, scores);
           loops_.softmax({.scores = scores,
                           .factors = factors,
                           .most = most,
@@ -212,35 +221,24 @@ class ForwardPass {
     }
   }
 
-  /// Elements of a packed column that lie side by side.
-  static constexpr int64_t pairs() { return std::is_same_v<T, float> ? 1 : 2; }
-
-  const cpu::AttentionLoops& loops_;
-  const cpu::Packing& packing_;
-  Sizes sizes_;
-  AttentionSizes memory_;
   const Tensors& t_;
 };
 
 template <typename T>
-class BackwardPass {
+class BackwardPass : AttentionPass {
  public:
   struct Tensors {
     at::Tensor q, k, v, y, log_sums, dy, dq, dk, dv;
   };
   BackwardPass(const Tensors& tensors, Matmul matmul)
-      : loops_(*loops_for(tensors.q.scalar_type())),
-        packing_(*packing_for(tensors.q.scalar_type())),
-        sizes_(tensors.q, tensors.k, matmul),
-        memory_(sizes_.memory(tensors.q)),
-        t_(tensors) {}
+      : AttentionPass(tensors.q, tensors.k, matmul), t_(tensors) {}
 
   void run() {
     sizes_.for_kv_heads([this](int64_t batch, int64_t kv_head) { heads_of(batch, kv_head); });
   }
 
  private:
-  /// What one thread has: inputs of products, packed, and gradients in fp32.
+  /// A thread's memory: packed factors, and gradients in fp32.
   struct Work {
     T *k, *q, *q_transposed, *dy, *dy_transposed;
     float *dq, *dk, *dv, *products;
@@ -294,12 +292,11 @@ class BackwardPass {
     const int64_t queries = std::min(AttentionSizes::kQueries, tokens - query);
     const int64_t keys = std::min({AttentionSizes::kKeysBackward, tokens - key, query + queries - key});
     const int64_t padded_queries = AttentionSizes::even(queries), padded_keys = AttentionSizes::even(keys);
-    constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;
     const Products& products = sizes_.products;
     products.multiply<T>({keys, queries, width}, {k.row(key), k.stride},
-                         {w.q_transposed + kPairs * query, tokens}, false, w.scores);
+                         {w.q_transposed + kPairs<T> * query, tokens}, false, w.scores);
     products.multiply<T>({keys, queries, width}, {v.row(key), v.stride},
-                         {w.dy_transposed + kPairs * query, tokens}, false, w.dfactors);
+                         {w.dy_transposed + kPairs<T> * query, tokens}, false, w.dfactors);
     loops_.gradient({.scores = w.scores,
                      .dfactors = w.dfactors,
                      .log_sums = log_sums + query,
@@ -321,14 +318,10 @@ class BackwardPass {
                          {w.k + key * width, width}, true, w.dq + query * width);
   }
 
-  const cpu::AttentionLoops& loops_;
-  const cpu::Packing& packing_;
-  Sizes sizes_;
-  AttentionSizes memory_;
   const Tensors& t_;
 };
 
-/// Of meta tensors.
+/// Notes memory and products, for meta tensors.
 void take_scratch_of(const at::Tensor& q, const at::Tensor& k, bool backward) {
   const Sizes sizes(q, k, Matmul::kMkl);
   const AttentionSizes memory = sizes.memory(q);
@@ -338,10 +331,10 @@ void take_scratch_of(const at::Tensor& q, const at::Tensor& k, bool backward) {
   }
 }
 
-class CausalAttention final : public Function<CausalAttention> {
+class CausalAttention final : public torch::autograd::Function<CausalAttention> {
  public:
-  static Variable forward(AutogradContext* context, const Variable& q, const Variable& k, const Variable& v,
-                          Matmul matmul) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, Matmul matmul) {
     at::Tensor y = at::empty(q.sizes(), q.options());
     at::Tensor log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
     if (q.is_meta()) {

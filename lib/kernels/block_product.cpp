@@ -7,8 +7,7 @@
 #include <exception>
 #include <vector>
 
-#include "kernels/cpu/packing.h"
-#include "kernels/factor_blocks.h"
+#include "kernels/cpu/loops.h"
 #include "kernels/meta.h"
 #include "util/error.h"
 #include "util/parallel.h"
@@ -16,26 +15,25 @@
 namespace fsdp::kernels {
 namespace {
 
-// What one thread works on at a time; with the packed factors it fits into a second-level cache of 1 MiB and
-// more.
-constexpr int64_t kRows = 512;           ///< of the result, where the left factor is packed
+// The block of one thread; with the packed factors it fits into a second-level cache of 1 MiB.
+constexpr int64_t kRows = 512;           ///< of the result, if the left factor is packed
 constexpr int64_t kResultColumns = 128;  ///< of the result
-constexpr int64_t kDepth = 512;          ///< of a row and a column of the factors
+constexpr int64_t kBlockDepth = 512;     ///< of a row and a column of the factors
 constexpr int64_t kSmallRows = 64;
 
-// Where rows are cut into blocks, so many columns of the right factor stay packed for the next block.
-constexpr int64_t kKeptColumns = 2048;
+// If there are several blocks of rows, this many columns of the right factor stay packed for the next block.
+constexpr int64_t kKeptBlockColumns = 2048;
 
 thread_local Scratch left_scratch, right_scratch;
 
-/// A factor in memory, [rows, columns] or, where `transposed`, stored as [columns, rows].
+/// A factor in memory, [rows, columns] or, if `transposed`, stored as [columns, rows].
 template <typename T>
 struct Stored {
   const T* data;
   int64_t stride;
   bool transposed;
 
-  /// A single row or column may be taken as either.
+  /// A single row or column is both; `rather_transposed` decides.
   Stored(const at::Tensor& x, bool rather_transposed)
       : data(static_cast<const T*>(x.const_data_ptr())),
         stride(0),
@@ -66,12 +64,12 @@ struct RowBlock {
   int64_t first, rows;
 };
 
-/// Rows of the right factor, and so many of each left factor's columns.
+/// Rows of the right factor, and columns of each left factor.
 struct Slice {
   int64_t first, count, padded;
 };
 
-/// The results of all terms are one under the other.
+/// The products of several terms, whose rows are shared out to threads as if stacked.
 template <typename T>
 class BlockProduct {
  public:
@@ -81,7 +79,7 @@ class BlockProduct {
         k_(b.size(0)),
         packing_(*cpu::packing(std::is_same_v<T, float> ? cpu::Element::kFloat : cpu::Element::kBFloat16)) {
     for (const ProductOf& p : products) {
-      // In bf16 rather packed, so that it may be padded.
+      // In bf16, packing is preferred, because it pads.
       terms_.push_back({.a = Stored<T>(p.a, /*rather_transposed=*/kPairs > 1),
                         .c = p.c.data_ptr<float>(),
                         .rows = p.a.size(0),
@@ -104,7 +102,7 @@ class BlockProduct {
  private:
   static constexpr int64_t kPairs = std::is_same_v<T, float> ? 1 : 2;  ///< of K that are packed together
 
-  /// Units [begin, end) of rows. Rows that need no packing may be as many as there are.
+  /// The blocks of units [begin, end). Blocks that need no packing are not limited in size.
   std::vector<RowBlock<T>> blocks_of(int64_t begin, int64_t end) const {
     std::vector<RowBlock<T>> blocks;
     int64_t before = 0;
@@ -123,7 +121,7 @@ class BlockProduct {
 
   void multiply(const std::vector<RowBlock<T>>& blocks) const {
     const bool keeps = blocks.size() > 1;
-    const int64_t depth = equal_part(k_, kDepth), kept = keeps ? equal_part(n_, kKeptColumns) : n_;
+    const int64_t depth = equal_part(k_, kBlockDepth), kept = keeps ? equal_part(n_, kKeptBlockColumns) : n_;
     T* packed = right_scratch.of<T>((keeps ? kept : kResultColumns) * rounded_up(depth, kPairs));
     for (int64_t k = 0; k < k_; k += depth) {
       const int64_t count = std::min(depth, k_ - k);
@@ -163,7 +161,7 @@ class BlockProduct {
     }
   }
 
-  /// The columns of the right factor are packed, so that as many elements lie from row to row.
+  /// right.stride is the number of the packed columns.
   void multiply(const RowBlock<T>& block, const Slice& slice, const SmallFactor<T>& left,
                 const SmallFactor<T>& right, int64_t column) const {
     const bool adds = block.term->adds || slice.first > 0;
@@ -197,7 +195,7 @@ bool multiplies_bf16() {
 bool has_small_products(at::ScalarType type) {
   if (type == at::kFloat) return cpu::packing(cpu::Element::kFloat) != nullptr;
   if (type != at::kBFloat16 || cpu::packing(cpu::Element::kBFloat16) == nullptr) return false;
-  // The environment may keep oneDNN from using what the CPU has.
+  // The environment may forbid oneDNN what the CPU supports.
   static const bool is_allowed = multiplies_bf16();
   return is_allowed;
 }

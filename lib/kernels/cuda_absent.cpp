@@ -1,4 +1,4 @@
-// Takes the place of cuda/*.cu in programs without CUDA.
+// Replaces cuda/*.cu in programs without CUDA.
 
 #include "kernels/cuda/kernels.h"
 #include "util/error.h"

@@ -13,7 +13,6 @@
 #include <limits>
 
 #include "kernels/cuda/kernels.h"
-#include "kernels/float8_numbers.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "kernels/reduce.h"
@@ -24,14 +23,13 @@ namespace fsdp::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 constexpr at::ScalarType kForward = at::kFloat8_e4m3fn, kBackward = at::kFloat8_e5m2;
 
 float largest_number(at::ScalarType type) {
-  return type == at::kFloat8_e4m3fn ? kLargestNumber<c10::Float8_e4m3fn> : kLargestNumber<c10::Float8_e5m2>;
+  return type == at::kFloat8_e4m3fn ? cuda::kLargestNumber<c10::Float8_e4m3fn>
+                                    : cuda::kLargestNumber<c10::Float8_e5m2>;
 }
 
 Float8Matrix rounded_on_gpu(const at::Tensor& x, const at::Tensor& largest, at::ScalarType type,
@@ -53,21 +51,22 @@ Float8Matrix rounded_on_gpu(const at::Tensor& x, const at::Tensor& largest, at::
   return result;
 }
 
-/// One factor of a product, whose sum goes over its last index.
+/// A factor of a product, with the summed index last.
 struct Factor {
   const at::Tensor& values;
   const at::Tensor& inverse_scale;
 };
 
-/// As cuBLASLt takes all pointers to be where nobody tells it otherwise, as at::_scaled_mm does not. What the
-/// allocator gives is; places in a gathered unit and in a gradient buffer need not be.
+/// Aligned as cuBLASLt assumes by default; at::_scaled_mm does not tell it the actual alignment. The
+/// allocator's memory has this alignment; parameters in a gathered FSDP unit and places in a gradient buffer
+/// may not.
 bool is_aligned(const at::Tensor& x) { return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 256 == 0; }
 
 /// a b^T + bias. a: [N, K], b: [M, K]
 struct Product {
   Factor a, b;
   Matmul matmul = Matmul::kMkl;
-  /// cuBLASLt may add up in fewer bits than fp32 for a while: good enough for forward, as in torchao.
+  /// Lets cuBLASLt accumulate partially in fewer bits than fp32; for forward only, as in torchao.
   bool fast = false;
 
   at::Tensor of_type(at::ScalarType type, const std::optional<at::Tensor>& bias = std::nullopt) const {
@@ -108,8 +107,8 @@ struct Product {
   }
 };
 
-/// The product as a gradient of the weight; undefined if the weight's sink has it.
-at::Tensor weight_gradient(const at::Tensor& weight, const Product& product) {
+/// The product as the weight's gradient; undefined if it was written to the weight's sink.
+at::Tensor float8_weight_gradient(const at::Tensor& weight, const Product& product) {
   auto place = take_gradient_place(weight, at::kFloat);
   if (!place) place = take_gradient_place(weight, weight.scalar_type());
   if (!place) return product.of_type(weight.scalar_type());
@@ -118,17 +117,16 @@ at::Tensor weight_gradient(const at::Tensor& weight, const Product& product) {
 }
 
 /// y_i = x W_i^T or, where `transposed`, x W_i + b. x: [N, in]
-class Float8Products final : public Function<Float8Products> {
+class Float8Products final : public torch::autograd::Function<Float8Products> {
  public:
-  static variable_list forward(AutogradContext* context, const Variable& given, at::TensorList weights,
+  static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
                                const std::optional<at::Tensor>& bias, bool transposed,
                                int64_t matmul_number) {
     const at::Tensor x = given.contiguous();
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor largest = largest_magnitude(x);
     const Float8Matrix x8 = to_float8(x, largest, kForward, {});
-    // In bf16, as memory is planned for: what is rounded lives for the product only. The weight is gathered
-    // again for backward.
+    // Saves bf16, not rounded, tensors, as plans of memory assume. The weight is gathered again for backward.
     variable_list saved{x, largest, bias.value_or(at::Tensor())}, products;
     for (const at::Tensor& weight : weights) {
       const at::Tensor largest_of_weight = largest_magnitude(weight);
@@ -176,7 +174,7 @@ class Float8Products final : public Function<Float8Products> {
           x8 = to_float8(x, largest, kForward, {.values = false, .transposed = true});
         }
         const Factor by_x{x8.transposed, x8.inverse_scale}, by_dy{dy8.transposed, dy8.inverse_scale};
-        results[1 + i] = weight_gradient(
+        results[1 + i] = float8_weight_gradient(
             weight, {.a = transposed ? by_x : by_dy, .b = transposed ? by_dy : by_x, .matmul = matmul});
       }
       if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(1 + weights)) {
@@ -225,11 +223,11 @@ bool has_float8_units(const std::string& capability) {
   return major >= 9 || (major == 8 && minor == 9);
 }
 
-void require_float8(const std::string& who, const at::Device& device) {
+void require_float8(const std::string& key, const at::Device& device) {
   if (!device.is_cuda()) return;
   const util::CudaDevice gpu = util::cuda_device(device.index());
   if (has_float8_units(gpu.capability)) return;
-  util::fail(util::ErrorKind::kUsage, who,
+  util::fail(util::ErrorKind::kUsage, key,
              ": expected a GPU of compute capability 8.9, 9.0 or later, whose matrix units have 8-bit "
              "floating point; found ",
              gpu.name, " with ", gpu.capability, "; leave it out");
@@ -247,7 +245,7 @@ Float8Matrix to_float8(const at::Tensor& x, const at::Tensor& largest, at::Scala
   FSDP_CHECK(type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2);
   if (is_for_cuda(x)) return rounded_on_gpu(x, largest, type, orders);
   const float most = largest_number(type);
-  const at::Tensor scale = at::div(at::full_like(largest, most), largest.clamp_min(kLeastMagnitude));
+  const at::Tensor scale = at::div(at::full_like(largest, most), largest.clamp_min(cuda::kLeastMagnitude));
   const at::Tensor values = x.to(at::kFloat).mul_(scale).clamp_(-most, most).to(type);
   return {.values = orders.values ? values : at::Tensor(),
           .transposed = orders.transposed ? values.t().contiguous() : at::Tensor(),

@@ -1,18 +1,30 @@
 #include "kernels/fused.h"
 
+#include <ATen/Dispatch.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/kernels.h"
-#include "kernels/row_kernels.h"
+#include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
+#include "kernels/reduce.h"
 #include "util/error.h"
+#include "util/hash.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
@@ -29,10 +41,10 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor&
   return y;
 }
 
-class Rotary final : public Function<Rotary> {
+class Rotary final : public torch::autograd::Function<Rotary> {
  public:
-  static Variable forward(AutogradContext* context, const Variable& x, const Variable& cos,
-                          const Variable& sin) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
     context->save_for_backward({cos, sin});
     return rotated(x.contiguous(), cos, sin, false);
   }
@@ -40,6 +52,227 @@ class Rotary final : public Function<Rotary> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     return {rotated(gradients[0].contiguous(), saved[0], saved[1], true), {}, {}};
+  }
+};
+
+class SwiGlu final : public torch::autograd::Function<SwiGlu> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    const at::Tensor g = gate.contiguous(), u = up.contiguous();
+    context->save_for_backward({g, u});
+    at::Tensor y = at::empty_like(g);
+    KernelsFor(g)->swiglu(g.data_ptr(), u.data_ptr(), y.data_ptr(), g.numel());
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &g = saved[0], &u = saved[1];
+    const at::Tensor dy = gradients[0].contiguous();
+    at::Tensor dg = at::empty_like(g), du = at::empty_like(u);
+    KernelsFor(g)->swiglu_backward({.dy = dy.data_ptr(),
+                                    .gate = g.data_ptr(),
+                                    .up = u.data_ptr(),
+                                    .dgate = dg.data_ptr(),
+                                    .dup = du.data_ptr(),
+                                    .n = g.numel()});
+    return {dg, du};
+  }
+};
+
+class BiasGelu final : public torch::autograd::Function<BiasGelu> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& bias) {
+    const at::Tensor x = given.contiguous();
+    at::Tensor y = at::empty_like(x);
+    KernelsFor(x)->bias_gelu({.x = x.data_ptr(),
+                              .bias = bias.data_ptr(),
+                              .y = y.data_ptr(),
+                              .rows = rows_of(x),
+                              .width = bias.size(0)});
+    context->save_for_backward({x, bias});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &bias = saved[1];
+    const at::Tensor dy = gradients[0].contiguous();
+    at::Tensor dx = at::empty_like(x);
+    const ParameterSums sums(x, 1);
+    KernelsFor(x)->bias_gelu_backward({.dy = dy.data_ptr(),
+                                       .x = x.data_ptr(),
+                                       .bias = bias.data_ptr(),
+                                       .dx = dx.data_ptr(),
+                                       .dbias = sums.of(0),
+                                       .rows = rows_of(x),
+                                       .width = bias.size(0)},
+                                      sums.parts());
+    return {dx, context->needs_input_grad(1) ? sums.gradient(0, bias) : at::Tensor()};
+  }
+};
+
+/// Least columns per thread.
+constexpr int64_t kColumns = 64;
+
+/// table [V, D] += rows [N, D] at `ids` [N]. Threads share the columns, not the rows, so that each element is
+/// summed in the order of the rows.
+template <typename T>
+void add_rows(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids) {
+  if (rows.is_meta()) return;
+  const int64_t width = table.size(1), count = ids.numel();
+  auto* to = table.data_ptr<float>();
+  const T* from = rows.const_data_ptr<T>();
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  const int64_t grain = std::max(kColumns, kGrain / std::max<int64_t>(count, 1));
+  util::parallel_for(0, width, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < count; ++row) {
+      float* sum = to + id[row] * width;
+      const T* part = from + row * width;
+      for (int64_t i = begin; i < end; ++i) sum[i] += static_cast<float>(part[i]);
+    }
+  });
+}
+
+/// The same on a GPU, for a table that is fp32 or, without `adds`, of the rows' type. Rows are sorted by id,
+/// so that the order of each sum is fixed.
+void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::Tensor& ids, bool adds) {
+  const c10::DeviceGuard guard(rows.device());
+  const auto [sorted, order] = at::sort(ids.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  if (rows.is_meta()) return;
+  cuda::embedding_backward(element_of(rows), {.dy = rows.const_data_ptr(),
+                                              .ids = sorted.const_data_ptr<int64_t>(),
+                                              .order = order.const_data_ptr<int64_t>(),
+                                              .table = table.data_ptr(),
+                                              .table_is_fp32 = table.scalar_type() == at::kFloat,
+                                              .adds = adds,
+                                              .rows = sorted.numel(),
+                                              .width = table.size(1)});
+}
+
+class Embedding final : public torch::autograd::Function<Embedding> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids) {
+    context->save_for_backward({weight, ids});
+    return at::embedding(weight, ids);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& weight = saved[0];
+    const at::Tensor dy = gradients[0].contiguous(), ids = saved[1].contiguous();
+    if (!can_fuse(dy)) return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), {}};
+    if (auto place = take_gradient_place(weight, at::kFloat)) {
+      if (!place->adds) place->memory.zero_();
+      if (is_for_cuda(dy)) {
+        add_rows_on_gpu(place->memory, dy, ids, place->adds);
+      } else if (dy.scalar_type() == at::kFloat) {
+        add_rows<float>(place->memory, dy, ids);
+      } else {
+        add_rows<at::BFloat16>(place->memory, dy, ids);
+      }
+      return {at::Tensor(), at::Tensor()};
+    }
+    if (is_for_cuda(dy)) {
+      at::Tensor table = at::zeros({weight.size(0), weight.size(1)}, dy.options());
+      add_rows_on_gpu(table, dy, ids, /*adds=*/false);
+      return {table, at::Tensor()};
+    }
+    return {at::embedding_dense_backward(dy, ids, weight.size(0), -1, false), at::Tensor()};
+  }
+};
+
+/// Values that are worth another thread.
+constexpr int64_t kPiece = 16384;
+
+struct Choice {
+  double p = 0;
+  uint64_t key = 0;
+  int64_t first_row = 0;
+};
+
+/// One hash decides two values, by 32 bits each.
+template <typename T>
+void drop_row(const T* from, T* to, int64_t begin, int64_t end, uint64_t row_key, uint32_t limit,
+              float scale) {
+  for (int64_t i = begin; i < end; i += 2) {
+    const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>(i / 2));
+    to[i] = static_cast<uint32_t>(bits) < limit ? T(0) : T(static_cast<float>(from[i]) * scale);
+    if (i + 1 < end) {
+      to[i + 1] =
+          static_cast<uint32_t>(bits >> 32) < limit ? T(0) : T(static_cast<float>(from[i + 1]) * scale);
+    }
+  }
+}
+
+at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
+  at::Tensor y = at::empty_like(x);
+  const int64_t rows = x.size(0), width = x.numel() / std::max<int64_t>(rows, 1);
+  const auto limit = static_cast<uint32_t>(choice.p * 4294967296.0);
+  const auto scale = static_cast<float>(1 / (1 - choice.p));
+  // Rows are cut into pieces of even length, so that the two values of a hash stay together.
+  const int64_t pieces = std::max<int64_t>(1, (width + kPiece - 1) / kPiece);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
+    const auto* from = x.const_data_ptr<scalar_t>();
+    auto* to = y.data_ptr<scalar_t>();
+    util::parallel_for(0, rows * pieces, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t at = begin; at < end; ++at) {
+                           const int64_t row = at / pieces, first = at % pieces * kPiece;
+                           const uint64_t row_key = util::mix64(
+                               choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
+                           drop_row(from + row * width, to + row * width, first,
+                                    std::min(width, first + kPiece), row_key, limit, scale);
+                         }
+                       });
+  });
+  return y;
+}
+
+at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
+  const c10::DeviceGuard guard(x.device());
+  at::Tensor y = at::empty_like(x);
+  const int64_t rows = x.size(0);
+  cuda::dropout(element_of(x), {.x = x.const_data_ptr(),
+                                .y = y.data_ptr(),
+                                .rows = rows,
+                                .width = x.numel() / std::max<int64_t>(rows, 1),
+                                .key = choice.key,
+                                .first_row = choice.first_row,
+                                .p = choice.p});
+  return y;
+}
+
+at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
+  if (given.is_meta()) return at::empty_like(given.contiguous());
+  if (given.is_cpu()) return dropped_on_cpu(given.contiguous(), choice);
+  if (can_fuse(given)) return dropped_on_gpu(given.contiguous(), choice);
+  // Other types and devices: multiply by the dropout of ones, on the CPU if necessary.
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(given.device());
+  const at::Tensor ones = at::ones(given.sizes(), options);
+  const at::Tensor factors =
+      can_fuse(ones) ? dropped_on_gpu(ones, choice) : dropped_on_cpu(ones.cpu(), choice);
+  return given * factors.to(given.options());
+}
+
+class Dropout final : public torch::autograd::Function<Dropout> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, double p, int64_t key,
+                            int64_t first_row) {
+    context->saved_data["p"] = p;
+    context->saved_data["key"] = key;
+    context->saved_data["first_row"] = first_row;
+    return dropped(x, {.p = p, .key = static_cast<uint64_t>(key), .first_row = first_row});
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto& saved = context->saved_data;
+    return {dropped(gradients[0], {.p = saved["p"].toDouble(),
+                                   .key = static_cast<uint64_t>(saved["key"].toInt()),
+                                   .first_row = saved["first_row"].toInt()}),
+            {},
+            {},
+            {}};
   }
 };
 
@@ -56,6 +289,26 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
              sin.scalar_type() == at::kFloat && cos.is_contiguous() && sin.is_contiguous() &&
              cos.size(0) >= x.size(1) && cos.size(1) == x.size(3));
   return Rotary::apply(x, cos, sin);
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  FSDP_CHECK(can_fuse(gate) && up.scalar_type() == gate.scalar_type() && up.sizes() == gate.sizes());
+  return SwiGlu::apply(gate, up);
+}
+
+at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
+  FSDP_CHECK(can_fuse(x) && bias.scalar_type() == x.scalar_type() && bias.dim() == 1 &&
+             bias.size(0) == x.size(-1) && bias.is_contiguous());
+  return BiasGelu::apply(x, bias);
+}
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  return Embedding::apply(weight, ids);
+}
+
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row) {
+  FSDP_CHECK(p >= 0 && p < 1 && x.dim() >= 1, "dropout of ", p);
+  return Dropout::apply(x, p, static_cast<int64_t>(key), first_row);
 }
 
 }  // namespace fsdp::kernels

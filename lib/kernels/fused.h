@@ -1,18 +1,19 @@
 #pragma once
 
-// What lies between the matrix products of a transformer, each as one pass over memory in forward and one in
-// backward, where autograd's composition of libtorch's operations makes many. Arithmetic is fp32 within a
-// kernel; results are rounded to the type of the input once. Gradients of weights and biases are summed in
-// fp32, in an order that the number of threads does not change, and go to the parameters' places where they
-// have such (gradient_sink.h).
+// The operations between the matrix products of a transformer, each with one pass over memory in forward and
+// one in backward, instead of the many passes of composed libtorch operations. Arithmetic within a kernel is
+// in fp32; results are rounded to the type of the input once. Gradients of weights and biases are summed in
+// fp32, in an order that does not depend on the number of threads, and added to the parameters' gradient
+// places, if any (gradient_sink.h).
 //
-// On a GPU (cuda/) nothing here waits for it, and sums do not depend on how its threads are scheduled either.
+// On a GPU (cuda/) no function waits for the device, and the order of sums does not depend on scheduling.
 //
-// Every function works under autograd (first derivatives). They are for tensors that can_fuse() accepts; the
-// composed path of lib/nn serves all others.
+// All functions support autograd (first derivatives). Except embedding() and dropout(), they require tensors
+// that can_fuse() accepts; lib/nn composes libtorch's operations for others.
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "kernels/matmul.h"
@@ -21,7 +22,7 @@
 namespace fsdp::kernels {
 
 /// Whether there are kernels for the tensor's device and type: fp32 and bf16, on the CPU, on meta
-/// (kernels/meta.h) and, in programs built with CUDA, on its devices.
+/// (kernels/meta.h) and, in programs built with CUDA, on CUDA devices.
 bool can_fuse(const at::Tensor& x);
 
 /// Zhang and Sennrich: Root Mean Square Layer Normalization, 2019. x: [..., D], weight: [D] of x's type.
@@ -47,27 +48,36 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 /// gelu(x + bias) in the tanh form (Hendrycks and Gimpel: Gaussian Error Linear Units, 2016, section 2), for
-/// a product x without the bias that belongs to it. Backward sums the bias's gradient in the pass that gives
-/// x's. x: [..., I], bias: [I] of x's type.
+/// a product x whose bias was not added yet. x: [..., I], bias: [I] of x's type.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias);
 
-/// What a loss has beside the cross-entropy, for each row that counts.
+/// Modifications of the cross-entropy of each row that counts.
 struct LossTerms {
-  /// e: the target's probability is to be 1 - e, and e is spread evenly over the vocabulary (Szegedy et al.:
-  /// Rethinking the Inception architecture, 2016, section 7).
+  /// e: mixes the target, with weight 1 - e, with the uniform distribution (Szegedy et al.: Rethinking the
+  /// Inception architecture, 2016, section 7).
   double label_smoothing = 0;
-  /// z: z * log(sum of exp(logits))^2 is added, which keeps logits from growing (Chowdhery et al.: PaLM,
-  /// 2022, section 5).
+  /// z: adds z * log(sum of exp(logits))^2 to keep logits small (Chowdhery et al.: PaLM, 2022, section 5).
   double z_loss = 0;
 };
-/// The mean cross-entropy of logits x W^T, of which no more than some rows exist at a time, in x's type: each
-/// chunk becomes its gradient in place and is multiplied on, in forward already. x: [N, D], weight: [V, D],
-/// targets: [N] int64 -> [] fp32. Targets lie in [0, V); rows whose target is kIgnored do not count; of such
-/// rows alone the loss is 0. It can be differentiated once.
+/// The mean cross-entropy of logits x W^T, which are computed in chunks of rows, in x's type: forward already
+/// overwrites each chunk with its gradient and multiplies it on. x: [N, D], weight: [V, D], targets: [N]
+/// int64 -> [] fp32. Targets are in [0, V) or kIgnored; ignored rows do not count, and if all are ignored,
+/// the loss is 0. Can be differentiated once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 Matmul matmul, const LossTerms& terms = {});
 
-/// Rows of such a chunk.
+/// Rows of such a chunk on the CPU.
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary);
+
+/// The rows `ids` of a table. weight: [V, D], ids: [...] int64 in [0, V) -> [..., D]. Gradients of rows are
+/// added to the table's gradient place (gradient_sink.h); without one, or for types that can_fuse() does not
+/// accept, the gradient is a new table.
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
+
+/// Dropout (Srivastava et al., 2014): each value of x becomes 0 with probability p, 0 <= p < 1, and x / (1 -
+/// p) otherwise. The choice for value i of row r, the r-th along dimension 0, is a function of (key,
+/// first_row + r, i), not of a generator's state: a recomputed or resumed step drops the same values, on any
+/// number of ranks and threads, and nothing is kept for backward.
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row);
 
 }  // namespace fsdp::kernels

@@ -41,7 +41,7 @@ TakenPlaces::TakenPlaces() {
 TakenPlaces::~TakenPlaces() { witness = nullptr; }
 
 bool take_again(const std::vector<TakenPlace>& places) {
-  // Of a parameter that was taken several times only the first place is as it was before all of them.
+  // If a parameter was taken several times, only the first record shows the state before all of them.
   std::set<const void*> seen;
   for (const TakenPlace& taken : places) {
     if (!seen.insert(taken.parameter.unsafeGetTensorImpl()).second) continue;

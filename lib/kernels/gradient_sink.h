@@ -1,8 +1,8 @@
 #pragma once
 
-// Where the gradient of a parameter goes when it is not to stay in parameter.grad: its place in a buffer of
-// gradients. A product whose backward finds a sink at its weight adds the gradient there itself and gives
-// autograd none, so that no gradient exists beside the buffer.
+// Gradient sinks: a parameter's place in a gradient buffer, to be used instead of parameter.grad. If a
+// product's weight has a sink, backward adds the gradient there and returns none to autograd, so that no
+// gradient tensor is allocated besides the buffer.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -12,34 +12,33 @@
 
 namespace fsdp::kernels {
 
-/// Hangs at the parameter as the hook that autograd calls when it has put a gradient into parameter.grad,
-/// which is the way of all who know nothing of sinks; autograd calls it too, with parameter.grad undefined,
-/// after a backward that gave it none.
+/// Is attached to the parameter as the hook that autograd calls after it has accumulated into parameter.grad,
+/// for operations that do not use sinks. Autograd also calls it, with parameter.grad undefined, after a
+/// backward that returned no gradient.
 class GradientSink : public torch::autograd::PostAccumulateGradHook {
  public:
   struct Place {
     at::Tensor memory;  ///< of the parameter's shape, contiguous
-    bool adds;          ///< to what is there; else it is to be overwritten
+    bool adds;          ///< to the former contents; else these are to be overwritten
   };
 
-  /// Where the whole of a gradient of type `dtype` would go. Nothing if that is not what the sink holds, or
-  /// not in one piece.
+  /// The place for a whole gradient of type `dtype`; none if the sink has another type, or not in one piece.
   virtual std::optional<Place> place(at::ScalarType dtype) const = 0;
-  /// The caller will put it there.
+  /// As place(); the caller must write the gradient there.
   std::optional<Place> take(at::ScalarType dtype);
 
  protected:
-  /// From now on place() adds.
+  /// From now on, place() returns `adds`.
   virtual void note_taken() = 0;
 };
 
-/// That of the parameter, or null.
+/// The parameter's sink, or null.
 GradientSink* gradient_sink(const at::Tensor& parameter);
 
-/// Where its gradient of type `dtype` is to go, if there is such a place.
+/// take() of the parameter's sink; none without a sink.
 std::optional<GradientSink::Place> take_gradient_place(const at::Tensor& parameter, at::ScalarType dtype);
 
-/// A place that a kernel took.
+/// A place returned by take_gradient_place().
 struct TakenPlace {
   at::Tensor parameter;
   at::ScalarType dtype;
@@ -47,7 +46,7 @@ struct TakenPlace {
   bool adds;
 };
 
-/// Writes down what take_gradient_place() gives on this thread while the object lives; one at a time.
+/// Records results of take_gradient_place() on this thread; one object at a time per thread.
 class TakenPlaces {
  public:
   TakenPlaces();
@@ -55,12 +54,11 @@ class TakenPlaces {
   TakenPlaces(const TakenPlaces&) = delete;
   TakenPlaces& operator=(const TakenPlaces&) = delete;
 
-  /// In the order of taking.
+  /// In the order of the calls.
   std::vector<TakenPlace> places;
 };
 
-/// Takes the same places again, if each lies where it lay and would be added to, or overwritten, as it was;
-/// else takes none and returns false.
+/// Takes the same places again, unless an address or `adds` has changed: then takes none and returns false.
 bool take_again(const std::vector<TakenPlace>& places);
 
 }  // namespace fsdp::kernels

@@ -1,31 +1,63 @@
 #pragma once
 
-// The seam between the fused kernels' autograd functions, which all devices share, and what computes on a
-// device: one table of functions over all rows of contiguous tensors. On the CPU (cpu/row_kernels.cpp) they
-// run the loops of cpu/loops.h on several threads; on CUDA devices (cuda/) they enqueue kernels on the
-// current stream and return.
+// The interface between the fused kernels' autograd functions, which all devices share, and the kernels of a
+// device: one table of functions over all rows of contiguous tensors. On the CPU (row_kernels.cpp) they run
+// the loops of cpu/loops.h on several threads; on CUDA devices (cuda/) they enqueue kernels on the current
+// stream and return.
 
+#include <algorithm>
 #include <cstdint>
 
-#include "kernels/row_parts.h"
 #include "kernels/rows.h"
 
 namespace fsdp::kernels {
 
+/// Least elements per thread of the CPU.
+inline constexpr int64_t kGrain = 1 << 15;
+
+/// Rows cut into parts, each with its own sums over rows, which are then added up in order. The cuts depend
+/// on the sizes alone, so that sums do not depend on the number of threads or multiprocessors.
+class RowParts {
+ public:
+  struct Cut {
+    int64_t grain;  ///< least elements of a part
+    int64_t most;   ///< most parts
+  };
+  static constexpr Cut kCpu{kGrain, 32};
+  /// A part is a block of threads, of which a large GPU runs this many at once.
+  static constexpr Cut kDevice{1 << 13, 512};
+
+  RowParts(int64_t rows, int64_t width, const Cut& cut = kCpu) : rows_(rows), width_(width) {
+    const int64_t wanted = std::clamp<int64_t>(rows * width / cut.grain, 1, cut.most);
+    each_ = std::max<int64_t>(1, (rows + wanted - 1) / wanted);
+    count_ = std::max<int64_t>(1, (rows + each_ - 1) / each_);
+  }
+  int64_t count() const { return count_; }
+  int64_t first(int64_t part) const { return part * each_; }
+  int64_t rows(int64_t part) const { return std::min(each_, rows_ - first(part)); }
+  /// Rows of a part; the last part may have fewer.
+  int64_t each() const { return each_; }
+  int64_t all_rows() const { return rows_; }
+  int64_t width() const { return width_; }
+
+ private:
+  int64_t rows_, width_, each_, count_;
+};
+
 /// For one element type. Pointers are to memory of the device.
 struct RowKernels {
-  void (*rms_norm)(const RmsNormRows&);
-  /// Into sums of parts; on the CPU, these are zeros before. Likewise below.
-  void (*rms_norm_backward)(const RmsNormGradRows&, const RowParts&);
-  void (*layer_norm)(const LayerNormRows&);
-  void (*layer_norm_backward)(const LayerNormGradRows&, const RowParts&);
+  void (*rms_norm)(const NormRows&);
+  /// Writes sums of parts, which must be zero before on the CPU. Likewise below.
+  void (*rms_norm_backward)(const NormGradRows&, const RowParts&);
+  void (*layer_norm)(const NormRows&);
+  void (*layer_norm_backward)(const NormGradRows&, const RowParts&);
   void (*rotary)(const RotaryRows&);
   /// y = silu(gate) * up, [n]
   void (*swiglu)(const void* gate, const void* up, void* y, int64_t n);
   void (*swiglu_backward)(const SwiGluGrad&);
   void (*bias_gelu)(const BiasGeluRows&);
   void (*bias_gelu_backward)(const BiasGeluGradRows&, const RowParts&);
-  /// sums [parts, width]: of the rows of x, part by part
+  /// sums [parts, width]: sums over the rows of x, part by part
   void (*add_rows)(const void* x, float* sums, const RowParts&);
   void (*total)(const PartTotal&);
 

@@ -14,14 +14,12 @@ namespace fsdp::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Elements of logits that exist at a time, about: 64 MiB of fp32.
+/// About the elements of logits in memory at a time: 64 MiB of fp32.
 constexpr int64_t kChunkElements = 16 << 20;
-/// Bytes of logits that exist at a time on a GPU, whose products want many rows: each chunk reads the weight
-/// twice and its gradient's sum once.
+/// Bytes of logits in memory at a time on a GPU. More than on the CPU, because each chunk reads the weight
+/// twice and its gradient once.
 constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
 int64_t chunk_rows(const at::Tensor& x, int64_t vocabulary) {
@@ -30,11 +28,11 @@ int64_t chunk_rows(const at::Tensor& x, int64_t vocabulary) {
   return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
 }
 
-class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
+class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEntropy> {
  public:
-  static Variable forward(AutogradContext* context, const Variable& given, const Variable& weight,
-                          const Variable& targets, int64_t matmul_number, bool differentiates,
-                          const LossTerms& terms) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& weight,
+                            const at::Tensor& targets, int64_t matmul_number, bool differentiates,
+                            const LossTerms& terms) {
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor x = given.contiguous();
     const int64_t rows = x.size(0), vocabulary = weight.size(0), chunk = chunk_rows(x, vocabulary);
@@ -76,7 +74,7 @@ class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     at::Tensor dx = context->saved_data["dx"].toTensor(), dweight = context->saved_data["dweight"].toTensor();
-    context->saved_data.clear();  // the memory may go as soon as autograd has used it
+    context->saved_data.clear();  // autograd may free the memory after its last use
     const auto* factor = gradients[0].const_data_ptr<float>();
     for (const at::Tensor& gradient : {dx, dweight}) {
       KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
@@ -85,8 +83,8 @@ class LinearCrossEntropy final : public Function<LinearCrossEntropy> {
   }
 };
 
-/// Throws unless all are in the vocabulary or ignored. On a GPU, where looking would wait for it, the loss of
-/// a row with another target is NaN.
+/// Throws unless all targets are in the vocabulary or ignored. On a GPU, where a check would wait for the
+/// device, the loss of a row with an invalid target is NaN.
 void check_targets(const at::Tensor& targets, int64_t vocabulary) {
   if (!targets.is_cpu()) return;
   const auto* first = targets.const_data_ptr<int64_t>();

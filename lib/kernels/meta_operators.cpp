@@ -14,7 +14,7 @@ namespace {
 
 thread_local const MetaDevice* device_of_thread = nullptr;
 
-// ---- operations of libtorch, as its CPU kernels take memory
+// ---- operations of libtorch, with the allocations of its CPU kernels
 
 at::Tensor index_select(const at::Tensor& x, int64_t dim, const at::Tensor& index) {
   std::vector<int64_t> shape = x.sizes().vec();
@@ -27,15 +27,15 @@ at::Tensor embedding_dense_backward(const at::Tensor& gradient, const at::Tensor
   return at::empty({rows, gradient.size(-1)}, gradient.options());
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor& x, at::IntArrayRef shape,
-                                                          const std::optional<at::Tensor>&,
-                                                          const std::optional<at::Tensor>&, double) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_layer_norm(const at::Tensor& x, at::IntArrayRef shape,
+                                                                 const std::optional<at::Tensor>&,
+                                                                 const std::optional<at::Tensor>&, double) {
   std::vector<int64_t> statistics = x.sizes().vec();
   std::fill(statistics.end() - static_cast<int64_t>(shape.size()), statistics.end(), 1);
   return {at::empty_like(x), at::empty(statistics, x.options()), at::empty(statistics, x.options())};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_layer_norm_backward(
     const at::Tensor&, const at::Tensor& x, at::IntArrayRef shape, const at::Tensor&, const at::Tensor&,
     const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, std::array<bool, 3> wanted) {
   const auto like = [&](bool is_wanted, at::IntArrayRef sizes) {
@@ -44,7 +44,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
   return {like(wanted[0], x.sizes()), like(wanted[1], shape), like(wanted[2], shape)};
 }
 
-/// Sizes of the tiles of libtorch's attention on the CPU, by the length of a row.
+/// Tile sizes of libtorch's attention on the CPU.
 struct Tile {
   explicit Tile(int64_t tokens)
       : queries(std::min<int64_t>(tokens >= 768   ? 256
@@ -62,7 +62,7 @@ void note_attention(const at::Tensor& q, const at::Tensor& k, int times) {
   for (int i = 0; i < times; ++i) note_product(q.size(0) * q.size(1) * q.size(2), 2 * k.size(2), q.size(3));
 }
 
-/// [B, heads, T, head_dim] in the memory order [B, T, heads, head_dim].
+/// [B, heads, T, head_dim], stored as [B, T, heads, head_dim].
 at::Tensor heads_like(const at::Tensor& x) {
   return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
 }
@@ -97,8 +97,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
 TORCH_LIBRARY_IMPL(aten, Meta, operators) {
   operators.impl("index_select", &index_select);
   operators.impl("embedding_dense_backward", &embedding_dense_backward);
-  operators.impl("native_layer_norm", &layer_norm);
-  operators.impl("native_layer_norm_backward", &layer_norm_backward);
+  operators.impl("native_layer_norm", &native_layer_norm);
+  operators.impl("native_layer_norm_backward", &native_layer_norm_backward);
   operators.impl("_scaled_dot_product_flash_attention_for_cpu", &attention);
   operators.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &attention_backward);
 }

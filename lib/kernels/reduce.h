@@ -1,20 +1,41 @@
 #pragma once
 
+// Sums over rows and elements of contiguous tensors that can_fuse() accepts (kernels/fused.h). No sum depends
+// on the number of threads.
+
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
+#include "kernels/row_kernels.h"
+
 namespace fsdp::kernels {
 
-/// For tensors that can_fuse() accepts, contiguous. Nothing depends on the number of threads.
-
-/// The sum of the squares of all elements, added in double precision in one pass without a copy.
-double sum_of_squares(const at::Tensor& x);
-/// That of each tensor; all are of one device, which is waited for once.
+/// Sum of squares per tensor, in double precision, each in one pass without a copy; all tensors are on one
+/// device. One device synchronisation.
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors);
 
-/// What a backward returns for a bias that was added to all rows of y: the sum of the rows of dy [..., D] in
-/// the bias's type, or nothing where it went to the bias's place (kernels/gradient_sink.h).
+/// Sums over the rows of x in a backward pass: gradients of parameters that are vectors [width].
+class ParameterSums {
+ public:
+  ParameterSums(const at::Tensor& x, int64_t vectors);
+  const RowParts& parts() const { return parts_; }
+  /// [parts, width] for a vector, to be filled by kernels.
+  float* of(int64_t vector) const;
+
+  /// The gradient that backward returns for the vector's parameter: in the parameter's type, or undefined if
+  /// it went to the parameter's gradient place (kernels/gradient_sink.h).
+  at::Tensor gradient(int64_t vector, const at::Tensor& parameter) const;
+
+ private:
+  void total_into(int64_t vector, const at::Tensor& to, bool adds) const;
+
+  Element element_;
+  RowParts parts_;
+  at::Tensor sums_;  ///< [vectors, parts, width] fp32
+};
+
+/// The gradient, as ParameterSums::gradient(), of a bias that was added to all rows of y. dy: [..., D]
 at::Tensor gradient_of_bias(const at::Tensor& dy, const at::Tensor& bias);
 
 }  // namespace fsdp::kernels

@@ -1,12 +1,236 @@
 #include "kernels/row_kernels.h"
 
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/cpu/loops.h"
 #include "kernels/cuda/kernels.h"
 #include "util/error.h"
+#include "util/parallel.h"
 
 namespace fsdp::kernels {
 namespace {
 
-/// Becomes a pointer to any function that returns nothing: one that does nothing.
+// ---- on the CPU: the loops of cpu/loops.h, on several threads
+
+/// Calls body(first row, rows) on several threads.
+template <typename Body>
+void for_rows(int64_t rows, int64_t width, const Body& body) {
+  util::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                     [&](int64_t begin, int64_t end) { body(begin, end - begin); });
+}
+
+/// Calls body(part) on several threads.
+template <typename Body>
+void for_parts(const RowParts& parts, const Body& body) {
+  util::parallel_for(0, parts.count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) body(part);
+  });
+}
+
+template <typename T>
+class OnCpu {
+ public:
+  static constexpr Element kElement = std::is_same_v<T, float> ? Element::kFloat : Element::kBFloat16;
+  static const cpu::Loops& loops() { return cpu::loops(kElement); }
+
+  template <auto cpu::Loops::*kLoop>
+  static void norm(const NormRows& all) {
+    for_rows(all.rows, all.width, [&](int64_t first, int64_t rows) {
+      NormRows some = all;
+      advance(first * all.width, some.x, some.residual, some.sum, some.y);
+      if (some.mean != nullptr) some.mean += first;
+      some.reciprocal += first;
+      some.rows = rows;
+      (loops().*kLoop)(some);
+    });
+  }
+
+  template <auto cpu::Loops::*kLoop>
+  static void norm_backward(const NormGradRows& all, const RowParts& parts) {
+    for_parts(parts, [&](int64_t part) {
+      const int64_t first = parts.first(part);
+      NormGradRows some = all;
+      advance(first * all.width, some.dy, some.x, some.dsum, some.dx);
+      if (some.mean != nullptr) some.mean += first;
+      some.reciprocal += first;
+      some.dweight += part * all.width;
+      if (some.dbias != nullptr) some.dbias += part * all.width;
+      some.rows = parts.rows(part);
+      (loops().*kLoop)(some);
+    });
+  }
+
+  static void rotary(const RotaryRows& all) {
+    const int64_t width = all.heads * all.head_dim;
+    for_rows(all.rows, width, [&](int64_t first, int64_t rows) {
+      RotaryRows some = all;
+      advance(first * width, some.x, some.y);
+      some.first += first;
+      some.rows = rows;
+      loops().rotary(some);
+    });
+  }
+
+  static void swiglu(const void* gate, const void* up, void* y, int64_t n) {
+    for_rows(n, 1, [&](int64_t first, int64_t count) {
+      const void *some_gate = gate, *some_up = up;
+      void* some_y = y;
+      advance(first, some_gate, some_up, some_y);
+      loops().swiglu(some_gate, some_up, some_y, count);
+    });
+  }
+
+  static void swiglu_backward(const SwiGluGrad& all) {
+    for_rows(all.n, 1, [&](int64_t first, int64_t count) {
+      SwiGluGrad some = all;
+      advance(first, some.dy, some.gate, some.up, some.dgate, some.dup);
+      some.n = count;
+      loops().swiglu_backward(some);
+    });
+  }
+
+  static void bias_gelu(const BiasGeluRows& all) {
+    for_rows(all.rows, all.width, [&](int64_t first, int64_t rows) {
+      BiasGeluRows some = all;
+      advance(first * all.width, some.x, some.y);
+      some.rows = rows;
+      loops().bias_gelu(some);
+    });
+  }
+
+  static void bias_gelu_backward(const BiasGeluGradRows& all, const RowParts& parts) {
+    for_parts(parts, [&](int64_t part) {
+      BiasGeluGradRows some = all;
+      advance(parts.first(part) * all.width, some.dy, some.x, some.dx);
+      some.dbias += part * all.width;
+      some.rows = parts.rows(part);
+      loops().bias_gelu_backward(some);
+    });
+  }
+
+  static void add_rows(const void* x, float* sums, const RowParts& parts) {
+    for_parts(parts, [&](int64_t part) {
+      const void* some = x;
+      advance(parts.first(part) * parts.width(), some);
+      loops().add_rows(some, sums + part * parts.width(), parts.rows(part), parts.width());
+    });
+  }
+
+  static void total(const PartTotal& a) {
+    cpu::loops(Element::kFloat).add_rows(a.sums + a.width, a.sums, a.parts - 1, a.width);
+    if (a.to_fp32) {
+      finish(a, static_cast<float*>(a.to));
+    } else {
+      finish(a, static_cast<T*>(a.to));
+    }
+  }
+
+  static void count_targets(const int64_t* targets, int64_t rows, double* counted) {
+    *counted =
+        static_cast<double>(std::max<int64_t>(1, rows - std::count(targets, targets + rows, kIgnored)));
+  }
+
+  static void losses(const LossRows& a) {
+    const auto scale = static_cast<float>(a.differentiates ? 1 / *a.counted : 0);
+    util::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t row = begin; row < end; ++row) {
+                           T* logits = static_cast<T*>(a.logits) + row * a.vocabulary;
+                           if (a.targets[row] == kIgnored) {
+                             if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
+                             a.losses[row] = 0;
+                             continue;
+                           }
+                           a.losses[row] = loops().cross_entropy({.logits = logits,
+                                                                  .targets = a.targets + row,
+                                                                  .rows = 1,
+                                                                  .vocabulary = a.vocabulary,
+                                                                  .scale = scale,
+                                                                  .label_smoothing = a.label_smoothing,
+                                                                  .z_loss = a.z_loss});
+                         }
+                       });
+  }
+
+  static void mean_loss(const double* losses, int64_t rows, const double* counted, float* mean) {
+    double sum = 0;
+    for (int64_t row = 0; row < rows; ++row) sum += losses[row];
+    *mean = static_cast<float>(sum / *counted);
+  }
+
+  static void scale(void* x, int64_t n, const float* factor) {
+    if (*factor == 1) return;
+    T* values = static_cast<T*>(x);
+    util::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) values[i] = static_cast<float>(values[i]) * *factor;
+    });
+  }
+
+  static void sum_of_squares(const void* x, int64_t n, double*, double* sum) {
+    constexpr int64_t kPart = 1 << 16;
+    const int64_t parts = (n + kPart - 1) / kPart;
+    std::vector<double> sums(static_cast<size_t>(parts));
+    util::parallel_for(0, parts, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        sums[static_cast<size_t>(part)] = loops().sum_of_squares(static_cast<const T*>(x) + part * kPart,
+                                                                 std::min(kPart, n - part * kPart));
+      }
+    });
+    *sum = 0;
+    for (double part : sums) *sum += part;
+  }
+
+ private:
+  template <typename... Pointers>
+  static void advance(int64_t elements, Pointers&... pointers) {
+    (advance_one(elements, pointers), ...);
+  }
+  static void advance_one(int64_t elements, const void*& pointer) {
+    if (pointer != nullptr) pointer = static_cast<const T*>(pointer) + elements;
+  }
+  static void advance_one(int64_t elements, void*& pointer) {
+    if (pointer != nullptr) pointer = static_cast<T*>(pointer) + elements;
+  }
+
+  template <typename To>
+  static void finish(const PartTotal& a, To* to) {
+    for (int64_t i = 0; i < a.width; ++i) {
+      to[i] = a.adds ? static_cast<float>(to[i]) + a.sums[i] : a.sums[i];
+    }
+  }
+};
+
+template <typename T>
+constexpr RowKernels make() {
+  using Cpu = OnCpu<T>;
+  return {.rms_norm = &Cpu::template norm<&cpu::Loops::rms_norm>,
+          .rms_norm_backward = &Cpu::template norm_backward<&cpu::Loops::rms_norm_backward>,
+          .layer_norm = &Cpu::template norm<&cpu::Loops::layer_norm>,
+          .layer_norm_backward = &Cpu::template norm_backward<&cpu::Loops::layer_norm_backward>,
+          .rotary = &Cpu::rotary,
+          .swiglu = &Cpu::swiglu,
+          .swiglu_backward = &Cpu::swiglu_backward,
+          .bias_gelu = &Cpu::bias_gelu,
+          .bias_gelu_backward = &Cpu::bias_gelu_backward,
+          .add_rows = &Cpu::add_rows,
+          .total = &Cpu::total,
+          .count_targets = &Cpu::count_targets,
+          .losses = &Cpu::losses,
+          .mean_loss = &Cpu::mean_loss,
+          .scale = &Cpu::scale,
+          .sum_of_squares = &Cpu::sum_of_squares};
+}
+
+constexpr RowKernels kFloatKernels = make<float>();
+constexpr RowKernels kBFloat16Kernels = make<c10::BFloat16>();
+
+// ---- on meta
+
+/// Converts to a pointer to a function of any arguments that does nothing.
 struct Nothing {
   template <typename... Arguments>
   using Function = void (*)(Arguments...);
@@ -29,6 +253,10 @@ const RowKernels& kernels_on(const c10::Device& device, Element element) {
 }
 
 }  // namespace
+
+const RowKernels& cpu_row_kernels(Element element) {
+  return element == Element::kFloat ? kFloatKernels : kBFloat16Kernels;
+}
 
 KernelsFor::KernelsFor(Element element, const c10::Device& device)
     : kernels_(kernels_on(device, element)), guard_(device) {}

@@ -1,6 +1,6 @@
 #pragma once
 
-// The table of kernels (kernel_table.h) for a tensor.
+// Chooses the table of kernels (kernel_table.h) for a tensor.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
@@ -11,8 +11,8 @@
 
 namespace fsdp::kernels {
 
-/// The kernels for a tensor that can_fuse() accepts (kernels/fused.h). To be called in one expression,
-/// `KernelsFor(x)->rms_norm(rows)`: that long the tensor's device is the current one.
+/// The kernels for a tensor that can_fuse() accepts (kernels/fused.h). The tensor's device is the current one
+/// while the object lives.
 class KernelsFor {
  public:
   explicit KernelsFor(const at::Tensor& x);
@@ -24,14 +24,13 @@ class KernelsFor {
   c10::DeviceGuard guard_;
 };
 
-/// Those of the CPU.
 const RowKernels& cpu_row_kernels(Element element);
 
 inline Element element_of(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat ? Element::kFloat : Element::kBFloat16;
 }
 
-/// Rows of the last dimension.
+/// Number of rows of the last dimension.
 inline int64_t rows_of(const at::Tensor& x) { return x.numel() / std::max<int64_t>(x.size(-1), 1); }
 
 inline void* data_or_null(const at::Tensor& x) { return x.defined() ? x.data_ptr() : nullptr; }

@@ -1,10 +1,10 @@
 #pragma once
 
-// What the kernels over rows are given, on every device. Rows are [rows, width], contiguous; element types
-// are fp32 and bf16, and arithmetic is fp32 whatever the type.
+// The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous; element types are
+// fp32 and bf16, and arithmetic is in fp32.
 //
-// Where a kernel adds up over rows, `dweight` and `dbias` are [width] for the loops of one thread
-// (cpu/loops.h), which add to them, and [parts, width] for the kernels of a device (kernel_table.h).
+// Sums over rows, `dweight` and `dbias`, are [width] for the loops of one thread (cpu/loops.h), which add to
+// them, and [parts, width] for the kernels of a device (kernel_table.h).
 
 #include <cstdint>
 
@@ -12,45 +12,25 @@ namespace fsdp::kernels {
 
 enum class Element { kFloat, kBFloat16 };
 
-struct RmsNormRows {
-  const void* x = nullptr;         ///< [rows, width]
-  const void* residual = nullptr;  ///< [rows, width]; null: none
-  void* sum = nullptr;             ///< [rows, width]: x + residual, where there is one
-  const void* weight = nullptr;    ///< [width]
-  void* y = nullptr;               ///< [rows, width]
-  float* reciprocal = nullptr;     ///< [rows]: 1 / sqrt(mean of squares + epsilon)
-  int64_t rows = 0, width = 0;
-  float epsilon = 0;
-};
-
-struct RmsNormGradRows {
-  const void* dy = nullptr;  ///< [rows, width]
-  const void* x = nullptr;   ///< [rows, width]: what was normed
-  const void* weight = nullptr;
-  const float* reciprocal = nullptr;
-  const void* dsum = nullptr;  ///< [rows, width]: a gradient of x by another way; null: none
-  void* dx = nullptr;          ///< [rows, width]
-  float* dweight = nullptr;
-  int64_t rows = 0, width = 0;
-};
-
-struct LayerNormRows {
+/// RMSNorm and LayerNorm; null for RMSNorm: bias, mean and dbias.
+struct NormRows {
   const void* x = nullptr;                        ///< [rows, width]
   const void* residual = nullptr;                 ///< [rows, width]; null: none
-  void* sum = nullptr;                            ///< [rows, width]: x + residual, where there is one
+  void* sum = nullptr;                            ///< [rows, width]: x + residual, if there is a residual
   const void *weight = nullptr, *bias = nullptr;  ///< [width]
   void* y = nullptr;                              ///< [rows, width]
-  float *mean = nullptr, *reciprocal = nullptr;   ///< [rows]; 1 / sqrt(variance + epsilon)
+  float* mean = nullptr;                          ///< [rows]
+  float* reciprocal = nullptr;  ///< [rows]: 1 / sqrt(variance, or mean of squares, + epsilon)
   int64_t rows = 0, width = 0;
   float epsilon = 0;
 };
 
-struct LayerNormGradRows {
+struct NormGradRows {
   const void* dy = nullptr;  ///< [rows, width]
-  const void* x = nullptr;   ///< [rows, width]: what was normed
+  const void* x = nullptr;   ///< [rows, width]: the norm's input
   const void* weight = nullptr;
   const float *mean = nullptr, *reciprocal = nullptr;
-  const void* dsum = nullptr;  ///< [rows, width]: a gradient of x by another way; null: none
+  const void* dsum = nullptr;  ///< [rows, width]: x's gradient from elsewhere, to be added; null: none
   void* dx = nullptr;          ///< [rows, width]
   float *dweight = nullptr, *dbias = nullptr;
   int64_t rows = 0, width = 0;
@@ -84,33 +64,34 @@ struct RotaryRows {
   const float* cos = nullptr;  ///< [tokens, head_dim]; row r is token (first + r) % tokens
   const float* sin = nullptr;
   int64_t first = 0, rows = 0, tokens = 0, heads = 0, head_dim = 0;
-  bool back = false;  ///< rotates by the negative angle
+  bool back = false;  ///< rotates by the negative angles
 };
 
-/// The target of a row that does not count.
+/// The target of a row that is ignored.
 inline constexpr int64_t kIgnored = -100;
 
 /// Losses of rows of logits. Where a target is kIgnored, loss and gradient are 0.
 struct LossRows {
-  void* logits = nullptr;  ///< [rows, vocabulary]; becomes its gradient / counted if that is asked for
-  const int64_t* targets = nullptr;  ///< [rows], below the vocabulary's size
+  void* logits =
+      nullptr;  ///< [rows, vocabulary]; if `differentiates`, overwritten with its gradient / counted
+  const int64_t* targets = nullptr;  ///< [rows], less than vocabulary
   double* losses = nullptr;          ///< [rows]
-  const double* counted = nullptr;   ///< of the whole batch, at least 1
+  const double* counted = nullptr;   ///< rows of the whole batch that count, at least 1
   int64_t rows = 0, vocabulary = 0;
   bool differentiates = false;
   float label_smoothing = 0, z_loss = 0;
 };
 
-/// What the sums of parts of rows come to.
+/// The total of sums over parts of rows.
 struct PartTotal {
-  float* sums = nullptr;  ///< [parts, width]; not to be used afterwards
+  float* sums = nullptr;  ///< [parts, width]; overwritten
   int64_t parts = 0, width = 0;
   void* to = nullptr;   ///< [width]
-  bool to_fp32 = true;  ///< else `to` has the type of the table's kernels
-  bool adds = false;    ///< to what is there, in fp32
+  bool to_fp32 = true;  ///< else `to` has the element type of the kernel table
+  bool adds = false;    ///< to the former value, in fp32
 };
 
-/// The numbers of a step of Adam, rounded once.
+/// The numbers of a step of Adam, rounded to fp32.
 struct AdamNumbers {
   float gradient_scale = 1;
   float keep = 1;   ///< 1 - lr * weight_decay in AdamW

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <vector>
 
 #include "kernels/block_product.h"
 #include "kernels/cpu/tiles.h"
-#include "kernels/factor_blocks.h"
 #include "kernels/meta.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
@@ -15,15 +15,14 @@
 namespace fsdp::kernels {
 namespace {
 
-// What one thread works on at a time: packed blocks of both factors that stay in a second-level cache of 2
-// MiB together with their results.
+// A thread's packed blocks of both factors, which stay in a second-level cache of 2 MiB with their results.
 constexpr int64_t kDepth = 768;
 constexpr int64_t kDepthOfParts = 512;
 constexpr int64_t kLeftBytes = 384 << 10;
 constexpr int64_t kRightBytes = 768 << 10;
-// What is packed at a time.
+// What a group has before the next one begins.
 constexpr int64_t kKeptRows = 2048;     ///< of the left factor
-constexpr int64_t kKeptColumns = 1024;  ///< of the result, where sums are to be rounded
+constexpr int64_t kKeptColumns = 1024;  ///< of the result, if sums are rounded
 
 std::atomic<int> parts_of_float32 = 3;
 
@@ -34,7 +33,7 @@ struct Range {
   int64_t end() const { return first + count; }
 };
 
-/// What lies `side` (rows of a left factor, columns of a right one) by depth.
+/// x as a left factor (rows by depth) or a right one (columns by depth).
 cpu::TileSource source(const at::Tensor& x, cpu::TileSide side) {
   FSDP_CHECK(x.stride(1) == 1 || x.stride(0) == 1, x.sizes(), " ", x.strides());
   const int across = side == cpu::TileSide::kLeft ? 0 : 1, depth = 1 - across;
@@ -58,31 +57,20 @@ cpu::TileSource cut(const cpu::TileSource& from, const Range& across, const Rang
   return part;
 }
 
-/// Rows of a left factor; `sums` is the first of them among the sums.
-struct RowBlock {
-  size_t left;
-  Range rows;
+/// Rows of a left factor or columns of a right one; `sums` is the first of them among the sums of its group.
+struct Block {
+  size_t factor;
+  Range range;
   int64_t sums;
 };
 
-/// Rows that are packed at a time.
-struct RowGroup {
-  std::vector<RowBlock> blocks;
-  int64_t sums = 0;  ///< rows of sums, of whole tiles
+/// Blocks that are packed at a time.
+struct Group {
+  std::vector<Block> blocks;
+  int64_t sums = 0;  ///< rows or columns of sums, of whole tiles
 };
 
-/// The same of the columns of a right factor.
-struct ColumnBlock {
-  size_t right;
-  Range columns;
-  int64_t sums;
-};
-struct ColumnGroup {
-  std::vector<ColumnBlock> blocks;
-  int64_t sums = 0;
-};
-
-/// The results of all left factors are one under the other, those of all right factors side by side.
+/// The products of all factors: left factors are stacked, right factors are side by side.
 class TiledProduct {
  public:
   explicit TiledProduct(const TileProducts& products)
@@ -101,9 +89,9 @@ class TiledProduct {
     for (const cpu::TileSource& right : rights_) columns += right.across;
     const int64_t work = std::max<int64_t>(1, kMultiple * columns * k_);
     util::parallel_for(0, units, std::max<int64_t>(1, kLeastWork / work), [&](int64_t begin, int64_t end) {
-      const std::vector<ColumnGroup> column_groups = columns_in_groups();
-      for (const RowGroup& rows : rows_in_groups(begin, end)) {
-        for (const ColumnGroup& group : column_groups) multiply(rows, group);
+      const std::vector<Group> column_groups = columns_in_groups();
+      for (const Group& rows : rows_in_groups(begin, end)) {
+        for (const Group& group : column_groups) multiply(rows, group);
       }
     });
   }
@@ -113,8 +101,8 @@ class TiledProduct {
     return rounded_up(left.across, kMultiple) / kMultiple;
   }
 
-  /// How much of a factor takes about so many bytes, in pairs of tiles: sums in a part of a tile are rounded
-  /// in another order, so parts are at the ends of results only, wherever a thread begins.
+  /// Rows or columns of about so many bytes, in pairs of tiles: sums in a partial tile are rounded in another
+  /// order, so only the ends of results may have partial tiles, wherever a thread begins.
   int64_t across_of(int64_t bytes) const {
     constexpr int64_t kPair = 2 * cpu::kTileSide;
     return std::max(bytes / (2 * parts_ * depth_) / kPair, int64_t{1}) * kPair;
@@ -122,57 +110,55 @@ class TiledProduct {
 
   bool keeps_sums() const { return rounds_ && depth_ < k_; }
 
+  /// Cuts a range of a factor into blocks of about so many bytes; begins a new group after `most` sums.
+  void append(std::vector<Group>& groups, size_t factor, const Range& range, int64_t bytes,
+              int64_t most) const {
+    const int64_t part = equal_part(range.count, across_of(bytes));
+    for (int64_t first = range.first; first < range.end(); first += part) {
+      if (groups.back().sums >= most) groups.emplace_back();
+      Group& group = groups.back();
+      const int64_t count = std::min(part, range.end() - first);
+      group.blocks.push_back({.factor = factor, .range = {first, count}, .sums = group.sums});
+      group.sums += rounded_up(count, cpu::kTileSide);
+    }
+  }
+
   /// Units [begin, end) of rows.
-  std::vector<RowGroup> rows_in_groups(int64_t begin, int64_t end) const {
-    std::vector<RowGroup> groups(1);
+  std::vector<Group> rows_in_groups(int64_t begin, int64_t end) const {
+    std::vector<Group> groups(1);
     int64_t before = 0;
     for (size_t left = 0; left < lefts_.size(); ++left) {
       const int64_t first = std::max<int64_t>(begin - before, 0) * kMultiple;
       const int64_t last = std::min((end - before) * kMultiple, lefts_[left].across);
       before += units_of(lefts_[left]);
-      if (first >= last) continue;
-      const int64_t most = equal_part(last - first, across_of(kLeftBytes));
-      for (int64_t row = first; row < last; row += most) {
-        if (groups.back().sums >= kKeptRows) groups.emplace_back();
-        RowGroup& group = groups.back();
-        const int64_t rows = std::min(most, last - row);
-        group.blocks.push_back({.left = left, .rows = {row, rows}, .sums = group.sums});
-        group.sums += rounded_up(rows, cpu::kTileSide);
-      }
+      if (first < last) append(groups, left, {first, last - first}, kLeftBytes, kKeptRows);
     }
     return groups;
   }
 
-  std::vector<ColumnGroup> columns_in_groups() const {
-    std::vector<ColumnGroup> groups(1);
+  std::vector<Group> columns_in_groups() const {
+    std::vector<Group> groups(1);
+    const int64_t most = keeps_sums() ? kKeptColumns : std::numeric_limits<int64_t>::max();
     for (size_t right = 0; right < rights_.size(); ++right) {
-      const int64_t last = rights_[right].across, most = equal_part(last, across_of(kRightBytes));
-      for (int64_t column = 0; column < last; column += most) {
-        if (keeps_sums() && groups.back().sums >= kKeptColumns) groups.emplace_back();
-        ColumnGroup& group = groups.back();
-        const int64_t columns = std::min(most, last - column);
-        group.blocks.push_back({.right = right, .columns = {column, columns}, .sums = group.sums});
-        group.sums += rounded_up(columns, cpu::kTileSide);
-      }
+      append(groups, right, {0, rights_[right].across}, kRightBytes, most);
     }
     return groups;
   }
 
-  void multiply(const RowGroup& rows, const ColumnGroup& columns) const {
+  void multiply(const Group& rows, const Group& columns) const {
     auto* sums = keeps_sums() ? tile_sum_scratch.of<float>(rows.sums * columns.sums) : nullptr;
     auto* left = tile_left_scratch.of<uint16_t>(cpu::tiled_elements(rows.sums, depth_, parts_));
     auto* right =
         tile_right_scratch.of<uint16_t>(cpu::tiled_elements(across_of(kRightBytes), depth_, parts_));
     for (int64_t k = 0; k < k_; k += depth_) {
       const Range slice{.first = k, .count = std::min(depth_, k_ - k)};
-      for (const RowBlock& block : rows.blocks) {
-        cpu::pack_tiles(cut(lefts_[block.left], block.rows, slice), cpu::TileSide::kLeft, parts_,
+      for (const Block& block : rows.blocks) {
+        cpu::pack_tiles(cut(lefts_[block.factor], block.range, slice), cpu::TileSide::kLeft, parts_,
                         left + cpu::tiled_elements(block.sums, slice.count, parts_));
       }
-      for (const ColumnBlock& block : columns.blocks) {
-        cpu::pack_tiles(cut(rights_[block.right], block.columns, slice), cpu::TileSide::kRight, parts_,
-                        right);
-        for (const RowBlock& row_block : rows.blocks) {
+      for (const Block& block : columns.blocks) {
+        cpu::pack_tiles(cut(rights_[block.factor], block.range, slice), cpu::TileSide::kRight, parts_, right);
+        for (const Block& row_block : rows.blocks) {
           cpu::TileProduct product = place(row_block, block, slice);
           product.left = left + cpu::tiled_elements(row_block.sums, slice.count, parts_);
           product.right = right;
@@ -186,14 +172,14 @@ class TiledProduct {
     }
   }
 
-  cpu::TileProduct place(const RowBlock& rows, const ColumnBlock& columns, const Range& slice) const {
-    const TileProducts::Result& result = results_[rows.left * rights_.size() + columns.right];
-    cpu::TileProduct product{.rows = rows.rows.count,
-                             .columns = columns.columns.count,
+  cpu::TileProduct place(const Block& rows, const Block& columns, const Range& slice) const {
+    const TileProducts::Result& result = results_[rows.factor * rights_.size() + columns.factor];
+    cpu::TileProduct product{.rows = rows.range.count,
+                             .columns = columns.range.count,
                              .steps = rounded_up(slice.count, cpu::kTileDepth) / cpu::kTileDepth,
                              .parts = parts_};
-    const int64_t width = rights_[columns.right].across;
-    const int64_t first = rows.rows.first * width + columns.columns.first;
+    const int64_t width = rights_[columns.factor].across;
+    const int64_t first = rows.range.first * width + columns.range.first;
     if (!rounds_) {
       product.sums = static_cast<float*>(result.c.data_ptr()) + first;
       product.sums_stride = width;
@@ -203,13 +189,13 @@ class TiledProduct {
       product.rounded_stride = width;
       product.adds_to_rounded = result.adds;
       if (result.bias.defined()) {
-        product.bias = static_cast<const uint16_t*>(result.bias.const_data_ptr()) + columns.columns.first;
+        product.bias = static_cast<const uint16_t*>(result.bias.const_data_ptr()) + columns.range.first;
       }
     }
     return product;
   }
 
-  /// What is rounded when the last slice is there.
+  /// Keeps sums in fp32, which are rounded with the last slice.
   void keep_sums(cpu::TileProduct& product, float* sums, int64_t stride, const Range& slice) const {
     product.sums = sums;
     product.sums_stride = stride;

@@ -1,11 +1,11 @@
 #pragma once
 
-// Matrix products in blocks by the cores' matrix units (Intel AMX; cpu/tiles.h), which libtorch's oneDNN uses
-// for bf16 alone.
+// Matrix products in blocks by the cores' matrix units (Intel AMX; cpu/tiles.h). libtorch's oneDNN uses them
+// for bf16 only.
 //
-// fp32 goes as the sum of three parts in bf16, in six products, with the error of a sum in fp32. On an Intel
-// Xeon (family 6, model 207), one thread, 1024 rows of 512 to 1376 elements, in GFLOP/s: fp32 230, by vectors
-// (block_product.h) 150; bf16 740, by vectors 75. The unit itself has 2300 with such numbers.
+// A number in fp32 is split into three parts in bf16, and a product into six, with an error as of sums in
+// fp32. On an Intel Xeon (family 6, model 207), one thread, 1024 rows of 512 to 1376 elements, in GFLOP/s:
+// fp32 230, by vectors (block_product.h) 150; bf16 740, by vectors 75. The matrix unit's peak is 2300.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,27 +13,26 @@
 
 namespace fsdp::kernels {
 
-/// Parts of a number in fp32: 3, or 2, which are 16 bits, at half the work. For the whole process, between
-/// steps; 3 at first.
+/// Parts of a number in fp32: 3 (the default), or 2, which keep 16 bits, at half the work. For the whole
+/// process; to be set between steps.
 void set_float32_parts(int parts);
 int float32_parts();
 
-/// Whether the matrix unit multiplies this: on a CPU that has one (util::has_matrix_unit()), fp32 or bf16.
+/// Whether the matrix unit, if any (util::has_matrix_unit()), multiplies x: fp32 and bf16.
 bool can_multiply_by_tiles(const at::Tensor& x);
 
-/// Each of `lefts` times each of `rights`, of which each is packed once.
+/// Each of `lefts` times each of `rights`; each factor is packed once.
 struct TileProducts {
-  /// c = a b (+ bias), or is added to.
+  /// c = a b (+ bias) or, with `adds`, c += a b (+ bias).
   struct Result {
-    at::Tensor c;  ///< [m, n], contiguous, fp32, or bf16 if the factors are
+    at::Tensor c;  ///< [m, n], contiguous, fp32 or the factors' type
     bool adds = false;
-    at::Tensor bias = {};  ///< [n], contiguous, with c in bf16, or undefined
+    at::Tensor bias = {};  ///< [n], contiguous, or undefined; only with c in bf16
   };
 
-  /// a: [m, k], b: [k, n], all of one type that can_multiply_by_tiles(); in each, rows or columns are
-  /// contiguous.
+  /// a: [m, k], b: [k, n], of one type that can_multiply_by_tiles(), each with contiguous rows or columns.
   std::vector<at::Tensor> lefts = {}, rights = {};
-  std::vector<Result> results = {};  ///< [lefts][rights], all of one type; none lies in another
+  std::vector<Result> results = {};  ///< [lefts][rights], of one type, without overlap
 };
 void multiply_by_tiles(const TileProducts& products);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What model.architecture and training.loss can be. Needs no libtorch; how models are made is in nn/decoder.h.
+// The values of model.architecture and training.loss. Needs no libtorch; nn/decoder.h makes the models.
 
 #include <functional>
 #include <string>
@@ -17,23 +17,23 @@ class Tensor;
 namespace fsdp::nn {
 
 struct Architecture {
-  /// Full names of the config keys that weights determine, beside the sizes that all architectures have: two
-  /// models that differ in one of these do not compute the same with the same weights.
+  /// Full names of the config keys that belong to the weights, besides the sizes that all architectures have:
+  /// with the same weights, models that differ in one of these keys compute different results.
   std::vector<std::string> keys = {};
-  std::string plugin = {};  ///< that has added it; empty: built in, and known to transformers
+  std::string plugin = {};  ///< the plug-in that added it; empty: built in, and known to transformers
 };
 
 util::Registry<Architecture>& architectures();
 
-/// Whether it is built in: then Hugging Face's transformers has it too, and its config.json describes it.
+/// Built-in architectures are those of Hugging Face's transformers, and its config.json describes them.
 bool is_built_in_architecture(std::string_view name);
 
-/// logits: [B, T, V], targets: [B, T] int64 -> the mean over the targets that are not -100, in fp32; 0 where
-/// there is none. Called by every rank with its own rows.
+/// logits: [B, T, V], targets: [B, T] int64 -> the mean over the targets that are not -100, in fp32; 0 if
+/// there is none. Each rank calls it with its own rows.
 using LossFunction =
     std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& targets, const util::PluginValues&)>;
 
-/// The built-in loss. Its function is null: a model's head computes it without all logits at once.
+/// The built-in loss. Its function is null: a model's head computes it, without all logits in memory at once.
 inline constexpr const char* kCrossEntropy = "cross_entropy";
 
 util::Registry<LossFunction>& losses();

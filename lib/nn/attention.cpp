@@ -9,7 +9,6 @@
 #include "kernels/attention.h"
 #include "kernels/fused.h"
 #include "kernels/meta.h"
-#include "nn/dropout.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
 #include "util/error.h"
@@ -33,7 +32,7 @@ struct Heads {
   at::Tensor q, k, v;
 };
 
-/// With weights that are dropped, of which there are none in the kernels.
+/// Materialises the attention weights, which the kernels do not, to drop some of them.
 at::Tensor attention_with_dropout(const Heads& heads, double p, const StageContext& context) {
   const int64_t group = heads.q.size(2) / heads.k.size(2), length = heads.q.size(1);
   const at::Tensor q = heads.q.transpose(1, 2);
@@ -52,7 +51,7 @@ at::Tensor attention_with_dropout(const Heads& heads, double p, const StageConte
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
                             const StageContext& context);
 
-/// Document by document: [B, T, heads, head_dim], of which a token sees those of its own document.
+/// A token attends to its own document only. -> [B, T, heads, head_dim]
 at::Tensor attention_within_documents(const Heads& heads, const Compute& compute, double p,
                                       const StageContext& context) {
   const DocumentStarts& documents = *context.documents;
@@ -67,7 +66,7 @@ at::Tensor attention_within_documents(const Heads& heads, const Compute& compute
       const bool last = i + 1 == documents[row].size();
       lengths.push_back((last ? length : documents[row][i + 1]) - documents[row][i]);
     }
-    // Splits, not slices: their backward puts all gradients together in one pass.
+    // Splits, not slices: backward then assembles all gradients in one pass.
     const auto q = queries[row].split_with_sizes(lengths, 1), k = keys[row].split_with_sizes(lengths, 1),
                v = values[row].split_with_sizes(lengths, 1);
     std::vector<at::Tensor> parts;
@@ -103,62 +102,56 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
       .transpose(1, 2);
 }
 
-/// The same for a stage whose context may have a cache.
-at::Tensor attention_of(const Stage& stage, const Heads& heads, const Compute& compute, double p,
-                        const StageContext& context) {
-  if (context.cache == nullptr) return causal_attention(heads, compute, p, context);
-  const bool first = context.cache->length() == 0;
-  auto [keys, values] = context.cache->append(stage, heads.k, heads.v);
-  return first ? causal_attention(heads, compute, p, context) : attend_to_cache(heads.q, keys, values);
-}
-
 }  // namespace
 
-LlamaAttention::LlamaAttention(const ModelOptions& options)
+Attention::Attention(const ModelOptions& options)
     : num_heads_(options.num_attention_heads),
       num_kv_heads_(options.num_key_value_heads),
-      head_dim_(head_width(options)),
       dropout_(options.attention_dropout),
       compute_(options) {
-  const int64_t hidden = options.hidden_size, queries = query_width(options), keys = key_width(options);
-  const bool biased = options.attention_bias || options.qkv_bias;
-  const auto linear = [this](const char* name, int64_t in, int64_t out, bool has_bias) {
-    return register_module(name, std::make_shared<Linear>(in, out, compute_, has_bias));
+  const int64_t hidden = options.hidden_size;
+  const auto linear = [this](const char* name, int64_t in, int64_t out, const LinearForm& form) {
+    return register_module(name, std::make_shared<Linear>(in, out, compute_, form));
   };
-  q_proj_ = linear("q_proj", hidden, queries, biased);
-  k_proj_ = linear("k_proj", hidden, keys, biased);
-  v_proj_ = linear("v_proj", hidden, keys, biased);
-  o_proj_ = linear("o_proj", queries, hidden, options.attention_bias);
+  if (is_gpt2(options)) {
+    qkv_ = linear("c_attn", hidden, 3 * hidden, {.transposed = true});
+    output_ = linear("c_proj", hidden, hidden, {.transposed = true});
+    return;
+  }
+  const int64_t queries = query_width(options), keys = key_width(options);
+  const LinearForm form{.biased = options.attention_bias || options.qkv_bias};
+  q_ = linear("q_proj", hidden, queries, form);
+  k_ = linear("k_proj", hidden, keys, form);
+  v_ = linear("v_proj", hidden, keys, form);
+  output_ = linear("o_proj", queries, hidden, {.biased = options.attention_bias});
 }
 
-at::Tensor LlamaAttention::compute(const at::Tensor& x, const StageContext& context) {
-  const auto qkv = forward_all(x, {q_proj_.get(), k_proj_.get(), v_proj_.get()});
-  at::Tensor q = rotated(qkv[0], num_heads_, context);
-  at::Tensor k = rotated(qkv[1], num_kv_heads_, context);
-  at::Tensor v = split_heads(qkv[2], num_kv_heads_);
-  return o_proj_->forward(join_heads(attention_of(*this, {q, k, v}, compute_, dropout_, context)));
+at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) {
+  Heads heads;
+  if (qkv_) {
+    const auto qkv = qkv_->forward(x).chunk(3, /*dim=*/-1);
+    heads = {split_heads(qkv[0], num_heads_), split_heads(qkv[1], num_heads_),
+             split_heads(qkv[2], num_heads_)};
+  } else {
+    const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
+    heads = {rotated(qkv[0], num_heads_, context), rotated(qkv[1], num_kv_heads_, context),
+             split_heads(qkv[2], num_kv_heads_)};
+  }
+  if (context.cache == nullptr) {
+    return output_->forward(join_heads(causal_attention(heads, compute_, dropout_, context)));
+  }
+  const bool first = context.cache->length() == 0;
+  const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);
+  return output_->forward(join_heads(first ? causal_attention(heads, compute_, dropout_, context)
+                                           : attend_to_cache(heads.q, keys, values)));
 }
 
-at::Tensor LlamaAttention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
+at::Tensor Attention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
   const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
   if (compute_.fused && kernels::can_fuse(x) && cos.scalar_type() == at::kFloat) {
     return kernels::rotary(split_heads(x, heads), cos, sin);
   }
   return apply_rotary(split_heads(x, heads).transpose(1, 2), cos, sin).transpose(1, 2);
-}
-
-Gpt2Attention::Gpt2Attention(const ModelOptions& options)
-    : num_heads_(options.num_attention_heads), dropout_(options.attention_dropout), compute_(options) {
-  const int64_t hidden = options.hidden_size;
-  c_attn_ = register_module("c_attn", std::make_shared<TransposedLinear>(hidden, 3 * hidden, compute_));
-  c_proj_ = register_module("c_proj", std::make_shared<TransposedLinear>(hidden, hidden, compute_));
-}
-
-at::Tensor Gpt2Attention::compute(const at::Tensor& x, const StageContext& context) {
-  auto qkv = c_attn_->forward(x).chunk(3, /*dim=*/-1);
-  for (at::Tensor& part : qkv) part = split_heads(part, num_heads_);
-  return c_proj_->forward(
-      join_heads(attention_of(*this, {qkv[0], qkv[1], qkv[2]}, compute_, dropout_, context)));
 }
 
 }  // namespace fsdp::nn

@@ -1,18 +1,151 @@
 #include "nn/decoder.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
 
 #include <cmath>
 #include <set>
+#include <tuple>
 #include <utility>
 
-#include "nn/gpt2.h"
-#include "nn/llama.h"
+#include "nn/attention.h"
+#include "nn/key_value_cache.h"
+#include "nn/layers.h"
 #include "nn/parameter.h"
+#include "nn/rotary.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
 namespace {
+
+std::shared_ptr<Norm> make_norm(const ModelOptions& options) {
+  if (!is_gpt2(options)) {
+    return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps, Compute(options));
+  }
+  return std::make_shared<LayerNorm>(options.hidden_size, options.layer_norm_epsilon, Compute(options));
+}
+
+/// x + attention(norm(x)), then x + feed_forward(norm(x)). x: [B, T, D] -> [B, T, D].
+class Block final : public Stage {
+ public:
+  explicit Block(const ModelOptions& options) : hidden_dropout_(options.hidden_dropout) {
+    // In Hugging Face's order, which is that of the parameters.
+    if (is_gpt2(options)) {
+      norm_1_ = register_module("ln_1", make_norm(options));
+      attention_ = register_module("attn", std::make_shared<Attention>(options));
+      norm_2_ = register_module("ln_2", make_norm(options));
+      feed_forward_ = register_module("mlp", std::make_shared<FeedForward>(options));
+    } else {
+      attention_ = register_module("self_attn", std::make_shared<Attention>(options));
+      feed_forward_ = register_module("mlp", std::make_shared<FeedForward>(options));
+      norm_1_ = register_module("input_layernorm", make_norm(options));
+      norm_2_ = register_module("post_attention_layernorm", make_norm(options));
+    }
+  }
+  std::string type_name() const override { return "block"; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
+    const at::Tensor attention = dropout(attention_->forward(norm_1_->forward(x), context), hidden_dropout_,
+                                         DropoutPlace::kAttentionOutput, context);
+    auto [attended, normed] = norm_2_->forward_with(x, attention);
+    return attended + dropout(feed_forward_->forward(normed, context), hidden_dropout_,
+                              DropoutPlace::kFeedForwardOutput, context);
+  }
+
+ private:
+  double hidden_dropout_;
+  std::shared_ptr<Norm> norm_1_, norm_2_;
+  std::shared_ptr<Attention> attention_;
+  std::shared_ptr<FeedForward> feed_forward_;
+};
+
+/// positions: [T] -> [B, T], from 0 at the beginning of each document.
+at::Tensor positions_in(const DocumentStarts& documents, const at::Tensor& positions) {
+  std::vector<at::Tensor> rows;
+  for (const std::vector<int64_t>& starts : documents) {
+    at::Tensor row = positions.clone();
+    for (int64_t start : starts) {
+      row.narrow(0, start, row.size(0) - start).copy_(positions.narrow(0, 0, row.size(0) - start));
+    }
+    rows.push_back(row);
+  }
+  return at::stack(rows);
+}
+
+/// The decoders of Llama (Touvron et al.: LLaMA, 2023, section 2.2) and GPT-2 (Radford et al.: Language
+/// Models are Unsupervised Multitask Learners, 2019, section 2.3).
+class Decoder final : public Stage {
+ public:
+  explicit Decoder(const ModelOptions& options)
+      : type_name_(options.architecture),
+        max_positions_(options.max_position_embeddings),
+        embedding_dropout_(options.embedding_dropout) {
+    const bool gpt2 = is_gpt2(options);
+    const Compute compute(options);
+    const int64_t vocabulary = options.vocab_size, hidden = options.hidden_size;
+    auto inner = register_module(gpt2 ? "transformer" : "model", std::make_shared<torch::nn::Module>());
+    tokens_ = inner->register_module(gpt2 ? "wte" : "embed_tokens",
+                                     std::make_shared<Embedding>(vocabulary, hidden, compute));
+    if (gpt2) {
+      positions_ =
+          inner->register_module("wpe", std::make_shared<Embedding>(max_positions_, hidden, compute));
+    }
+    blocks_ = inner->register_module(gpt2 ? "h" : "layers", std::make_shared<StageList>());
+    for (int64_t i = 0; i < options.num_hidden_layers; ++i) blocks_->append(std::make_shared<Block>(options));
+    last_norm_ = inner->register_module(gpt2 ? "ln_f" : "norm", make_norm(options));
+    if (!gpt2) rotary_ = inner->register_module("rotary_emb", std::make_shared<RotaryTable>(options));
+    head_ = register_module("lm_head", options.tie_word_embeddings
+                                           ? std::make_shared<Head>(tokens_->weight(), compute)
+                                           : std::make_shared<Head>(hidden, vocabulary, compute));
+  }
+  std::string type_name() const override { return type_name_; }
+
+ protected:
+  /// GPT-2: T <= max_position_embeddings, else Error(kUsage).
+  at::Tensor compute(const at::Tensor& ids, const StageContext& given) override {
+    const int64_t length = ids.size(1);
+    if (positions_ && length > max_positions_) {
+      util::fail(
+          util::ErrorKind::kUsage, "a sequence of ", length, " tokens is longer than the ", max_positions_,
+          " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
+    }
+    KeyValueCache* cache = given.cache;
+    if (cache != nullptr) cache->require_room(length);
+    const int64_t first = cache != nullptr ? cache->length() : 0;
+    StageContext context = given;
+    at::Tensor x;
+    if (positions_) {
+      at::Tensor positions = at::arange(first, first + length, ids.options());
+      if (given.documents) positions = positions_in(*given.documents, positions);
+      x = tokens_->forward(ids, context) + positions_->forward(positions, context);
+    } else {
+      std::tie(context.rotary_cos, context.rotary_sin) =
+          cache != nullptr ? rotary_->angles_from(first, length, ids.device())
+                           : rotary_->angles(length, ids.device());
+      x = tokens_->forward(ids, context);
+    }
+    x = dropout(x, embedding_dropout_, DropoutPlace::kEmbedding, context);
+    for (const auto& block : *blocks_) {
+      x = block->forward(x, context);
+      ++context.layer;
+    }
+    if (cache != nullptr) cache->advance(length);
+    if (given.only_last) x = x.narrow(1, length - 1, 1);
+    return head_->forward(last_norm_->forward(x), context);
+  }
+
+ private:
+  std::string type_name_;
+  int64_t max_positions_;
+  double embedding_dropout_;
+  std::shared_ptr<Embedding> tokens_, positions_;  ///< positions_: GPT-2's, else null
+  std::shared_ptr<StageList> blocks_;
+  std::shared_ptr<Norm> last_norm_;
+  std::shared_ptr<Head> head_;
+  std::shared_ptr<RotaryTable> rotary_;  ///< Llama's, else null
+};
 
 void check_rotary(const ModelOptions& options) {
   using util::ErrorKind;
@@ -81,24 +214,23 @@ double gpt2_deviation(const std::string& name, const ModelOptions& options) {
   return options.initializer_range / std::sqrt(2.0 * static_cast<double>(options.num_hidden_layers));
 }
 
-template <typename Model>
-std::shared_ptr<Stage> make(const ModelOptions& options) {
-  return std::make_shared<Model>(options);
+std::shared_ptr<Stage> make_built_in(const ModelOptions& options) {
+  return std::make_shared<Decoder>(options);
 }
 
 util::Registry<ModelKind>& kinds() {
   static util::Registry<ModelKind> kinds(
-      "model", {{"llama", {.make = make<Llama>, .check = check_llama}},
-                {"gpt2", {.make = make<Gpt2>, .check = check_gpt2, .deviation = gpt2_deviation}}});
+      "model", {{"llama", {.make = make_built_in, .check = check_llama}},
+                {"gpt2", {.make = make_built_in, .check = check_gpt2, .deviation = gpt2_deviation}}});
   return kinds;
 }
 
-/// What did not ask empty_parameter().
+/// Moves the parameters that were not made by empty_parameter().
 void move_parameters(torch::nn::Module& model, at::Device device) {
   for (at::Tensor& parameter : model.parameters()) {
     if (parameter.device().type() == device.type()) continue;
     const at::Tensor moved = at::empty_like(parameter, parameter.options().device(device));
-    // set_data() takes a tensor on meta only for one that is there already.
+    // set_data() accepts a tensor on meta only for a tensor that is already there.
     parameter.unsafeGetTensorImpl()->_change_backend_component_keys(device);
     parameter.set_data(moved);
   }

@@ -3,9 +3,9 @@
 // Hooked<M>: any module of libtorch whose calls hooks can see.
 //
 // C++ modules have no forward hooks: a call of forward() goes straight to the module. Sharding has to see the
-// calls of the modules that become units, so these are declared as Hooked, which derives from the module and
-// runs the hooks around its forward(); names of parameters stay as they are. nn::Stage, of which the models of
-// this library are made, has hooks as well.
+// calls of the modules that become FSDP units, so these are declared as Hooked, which derives from the module
+// and runs the hooks around its forward(); parameter names do not change. nn::Stage, the base of this
+// library's own models, has hooks too.
 //
 //   struct NetImpl : torch::nn::Module {
 //     NetImpl() { register_module("block", block); register_module("head", head); }
@@ -13,7 +13,7 @@
 //       return {head(block(x, mask)), x};
 //     }
 //     fsdp::nn::Hooked<BlockImpl> block{/*BlockImpl's arguments*/ 64};
-//     torch::nn::Linear head{64, 10};      // not a unit: belongs to the nearest one around it
+//     torch::nn::Linear head{64, 10};      // not a unit: belongs to the nearest enclosing one
 //   };
 //   fsdp::nn::Hooked<NetImpl> net;
 //
@@ -22,8 +22,8 @@
 //
 //   template <typename Visit> void visit_tensors(Visit&& visit) { visit(hidden); visit(mask); }
 //
-// Others pass by unseen. A gradient that leaves or enters a module by a tensor that hooks do not see is not
-// waited for, so parameters must not be used by way of one.
+// Tensors in other types are not seen. Hooks do not wait for gradients that enter or leave a module through
+// such a tensor, so it must not depend on a parameter.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Type.h>
@@ -41,26 +41,26 @@
 
 namespace fsdp::nn {
 
-/// Tensors of a call, to be looked at or replaced.
+/// Tensors of a call, which hooks may read or replace.
 using CallTensors = std::vector<at::Tensor*>;
 
-/// Looks at the calls of a module. Not collective by itself.
+/// Sees the calls of a module. Not collective by itself.
 class CallHook {
  public:
   virtual ~CallHook() = default;
   /// Before forward(). What it returns lives until forward() has returned.
   virtual std::shared_ptr<void> before(const CallTensors& inputs) = 0;
-  /// After forward(), unless that has thrown.
+  /// After forward(), unless it threw.
   virtual void after(const CallTensors& outputs) = 0;
 };
 
-/// A module to whose calls hooks can be attached.
+/// A module that hooks can be attached to.
 class Hookable {
  public:
   virtual ~Hookable() = default;
-  /// What kind of module it is ("block", "TransformerEncoderLayer"), for wrap policies and messages.
+  /// The kind of module ("block", "TransformerEncoderLayer"), for wrap policies and messages.
   virtual std::string type_name() const = 0;
-  /// Attaches a hook inside those that are attached already.
+  /// Attaches a hook inside those attached before.
   virtual void attach(std::shared_ptr<CallHook> hook) = 0;
   virtual void detach_hooks() = 0;
 };
@@ -102,8 +102,14 @@ concept IsVisitable = requires(T value) {
   value.visit_tensors(AnyVisit());
 };
 
-/// "Block" of "net::BlockImpl".
-std::string type_name_of(const std::type_info& type);
+/// "Block" for "net::BlockImpl".
+inline std::string type_name_of(const std::type_info& type) {
+  std::string name = c10::demangle(type.name());
+  if (const size_t arguments = name.find('<'); arguments != std::string::npos) name.resize(arguments);
+  if (const size_t space = name.rfind("::"); space != std::string::npos) name.erase(0, space + 2);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
 
 using Hooks = std::vector<std::shared_ptr<CallHook>>;
 

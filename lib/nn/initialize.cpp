@@ -14,7 +14,7 @@
 namespace fsdp::nn {
 namespace {
 
-/// Of the normal distribution; nothing for what is no matrix.
+/// Of the normal distribution; nothing for vectors.
 std::optional<double> deviation_of(const std::string& name, size_t dimensions, const ModelOptions& options) {
   if (dimensions < 2) return std::nullopt;
   const auto& deviation = model_kind(options.architecture).deviation;
@@ -25,8 +25,8 @@ void fill_vector(const std::string& name, const at::Tensor& values) {
   values.fill_(name.ends_with("bias") ? 0.0 : 1.0);
 }
 
-/// at::normal_() makes the values of a tensor that is contiguous and not smaller, one such group after the
-/// other, from as many draws; if it is no whole number of groups, the last ones are made twice.
+/// at::normal_() fills a contiguous tensor of at least this size group by group, with as many draws as
+/// elements; if the size is no multiple of the group's, the last group's elements are drawn twice.
 constexpr int64_t kGroup = 16;
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
-// Initial weights. What a parameter starts with depends on the seed and its name only, so that any number of
-// processes, and any order of building the model, starts equal.
+// Initial weights. A parameter's initial values depend on the seed and its name only, not on the number of
+// processes or on the order in which the model is built.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -13,19 +13,19 @@
 
 namespace fsdp::nn {
 
-/// Normal(0, initializer_range) for matrices, or as ModelKind::deviation says: for gpt2 the projections back
-/// into the residual stream (c_proj) are scaled by 1/sqrt(2 * layers) (GPT-2 paper, section 2.3). Vectors are
-/// 0 where their name ends with "bias", and 1 otherwise.
+/// Matrices: normal with deviation initializer_range or ModelKind::deviation (gpt2 scales the projections
+/// back into the residual stream, c_proj, by 1/sqrt(2 * layers); GPT-2 paper, section 2.3). Vectors: 0 if
+/// their name ends with "bias", else 1.
 void initialize_parameter(const std::string& name, const at::Tensor& parameter, const ModelOptions& options,
                           uint64_t seed);
 
 /// Elements [begin, begin + out.numel()) of what initialize_parameter() gives a parameter of these sizes, bit
-/// for bit, where the others are not needed: they are neither computed nor is there memory for them. out:
-/// 1-D, fp32, contiguous, in host memory.
+/// for bit; the other elements are neither computed nor allocated. out: 1-D, fp32, contiguous, in host
+/// memory.
 void initialize_elements(const std::string& name, at::IntArrayRef sizes, int64_t begin, const at::Tensor& out,
                          const ModelOptions& options, uint64_t seed);
 
-/// Every parameter of the module. A tied parameter is initialised under the first of its names.
+/// Initialises every parameter of the module, a tied one under its first name.
 void initialize_parameters(torch::nn::Module& module, const ModelOptions& options, uint64_t seed);
 
 }  // namespace fsdp::nn

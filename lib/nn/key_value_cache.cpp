@@ -73,7 +73,7 @@ at::Tensor KeyValueCache::whole_rows(const at::Tensor& ids) {
 
 namespace {
 
-/// -> [B, T, vocab_size], or [B, 1, vocab_size] if only those of the last token are asked for.
+/// -> [B, T, vocab_size], or [B, 1, vocab_size] with only_last.
 at::Tensor cached_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache, bool only_last) {
   at::NoGradGuard no_grad;
   StageContext context;
@@ -104,7 +104,7 @@ at::Tensor next_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache
 at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) {
   const int64_t rows = q.size(0), tokens = q.size(1), heads = q.size(2), width = q.size(3);
   const int64_t kv_heads = keys.size(1), group = heads / kv_heads, length = keys.size(2);
-  // The heads that share keys are queries of one head, so that keys and values are not repeated.
+  // Heads that share keys become queries of one head, so that keys and values are not repeated.
   const at::Tensor queries = q.view({rows, tokens, kv_heads, group, width})
                                  .permute({0, 2, 3, 1, 4})
                                  .reshape({rows, kv_heads, group * tokens, width});

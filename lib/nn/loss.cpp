@@ -9,8 +9,8 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms) {
   const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2), target = targets.flatten();
   const at::Tensor counts = target != kernels::kIgnored;
-  // A sum over no target is 0 and stays it; asking whether there is one would make the host wait for a
-  // device.
+  // Without any target the sum is 0, and so is the result; a test for this case would make the host wait for
+  // a device.
   const at::Tensor count = counts.sum().clamp_min(1);
   at::Tensor sum = at::cross_entropy_loss(rows, target, /*weight=*/{}, at::Reduction::Sum, kernels::kIgnored,
                                           terms.label_smoothing);

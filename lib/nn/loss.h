@@ -7,22 +7,20 @@
 
 namespace fsdp::nn {
 
-/// Mean cross-entropy in nats over the targets that are not -100 (0 where there is none), with `terms`, in
-/// fp32 whatever the type of the logits is. logits: [B, T, V], targets: [B, T] int64 -> scalar.
+/// Mean cross-entropy in nats over the targets that are not -100 (0 if there is none), with `terms`, in fp32
+/// for every type of logits. logits: [B, T, V], targets: [B, T] int64 -> scalar.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms = {});
 
-/// Of loss_of(). `documents`: attention stays inside each; null: a row is one document.
 struct LossOptions {
-  kernels::LossTerms terms = {};  ///< of the built-in loss
-  /// In place of it, and what it is given; null: the built-in loss.
-  LossFunction function = nullptr;
-  util::PluginValues plugin_values = {};
+  kernels::LossTerms terms = {};          ///< of the built-in loss
+  LossFunction function = nullptr;        ///< null: the built-in loss
+  util::PluginValues plugin_values = {};  ///< for `function`
   std::optional<DropoutChoice> dropout = std::nullopt;
-  std::shared_ptr<const DocumentStarts> documents = nullptr;
+  std::shared_ptr<const DocumentStarts> documents = nullptr;  ///< null: a row is one document
 };
-/// The mean loss of the model's scores of ids [B, T] against targets [B, T], by whichever way the model has:
-/// it may give the loss itself (StageContext::targets), or its scores.
+/// The mean loss of the model's scores of ids [B, T] against targets [B, T]. The model may return the loss
+/// itself (StageContext::targets) or its scores.
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options = {});
 

@@ -10,18 +10,18 @@
 
 namespace fsdp::nn {
 
-/// A module at one place of the model. A module that is registered at two places has two nodes.
+/// A module at one place in the model; a module that is registered twice has two nodes.
 struct OutlineNode {
   std::string path;       ///< dotted; empty for the root
-  bool is_stage = false;  ///< false for a module that is no stage, such as a list
+  bool is_stage = false;  ///< false for other modules, such as a list
   std::string type;       ///< Stage::type_name()
-  size_t parent = 0;      ///< index of the node around it; the root's own is 0
+  size_t parent = 0;      ///< index of the enclosing node; 0 for the root
   size_t end = 0;         ///< the node and everything inside it are the indices [own, end)
 
   bool operator==(const OutlineNode&) const = default;
 };
 
-/// A parameter with all its places; tied names share one tensor and are one entry.
+/// A parameter with all places where it is registered; tied names share one entry.
 struct OutlineParameter {
   std::vector<int64_t> shape;
   bool requires_grad = true;
@@ -48,7 +48,7 @@ inline bool lies_inside(const OutlineParameter& parameter, const ModelOutline& m
   return parameter.nodes.front() >= node && parameter.nodes.back() < model.nodes[node].end;
 }
 
-/// Dotted name of what is called `name` inside `path`.
+/// The dotted name of `name` inside `path`.
 inline std::string name_inside(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The same for the components with modules: nn and those above it.
+// Precompiled header of the components with modules: nn and those above it.
 #include <torch/nn/module.h>
 
 #include "util/torch_precompiled.h"

@@ -10,7 +10,7 @@
 
 namespace fsdp::nn {
 
-/// Of a feed-forward. The names are those of transformers' ACT2FN.
+/// Activation of a feed-forward, with the names of transformers' ACT2FN.
 enum class Activation {
   kSilu,      ///< x * sigmoid(x)
   kGeluTanh,  ///< GELU in its approximation by tanh
@@ -20,9 +20,9 @@ constexpr auto enum_names(Activation) {
       {{Activation::kSilu, "silu"}, {Activation::kGeluTanh, "gelu_pytorch_tanh"}});
 }
 
-/// How positions beyond the first training's length are reached.
+/// How a model is extended to positions beyond the length of its first training.
 enum class RopeType {
-  kDefault,  ///< they are not
+  kDefault,  ///< not at all
   kLinear,   ///< Chen et al.: Extending context window by positional interpolation, 2023
   kLlama3,   ///< The Llama 3 herd of models, 2024, as transformers computes it
 };
@@ -35,7 +35,7 @@ constexpr auto enum_names(RopeType) {
 struct ModelOptions {
   /// Of config/presets.h, whose values the options below have where nothing else was given; or empty.
   std::string preset = {};
-  std::string architecture = "llama";  ///< of architectures() (nn/architectures.h)
+  std::string architecture = "llama";  ///< one of architectures() (nn/architectures.h)
   int64_t vocab_size = 256;
   int64_t hidden_size = 256;
   int64_t intermediate_size = 688;
@@ -44,41 +44,39 @@ struct ModelOptions {
   int64_t num_key_value_heads = 8;  ///< llama only; fewer than heads: grouped-query attention
   int64_t head_dim = 0;             ///< llama only; width of a head; 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 1024;
-  /// llama only; 0: none. A token of Mistral sees so many before it at most; here, where none is hidden,
-  /// sequences may not be longer.
+  /// llama only; 0: none. In Mistral, a token attends to at most this many tokens before it; here no token is
+  /// masked, so sequences may not be longer.
   int64_t sliding_window = 0;
   bool attention_bias = false;  ///< llama only: of query, key, value and output
   bool qkv_bias = false;        ///< llama only: of query, key and value, not of the output (Qwen2)
   bool mlp_bias = false;        ///< llama only
-  /// llama only, of the gate of the feed-forward: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer,
-  /// 2020).
+  /// llama only, the feed-forward's gate: SwiGLU or GeGLU (Shazeer: GLU Variants Improve Transformer, 2020).
   Activation hidden_act = Activation::kSilu;
   double rope_theta = 10000.0;                           ///< llama only
   util::Named<RopeType> rope_type = RopeType::kDefault;  ///< llama only
   double rope_factor = 1.0;                              ///< linear, llama3
   double rope_low_freq_factor = 1.0;                     ///< llama3
   double rope_high_freq_factor = 4.0;                    ///< llama3
-  int64_t rope_original_length = 8192;                   ///< llama3: of the first training, in tokens
+  int64_t rope_original_length = 8192;                   ///< llama3: length of the first training, in tokens
   double rms_norm_eps = 1e-5;                            ///< llama's RMSNorm
   double layer_norm_epsilon = 1e-5;                      ///< gpt2's LayerNorm
   double initializer_range = 0.02;                       ///< standard deviation of the initial weights
   double embedding_dropout = 0.0;    ///< of the embeddings' sum (gpt2's embd_pdrop), while training
   double attention_dropout = 0.0;    ///< of the attention's weights (attn_pdrop)
-  double hidden_dropout = 0.0;       ///< of what a half of a block adds to its input (resid_pdrop)
+  double hidden_dropout = 0.0;       ///< of the output of attention and feed-forward (resid_pdrop)
   bool tie_word_embeddings = false;  ///< the head uses the embedding's weight
   std::string init_from = {};  ///< a .safetensors file, a folder of them, or a checkpoint; empty: random
-  std::vector<std::string> init_unused{};  ///< patterns of its tensors that the model may have no place for
-  bool init_broadcast =
-      false;  ///< rank 0 alone reads or makes the first weights and sends them to the others
+  std::vector<std::string> init_unused{};  ///< patterns of tensors there that the model need not have
+  bool init_broadcast = false;  ///< only rank 0 reads or makes the initial weights, and broadcasts them
 
-  // How, not what: training.fused_kernels and training.matmul.
+  // training.fused_kernels and training.matmul, which affect results by rounding only.
   bool fused_kernels = true;    ///< kernels/fused.h; off: libtorch's operations, composed by autograd
   std::string matmul = "auto";  ///< of fp32 products on the CPU, see kernels/matmul.h
 
   util::PluginValues plugin_values = {};
 };
 
-/// Width of a head, of all queries and of all keys (or values) side by side.
+/// Width of a head, of all queries and of all keys (or all values).
 inline int64_t head_width(const ModelOptions& options) {
   return options.head_dim > 0 ? options.head_dim : options.hidden_size / options.num_attention_heads;
 }
@@ -89,23 +87,23 @@ inline int64_t key_width(const ModelOptions& options) {
   return options.num_key_value_heads * head_width(options);
 }
 
-/// In tokens, that the model can compute.
+/// In tokens.
 inline int64_t longest_sequence(const ModelOptions& options) {
   const int64_t positions = options.max_position_embeddings, window = options.sliding_window;
   return window > 0 && window < positions ? window : positions;
 }
 
-/// What backward computes again in place of keeping it.
+/// What backward recomputes.
 enum class RecomputeMode {
   kNone,
-  kFull,  ///< all of a stage but its input
+  kFull,  ///< all of a stage, of which only the input is kept
 };
 constexpr auto enum_names(RecomputeMode) {
   return std::to_array<util::EnumName<RecomputeMode>>(
       {{RecomputeMode::kNone, "none"}, {RecomputeMode::kFull, "full"}});
 }
 
-/// Which activations backward computes again in place of keeping them.
+/// Which activations backward recomputes.
 struct CheckpointingOptions {
   util::Named<RecomputeMode> mode = RecomputeMode::kNone;
   std::vector<std::string> stage_types = {"block"};  ///< with kFull: Stage::type_name() of the stages

@@ -15,7 +15,7 @@
 #include <set>
 #include <utility>
 
-#include "nn/outermost_stages.h"
+#include "nn/stage.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -24,14 +24,12 @@ namespace {
 
 using util::ErrorKind;
 
-/// States of the default random number generators that a stage on `device` draws from.
+/// States of the default random number generators that a stage on some device uses; bytes in host memory.
 class RandomState {
  public:
-  static RandomState current(const at::Device& device) {
-    RandomState state;
-    state.add(at::Device(at::kCPU));
-    if (!device.is_cpu() && !device.is_meta()) state.add(device);
-    return state;
+  explicit RandomState(const at::Device& device) {
+    add(at::Device(at::kCPU));
+    if (!device.is_cpu() && !device.is_meta()) add(device);
   }
 
   void restore() const {
@@ -55,26 +53,16 @@ class RandomState {
     states_.emplace_back(device, generator.get_state());
   }
 
-  std::vector<std::pair<at::Device, at::Tensor>> states_;  ///< the tensors are bytes in host memory
+  std::vector<std::pair<at::Device, at::Tensor>> states_;
 };
 
-/// Puts the generators into a state and, at the end of the scope, back.
-class RandomStateGuard {
- public:
-  RandomStateGuard(const RandomState& state, const at::Device& device)
-      : before_(RandomState::current(device)) {
-    state.restore();
-  }
-  ~RandomStateGuard() { before_.restore(); }
-  RandomStateGuard(const RandomStateGuard&) = delete;
-  RandomStateGuard& operator=(const RandomStateGuard&) = delete;
-
- private:
-  RandomState before_;
+struct RandomStateGuard {
+  RandomState before;
+  ~RandomStateGuard() { before.restore(); }
 };
 
-/// The graph node that stands for the whole stage: gradient of the output in, gradient of the input out.
-/// Those of the parameters accumulate on the way, in the pass that apply() runs.
+/// The graph node of the whole stage: gradient of the output in, gradient of the input out. Gradients of the
+/// parameters are accumulated by the inner backward pass of apply().
 class RecomputeBackward final : public torch::autograd::Node {
  public:
   RecomputeBackward(const at::Tensor& input, StageHook::Next next, std::optional<RandomState> random_state)
@@ -94,11 +82,11 @@ class RecomputeBackward final : public torch::autograd::Node {
     }
     if (!gradients[0].defined()) return {at::Tensor()};
     at::Tensor input = input_.unpack();
-    // A leaf of its own, so that the inner pass ends here and not in the graph before the stage.
+    // A new leaf, so that the inner pass ends here and not in the graph before the stage.
     at::Tensor leaf = input.detach();
     leaf.set_requires_grad(input.requires_grad());
     at::Tensor output = run_again(leaf);
-    // The output may depend on nothing that requires a gradient, whatever the stage has.
+    // Not every stage's output depends on its input or parameters.
     if (output.requires_grad()) {
       torch::autograd::backward({output}, {std::move(gradients[0])}, /*retain_graph=*/false);
     }
@@ -116,14 +104,15 @@ class RecomputeBackward final : public torch::autograd::Node {
  private:
   at::Tensor run_again(const at::Tensor& input) {
     at::AutoGradMode record(true);
-    std::optional<RandomStateGuard> as_in_forward;
-    if (random_state_) as_in_forward.emplace(*random_state_, input.device());
+    if (!random_state_) return next_(input);
+    const RandomStateGuard guard{RandomState(input.device())};
+    random_state_->restore();
     return next_(input);
   }
 
   torch::autograd::SavedVariable input_;
   StageHook::Next next_;
-  std::optional<RandomState> random_state_;  ///< none when forward drew no random numbers
+  std::optional<RandomState> random_state_;  ///< none if forward drew no random numbers
 };
 
 bool requires_grad(const at::Tensor& tensor) { return tensor.requires_grad(); }
@@ -136,14 +125,14 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
     auto parameters = stage.parameters();
     if (std::none_of(parameters.begin(), parameters.end(), requires_grad)) return next(input);
   }
-  std::optional<RandomState> random_state = RandomState::current(input.device());
+  std::optional<RandomState> random_state(input.device());
   at::Tensor output;
   {
     at::NoGradGuard no_recording;
-    // Another tensor in any case: the output may be the input or a view of it.
+    // A new tensor, since the output may be the input or a view of it.
     output = next(input).detach();
   }
-  if (*random_state == RandomState::current(input.device())) random_state.reset();
+  if (*random_state == RandomState(input.device())) random_state.reset();
   auto node = std::shared_ptr<RecomputeBackward>(new RecomputeBackward(input, next, std::move(random_state)),
                                                  torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(input));

@@ -16,8 +16,8 @@ RotaryTable::RotaryTable(const ModelOptions& options) : options_(options) {
 }
 
 std::pair<at::Tensor, at::Tensor> RotaryTable::angles(int64_t length, const at::Device& device) {
-  if (device.is_meta()) return angles_from(0, length, device);  // of a plan, which leaves the table as it is
-  // Cast values would keep the rounding of the type that they were computed for.
+  if (device.is_meta()) return angles_from(0, length, device);  // a plan does not change the buffers
+  // After a cast the values would keep the rounding of their former type.
   bool valid = cos_.scalar_type() == cos_type_ && sin_.scalar_type() == sin_type_ &&
                cos_.device() == device && sin_.device() == device;
   if (!valid || cos_.size(0) < length) compute(length, device);
@@ -42,7 +42,7 @@ void RotaryTable::compute(int64_t length, const at::Device& device) {
   const at::Tensor angles = computed(0, length, device);
   cos_type_ = cos_.scalar_type();
   sin_type_ = sin_.scalar_type();
-  // set_data keeps the identity of the buffers; what was handed out views the former memory.
+  // set_data() keeps the identity of the buffers; tensors returned before view the former memory.
   cos_.set_data(angles.cos().to(cos_type_));
   sin_.set_data(angles.sin().to(sin_type_));
 }

@@ -1,8 +1,7 @@
 #pragma once
 
-// Rotary position embedding (Su et al.: RoFormer, 2021, section 3.2.2), in Hugging Face's form: the two
-// halves of a head's features are the two coordinates that are rotated, so weights are interchangeable with
-// theirs.
+// Rotary position embedding (Su et al.: RoFormer, 2021, section 3.2.2), in Hugging Face's form, for which its
+// weights are trained: feature i of a head's first half is rotated with feature i of the second half.
 
 #include <torch/nn/module.h>
 
@@ -18,36 +17,33 @@ namespace fsdp::nn {
 /// are, the high ones are not, and those between are mixtures, by their wavelengths' share of
 /// rope_original_length.
 ///
-/// They are the buffers "cos" and "sin", each [length, head_dim]: fp32 and empty at first, grown when a
-/// longer sequence comes. Whoever casts them (set_data() on named_buffers()) decides their type from then on.
-/// Angles are computed in fp32 whatever that type is: in bfloat16 not even positions above 256 are exact.
+/// They are the buffers "cos" and "sin", each [length, head_dim]: fp32 and empty at first, grown for longer
+/// sequences. A cast (set_data() on named_buffers()) sets their type from then on. Angles are always computed
+/// in fp32: in bfloat16 not even positions above 256 are exact.
 class RotaryTable final : public torch::nn::Module {
  public:
-  /// Of a llama.
   explicit RotaryTable(const ModelOptions& options);
 
-  /// (cos, sin), each [length, head_dim] of the buffers' type. Later casts and growth leave them as they are.
+  /// (cos, sin), each [length, head_dim] of the buffers' type. Later casts and growth do not change them.
   std::pair<at::Tensor, at::Tensor> angles(int64_t length, const at::Device& device);
 
-  /// Those of positions [begin, begin + length), which are not kept, so that inference leaves the table of
-  /// training as it is.
+  /// (cos, sin) of positions [begin, begin + length), for inference; does not change the buffers.
   std::pair<at::Tensor, at::Tensor> angles_from(int64_t begin, int64_t length,
                                                 const at::Device& device) const;
 
  private:
   void compute(int64_t length, const at::Device& device);
-  /// [head_dim / 2] radians a position, fp32.
+  /// [head_dim / 2] radians per position, fp32.
   at::Tensor frequencies(const at::Device& device) const;
   /// [length, head_dim] fp32
   at::Tensor computed(int64_t begin, int64_t length, const at::Device& device) const;
 
   ModelOptions options_;
   at::Tensor cos_, sin_;
-  at::ScalarType cos_type_, sin_type_;  ///< what was computed for; the buffers' types differ after a cast
+  at::ScalarType cos_type_, sin_type_;  ///< at the last computation; the buffers' types differ after a cast
 };
 
-/// x: [B, heads, T, head_dim]; cos, sin: [T, head_dim] -> like x. Rotates in the wider of the types of x and
-/// the angles: in fp32 with fp32 angles.
+/// x: [B, heads, T, head_dim]; cos, sin: [T, head_dim] -> like x. Computes in the wider type of both.
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace fsdp::nn

@@ -1,12 +1,15 @@
 #include "nn/stage.h"
 
+#include <algorithm>
+#include <set>
+
 #include "util/error.h"
 
 namespace fsdp::nn {
 
 /// One call of forward(), shared by the continuations that hooks keep.
 struct StageHook::Next::Pass {
-  std::shared_ptr<torch::nn::Module> owner;  ///< keeps the stage alive; null when no shared_ptr owns it
+  std::shared_ptr<torch::nn::Module> owner;  ///< keeps the stage alive; null if no shared_ptr owns it
   Stage& stage;
   std::shared_ptr<const Stage::StageHooks> hooks;
   StageContext context;
@@ -60,6 +63,36 @@ at::Tensor Stage::forward(const at::Tensor& input, const StageContext& context) 
   return StageHook::Next(std::make_shared<const StageHook::Next::Pass>(
                              StageHook::Next::Pass{weak_from_this().lock(), *this, hooks_, context}),
                          0)(input);
+}
+
+namespace {
+
+struct StageSearch {
+  const std::vector<std::string>& stage_types;
+  std::vector<std::pair<std::string, Stage*>> found = {};
+  std::set<torch::nn::Module*> seen = {};
+
+  void look_below(torch::nn::Module& module, const std::string& prefix) {
+    for (const auto& child : module.named_children()) {
+      torch::nn::Module& inner = *child.value();
+      if (!seen.insert(&inner).second) continue;
+      auto* stage = dynamic_cast<Stage*>(&inner);
+      if (stage && std::count(stage_types.begin(), stage_types.end(), stage->type_name()) > 0) {
+        found.emplace_back(prefix + child.key(), stage);
+      } else {
+        look_below(inner, prefix + child.key() + ".");
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, Stage*>> outermost_stages(Stage& root,
+                                                             const std::vector<std::string>& stage_types) {
+  StageSearch search{stage_types};
+  search.look_below(root, "");
+  return std::move(search.found);
 }
 
 }  // namespace fsdp::nn

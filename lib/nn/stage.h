@@ -2,10 +2,10 @@
 
 // Stage: a module to which hooks can be attached.
 //
-// C++ modules have no forward hooks, so the seam that sharding, activation checkpointing and tracing need is
-// built into the models: a Stage's public forward() is not virtual and runs the attached hooks, outermost
-// first, around the virtual compute(). A hook changes when memory is there and what autograd records,
-// never the result.
+// C++ modules have no forward hooks, so what sharding, activation checkpointing and tracing need is built
+// into the models: a Stage's public forward() is not virtual and runs the attached hooks, outermost first,
+// around the virtual compute(). A hook changes when memory is allocated and what autograd records, never the
+// result.
 
 #include <torch/nn/module.h>
 
@@ -22,30 +22,30 @@ namespace fsdp::nn {
 
 class KeyValueCache;
 
-/// By what a training step chooses what it drops (kernels/dropout.h).
+/// What determines the values that a training step drops (dropout() in kernels/fused.h).
 struct DropoutChoice {
   uint64_t key = 0;       ///< of the run
-  int64_t first_row = 0;  ///< the number of the batch's first row among all of the run
+  int64_t first_row = 0;  ///< the number of the batch's first row in the run
 };
 
-/// Of each row of a batch where documents begin, in order, 0 first.
+/// For each row of a batch, the positions where documents begin: ascending, 0 first.
 using DocumentStarts = std::vector<std::vector<int64_t>>;
 
-/// What the stages of one forward pass share beside the hidden states.
+/// What the stages of one forward pass share besides the hidden states.
 struct StageContext {
   at::Tensor rotary_cos = {};  ///< [T, head_dim], undefined for models without rotary positions
   at::Tensor rotary_sin = {};  ///< [T, head_dim]
-  /// [B, T] int64: what the head is to predict. With it, a model of lib/nn gives the mean loss for its
-  /// scores, so that these need not exist all at once.
+  /// [B, T] int64: what the head is to predict. If defined, a model of lib/nn returns the mean loss instead
+  /// of its scores, so that these need not exist all at once.
   at::Tensor targets = {};
   kernels::LossTerms loss_terms = {};                   ///< of that loss
-  std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout, as when a model is used
-  /// Attention stays inside documents, and learned positions start again at each. Null: a row is one.
+  std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
+  /// Attention stays inside documents, and learned positions restart at each. Null: a row is one document.
   std::shared_ptr<const DocumentStarts> documents = nullptr;
   int64_t layer = 0;  ///< which block of the model this is
-  /// Without autograd: keys and values of the tokens before these (nn/key_value_cache.h), or null.
+  /// Keys and values of earlier tokens (nn/key_value_cache.h), without autograd; or null.
   KeyValueCache* cache = nullptr;
-  bool only_last = false;  ///< a model gives scores of the last token alone: [B, 1, vocab_size]
+  bool only_last = false;  ///< a model returns the last token's scores only: [B, 1, vocab_size]
 };
 
 class Stage;
@@ -61,14 +61,14 @@ class StageHook {
   virtual at::Tensor around(Stage& stage, const at::Tensor& input, const Next& next) = 0;
 };
 
-/// Runs the inner hooks and compute(). A copy may be kept and called again after around() has returned,
-/// in backward for instance: it holds the context, the inner hooks as they were attached at the time, and
-/// the stage, if a shared_ptr owns it; a stage that none owns must outlive the copy.
+/// Runs the inner hooks and compute(). A copy may be kept and called again after around() has returned, for
+/// instance in backward: it holds the context, the inner hooks as they were then, and the stage, if a
+/// shared_ptr owns it; a stage that none owns must outlive the copy.
 class StageHook::Next {
  public:
   Next() = default;  ///< of no stage
   at::Tensor operator()(const at::Tensor& input) const;
-  /// What compute() will be given beside its input.
+  /// The context that compute() will get.
   const StageContext& context() const;
 
  private:
@@ -80,16 +80,16 @@ class StageHook::Next {
   size_t hook_ = 0;  ///< the next one
 };
 
-/// A module with one tensor in and one tensor out that hooks can be attached to.
-/// Derive from it and implement compute(), or put an existing module behind a StageAdaptor.
+/// A module with hooks that takes one tensor and returns one.
+/// Derive from it and implement compute(), or wrap an existing module in a StageAdaptor.
 class Stage : public torch::nn::Module, public Hookable {
  public:
   /// Runs the hooks around compute(). Shapes are those of the derived stage.
   at::Tensor forward(const at::Tensor& input, const StageContext& context = {});
 
-  /// Attaches a hook inside those that are attached already.
+  /// Attaches a hook inside those attached before.
   void attach(std::shared_ptr<StageHook> hook);
-  /// Of the hidden states that come in and go out.
+  /// The hook sees the input and the output.
   void attach(std::shared_ptr<CallHook> hook) override;
   void detach_hooks() override { hooks_ = nullptr; }
 
@@ -100,10 +100,10 @@ class Stage : public torch::nn::Module, public Hookable {
   friend class StageHook::Next;
   using StageHooks = std::vector<std::shared_ptr<StageHook>>;
 
-  std::shared_ptr<const StageHooks> hooks_;  ///< null: none; replaced as a whole, since passes share it
+  std::shared_ptr<const StageHooks> hooks_;  ///< null: none; passes share it, so it is replaced, not changed
 };
 
-/// Makes a stage of any module with `at::Tensor forward(at::Tensor)`. Parameters, buffers and children keep
+/// Makes a stage from any module with `at::Tensor forward(at::Tensor)`. Parameters, buffers and children keep
 /// their names: the adaptor registers them as its own, without a prefix.
 template <typename Wrapped>
 class StageAdaptor final : public Stage {
@@ -145,5 +145,10 @@ class StageList : public torch::nn::Module {
  private:
   std::vector<std::shared_ptr<Stage>> stages_;
 };
+
+/// The stages inside `root` whose type_name() is in `stage_types`, with their names, in the order of the
+/// modules: outermost ones only, each once.
+std::vector<std::pair<std::string, Stage*>> outermost_stages(Stage& root,
+                                                             const std::vector<std::string>& stage_types);
 
 }  // namespace fsdp::nn

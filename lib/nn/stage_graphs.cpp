@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "kernels/gradient_sink.h"
-#include "nn/outermost_stages.h"
+#include "nn/stage.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/text.h"
@@ -23,33 +23,32 @@ namespace {
 using torch::autograd::variable_list;
 using util::ErrorKind;
 
-/// What all graphs of a model share.
 struct Shared {
   struct Pool {
     std::shared_ptr<util::DeviceGraphPool> graphs;
-    int64_t recorded = 0, launched = 0;  ///< launched: the number of the last one in this pass
+    int64_t recorded = 0, launched = 0;  ///< launched: number of the pass's last launch
   };
 
   util::MakeGraphPool make_pool;
   GraphCounts counts;
-  std::unordered_set<const void*> outputs;  ///< of graphs, and so at places that stay
+  std::unordered_set<const void*> outputs;  ///< of graphs, so their addresses do not change
   std::vector<std::shared_ptr<Pool>> pools;
-  std::shared_ptr<Pool> of_this_pass;  ///< for recordings; null until there is one
-  int64_t in_use = 0;                  ///< forward graphs whose backward is to come
+  std::shared_ptr<Pool> of_this_pass;  ///< null before the pass's first recording
+  int64_t in_use = 0;                  ///< forward graphs whose backward has not run yet
   bool warned = false;
 
-  /// Nothing of the passes before is needed any more, so what their graphs wrote may be overwritten.
+  /// Called when no earlier pass's activations are needed, so that they may be overwritten.
   void begin_pass() {
     of_this_pass = nullptr;
     for (const auto& pool : pools) pool->launched = 0;
   }
 };
 
-/// A graph and its place in the order of its pool.
+/// A graph and its number in its pool.
 class OrderedGraph {
  public:
-  /// Graphs of one pass share a pool, since that is the order in which they will be launched. A later pass
-  /// might record between two of them, so it has another.
+  /// Graphs of a pool must be launched in the order of recording. So graphs of one pass share a pool, and
+  /// each pass that records gets a new one.
   void record(Shared& shared, const std::function<void()>& work) {
     if (!shared.of_this_pass) {
       shared.of_this_pass = std::make_shared<Shared::Pool>(Shared::Pool{shared.make_pool()});
@@ -73,7 +72,7 @@ class OrderedGraph {
   int64_t number_ = 0;
 };
 
-/// A tensor that a graph reads: memory of the graph's own that is copied to, or that of the tensor given.
+/// A tensor that a graph reads: a copy, or the given tensor's own memory if its address does not change.
 class GraphInput {
  public:
   GraphInput(const Shared& shared, const at::Tensor& given)
@@ -83,7 +82,7 @@ class GraphInput {
     put(given);
   }
 
-  /// With a version counter of its own: that a later pass writes here is no change of what this one saved.
+  /// With a new version counter, so that a later pass's write does not invalidate this pass's saved tensors.
   at::Tensor as_leaf(bool requires_grad) const {
     return memory_.variable_data().set_requires_grad(requires_grad);
   }
@@ -101,7 +100,7 @@ class GraphInput {
   at::Tensor memory_;
 };
 
-/// Where tensors lie whose shapes and places in their storages stay.
+/// Of the storages of tensors whose shapes and offsets do not change.
 using Addresses = std::vector<const void*>;
 
 void append_addresses(Addresses& addresses, const std::vector<at::Tensor>& tensors) {
@@ -110,8 +109,9 @@ void append_addresses(Addresses& addresses, const std::vector<at::Tensor>& tenso
   }
 }
 
-/// Parameters may have been updated in place since autograd recorded: when the graph of forward is launched,
-/// what backward needs is made of what they are now. So they get the versions again that autograd looks for.
+/// Restores, within a scope, the tensor versions that autograd saw at recording. Parameters may have been
+/// updated in place since then, which is valid: each launch of the forward graph recomputes what backward
+/// needs.
 class VersionsAsRecorded {
  public:
   VersionsAsRecorded(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& versions)
@@ -156,16 +156,15 @@ struct ForwardGraph {
   bool differentiates_input;
   GraphInput input;
   OrderedGraph graph = {};
-  at::Tensor leaf = {}, output = {};  ///< with what autograd recorded between them, which lasts
+  at::Tensor leaf = {}, output = {};  ///< with the autograd graph between them, which is kept
   std::vector<std::unique_ptr<BackwardGraph>> backward = {};
-  bool is_in_use = false;  ///< its activations are some backward's
+  bool is_in_use = false;  ///< a backward still needs its activations
 };
 
-/// What the graphs of one stage have in common.
 struct GraphedStage {
   std::shared_ptr<Shared> shared;
   std::string name;
-  std::vector<at::Tensor> parameters, state;  ///< state: those and the buffers
+  std::vector<at::Tensor> parameters, state;  ///< state: parameters and buffers
   std::vector<std::shared_ptr<ForwardGraph>> forward;
 
   Addresses addresses(const StageContext& context) const {
@@ -175,7 +174,7 @@ struct GraphedStage {
     return result;
   }
 
-  /// Gives what fails in `record` the name of the stage, but for a lack of memory, which others know.
+  /// Adds the stage's name to errors of `record`, but not to those of a lack of memory, which callers handle.
   template <typename Record>
   void recording(const char* pass, const Record& record) const {
     try {
@@ -189,20 +188,19 @@ struct GraphedStage {
     }
   }
 
-  /// Nothing more may be recorded of it.
+  /// Counts a pass without a graph after kGraphsOfAStage recordings; warns once.
   void run_plainly() const {
     ++shared->counts.plain;
     if (shared->warned) return;
     shared->warned = true;
     util::log_warning(util::concat("training.cuda_graphs: ", name, " has been recorded ", kGraphsOfAStage,
-                                   " times, because its shapes or the places of its tensors changed, and is "
-                                   "launched kernel by kernel where "
-                                   "they are others again; the same may be so for other stages"));
+                                   " times, because its shapes or the addresses of its tensors changed; with "
+                                   "further shapes or addresses it is launched kernel by kernel, and perhaps "
+                                   "other stages are too"));
   }
 };
 
-/// Gradients of the leaf, if it has one, and of each parameter; undefined where a sink has it, or none is.
-/// What autograd recorded stays.
+/// Gradients of the leaf and of each parameter; undefined if not required or in a sink. Keeps the graph.
 variable_list differentiate(const GraphedStage& stage, const ForwardGraph& forward,
                             const at::Tensor& gradient) {
   const VersionsAsRecorded versions(stage.state, forward.versions);
@@ -221,8 +219,7 @@ variable_list differentiate(const GraphedStage& stage, const ForwardGraph& forwa
   return results;
 }
 
-/// The graph node that stands for the stage: gradient of the output in, those of the input and the parameters
-/// out.
+/// The autograd node of the stage: gradient of the output in, gradients of the input and the parameters out.
 class GraphedBackward final : public torch::autograd::Node {
  public:
   GraphedBackward(std::shared_ptr<GraphedStage> stage, std::shared_ptr<ForwardGraph> forward)
@@ -321,7 +318,7 @@ class StageGraphs final : public StageHook {
       graph->graph.launch(shared);
       return result_of(graph, input);
     }
-    // A second forward before the backward of the first is rare: it is not worth graphs of its own.
+    // A second forward before the backward of the first is too rare for graphs.
     if (is_in_use) {
       ++shared.counts.plain;
       return next(input);

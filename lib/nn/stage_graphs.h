@@ -1,25 +1,23 @@
 #pragma once
 
-// Stages as graphs of a device (util/device_graph.h): what a stage's forward and its backward launch is
-// recorded once and from then on launched as one, for models whose kernels are shorter than the host's work
-// to launch them. The idea is that of torch.cuda.make_graphed_callables() (PyTorch, "CUDA Graphs"), done
-// stage by stage, so that what goes on between stages (gathers and reductions of units, hooks of autograd)
-// stays as it is.
+// Stages as device graphs (util/device_graph.h): the kernels of a stage's forward and of its backward are
+// recorded once and then launched as one graph, for models whose kernels take less time than the host needs
+// to launch them. As torch.cuda.make_graphed_callables() (PyTorch, "CUDA Graphs"), but stage by stage, so
+// that all-gathers and reduce-scatters of FSDP units and autograd hooks between stages run as without graphs.
 //
-// A graph keeps addresses, so it is launched only where all that it read and wrote lies where it lay:
-// parameters, buffers, the tensors of the context, places of gradients (kernels/gradient_sink.h). Units that
-// are gathered into a pool of buffers come to the same places step after step; where one does not, another
-// graph is recorded, up to kGraphsOfAStage, and beyond that the stage runs kernel by kernel. Inputs of a
-// stage that are not another graph's output are copied.
+// A graph holds addresses, so it is launched only if everything that it reads and writes is still at the
+// recorded addresses: parameters, buffers, the tensors of the context, places of gradients
+// (kernels/gradient_sink.h). Units that are gathered into a buffer pool get the same addresses in every step.
+// For other addresses another graph is recorded, up to kGraphsOfAStage; beyond that the stage runs kernel by
+// kernel. Inputs that are not the output of a graph are copied.
 //
-// It is a hook; attach it after (so inside) one that shards the stage. Loss and gradients are those
-// without it, bit for bit. Runs kernel by kernel as well: what autograd does not record (evaluation),
-// dropout, documents, a cache, and a forward before the backward of the stage's last one has run.
+// Attach the hook after (so inside) one that shards the stage. Loss and gradients do not change by a bit.
+// Without autograd (evaluation), with dropout, documents or a cache, and in a second forward before the
+// backward of the first, the stage runs kernel by kernel too.
 //
-// Limits: shapes may change from pass to pass, but each is another graph; hooks inside the
-// stage run while it is recorded and then no more; nothing inside may gather or reduce, or use the targets of
-// the context; what a stage returns is overwritten by its next pass; first derivatives only. The memory of
-// activations stays reserved between steps.
+// Limits: each shape needs a graph of its own; hooks inside the stage run during recording only; nothing
+// inside may gather or reduce, or use the targets of the context; a stage's output is overwritten by its next
+// pass; first derivatives only. The memory of activations stays reserved between steps.
 
 #include <cstdint>
 #include <memory>
@@ -31,22 +29,21 @@
 
 namespace fsdp::nn {
 
-/// How many of its first passes a stage runs kernel by kernel, in which libraries make their workspaces and
-/// units find their places.
+/// First passes of a stage without graphs: libraries allocate workspaces, units get their lasting buffers.
 inline constexpr int kPassesBeforeGraphs = 3;
-/// For each of forward and backward.
+/// Limit for each of forward and backward.
 inline constexpr size_t kGraphsOfAStage = 4;
 
-/// What has become of the passes through all stages, forward and backward each.
+/// Passes through all stages; forward and backward count separately.
 struct GraphCounts {
   int64_t recorded = 0;
-  int64_t launched = 0;  ///< without those that were launched when they were recorded
+  int64_t launched = 0;  ///< not counting the launch of a recording
   int64_t plain = 0;     ///< kernel by kernel, after the first passes
 };
 
 /// Makes graphs of the outermost stages inside `root` whose type_name() is in `stage_types`. Returns counts
-/// that go on counting. Throws Error(kUsage) where there are none. What the stages throw while they are
-/// recorded comes out of forward and backward as it would without, with the stage's name and the remedy.
+/// that go on counting. Throws Error(kUsage) if there are no such stages. Errors during recording are thrown
+/// by forward or backward, with the stage's name and the remedy.
 std::shared_ptr<const GraphCounts> graph_stages(Stage& root, const std::vector<std::string>& stage_types,
                                                 util::MakeGraphPool make_pool);
 

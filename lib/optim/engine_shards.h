@@ -15,14 +15,14 @@
 
 namespace fsdp::optim {
 
-/// The optimizer's view of the engine's shards: one flat parameter a unit; frozen parameters and padding are
-/// not updated, and the others as the options say (treatment_of()).
+/// The optimizer's view of the engine's shards: one flat parameter per FSDP unit. Frozen parameters and
+/// padding are not updated; the treatment of others is treatment_of().
 std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const OptimizerOptions& options);
 
-/// Their gradients, as Optimizer::step() takes them; undefined ones where a unit had none.
+/// The gradients for Optimizer::step(); undefined for units without one.
 std::vector<at::Tensor> shard_gradients(const shard::Engine& engine);
 
-/// Gives an optimizer over flat_parameters() the whole matrices that muon needs.
+/// The whole matrices of flat_parameters(), for muon.
 class ShardedMatrices final : public WholeMatrices {
  public:
   /// The engine must outlive the object.

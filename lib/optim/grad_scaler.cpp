@@ -12,31 +12,25 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-/// The loss is float32, so a scale beyond that type's range would make every gradient infinite.
+/// The loss is float32: a larger scale would make every gradient infinite.
 constexpr double kMaxScale = std::numeric_limits<float>::max();
 
 void check(const GradScalerOptions& options) {
-  if (!(options.min_scale > 0 && options.min_scale <= kMaxScale)) {
-    fail(ErrorKind::kUsage, "loss_scaler.min_scale = ", options.min_scale,
-         " must be a float32 number above 0; correct the config");
-  }
-  if (!(options.init_scale >= options.min_scale && options.init_scale <= kMaxScale)) {
-    fail(ErrorKind::kUsage, "loss_scaler.init_scale = ", options.init_scale,
-         " must be a float32 number of at least loss_scaler.min_scale = ", options.min_scale,
-         "; correct the config");
-  }
-  if (!(options.growth_factor > 1 && std::isfinite(options.growth_factor))) {
-    fail(ErrorKind::kUsage, "loss_scaler.growth_factor = ", options.growth_factor,
-         " must be a number above 1; correct the config");
-  }
-  if (!(options.backoff_factor > 0 && options.backoff_factor < 1)) {
-    fail(ErrorKind::kUsage, "loss_scaler.backoff_factor = ", options.backoff_factor,
-         " must be a number between 0 and 1; correct the config");
-  }
-  if (options.growth_interval < 1) {
-    fail(ErrorKind::kUsage, "loss_scaler.growth_interval = ", options.growth_interval,
-         " must be at least 1 step; correct the config");
-  }
+  require(options.min_scale > 0 && options.min_scale <= kMaxScale,
+          "loss_scaler.min_scale = ", options.min_scale,
+          " must be a float32 number above 0; correct the config");
+  require(options.init_scale >= options.min_scale && options.init_scale <= kMaxScale,
+          "loss_scaler.init_scale = ", options.init_scale,
+          " must be a float32 number of at least loss_scaler.min_scale = ", options.min_scale,
+          "; correct the config");
+  require(options.growth_factor > 1 && std::isfinite(options.growth_factor),
+          "loss_scaler.growth_factor = ", options.growth_factor,
+          " must be a number above 1; correct the config");
+  require(options.backoff_factor > 0 && options.backoff_factor < 1,
+          "loss_scaler.backoff_factor = ", options.backoff_factor,
+          " must be a number between 0 and 1; correct the config");
+  require(options.growth_interval >= 1, "loss_scaler.growth_interval = ", options.growth_interval,
+          " must be at least 1 step; correct the config");
 }
 
 }  // namespace
@@ -61,7 +55,7 @@ bool GradScaler::update(bool found_nonfinite) {
     state_.scale = std::max(state_.scale * options_.backoff_factor, options_.min_scale);
     return true;
   }
-  // A restored tracker may lie beyond an interval that was shortened since.
+  // Not ==: a restored tracker may exceed an interval that has been shortened.
   if (++state_.growth_tracker >= options_.growth_interval) {
     state_.growth_tracker = 0;
     double grown = state_.scale * options_.growth_factor;

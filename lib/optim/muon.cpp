@@ -11,15 +11,13 @@
 namespace fsdp::optim {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
-/// Of a norm, against matrices of zeros.
+/// Least norm to divide by, for matrices of zeros.
 constexpr double kEpsilon = 1e-7;
 constexpr int64_t kMostSteps = 99;
 
-/// The passes over the elements of matrices. Plain loops: libtorch's kernels may round the rest of a vector
-/// otherwise, and where a vector ends depends on how matrices are cut.
+// Plain loops over the elements of matrices: libtorch's kernels may round elements after the last whole
+// vector differently, and which these are depends on the sharding.
+
 struct MomentumLoop {
   float momentum, rest;
   bool nesterov;
@@ -44,43 +42,35 @@ void descend_loop(int64_t n, float keep, float lr, float* __restrict value,
 Muon::Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices)
     : Adam(options, Decay::kDecoupled, std::move(parameters)), matrices_(matrices) {
   FSDP_CHECK(matrices_ != nullptr, "muon without a way to whole matrices");
-  if (!(options.momentum > 0 && options.momentum < 1)) {
-    fail(ErrorKind::kUsage, "optimizer.momentum = ", options.momentum,
-         " must be a number above 0 and below 1 for muon; 0.95 is usual");
-  }
-  if (options.ns_steps < 1 || options.ns_steps > kMostSteps) {
-    fail(ErrorKind::kUsage, "optimizer.ns_steps = ", options.ns_steps, " must be a number from 1 to ",
-         kMostSteps, "; 5 is usual");
-  }
-  if (options.ns_coefficients.size() != 3) {
-    fail(ErrorKind::kUsage, "optimizer.ns_coefficients has ", options.ns_coefficients.size(),
-         " numbers where three were expected; leave it out");
-  }
-  if (options.adjust_lr_fn != "original" && options.adjust_lr_fn != "match_rms_adamw") {
-    fail(ErrorKind::kUsage, "unknown optimizer.adjust_lr_fn \"", options.adjust_lr_fn,
-         "\"; expected one of: original, match_rms_adamw");
-  }
+  require(options.momentum > 0 && options.momentum < 1, "optimizer.momentum = ", options.momentum,
+          " must be a number above 0 and below 1 for muon; 0.95 is usual");
+  require(options.ns_steps >= 1 && options.ns_steps <= kMostSteps, "optimizer.ns_steps = ", options.ns_steps,
+          " must be a number from 1 to ", kMostSteps, "; 5 is usual");
+  require(options.ns_coefficients.size() == 3, "optimizer.ns_coefficients has ",
+          options.ns_coefficients.size(), " numbers where three were expected; leave it out");
+  require(options.adjust_lr_fn == "original" || options.adjust_lr_fn == "match_rms_adamw",
+          "unknown optimizer.adjust_lr_fn \"", options.adjust_lr_fn,
+          "\"; expected one of: original, match_rms_adamw");
 }
 
 void Muon::update_matrices(size_t i, const at::Tensor& gradient, double lr) {
   if (!matrices_->has_matrices(i)) return;
   const FlatParameter& parameter = parameters()[i];
   at::Tensor flat = at::zeros_like(parameter.value);
+  const auto part = [](const at::Tensor& whole, const FlatParameter::Range& range) {
+    return whole.narrow(0, range.begin, range.end - range.begin);
+  };
   for (const FlatParameter::Range& range : parameter.ranges) {
     if (!range.treatment.matrix) continue;
-    auto part = [&](const at::Tensor& whole) {
-      return whole.narrow(0, range.begin, range.end - range.begin);
-    };
-    add_to_momentum(part(gradient), state_of("momentum_buffer", i, range.begin, range.end), part(flat));
+    add_to_momentum(part(gradient, range), state_of("momentum_buffer", i, range.begin, range.end),
+                    part(flat, range));
   }
   matrices_->map(i, flat, [this](const at::Tensor& matrix) { return scaled_orthogonal(matrix); });
   for (const FlatParameter::Range& range : parameter.ranges) {
     if (!range.treatment.matrix) continue;
-    auto part = [&](const at::Tensor& whole) {
-      return whole.narrow(0, range.begin, range.end - range.begin);
-    };
     const double rate = lr_of(options(), range.treatment, lr);
-    descend(part(parameter.value), part(flat), rate, rate * weight_decay_of(options(), range.treatment));
+    descend(part(parameter.value, range), part(flat, range), rate,
+            rate * weight_decay_of(options(), range.treatment));
   }
 }
 
@@ -125,7 +115,7 @@ at::Tensor Muon::scaled_orthogonal(const at::Tensor& matrix) const {
 }
 
 at::Tensor orthogonalized(const at::Tensor& matrix, int64_t steps, const std::vector<double>& coefficients) {
-  // A is the smaller square.
+  // Transposed if tall, so that A is the smaller of the two squares.
   const bool tall = matrix.size(0) > matrix.size(1);
   const double norm = std::max(at::linalg_vector_norm(matrix, 2).item<double>(), kEpsilon);
   at::Tensor x = tall ? matrix.t().contiguous().div_(norm) : matrix.div(norm);

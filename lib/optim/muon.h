@@ -1,6 +1,6 @@
 #pragma once
 
-#include "optim/adam.h"
+#include "optim/element_optimizers.h"
 
 namespace fsdp::optim {
 
@@ -16,21 +16,19 @@ namespace fsdp::optim {
 /// where r is sqrt(max(1, rows / columns)) with adjust_lr_fn "original", and 0.2 * sqrt(max(rows, columns))
 /// with "match_rms_adamw" (Liu et al.: Muon is scalable for LLM training, 2025), which makes steps about as
 /// long as AdamW's. Parameters that are no matrices, and those of adamw_parameters, are updated by AdamW with
-/// the same options. A weight that is stored transposed (gpt2's) counts as it is stored.
+/// the same options. For weights that are stored transposed (gpt2's), rows and columns are the stored ones.
 ///
-/// Whole matrices come through WholeMatrices, once a step for each parameter that has any. step() is
-/// collective.
+/// step() is collective: it calls WholeMatrices::map() once for each parameter that has matrices.
 class Muon : public Adam {
  public:
-  /// Throws Error(kUsage) for a momentum that is not above 0 and below 1, and for numbers of the iteration
-  /// that it cannot have.
+  /// Throws Error(kUsage) unless the momentum is above 0 and below 1, and for invalid ns_ or adjust options.
   Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices);
 
-  bool updates_alone() const override { return false; }  // other ranks have parts of its matrices
+  bool updates_alone() const override { return false; }  // other ranks hold parts of the matrices
 
  private:
   void update_matrices(size_t i, const at::Tensor& gradient, double lr) override;
-  /// Moves `buffer` on and gives the direction that follows; all [n].
+  /// Updates `buffer` and sets `direction`; all [n].
   void add_to_momentum(const at::Tensor& gradient, const at::Tensor& buffer, const at::Tensor& direction);
   void descend(const at::Tensor& value, const at::Tensor& direction, double lr, double decay);
   bool can_fuse(const at::Tensor& tensor) const;
@@ -39,10 +37,9 @@ class Muon : public Adam {
   WholeMatrices* matrices_;
 };
 
-/// Newton-Schulz iteration towards the nearest matrix with orthonormal rows or columns: X becomes
-/// a X + (b A + c A^2) X, with A = X X^T and coefficients {a, b, c}, `steps` times, from matrix / its
-/// Frobenius norm. With the usual coefficients the singular values end near 1, not at it. matrix: [rows,
-/// columns].
+/// Newton-Schulz iteration towards the nearest matrix with orthonormal rows or columns: X becomes a X + (b A
+/// + c A^2) X, with A = X X^T and coefficients {a, b, c}, `steps` times, from matrix / its Frobenius norm.
+/// With the usual coefficients the singular values end near 1, not at it. matrix: [rows, columns].
 at::Tensor orthogonalized(const at::Tensor& matrix, int64_t steps, const std::vector<double>& coefficients);
 
 }  // namespace fsdp::optim

@@ -8,10 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "optim/adam.h"
-#include "optim/lion.h"
+#include "optim/element_optimizers.h"
 #include "optim/muon.h"
-#include "optim/sgd.h"
 #include "util/error.h"
 #include "util/parallel.h"
 #include "util/registry.h"
@@ -22,9 +20,9 @@ namespace {
 using util::ErrorKind;
 using util::fail;
 
-// The CPU kernels handle whole vectors of up to 16 floats (AVX-512) in float arithmetic and the rest one by
-// one, partly in double, so an element's last bits would depend on how far it lies from the end of the tensor
-// that it is in. We give the kernels multiples of 16 only: the rest of a range goes through a padded copy.
+// libtorch's CPU kernels compute whole vectors of up to 16 floats (AVX-512) in float and the remaining
+// elements one by one, partly in double, so an element's last bits would depend on its distance to the
+// tensor's end. We pass multiples of 16 only; the rest of a range is updated in a padded copy.
 constexpr int64_t kVectorFloats = 16;
 
 void check_parameter(const FlatParameter& parameter) {
@@ -49,7 +47,7 @@ void check_gradient(const at::Tensor& gradient, const FlatParameter& parameter) 
              parameter.name, " is of type ", at::toString(type));
 }
 
-/// Neighbours that are treated alike become one range: fewer, longer kernel calls.
+/// Merges neighbours with the same treatment, for fewer, longer kernel calls.
 std::vector<FlatParameter::Range> merged(const std::vector<FlatParameter::Range>& ranges) {
   std::vector<FlatParameter::Range> result;
   for (const FlatParameter::Range& range : ranges) {
@@ -69,10 +67,8 @@ void check_number(const std::string& name, double value) {
 }
 
 void check_numbers(const OptimizerOptions& options) {
-  if (!(options.ema_decay >= 0 && options.ema_decay < 1)) {
-    fail(ErrorKind::kUsage, "optimizer.ema_decay = ", options.ema_decay,
-         " must be a number from 0 to below 1; correct the config");
-  }
+  require(options.ema_decay >= 0 && options.ema_decay < 1, "optimizer.ema_decay = ", options.ema_decay,
+          " must be a number from 0 to below 1; correct the config");
   check_number("optimizer.lr", options.lr);
   check_number("optimizer.weight_decay", weight_decay_of(options));
   for (const ParameterGroupOptions& group : options.groups) {
@@ -96,7 +92,7 @@ std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ra
   return treatments;
 }
 
-/// Elements of the value for which such a state has memory: with padding where it covers all.
+/// Elements of such a state; includes padding if it covers all elements.
 int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
   if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
   int64_t numel = 0;
@@ -188,10 +184,8 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double
 }
 
 void Optimizer::begin_step(double lr, double gradient_scale) {
-  if (open_) {
-    fail(ErrorKind::kUsage, "expected weights between two steps of the optimizer; found those of step ",
-         step_count_, ", which failed when some of them were updated; load a checkpoint");
-  }
+  require(!(open_), "expected weights between two steps of the optimizer; found those of step ", step_count_,
+          ", which failed when some of them were updated; load a checkpoint");
   open_ = {.lr = lr, .gradient_scale = gradient_scale, .averaged = std::vector<bool>(parameters_.size())};
   ++step_count_;
 }
@@ -206,20 +200,20 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
                                         [](const Treatment& treatment) { return treatment.matrix; });
   const bool left_to_update = scales_gradients_of(value) && !has_matrices;
   const double scale = open_->gradient_scale;
-  // The tensor itself where type and device are those of the value.
+  // to() returns the tensor itself if type and device do not change.
   const bool keeps_type = left_to_update && gradient_as_it_came.scalar_type() == at::kBFloat16;
   const at::Tensor gradient =
       keeps_type ? gradient_as_it_came.to(value.device()) : gradient_as_it_came.to(value.options());
   if (!left_to_update && scale != 1) gradient.mul_(scale);
   for (const Treatment& treatment : treatments_[i]) {
     if (treatment.matrix) continue;
-    update_alike(i, gradient, treatment, numbers_of(i, treatment, open_->lr, left_to_update ? scale : 1));
+    update_alike(i, gradient, treatment, left_to_update ? scale : 1);
   }
   update_matrices(i, gradient, open_->lr);
   if (options_.ema_decay > 0) update_average(i);
 }
 
-/// The averages of parameters without a gradient move as well.
+// Parameters without a gradient are averaged too.
 void Optimizer::end_step() {
   FSDP_CHECK(open_);
   at::NoGradGuard no_grad;
@@ -229,15 +223,15 @@ void Optimizer::end_step() {
   open_.reset();
 }
 
-/// ema = decay * ema + (1 - decay) * value, from the first values on.
+// ema = decay * ema + (1 - decay) * value, beginning with the first step's values.
 void Optimizer::update_average(size_t i) {
   open_->averaged[i] = true;
   const at::Tensor &average = states_[state_index(kEmaState)][i], &value = parameters_[i].value;
   if (step_count_ == 1) {
     average.copy_(value);
   } else if (options_.fused && value.is_cpu()) {
-    // A plain loop: libtorch's kernel may round the rest of a vector otherwise, and where vectors end
-    // depends on how parameters are cut.
+    // A plain loop: libtorch's kernel may round elements after the last whole vector differently, and which
+    // these are depends on the sharding.
     const auto share = static_cast<float>(1 - options_.ema_decay);
     float* to = average.data_ptr<float>();
     const float* from = value.const_data_ptr<float>();
@@ -257,18 +251,14 @@ void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
 
 bool Optimizer::scales_gradients_of(const at::Tensor&) const { return false; }
 
-Optimizer::Update Optimizer::numbers_of(size_t i, const Treatment& treatment, double lr,
-                                        double gradient_scale) const {
-  Update numbers;
-  numbers.weight_decay = weight_decay_of(options_, treatment);
-  numbers.lr = lr_of(options_, treatment, lr);
-  numbers.step = step_counts_[i];
-  numbers.gradient_scale = gradient_scale;
-  return numbers;
-}
-
-void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, Update todo) {
-  // A tensor that the kernels write, and where the padded copies of its rests go back to.
+void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment,
+                             double gradient_scale) {
+  Update todo;
+  todo.weight_decay = weight_decay_of(options_, treatment);
+  todo.lr = lr_of(options_, treatment, open_->lr);
+  todo.step = step_counts_[i];
+  todo.gradient_scale = gradient_scale;
+  // A tensor whose ranges are passed to the kernels.
   struct Column {
     at::Tensor whole;
     std::vector<at::Tensor>* parts;
@@ -281,7 +271,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
     columns.push_back({states_[s][i], &todo.states.emplace_back(), s});
   }
 
-  std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // the original and its copy
+  std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
   bool pad = parameters_[i].value.is_cpu();
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
     if (range.treatment != treatment) continue;

@@ -1,8 +1,8 @@
 #pragma once
 
 // Optimizers over this rank's flat shards. They see no shapes or other ranks: an element's update depends on
-// that element alone, so a parameter is updated bit for bit the same whole or cut into shards. The exception
-// is muon, which reaches whole matrices through WholeMatrices; its step() is collective. Nothing else is.
+// that element alone, so a parameter is updated to the same bits whole or sharded. The exception is muon,
+// which gets whole matrices through WholeMatrices; its step() is collective. Nothing else is.
 //
 // Not thread-safe.
 
@@ -17,16 +17,15 @@
 
 #include "optim/options.h"
 #include "optim/parameter_groups.h"
-#include "optim/whole_matrices.h"
 
 namespace fsdp::optim {
 
-/// Elements of an update that are worth a thread of their own.
+/// Elements of an update that are worth another thread.
 inline constexpr int64_t kGrain = 32768;
 
 /// This rank's shard of one unit's parameters.
 struct FlatParameter {
-  /// A part that is updated. Padding and what belongs to nobody lies in no range.
+  /// A part that is updated. Padding and frozen parameters are in no range.
   struct Range {
     int64_t begin = 0;
     int64_t end = 0;  ///< elements [begin, end) of value
@@ -38,7 +37,23 @@ struct FlatParameter {
   std::vector<Range> ranges;  ///< ascending, without overlap
 };
 
-/// One optimizer over the shards of one rank.
+/// Gives an optimizer over shards whole matrices. Implemented by what shards the parameters.
+class WholeMatrices {
+ public:
+  /// matrix: [rows, columns], contiguous float32 -> the same shape
+  using Function = std::function<at::Tensor(const at::Tensor& matrix)>;
+
+  virtual ~WholeMatrices() = default;
+
+  /// Whether the parameter (an index into Optimizer::parameters()) has matrices on any rank; alike on all.
+  virtual bool has_matrices(size_t parameter) const = 0;
+
+  /// Replaces this rank's parts of the parameter's matrices in `flat` by those of function(matrix), which is
+  /// the same on every rank. `flat` is [n] float32 like the parameter's value, and zero outside the matrices.
+  /// Collective: every rank calls it for the same parameters in the same order.
+  virtual void map(size_t parameter, const at::Tensor& flat, const Function& function) = 0;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -46,20 +61,19 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// Updates every parameter in place. gradients[i] is contiguous and has the shape of parameters()[i].value;
-  /// it may be float32, bfloat16 or float16 and lie on another device: then it is converted when its turn
-  /// comes, and the copy is gone before the next one is made. An undefined gradient leaves its parameter,
-  /// its state and its step count as they are. Gradients count times gradient_scale (shard::clipping()), for
-  /// which they may be overwritten.
+  /// it may be float32, bfloat16 or float16 and on another device: gradients are converted one at a time. An
+  /// undefined gradient leaves its parameter, state and step count unchanged. Gradients are multiplied by
+  /// gradient_scale (shard::clipping()), possibly in place.
   void step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale = 1);
 
-  // step() in parts, for gradients that come one by one: begin_step(), update_parameter() of each parameter
-  // that has a gradient, once, in any order and by any thread, but one at a time, and end_step(). The result
-  // is that of step(), bit for bit. Only where updates_alone().
+  // step() in parts, for gradients that arrive one by one: begin_step(), then update_parameter() once for
+  // each parameter that has a gradient, in any order and on any thread, but one at a time, then end_step().
+  // The result has the same bits as step()'s. Requires updates_alone().
 
-  /// Whether what becomes of a parameter depends on nothing but its own gradient and state.
+  /// Whether the update of a parameter depends on its own gradient and state only.
   virtual bool updates_alone() const { return true; }
-  /// Throws Error(kUsage) after a step that was begun and not ended: what it updated cannot be taken back.
-  /// set_step_count() says that other values were loaded since.
+  /// Throws Error(kUsage) after a step that was begun and not ended, because its updates cannot be undone;
+  /// set_step_count(), after other values were loaded, clears that state.
   void begin_step(double lr, double gradient_scale = 1);
   void update_parameter(size_t i, const at::Tensor& gradient);
   void end_step();
@@ -68,23 +82,22 @@ class Optimizer {
 
   const OptimizerOptions& options() const { return options_; }
 
-  /// What is kept between steps: state_kinds() of the options.
+  /// state_kinds() of the options.
   const std::vector<StateKind>& states() const { return state_kinds_; }
   std::vector<std::string> state_names() const;
-  /// The state of parameter i, zero from construction on: flat like its value, or, where the state covers
-  /// some elements only, those of its ranges one after another. Writing to it restores it.
+  /// The state of parameter i, initially zero: flat like its value or, if the state covers some elements
+  /// only, these elements, range by range. May be written to, for resuming.
   at::Tensor state(const std::string& name, size_t i) const;
-  /// The part of it that belongs to elements [begin, end) of the value, which lie in one range, or in none
-  /// when there are none of them; the state covers them.
+  /// The state of elements [begin, end) of the value, which it covers and which are in one range or none.
   at::Tensor state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
 
   /// Calls of step() so far.
   int64_t step_count() const { return step_count_; }
-  /// For resuming, together with the contents of the states. Every parameter gets this count: right unless
-  /// gradients were undefined at times; for those set_parameter_step_count() follows.
+  /// For resuming, together with the contents of the states. Sets the count of every parameter too; for
+  /// parameters without a gradient in some steps, set_parameter_step_count() follows.
   void set_step_count(int64_t count);
 
-  /// Steps in which parameter i had a gradient. As in PyTorch it is this count that corrects Adam's bias.
+  /// Steps in which parameter i had a gradient; as in PyTorch, Adam's bias correction uses this count.
   int64_t parameter_step_count(size_t i) const { return step_counts_.at(i); }
   /// For resuming, after set_step_count(); at most step_count().
   void set_parameter_step_count(size_t i, int64_t count);
@@ -93,18 +106,18 @@ class Optimizer {
   /// Throws Error(kUsage) for rates and weight decays that are negative or not finite.
   Optimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters);
 
-  /// Tensors that are updated alike; entry k of each list belongs to the same elements.
+  /// Tensors with the same treatment; entry k of each list belongs to the same elements.
   struct Update {
     std::vector<at::Tensor> values;
     std::vector<at::Tensor> gradients;
-    /// One list for each of states() that covers the elements, but the average of the weights.
+    /// One list for each of states() that covers the elements, except the average of the weights.
     std::vector<std::vector<at::Tensor>> states;
     double weight_decay = 0;
     double lr = 0;
     int64_t step = 0;           ///< of the parameter that the elements belong to, from 1
-    double gradient_scale = 1;  ///< that the gradients are still to be multiplied with
+    double gradient_scale = 1;  ///< still to be multiplied into the gradients
   };
-  /// Whether update() itself multiplies gradients with their scale, and takes them in bfloat16 too.
+  /// Whether update() itself multiplies gradients by gradient_scale, and accepts bfloat16 gradients.
   virtual bool scales_gradients_of(const at::Tensor& value) const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
@@ -113,22 +126,21 @@ class Optimizer {
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
  private:
-  /// What a step in parts has to know.
+  /// A step between begin_step() and end_step().
   struct OpenStep {
     double lr = 0, gradient_scale = 1;
     std::vector<bool> averaged;  ///< [parameter]
   };
-  /// An update, but for its tensors.
-  Update numbers_of(size_t i, const Treatment& treatment, double lr, double gradient_scale) const;
-  void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, Update todo);
+  /// Updates the ranges of parameter i with this treatment.
+  void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double gradient_scale);
   void update_average(size_t i);
   size_t state_index(const std::string& name) const;
-  /// Where the state has what belongs to element `begin` of a range of parameter i.
+  /// Offset in the state of element `begin`, which is in a range of parameter i.
   int64_t state_offset(size_t state, size_t i, int64_t begin) const;
 
   OptimizerOptions options_;
   std::vector<FlatParameter> parameters_;
-  std::vector<std::vector<Treatment>> treatments_;  ///< [parameter] those of its ranges, each once
+  std::vector<std::vector<Treatment>> treatments_;  ///< [parameter]: those of its ranges, without duplicates
   std::vector<StateKind> state_kinds_;
   std::vector<std::vector<at::Tensor>> states_;  ///< [state][parameter]
   std::optional<OpenStep> open_;
@@ -136,15 +148,15 @@ class Optimizer {
   std::vector<int64_t> step_counts_;  ///< [parameter]
 };
 
-/// Makes an optimizer of optimizer_traits(); as make_optimizer() below.
+/// As make_optimizer(), for one name of optimizer_traits().
 using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(
     const OptimizerOptions& options, std::vector<FlatParameter> parameters, WholeMatrices* matrices)>;
 
-/// Adds one to those that OptimizerOptions::name can be. Throws Error(kUsage) for a name that is taken.
+/// Adds an optimizer under a name for OptimizerOptions::name. Throws Error(kUsage) if the name is taken.
 void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make);
 
-/// Throws Error(kUsage) for an unknown name or a number outside its range. `matrices` must outlive the
-/// optimizer; muon needs it.
+/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon needs, must
+/// outlive the optimizer.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters,
                                           WholeMatrices* matrices = nullptr);

@@ -6,16 +6,23 @@
 #include <string_view>
 #include <vector>
 
+#include "util/error.h"
 #include "util/plugin_values.h"
 
 namespace fsdp::optim {
 
-/// Parameters that are treated apart.
+/// Throws Error(kUsage) with a sentence of `parts` unless `holds`.
+template <typename... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (!holds) util::fail(util::ErrorKind::kUsage, parts...);
+}
+
+/// Parameters with a learning rate or weight decay of their own.
 struct ParameterGroupOptions {
-  std::vector<std::string> pattern = {};  ///< (with * and ?) of their names
-  /// In place of OptimizerOptions::lr; follows the schedule as that does.
+  std::vector<std::string> pattern = {};  ///< of names, with * and ?
+  /// Replaces OptimizerOptions::lr; follows the schedule too.
   std::optional<double> lr = std::nullopt;
-  std::optional<double> lr_scale = std::nullopt;  ///< times that; not beside lr
+  std::optional<double> lr_scale = std::nullopt;  ///< factor of OptimizerOptions::lr; excludes `lr`
   std::optional<double> weight_decay = std::nullopt;
 
   bool operator==(const ParameterGroupOptions&) const = default;
@@ -34,22 +41,21 @@ struct OptimizerOptions {
   std::optional<double> weight_decay = std::nullopt;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
   std::vector<std::string> no_decay = {};
-  /// muon: patterns of matrices that adamw updates, as it does all that are no matrices.
+  /// muon: patterns of matrices that adamw updates, as well as all other parameters.
   std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*", "*wte*", "*wpe*"};
   int64_t ns_steps = 5;                                             ///< muon
   std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< muon
   std::string adjust_lr_fn = "original";                            ///< muon; or "match_rms_adamw"
-  /// Of several that match, the first counts. no_decay goes before their weight decay.
+  /// The first that matches applies. no_decay overrides its weight decay.
   std::vector<ParameterGroupOptions> groups = {};
-  /// Of an exponential moving average of the weights that is kept beside them, in fp32 and sharded alike;
-  /// 0: none.
+  /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
   double ema_decay = 0.0;
-  bool fused = true;  ///< kernels of one pass over memory; off: the same arithmetic from tensor operations
+  bool fused = true;  ///< kernels with one pass over memory; off: the same arithmetic by tensor operations
   util::PluginValues plugin_values = {};
 };
 
-/// The optimizer's own: 0.1 for those that large models are trained with (adamw, muon), 0 for the others (sgd
-/// and adam, as torch.optim has it; lion, as its authors' code has it).
+/// 0.1 for the usual optimizers of large models (adamw, muon), 0 for the others (sgd and adam as in
+/// torch.optim, lion as in its authors' code).
 double default_weight_decay(std::string_view name);
 
 inline double weight_decay_of(const OptimizerOptions& options) {
@@ -60,18 +66,18 @@ inline double weight_decay_of(const OptimizerOptions& options) {
 struct ScheduleOptions {
   std::string name = "constant";  ///< one of schedule_names()
   int64_t warmup_steps = 0;       ///< linear from 0; step 1 has 1/warmup_steps of the rate
-  double warmup_ratio = 0.0;      ///< in place of warmup_steps: as a share of all steps, rounded up
-  int64_t hold_steps = 0;         ///< tri_stage: steps with the whole rate after the warm-up
-  /// wsd: length of the final decay; 0: a tenth of the run. tri_stage: of the decay; 0: the rest of the run.
+  double warmup_ratio = 0.0;      ///< alternative to warmup_steps: share of all steps, rounded up
+  int64_t hold_steps = 0;         ///< tri_stage: steps at the full rate after the warm-up
+  /// Length of the decay. wsd: at the end; 0: a tenth of the run. tri_stage: 0: the rest of the run.
   int64_t decay_steps = 0;
-  double min_lr_ratio = 0.0;  ///< the rate never falls under this share of lr after warm-up
+  double min_lr_ratio = 0.0;  ///< share of lr below which the rate never falls after warm-up
   double power = 1.0;         ///< polynomial
   util::PluginValues plugin_values = {};
 };
 
 /// Dynamic loss scaling (optim/grad_scaler.h).
 struct GradScalerOptions {
-  std::string enabled = "auto";  ///< "true", "false" or "auto": when gradients are float16 anywhere
+  std::string enabled = "auto";  ///< "true", "false" or "auto": if any gradients are float16
   double init_scale = 65536;
   double growth_factor = 2;
   double backoff_factor = 0.5;

@@ -18,7 +18,7 @@ Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
 double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr) {
   if (treatment.group == 0) return lr;
   const ParameterGroupOptions& group = options.groups[treatment.group - 1];
-  // The schedule gives shares of options.lr.
+  // `lr` is a share of options.lr, by the schedule.
   if (group.lr) return options.lr == 0 ? 0 : lr * (*group.lr / options.lr);
   return lr * group.lr_scale.value_or(1);
 }
@@ -36,8 +36,7 @@ std::vector<StateKind> of_adam(const OptimizerOptions&) { return {{"exp_avg"}, {
 std::vector<StateKind> of_lion(const OptimizerOptions&) { return {{"exp_avg"}}; }
 
 std::vector<StateKind> of_sgd(const OptimizerOptions& options) {
-  if (options.momentum == 0) return {};
-  return {{"momentum_buffer"}};
+  return options.momentum == 0 ? std::vector<StateKind>{} : std::vector<StateKind>{{"momentum_buffer"}};
 }
 
 std::vector<StateKind> of_muon(const OptimizerOptions&) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the optimizer's options treat each parameter, by its name and shape. Needs no libtorch.
+// The treatment of each parameter by the optimizer, from its name and shape. Needs no libtorch.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace fsdp::optim {
 
-/// What the elements of a parameter have in common in an update.
+/// How an update treats the elements of a parameter.
 struct Treatment {
   bool decay = true;    ///< whether weight decay applies
   size_t group = 0;     ///< g > 0: OptimizerOptions::groups[g - 1]; 0: none
@@ -21,23 +21,23 @@ struct Treatment {
   bool operator==(const Treatment&) const = default;
 };
 
-/// Of several groups whose patterns match, the first counts.
+/// If patterns of several groups match, the first group applies.
 Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
                        const std::vector<int64_t>& shape);
 
-/// The rate of such a parameter, where others have `lr`.
+/// The rate of such a parameter when `lr` is that of parameters without a group.
 double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr);
 
 double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment);
 
-/// The state that is an average of the weights, whatever the optimizer.
+/// The state with the average of the weights, for every optimizer.
 inline constexpr const char* kEmaState = "ema";
 
-/// What an optimizer keeps of each element between steps.
+/// A state that an optimizer keeps between steps, for each element.
 struct StateKind {
   enum class Elements { kAll, kMatrices, kOthers };
 
-  std::string name;  ///< as PyTorch has it: "exp_avg"
+  std::string name;  ///< PyTorch's: "exp_avg"
   Elements elements = Elements::kAll;
 
   bool covers(bool matrix) const {
@@ -45,18 +45,17 @@ struct StateKind {
   }
 };
 
-/// What the options say of an optimizer without making one.
+/// What is known of an optimizer without making one.
 struct OptimizerTraits {
-  std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;  ///< its own; null: none
+  std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;  ///< without the average; null: none
   double default_weight_decay = 0;
 };
 
-/// What OptimizerOptions::name can be.
+/// By values of OptimizerOptions::name.
 util::Registry<OptimizerTraits>& optimizer_traits();
-/// The names of these.
 std::vector<std::string> optimizer_names();
 
-/// Those of the optimizer of that name, and the average of the weights last; none for an unknown name.
+/// The optimizer's states (none for an unknown name) and, last, the average of the weights.
 std::vector<StateKind> state_kinds(const OptimizerOptions& options);
 
 }  // namespace fsdp::optim

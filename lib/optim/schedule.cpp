@@ -10,9 +10,6 @@
 namespace fsdp::optim {
 namespace {
 
-using util::ErrorKind;
-using util::fail;
-
 using Moment = ScheduleMoment;
 
 double to_floor(const ScheduleOptions& schedule, double share) {
@@ -72,34 +69,27 @@ std::vector<std::string> schedule_names() { return schedule_shapes().names(); }
 
 void check_schedule(const ScheduleOptions& schedule) {
   schedule_shapes().get(schedule.name, "lr_scheduler.name");
-  if (schedule.warmup_steps < 0 || schedule.hold_steps < 0 || schedule.decay_steps < 0) {
-    fail(ErrorKind::kUsage, "lr_scheduler.warmup_steps = ", schedule.warmup_steps,
-         ", lr_scheduler.hold_steps = ", schedule.hold_steps,
-         " and lr_scheduler.decay_steps = ", schedule.decay_steps,
-         " must not be negative; correct the config");
-  }
-  if (!(schedule.warmup_ratio >= 0 && schedule.warmup_ratio < 1)) {
-    fail(ErrorKind::kUsage, "lr_scheduler.warmup_ratio = ", schedule.warmup_ratio,
-         " must be a share from 0 to below 1; correct the config");
-  }
-  if (!(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1)) {
-    fail(ErrorKind::kUsage, "lr_scheduler.min_lr_ratio = ", schedule.min_lr_ratio,
-         " must be a share from 0 to 1; correct the config");
-  }
-  if (schedule.name == "tri_stage" && schedule.min_lr_ratio == 0) {
-    fail(ErrorKind::kUsage,
-         "lr_scheduler.min_lr_ratio = 0 must be above 0 for tri_stage, whose "
-         "decay is exponential; 0.01 is usual");
-  }
-  if (!(schedule.power > 0 && std::isfinite(schedule.power))) {
-    fail(ErrorKind::kUsage, "lr_scheduler.power = ", schedule.power,
-         " must be a number above 0; correct the config");
-  }
+  require(schedule.warmup_steps >= 0 && schedule.hold_steps >= 0 && schedule.decay_steps >= 0,
+          "lr_scheduler.warmup_steps = ", schedule.warmup_steps,
+          ", lr_scheduler.hold_steps = ", schedule.hold_steps,
+          " and lr_scheduler.decay_steps = ", schedule.decay_steps,
+          " must not be negative; correct the config");
+  require(schedule.warmup_ratio >= 0 && schedule.warmup_ratio < 1,
+          "lr_scheduler.warmup_ratio = ", schedule.warmup_ratio,
+          " must be a share from 0 to below 1; correct the config");
+  require(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1,
+          "lr_scheduler.min_lr_ratio = ", schedule.min_lr_ratio,
+          " must be a share from 0 to 1; correct the config");
+  require(schedule.name != "tri_stage" || schedule.min_lr_ratio != 0,
+          "lr_scheduler.min_lr_ratio = 0 must be above 0 for tri_stage, whose "
+          "decay is exponential; 0.01 is usual");
+  require(schedule.power > 0 && std::isfinite(schedule.power), "lr_scheduler.power = ", schedule.power,
+          " must be a number above 0; correct the config");
 }
 
 int64_t warmup_steps_of(const ScheduleOptions& schedule, int64_t total_steps) {
   if (schedule.warmup_ratio == 0) return std::min(schedule.warmup_steps, total_steps);
-  // 0.07 * 100 is a little more than 7, and no 8 steps.
+  // 0.07 * 100 is slightly more than 7, but means 7 steps, not 8.
   constexpr double kRounding = 1e-9;
   const double steps = schedule.warmup_ratio * static_cast<double>(total_steps);
   return std::min(static_cast<int64_t>(std::ceil(steps - kRounding * steps)), total_steps);

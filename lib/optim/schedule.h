@@ -4,8 +4,8 @@
 //
 // Steps count from 1 to S (total_steps). With w = warmup_steps, or warmup_ratio of S rounded up, but at most
 // S, step s <= w has the share s/w of the rate (Goyal et al., Accurate, large minibatch SGD, 2017). The peak,
-// the first step with the whole rate, is f = max(w, 1). After it, with m = min_lr_ratio and p = (s - f) / (S
-// - f), which is 0 at the peak and 1 at the last step, the share is
+// the first step with the full rate, is f = max(w, 1). After it, with m = min_lr_ratio and p = (s - f) / (S -
+// f), which is 0 at the peak and 1 at the last step, the share is
 //
 //   constant      1
 //   linear        m + (1 - m) * (1 - p)
@@ -15,11 +15,10 @@
 //                 more than S - f)                      Hu et al.: MiniCPM, 2024; Haegele et al., 2024
 //   inverse_sqrt  max(m, sqrt(f / s))                   Vaswani et al.: Attention is all you need, 2017
 //   tri_stage     1 up to step f + h, then m^((s - f - h) / d), then m; h = hold_steps, d = decay_steps (0:
-//   to
-//                 step S; never longer); m > 0          Park et al.: SpecAugment, 2019; fairseq's tri_stage
+//                 up to step S; never longer); m > 0    Park et al.: SpecAugment, 2019; fairseq's tri_stage
 //
-// So the last step has exactly m times the rate where the rate falls to m. What is too long for the run is
-// cut: first the warm-up, then hold and decay. Steps after S keep the share of step S.
+// So in schedules that fall to m, the last step has exactly m times the rate. If the stages are too long for
+// the run, first the warm-up is cut, then hold and decay. Steps after S keep the share of step S.
 
 #include <cstdint>
 #include <functional>
@@ -40,25 +39,23 @@ struct ScheduleMoment {
   double progress() const { return static_cast<double>(step - peak) / static_cast<double>(total - peak); }
 };
 
-/// The share of the rate at such a step. A pure function: nothing of it is saved.
+/// The share of the rate at such a step; a pure function.
 using ScheduleShape = std::function<double(const ScheduleOptions&, const ScheduleMoment&)>;
 
-/// What ScheduleOptions::name can be.
+/// By values of ScheduleOptions::name.
 util::Registry<ScheduleShape>& schedule_shapes();
-/// The names of these.
 std::vector<std::string> schedule_names();
 
-/// Throws Error(kUsage) for an unknown name or a number outside its range.
+/// Throws Error(kUsage) for an unknown name or a number out of range.
 void check_schedule(const ScheduleOptions& schedule);
 
-/// w of a run of total_steps.
+/// w for a run of total_steps.
 int64_t warmup_steps_of(const ScheduleOptions& schedule, int64_t total_steps);
 
-/// What of the schedule a run of so many steps is too short for, as a sentence for a warning; empty if
-/// nothing.
+/// A sentence for a warning about what is cut from the schedule in so short a run; empty if nothing is.
 std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps);
 
-/// The rate of `step` (from 1) of a run of total_steps. Throws as check_schedule does.
+/// The rate of `step` (from 1) in a run of total_steps. Throws as check_schedule() does.
 double lr_at(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t step,
              int64_t total_steps);
 

@@ -15,7 +15,7 @@
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "nn/decoder.h"
-#include "nn/float8.h"
+#include "nn/layers.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
 #include "nn/recompute.h"

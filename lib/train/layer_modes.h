@@ -9,7 +9,7 @@
 #include <string>
 
 #include "config/config.h"
-#include "nn/float8.h"
+#include "nn/layers.h"
 #include "nn/stage.h"
 #include "nn/stage_graphs.h"
 #include "shard/engine.h"

@@ -12,7 +12,7 @@
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
-#include "nn/float8.h"
+#include "nn/layers.h"
 #include "nn/stage.h"
 #include "nn/stage_graphs.h"
 #include "optim/grad_scaler.h"

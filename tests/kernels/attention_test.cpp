@@ -11,7 +11,6 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/attention_memory.h"
 #include "util/matrix_units.h"
 #include "util/tensor_memory.h"
 

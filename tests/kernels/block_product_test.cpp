@@ -7,7 +7,7 @@
 #include <array>
 #include <vector>
 
-#include "kernels/cpu/packing.h"
+#include "kernels/cpu/loops.h"
 #include "support/factors.h"
 
 namespace fsdp::kernels {

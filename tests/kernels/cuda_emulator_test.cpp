@@ -1,4 +1,4 @@
-// What tests/support/cuda_emulator.h finds in kernels that are wrong.
+// The defects of kernels that tests/support/cuda_emulator.h detects.
 
 #include "support/cuda_emulator.h"
 

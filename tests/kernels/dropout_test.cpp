@@ -1,8 +1,8 @@
-#include "kernels/dropout.h"
-
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+
+#include "kernels/fused.h"
 
 namespace fsdp::kernels {
 namespace {

@@ -5,13 +5,13 @@
 
 #include <cmath>
 
-#include "kernels/cuda/adam.cuh"
+#include "kernels/cuda/elements.cuh"
 #include "support/emulated_kernels.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
 
-/// Of the gradient's type.
+/// By the type of the gradient.
 class CudaAdam : public OfType {
  protected:
   static AdamNumbers numbers(bool decoupled) {

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/embedding.cuh"
-#include "kernels/dropout.h"
+#include "kernels/fused.h"
 #include "support/emulated_kernels.h"
 
 namespace fsdp::kernels::cuda {
@@ -15,9 +15,9 @@ class CudaEmbedding : public OfType {
  protected:
   static constexpr int64_t kTable = 50;
 
-  /// The gradient of a table [kTable, width] to which those of the rows of dy at `ids` are added.
+  /// The gradient of a table [kTable, width] after the rows of dy were added at `ids`.
   static void expect_sums(const at::Tensor& ids, int64_t width, int64_t shift = 0) {
-    SCOPED_TRACE(testing::Message() << ids.numel() << " ids, width " << width);
+    SCOPED_TRACE(::testing::Message() << ids.numel() << " ids, width " << width);
     const Buffer dy(random({ids.numel(), width}), shift);
     const auto [sorted, order] = at::sort(ids, /*stable=*/true, 0, false);
     const Buffer sorted_ids(sorted), rows(order);

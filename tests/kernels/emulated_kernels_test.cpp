@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/cuda/activations.cuh"
+#include "kernels/cuda/block_sum.cuh"
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/rotary.cuh"
-#include "kernels/cuda/squares.cuh"
 #include "kernels/row_kernels.h"
 
 namespace fsdp::kernels::cuda {

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/columns.cuh"
-#include "kernels/cuda/layer_norm.cuh"
-#include "kernels/cuda/rms_norm.cuh"
+#include "kernels/cuda/norms.cuh"
 #include "kernels/row_kernels.h"
 #include "support/emulated_kernels.h"
 
@@ -58,15 +57,15 @@ TEST_P(CudaNorms, RmsNormIsThatOfTheFormulaAndOfTheCpu) {
     Buffer y({c.rows, c.width}, type(), c.shift), sum({c.rows, c.width}, type(), c.shift),
         reciprocal({c.rows}, at::kFloat);
     auto arguments = [&](const Buffer& to, const Buffer& sum_to, const Buffer& reciprocal_to) {
-      return RmsNormRows{.x = x.data(),
-                         .residual = c.with_residual ? residual.data() : nullptr,
-                         .sum = c.with_residual ? sum_to.data() : nullptr,
-                         .weight = weight.data(),
-                         .y = to.data(),
-                         .reciprocal = reciprocal_to.data<float>(),
-                         .rows = c.rows,
-                         .width = c.width,
-                         .epsilon = kEpsilon};
+      return NormRows{.x = x.data(),
+                      .residual = c.with_residual ? residual.data() : nullptr,
+                      .sum = c.with_residual ? sum_to.data() : nullptr,
+                      .weight = weight.data(),
+                      .y = to.data(),
+                      .reciprocal = reciprocal_to.data<float>(),
+                      .rows = c.rows,
+                      .width = c.width,
+                      .epsilon = kEpsilon};
     };
     with_type([&]<typename T>(T) {
       run_under_all_schedules({&y, &sum, &reciprocal}, [&](const EmulatedLaunch& launch) {
@@ -87,7 +86,7 @@ TEST_P(CudaNorms, RmsNormIsThatOfTheFormulaAndOfTheCpu) {
   }
 }
 
-/// Sums [parts, width] of a vector come to the gradient of a parameter.
+/// The gradient of a parameter from its sums [parts, width].
 at::Tensor total_of(const Buffer& sums) {
   Buffer to({sums.values().size(1)}, at::kFloat);
   run_under_all_schedules({&to}, [&](const EmulatedLaunch& launch) {
@@ -114,15 +113,15 @@ TEST_P(CudaNorms, RmsNormBackwardIsThatOfTheFormulaAndOfTheCpu) {
     const Buffer reciprocal(r.detach().flatten().to(at::kFloat));
     Buffer dx({c.rows, c.width}, type(), c.shift), sums({parts.count(), c.width}, at::kFloat);
     auto arguments = [&](const Buffer& to, const Buffer& sums_to) {
-      return RmsNormGradRows{.dy = dy.data(),
-                             .x = x.data(),
-                             .weight = weight.data(),
-                             .reciprocal = reciprocal.data<float>(),
-                             .dsum = c.with_residual ? dsum.data() : nullptr,
-                             .dx = to.data(),
-                             .dweight = sums_to.data<float>(),
-                             .rows = c.rows,
-                             .width = c.width};
+      return NormGradRows{.dy = dy.data(),
+                          .x = x.data(),
+                          .weight = weight.data(),
+                          .reciprocal = reciprocal.data<float>(),
+                          .dsum = c.with_residual ? dsum.data() : nullptr,
+                          .dx = to.data(),
+                          .dweight = sums_to.data<float>(),
+                          .rows = c.rows,
+                          .width = c.width};
     };
     with_type([&]<typename T>(T) {
       run_under_all_schedules({&dx, &sums}, [&](const EmulatedLaunch& launch) {
@@ -146,20 +145,20 @@ TEST_P(CudaNorms, LayerNormIsThatOfTheFormulaAndOfTheCpu) {
         weight(random({c.width}) + 1, c.shift), bias(random({c.width}), c.shift);
     Buffer y({c.rows, c.width}, type(), c.shift), sum({c.rows, c.width}, type(), c.shift),
         mean({c.rows}, at::kFloat), reciprocal({c.rows}, at::kFloat);
-    // Of a few numbers all may be close to their mean, and only epsilon keeps rounding small then.
+    // A few numbers may all be close to their mean; then only epsilon keeps rounding small.
     const float epsilon = c.width < 10 ? 0.1F : 1e-3F;
     auto arguments = [&](const Buffer& to, const Buffer& sum_to, const Buffer& mean_to, const Buffer& r_to) {
-      return LayerNormRows{.x = x.data(),
-                           .residual = c.with_residual ? residual.data() : nullptr,
-                           .sum = c.with_residual ? sum_to.data() : nullptr,
-                           .weight = weight.data(),
-                           .bias = bias.data(),
-                           .y = to.data(),
-                           .mean = mean_to.data<float>(),
-                           .reciprocal = r_to.data<float>(),
-                           .rows = c.rows,
-                           .width = c.width,
-                           .epsilon = epsilon};
+      return NormRows{.x = x.data(),
+                      .residual = c.with_residual ? residual.data() : nullptr,
+                      .sum = c.with_residual ? sum_to.data() : nullptr,
+                      .weight = weight.data(),
+                      .bias = bias.data(),
+                      .y = to.data(),
+                      .mean = mean_to.data<float>(),
+                      .reciprocal = r_to.data<float>(),
+                      .rows = c.rows,
+                      .width = c.width,
+                      .epsilon = epsilon};
     };
     with_type([&]<typename T>(T) {
       run_under_all_schedules({&y, &sum, &mean, &reciprocal}, [&](const EmulatedLaunch& launch) {
@@ -197,17 +196,17 @@ TEST_P(CudaNorms, LayerNormBackwardIsThatOfTheFormulaAndOfTheCpu) {
     Buffer dx({c.rows, c.width}, type(), c.shift), weight_sums({parts.count(), c.width}, at::kFloat),
         bias_sums({parts.count(), c.width}, at::kFloat);
     auto arguments = [&](const Buffer& to, const Buffer& weight_to, const Buffer& bias_to) {
-      return LayerNormGradRows{.dy = dy.data(),
-                               .x = x.data(),
-                               .weight = weight.data(),
-                               .mean = mean.data<float>(),
-                               .reciprocal = reciprocal.data<float>(),
-                               .dsum = c.with_residual ? dsum.data() : nullptr,
-                               .dx = to.data(),
-                               .dweight = weight_to.data<float>(),
-                               .dbias = bias_to.data<float>(),
-                               .rows = c.rows,
-                               .width = c.width};
+      return NormGradRows{.dy = dy.data(),
+                          .x = x.data(),
+                          .weight = weight.data(),
+                          .mean = mean.data<float>(),
+                          .reciprocal = reciprocal.data<float>(),
+                          .dsum = c.with_residual ? dsum.data() : nullptr,
+                          .dx = to.data(),
+                          .dweight = weight_to.data<float>(),
+                          .dbias = bias_to.data<float>(),
+                          .rows = c.rows,
+                          .width = c.width};
     };
     with_type([&]<typename T>(T) {
       run_under_all_schedules({&dx, &weight_sums, &bias_sums}, [&](const EmulatedLaunch& launch) {

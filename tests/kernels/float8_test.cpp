@@ -18,7 +18,7 @@ at::Tensor in_double(const Float8Matrix& matrix) {
   return matrix.values.to(at::kDouble) * matrix.inverse_scale.to(at::kDouble);
 }
 
-/// The formula of the rounding, in double precision but for the multiplication, which is fp32's.
+/// The formula of the rounding, in double precision except for the multiplication in fp32.
 at::Tensor rounded(const at::Tensor& x, at::ScalarType type) {
   const double most = type == at::kFloat8_e4m3fn ? 448 : 57344;
   const double largest = std::max(x.to(at::kDouble).abs().max().item<double>(), 1e-12);
@@ -26,13 +26,13 @@ at::Tensor rounded(const at::Tensor& x, at::ScalarType type) {
   return (x.to(at::kFloat) * scale).clamp(-most, most).to(type).to(at::kDouble) / double{scale};
 }
 
-double error_of(const at::Tensor& ours, const at::Tensor& expected) {
+double float8_error_of(const at::Tensor& ours, const at::Tensor& expected) {
   return ((ours.to(at::kDouble) - expected).abs().max() / expected.abs().max()).item<double>();
 }
 
-at::Tensor random(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
+at::Tensor random_bf16(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
 
-/// That of bf16's rounding of a result.
+/// The relative error of rounding a result to bf16.
 constexpr double kRounding = 1.0 / 256;
 
 TEST(Float8, RoundsToNumbersOfTheTypeWhoseLargestStandsForTheLargestMagnitude) {
@@ -45,7 +45,7 @@ TEST(Float8, RoundsToNumbersOfTheTypeWhoseLargestStandsForTheLargestMagnitude) {
       EXPECT_EQ(x8.values.to(at::kFloat).abs().max().item<double>(), most);
       EXPECT_TRUE(x8.transposed.is_contiguous());
       EXPECT_TRUE(at::equal(x8.transposed.to(at::kFloat).t(), x8.values.to(at::kFloat)));
-      EXPECT_LT(error_of(in_double(x8), rounded(x, type)), 1e-6);
+      EXPECT_LT(float8_error_of(in_double(x8), rounded(x, type)), 1e-6);
       // Half of the distance to the next number, relative to the number, for all but the smallest.
       const at::Tensor X = x.to(at::kDouble), large = X.abs() > X.abs().max() / 4096;
       EXPECT_LE(((in_double(x8) - X) / X).masked_select(large).abs().max().item<double>(),
@@ -71,10 +71,10 @@ TEST(Float8, KeepsZerosAndWhatIsNotFinite) {
 TEST(Float8, ProductsAndTheirGradientsAreThoseOfTheRoundedFactors) {
   at::manual_seed(2);
   for (Matmul matmul : {Matmul::kMkl, Matmul::kOneDnn}) {
-    const at::Tensor x = random({2, 40, 64}).requires_grad_();
-    const std::vector<at::Tensor> weights{random({32, 64}).requires_grad_(),
-                                          random({48, 64}).requires_grad_()};
-    const std::vector<at::Tensor> dys{random({2, 40, 32}), random({2, 40, 48}) * 1e-3};
+    const at::Tensor x = random_bf16({2, 40, 64}).requires_grad_();
+    const std::vector<at::Tensor> weights{random_bf16({32, 64}).requires_grad_(),
+                                          random_bf16({48, 64}).requires_grad_()};
+    const std::vector<at::Tensor> dys{random_bf16({2, 40, 32}), random_bf16({2, 40, 48}) * 1e-3};
     const auto ys = float8_linears(x, weights, matmul);
     const auto gradients = torch::autograd::grad(ys, {x, weights[0], weights[1]}, dys);
     const at::Tensor X = rounded(x.detach().view({80, 64}), at::kFloat8_e4m3fn);
@@ -84,17 +84,17 @@ TEST(Float8, ProductsAndTheirGradientsAreThoseOfTheRoundedFactors) {
                        D = rounded(dys[i].flatten(0, 1), at::kFloat8_e5m2);
       EXPECT_EQ(ys[i].sizes(), dys[i].sizes());
       EXPECT_EQ(ys[i].scalar_type(), at::kBFloat16);
-      EXPECT_LT(error_of(ys[i].flatten(0, 1), at::mm(X, W.t())), kRounding);
-      EXPECT_LT(error_of(gradients[i + 1], at::mm(D.t(), X)), kRounding);
+      EXPECT_LT(float8_error_of(ys[i].flatten(0, 1), at::mm(X, W.t())), kRounding);
+      EXPECT_LT(float8_error_of(gradients[i + 1], at::mm(D.t(), X)), kRounding);
       dx += at::mm(D, W);
     }
-    EXPECT_LT(error_of(gradients[0].flatten(0, 1), dx), 3 * kRounding);
+    EXPECT_LT(float8_error_of(gradients[0].flatten(0, 1), dx), 3 * kRounding);
   }
 }
 
 TEST(Float8, ProductsAreNearThoseOfTheFactorsThemselves) {
   at::manual_seed(3);
-  const at::Tensor x = random({128, 256}), weight = random({64, 256});
+  const at::Tensor x = random_bf16({128, 256}), weight = random_bf16({64, 256});
   const at::Tensor y = float8_linears(x, {weight}, Matmul::kMkl)[0];
   const at::Tensor expected = at::mm(x.to(at::kDouble), weight.to(at::kDouble).t());
   const double error = ((y.to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
@@ -105,8 +105,9 @@ TEST(Float8, ProductsAreNearThoseOfTheFactorsThemselves) {
 TEST(Float8, TransposedLinearHasABias) {
   at::manual_seed(4);
   for (bool biased : {true, false}) {
-    const at::Tensor x = random({32, 64}).requires_grad_(), weight = random({64, 48}).requires_grad_(),
-                     bias = random({48}).requires_grad_(), dy = random({32, 48});
+    const at::Tensor x = random_bf16({32, 64}).requires_grad_(),
+                     weight = random_bf16({64, 48}).requires_grad_(),
+                     bias = random_bf16({48}).requires_grad_(), dy = random_bf16({32, 48});
     const at::Tensor y = float8_transposed_linear(
         x, weight, biased ? std::optional<at::Tensor>(bias) : std::nullopt, Matmul::kMkl);
     std::vector<at::Tensor> inputs{x, weight};
@@ -115,22 +116,22 @@ TEST(Float8, TransposedLinearHasABias) {
     const at::Tensor X = rounded(x.detach(), at::kFloat8_e4m3fn),
                      W = rounded(weight.detach(), at::kFloat8_e4m3fn), D = rounded(dy, at::kFloat8_e5m2);
     const at::Tensor sum = biased ? at::mm(X, W) + bias.detach() : at::mm(X, W);
-    EXPECT_LT(error_of(y, sum), kRounding);
-    EXPECT_LT(error_of(gradients[0], at::mm(D, W.t())), kRounding);
-    EXPECT_LT(error_of(gradients[1], at::mm(X.t(), D)), kRounding);
+    EXPECT_LT(float8_error_of(y, sum), kRounding);
+    EXPECT_LT(float8_error_of(gradients[0], at::mm(D, W.t())), kRounding);
+    EXPECT_LT(float8_error_of(gradients[1], at::mm(X.t(), D)), kRounding);
     if (!biased) continue;
-    EXPECT_LT(error_of(gradients[2], dy.to(at::kDouble).sum(0)), kRounding) << "not of dy itself";
+    EXPECT_LT(float8_error_of(gradients[2], dy.to(at::kDouble).sum(0)), kRounding) << "not of dy itself";
   }
 }
 
 TEST(Float8, AddsGradientsOfWeightsToTheSink) {
   at::manual_seed(5);
-  const at::Tensor x = random({48, 32}), dy = random({48, 64});
+  const at::Tensor x = random_bf16({48, 32}), dy = random_bf16({48, 64});
   const at::Tensor X = rounded(x, at::kFloat8_e4m3fn), D = rounded(dy, at::kFloat8_e5m2);
   for (at::ScalarType sink_type : {at::kFloat, at::kBFloat16}) {
     for (bool transposed : {false, true}) {
       const at::Tensor weight =
-          random(transposed ? at::IntArrayRef{32, 64} : at::IntArrayRef{64, 32}).requires_grad_();
+          random_bf16(transposed ? at::IntArrayRef{32, 64} : at::IntArrayRef{64, 32}).requires_grad_();
       TestSink& sink = TestSink::attach(weight, sink_type);
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         const at::Tensor y = transposed ? float8_transposed_linear(x, weight, std::nullopt, Matmul::kMkl)
@@ -138,26 +139,26 @@ TEST(Float8, AddsGradientsOfWeightsToTheSink) {
         y.backward(dy);
       }
       EXPECT_EQ(sink.by_autograd, 0);
-      EXPECT_LT(error_of(sink.memory, 2 * (transposed ? at::mm(X.t(), D) : at::mm(D.t(), X))),
+      EXPECT_LT(float8_error_of(sink.memory, 2 * (transposed ? at::mm(X.t(), D) : at::mm(D.t(), X))),
                 sink_type == at::kFloat ? 1e-6 : 2 * kRounding);
     }
   }
 }
 
 TEST(Float8, ComputesNoGradientThatNobodyAsksFor) {
-  const at::Tensor x = random({16, 16}).requires_grad_(), weight = random({16, 16});
+  const at::Tensor x = random_bf16({16, 16}).requires_grad_(), weight = random_bf16({16, 16});
   float8_linears(x, {weight, weight.detach().requires_grad_()}, Matmul::kMkl)[0].sum().backward();
   EXPECT_TRUE(x.grad().defined());
   EXPECT_FALSE(weight.grad().defined());
 }
 
 TEST(Float8, IsForMultiplesOfSixteenInBfloat16) {
-  const at::Tensor x = random({2, 8, 32}), weight = random({48, 32});
+  const at::Tensor x = random_bf16({2, 8, 32}), weight = random_bf16({48, 32});
   EXPECT_TRUE(can_multiply_float8(x, weight));
   EXPECT_FALSE(can_multiply_float8(x.narrow(1, 0, 7), weight)) << "rows";
   EXPECT_FALSE(can_multiply_float8(x.narrow(1, 0, 0), weight)) << "no rows";
-  EXPECT_FALSE(can_multiply_float8(x, random({40, 32})));
-  EXPECT_FALSE(can_multiply_float8(random({16, 24}), random({48, 24})));
+  EXPECT_FALSE(can_multiply_float8(x, random_bf16({40, 32})));
+  EXPECT_FALSE(can_multiply_float8(random_bf16({16, 24}), random_bf16({48, 24})));
   EXPECT_FALSE(can_multiply_float8(x.to(at::kFloat), weight.to(at::kFloat)));
 }
 

@@ -38,8 +38,8 @@ Tensors run(const Formula& formula, const Tensors& inputs, const Tensors& output
   return results;
 }
 
-/// Multiples of 1/8 whose sums bf16 holds, so that a sum that is rounded is the same as one that is not.
-at::Tensor exact(at::IntArrayRef shape) { return random(shape, 4).round() / 8; }
+/// Multiples of 1/8 whose sums are exact in bf16, so that rounding does not change a sum.
+at::Tensor exact_values(at::IntArrayRef shape) { return random(shape, 4).round() / 8; }
 
 struct Setting {
   at::ScalarType type;
@@ -136,7 +136,7 @@ at::Tensor composed_layer_norm(const at::Tensor& x, const at::Tensor& weight, co
 
 TEST_P(Fused, LayerNormIsThatOfTheFormula) {
   for (int64_t width : {3, 7, 65, 257, 1000}) {
-    // Of a few numbers all may be close to their mean, and only epsilon keeps rounding small then.
+    // A few numbers may all be close to their mean; then only epsilon keeps rounding small.
     const double epsilon = width < 10 ? 0.1 : 1e-5;
     const Tensors inputs{random({3, 41, width}) + 2, random({width}) + 1, random({width})};
     expect_equal(
@@ -160,7 +160,8 @@ TEST_P(Fused, LayerNormOfOneNumberIsTheBias) {
 
 TEST_P(Fused, AddLayerNormGivesSumAndNorm) {
   for (int64_t width : {3, 65, 192}) {
-    const Tensors inputs{exact({67, width}), exact({67, width}), random({width}) + 1, random({width})};
+    const Tensors inputs{exact_values({67, width}), exact_values({67, width}), random({width}) + 1,
+                         random({width})};
     expect_equal(
         [](const Tensors& in) {
           auto [sum, normed] = add_layer_norm(in[0], in[1], in[2], in[3], 1e-5);
@@ -188,10 +189,10 @@ TEST_P(Fused, AddLayerNormNeedsNoGradientOfTheSum) {
   expect_equal(
       [](const Tensors& in) { return Tensors{add_layer_norm(in[0], in[1], in[2], in[3], 1e-5).second}; },
       [](const Tensors& in) { return Tensors{composed_layer_norm(in[0] + in[1], in[2], in[3])}; },
-      {exact({6, 5}), exact({6, 5}), random({5}), random({5})}, {random({6, 5})});
+      {exact_values({6, 5}), exact_values({6, 5}), random({5}), random({5})}, {random({6, 5})});
 }
 
-// Values so far from zero that fp32 sums of their squares would leave nothing of the deviations.
+// Values so far from zero that fp32 sums of their squares would lose the deviations.
 TEST(LayerNorm, OfRowsFarFromZeroKeepsItsDigits) {
   at::manual_seed(8);
   const at::Tensor x = (random({5, 4001}) + 4096).to(at::kFloat);

@@ -7,7 +7,6 @@
 #include <array>
 
 #include "kernels/block_product.h"
-#include "kernels/embedding.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
 #include "support/gradient_sinks.h"

@@ -8,7 +8,7 @@
 namespace fsdp::kernels::cpu {
 
 namespace baseline {
-extern const Loops kFloatLoops;
+extern const Level kLevel;
 }
 
 namespace {
@@ -23,7 +23,7 @@ TEST(Loops, OfAllLevelsComputeAlike) {
   const auto n = static_cast<int64_t>(gate.size());
   std::vector<float> y(gate.size()), same(gate.size());
   best.swiglu(gate.data(), up.data(), y.data(), n);
-  baseline::kFloatLoops.swiglu(gate.data(), up.data(), same.data(), n);
+  baseline::kLevel.loops[0].swiglu(gate.data(), up.data(), same.data(), n);
   for (size_t i = 0; i < gate.size(); ++i) {
     const double exact = double{gate[i]} / (1 + std::exp(-double{gate[i]})) * double{up[i]};
     EXPECT_NEAR(y[i], exact, 4e-7 * std::abs(exact) + 1e-30) << best.name << " at " << gate[i];
@@ -78,7 +78,7 @@ TEST(Loops, OfAllLevelsNormAndActivateAlike) {
     level.add_rows(x.data(), r.sums.data(), kRows, kWidth);
     return r;
   };
-  const Results best = run(loops(Element::kFloat)), plain = run(baseline::kFloatLoops);
+  const Results best = run(loops(Element::kFloat)), plain = run(baseline::kLevel.loops[0]);
   for (auto member : {&Results::normed, &Results::dx, &Results::gelu, &Results::dgelu, &Results::dweight,
                       &Results::dbias, &Results::of_gelu, &Results::sums}) {
     for (size_t i = 0; i < (best.*member).size(); ++i) {

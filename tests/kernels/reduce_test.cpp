@@ -7,6 +7,8 @@
 namespace fsdp::kernels {
 namespace {
 
+double sum_of_squares(const at::Tensor& x) { return sums_of_squares({x}).front(); }
+
 TEST(SumOfSquares, IsThatOfDoublePrecision) {
   at::manual_seed(3);
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {

@@ -19,7 +19,7 @@ namespace {
 
 using testing::factor;
 
-double error_of(const at::Tensor& found, const at::Tensor& expected) {
+double tile_error_of(const at::Tensor& found, const at::Tensor& expected) {
   return (found.to(at::kDouble) - expected).abs().max().item<double>() / expected.abs().max().item<double>();
 }
 
@@ -40,12 +40,12 @@ class TileProduct : public ::testing::Test {
     at::Tensor expected = exact(a, b);
     if (adds) expected = expected + c.to(at::kDouble);
     multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c, .adds = adds}}});
-    EXPECT_LT(error_of(c, expected), type == at::kFloat ? 1e-6 : 4e-3)
+    EXPECT_LT(tile_error_of(c, expected), type == at::kFloat ? 1e-6 : 4e-3)
         << a.scalar_type() << a.sizes() << a.strides() << b.sizes() << b.strides() << adds << type;
   }
 };
 
-// Sizes on either side of a tile, of what is packed at a time, and of a slice of the depth.
+// Sizes just below and above those of a tile, of a packed group, and of a slice of the depth.
 TEST_F(TileProduct, IsThatOfDoublePrecisionWhateverIsTransposed) {
   for (auto [m, k, n] : {std::tuple{1, 1, 1},
                          {3, 5, 7},
@@ -77,7 +77,7 @@ TEST_F(TileProduct, OfFp32HasTheErrorOfSumsInFp32) {
 }
 
 TEST_F(TileProduct, OfTwoNumbersIsRightToTwoUnitsInTheLastPlace) {
-  // Which need all 24 bits, from very large to very small.
+  // Numbers that need all 24 bits, from very large to very small.
   const at::Tensor scale = at::exp2(at::arange(-100, 100, 2, at::kFloat)).unsqueeze(1);
   const at::Tensor a = scale * (1 + at::rand({100, 1})), b = 1 + at::rand({1, 64});
   at::Tensor c = at::empty({100, 64});
@@ -109,8 +109,8 @@ TEST_F(TileProduct, OfTwoPartsHasSixteenBits) {
   at::Tensor c = at::empty({200, 100});
   set_float32_parts(2);
   multiply_by_tiles({.lefts = {a}, .rights = {b}, .results = {{.c = c}}});
-  EXPECT_LT(error_of(c, expected), 2e-5);
-  EXPECT_GT(error_of(c, expected), 1e-6);
+  EXPECT_LT(tile_error_of(c, expected), 2e-5);
+  EXPECT_GT(tile_error_of(c, expected), 1e-6);
 }
 
 TEST_F(TileProduct, OfSeveralFactorsIsEachOnesOwnForAnyNumberOfThreads) {
@@ -147,7 +147,7 @@ TEST_F(TileProduct, OfSeveralFactorsIsEachOnesOwnForAnyNumberOfThreads) {
   }
 }
 
-// Blocks begin at whole tiles, however many bytes a row of them takes.
+// Blocks begin at whole tiles for every width in bytes.
 TEST_F(TileProduct, AddsAsOneThreadDoesWhereverOthersBegin) {
   const int before = at::get_num_threads();
   for (int64_t k : {470, 330, 1376}) {
@@ -172,7 +172,7 @@ TEST_F(TileProduct, OfNothingIsZeroOrTheBias) {
   multiply_by_tiles({});
 }
 
-/// The same numbers, the last of which lies right before memory that may not be touched.
+/// The same numbers, right before inaccessible memory.
 class Guarded {
  public:
   explicit Guarded(const at::Tensor& x) {
@@ -207,14 +207,15 @@ TEST_F(TileProduct, TouchesNothingBeyondItsFactorsAndResults) {
         for (at::ScalarType result : {at::kFloat, type}) {
           const Guarded c(at::zeros({m, n}).to(result));
           multiply_by_tiles({.lefts = {left}, .rights = {right}, .results = {{.c = c.tensor, .adds = true}}});
-          EXPECT_LT(error_of(c.tensor, exact(left, right)), result == at::kFloat ? 2e-6 : 4e-3) << m << way;
+          EXPECT_LT(tile_error_of(c.tensor, exact(left, right)), result == at::kFloat ? 2e-6 : 4e-3)
+              << m << way;
         }
       }
     }
   }
 }
 
-// The system has to keep the tiles of each thread when it takes the core from it.
+// The operating system must save the tile registers of each thread at a context switch.
 TEST_F(TileProduct, IsTheSameWhenMoreThreadsThanCoresMultiply) {
   const at::Tensor a = at::randn({300, 500}), b = at::randn({500, 400});
   const auto multiply = [&] {

@@ -156,7 +156,7 @@ TEST(Decoder, RefusesShapesThatNoModelHas) {
 std::map<std::string, at::Tensor> results_of(const ModelOptions& options, at::ScalarType type) {
   auto model = make_initialized(options);
   for (const auto& parameter : model->named_parameters()) {
-    // Biases are zeros and weights of norms ones at first, which would hide much.
+    // Initially biases are zeros and norm weights ones, which would hide errors.
     at::NoGradGuard no_grad;
     at::Tensor value = parameter.value();
     if (value.dim() == 1) value.add_(at::arange(value.numel()).sin(), 0.3);

@@ -23,7 +23,7 @@ std::vector<ModelOptions> models() {
   return models;
 }
 
-/// Two rows of 12 tokens: of documents of 5 and 7, and of 12.
+/// Two rows of 12 tokens: documents of 5 and 7 tokens, and one of 12.
 const DocumentStarts kStarts = {{0, 5}, {0}};
 
 struct Rows {
@@ -36,7 +36,7 @@ Rows rows() {
   return rows;
 }
 
-/// The sum of the losses of tokens [begin, begin + length) of a row as a text of their own.
+/// The sum of the losses of tokens [begin, begin + length) of a row as a separate text.
 double loss_alone(Stage& model, const Rows& rows, int64_t row, int64_t begin, int64_t length) {
   const at::Tensor inputs = rows.inputs.narrow(0, row, 1).narrow(1, begin, length);
   const at::Tensor targets = rows.targets.narrow(0, row, 1).narrow(1, begin, length).contiguous();

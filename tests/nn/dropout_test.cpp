@@ -1,8 +1,7 @@
-#include "nn/dropout.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include "nn/layers.h"
 #include "nn/loss.h"
 #include "nn/recompute.h"
 #include "support/tiny_models.h"
@@ -91,7 +90,7 @@ TEST(ModelDropout, AgreesBetweenFusedAndComposedKernels) {
 }
 
 TEST(AttentionDropout, IsTheAttentionOfTheWeightsThatAreLeft) {
-  // So little that nothing is dropped: the composed attention against the kernels'.
+  // p is so small that nothing is dropped: compares the composed attention with the kernels'.
   for (const char* architecture : {"llama", "gpt2"}) {
     ModelOptions options = testing::tiny_options(architecture);
     options.attention_dropout = 1e-12;

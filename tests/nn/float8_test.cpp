@@ -1,16 +1,15 @@
-#include "nn/float8.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
 
+#include "nn/layers.h"
 #include "support/tiny_models.h"
 
 namespace fsdp::nn {
 namespace {
 
-ModelOptions options_of(const std::string& architecture) {
+ModelOptions float8_options_of(const std::string& architecture) {
   ModelOptions options = testing::tiny_options(architecture);
   options.hidden_size = 32;
   options.intermediate_size = 48;
@@ -29,13 +28,13 @@ std::shared_ptr<Stage> model_in_bfloat16(const ModelOptions& options) {
 at::Tensor batch(int64_t step) { return testing::token_rows(step % 3 * 4, 4, 12, 17); }
 
 TEST(Float8Layers, AreTheLinearOnesOfTheBlocksThatFit) {
-  const Float8Layers layers = use_float8(*testing::make_initialized(options_of("llama")), {});
+  const Float8Layers layers = use_float8(*testing::make_initialized(float8_options_of("llama")), {});
   EXPECT_EQ(layers.chosen.size(), 2 * 7);
   EXPECT_EQ(layers.chosen.front(), "model.layers.0.self_attn.q_proj");
   EXPECT_TRUE(layers.unfit.empty() && layers.excluded.empty());
-  EXPECT_EQ(use_float8(*testing::make_initialized(options_of("gpt2")), {}).chosen.size(), 2 * 4);
+  EXPECT_EQ(use_float8(*testing::make_initialized(float8_options_of("gpt2")), {}).chosen.size(), 2 * 4);
 
-  ModelOptions odd = options_of("llama");
+  ModelOptions odd = float8_options_of("llama");
   odd.intermediate_size = 40;
   EXPECT_EQ(use_float8(*testing::make_initialized(odd), {}).unfit,
             (std::vector<std::string>{"model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj",
@@ -45,14 +44,14 @@ TEST(Float8Layers, AreTheLinearOnesOfTheBlocksThatFit) {
 
 TEST(Float8Layers, AreNotThoseThatAPatternNames) {
   const Float8Layers layers =
-      use_float8(*testing::make_initialized(options_of("llama")), {"*.0.*", "*.k_proj.weight"});
+      use_float8(*testing::make_initialized(float8_options_of("llama")), {"*.0.*", "*.k_proj.weight"});
   EXPECT_EQ(layers.chosen.size(), 6);
   EXPECT_EQ(layers.excluded.size(), 8);
 }
 
 TEST(Float8Layers, ComputeOtherNumbersThanBfloat16ThatAreNear) {
   for (const char* architecture : {"llama", "gpt2"}) {
-    auto model = model_in_bfloat16(options_of(architecture));
+    auto model = model_in_bfloat16(float8_options_of(architecture));
     auto gradients = [&] {
       std::map<std::string, at::Tensor> found;
       model->zero_grad();
@@ -78,7 +77,7 @@ TEST(Float8Layers, ComputeOtherNumbersThanBfloat16ThatAreNear) {
 }
 
 TEST(Float8Layers, OfWhichOneIsExcludedShareAnInputWithIt) {
-  auto model = model_in_bfloat16(options_of("llama"));
+  auto model = model_in_bfloat16(float8_options_of("llama"));
   const double loss = testing::loss_of(*model, batch(0)).item<double>();
   use_float8(*model, {"*.v_proj.weight", "*.up_proj.weight"});
   const at::Tensor found = testing::loss_of(*model, batch(0));
@@ -91,7 +90,7 @@ TEST(Float8Layers, OfWhichOneIsExcludedShareAnInputWithIt) {
 }
 
 TEST(Float8Layers, MultiplyRowsThatDoNotFitInBfloat16) {
-  auto model = model_in_bfloat16(options_of("llama"));
+  auto model = model_in_bfloat16(float8_options_of("llama"));
   const at::Tensor rows = testing::token_rows(0, 1, 11, 17);
   const at::Tensor expected = model->forward(rows);
   use_float8(*model, {});

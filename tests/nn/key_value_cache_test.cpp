@@ -34,7 +34,7 @@ class Cached : public ::testing::TestWithParam<Shape> {
     whole_ = model_->forward(ids_);
   }
 
-  /// Scores of all tokens, given in pieces of these lengths.
+  /// Scores of all tokens, which are passed in pieces of these lengths.
   at::Tensor in_pieces(const std::vector<int64_t>& lengths) {
     KeyValueCache cache(options_, 12);
     std::vector<at::Tensor> pieces;

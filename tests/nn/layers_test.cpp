@@ -1,16 +1,15 @@
 // Linear, norms, rotary positions, attention, feed-forward and loss against their formulas in double
 // precision.
 
+#include "nn/layers.h"
+
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "nn/attention.h"
-#include "nn/feed_forward.h"
-#include "nn/linear.h"
 #include "nn/loss.h"
-#include "nn/norm.h"
 #include "nn/rotary.h"
 #include "support/tiny_models.h"
 
@@ -36,7 +35,7 @@ TEST(Linear, BothLayoutsMultiply) {
   Linear linear(4, 5);
   fill(linear, "weight", w);
   expect_near(linear.forward(x.to(at::kFloat)), at::matmul(x, w.t()));
-  TransposedLinear transposed(4, 5);
+  Linear transposed(4, 5, {}, {.transposed = true});
   fill(transposed, "weight", w.t());
   fill(transposed, "bias", b);
   expect_near(transposed.forward(x.to(at::kFloat)), at::matmul(x, w.t()) + b);
@@ -53,6 +52,102 @@ TEST(Norm, FollowsTheFormulas) {
   at::Tensor centred = x - x.mean(-1, true);
   expect_near(layer.forward(x.to(at::kFloat)),
               centred / (centred.pow(2).mean(-1, true) + 1e-5).sqrt() * w + b);
+}
+
+// Norms in low precision: the formulas in double precision, on the same rounded inputs; what is left is one
+// rounding of the result.
+
+constexpr int64_t kSize = 4096;
+constexpr double kEpsilon = 1e-5;
+
+/// Half the distance between neighbouring numbers, relative.
+double rounding(at::ScalarType type) {
+  return type == at::kBFloat16 ? std::ldexp(1, -8) : std::ldexp(1, -11);
+}
+
+at::Tensor sample(std::vector<int64_t> shape, double phase, at::ScalarType type) {
+  return sample(std::move(shape), phase).to(type);
+}
+
+/// A norm of x, with the gradients of sum(result * factors).
+struct Outcome {
+  at::Tensor result, x_gradient, weight_gradient;
+};
+
+template <typename Norm>
+Outcome outcome_of(at::ScalarType weight_type, const at::Tensor& x, const at::Tensor& factors) {
+  Norm norm(kSize, kEpsilon);
+  for (const auto& parameter : norm.named_parameters()) {
+    at::Tensor value = parameter.value();
+    value.set_data(sample({kSize}, parameter.key() == "bias" ? 0.2 : 0.6, at::kFloat).to(weight_type));
+  }
+  at::Tensor leaf = x.detach().requires_grad_();
+  at::Tensor result = norm.forward(leaf);
+  (result * factors.to(result.scalar_type())).sum().backward();
+  return {result.detach(), leaf.grad(), norm.named_parameters()["weight"].grad()};
+}
+
+template <typename Norm>
+class LowPrecision : public ::testing::Test {
+ public:
+  /// The outcome for x with weights of `weight_type`, in double precision throughout.
+  static Outcome expected(at::ScalarType weight_type, const at::Tensor& x, const at::Tensor& factors) {
+    at::Tensor leaf = x.detach().to(at::kDouble).requires_grad_();
+    at::Tensor weight = sample({kSize}, 0.6, at::kFloat).to(weight_type).to(at::kDouble).requires_grad_();
+    at::Tensor bias = sample({kSize}, 0.2, at::kFloat).to(weight_type).to(at::kDouble);
+    at::Tensor result;
+    if constexpr (std::is_same_v<Norm, RmsNorm>) {
+      result = leaf / (leaf.square().mean(-1, true) + kEpsilon).sqrt() * weight;
+    } else {
+      at::Tensor centred = leaf - leaf.mean(-1, true);
+      result = centred / (centred.square().mean(-1, true) + kEpsilon).sqrt() * weight + bias;
+    }
+    (result * factors.to(at::kDouble)).sum().backward();
+    return {result.detach(), leaf.grad(), weight.grad()};
+  }
+};
+
+void expect_within(double relative, const at::Tensor& found, const at::Tensor& expected) {
+  at::Tensor error = (found.to(at::kDouble) - expected).abs() - relative * expected.abs();
+  EXPECT_LT(error.max().item<double>(), 2e-5 * expected.abs().max().item<double>());
+}
+
+using Norms = ::testing::Types<RmsNorm, LayerNorm>;
+TYPED_TEST_SUITE(LowPrecision, Norms);
+
+TYPED_TEST(LowPrecision, SumsInFloat32) {
+  for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    // Far from zero, so that sums in low precision would lose most of their digits.
+    at::Tensor x = sample({64, kSize}, 0.5, type) + 2, factors = sample({64, kSize}, 0.9, type);
+    Outcome found = outcome_of<TypeParam>(type, x, factors), expected = this->expected(type, x, factors);
+    EXPECT_EQ(found.result.scalar_type(), type);
+    expect_within(rounding(type), found.result, expected.result);
+    expect_within(rounding(type), found.weight_gradient, expected.weight_gradient);
+    double error = (found.x_gradient.to(at::kDouble) - expected.x_gradient).norm().template item<double>();
+    EXPECT_LT(error, 2 * rounding(type) * expected.x_gradient.norm().template item<double>());
+  }
+}
+
+TYPED_TEST(LowPrecision, ComputesInTheTypeOfItsWeightAndReturnsThatOfX) {
+  for (at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    at::Tensor x = sample({4, kSize}, 0.5, type) + 2, factors = sample({4, kSize}, 0.9, type);
+    Outcome found = outcome_of<TypeParam>(at::kFloat, x, factors);
+    Outcome expected = this->expected(at::kFloat, x, factors);
+    EXPECT_EQ(found.result.scalar_type(), type);
+    EXPECT_EQ(found.x_gradient.scalar_type(), type);
+    EXPECT_EQ(found.weight_gradient.scalar_type(), at::kFloat);
+    expect_within(rounding(type), found.result, expected.result);
+    expect_within(1e-5, found.weight_gradient, expected.weight_gradient);
+    // The weight was not rounded: bfloat16 weights give something else.
+    Outcome rounded = outcome_of<TypeParam>(type, x, factors);
+    EXPECT_FALSE(rounded.result.equal(found.result));
+  }
+}
+
+TYPED_TEST(LowPrecision, ComputesInFloat32OnAFloat32InputWithANarrowWeight) {
+  at::Tensor x = sample({4, kSize}, 0.5, at::kFloat), factors = sample({4, kSize}, 0.9, at::kFloat);
+  Outcome found = outcome_of<TypeParam>(at::kBFloat16, x, factors);
+  EXPECT_EQ(found.result.scalar_type(), at::kFloat);
 }
 
 TEST(Rotary, RotatesPairsAcrossTheHalvesByThePosition) {
@@ -77,7 +172,7 @@ TEST(Attention, GroupedQueriesUseTheirGroupsKeys) {
   options.hidden_size = 8;
   options.num_attention_heads = 4;
   options.num_key_value_heads = 2;
-  LlamaAttention attention(options);
+  Attention attention(options);
   at::Tensor x = sample({1, 3, 8}, 0.1);
   at::Tensor wq = sample({8, 8}, 0.2), wk = sample({4, 8}, 0.3), wv = sample({4, 8}, 0.4),
              wo = sample({8, 8}, 0.5);
@@ -104,7 +199,7 @@ TEST(FeedForward, FollowsTheFormulas) {
   options.intermediate_size = 6;
   at::Tensor x = sample({2, 3, 4}, 0.1), gate = sample({6, 4}, 0.2), up = sample({6, 4}, 0.3),
              down = sample({4, 6}, 0.4);
-  GatedFeedForward glu(options);
+  FeedForward glu(options);
   fill(glu, "gate_proj.weight", gate);
   fill(glu, "up_proj.weight", up);
   fill(glu, "down_proj.weight", down);
@@ -115,7 +210,7 @@ TEST(FeedForward, FollowsTheFormulas) {
     return h * 0.5 * (1.0 + (std::sqrt(2.0 / M_PI) * (h + 0.044715 * h.pow(3))).tanh());
   };
   options.hidden_act = Activation::kGeluTanh;
-  GatedFeedForward geglu(options);
+  FeedForward geglu(options);
   fill(geglu, "gate_proj.weight", gate);
   fill(geglu, "up_proj.weight", up);
   fill(geglu, "down_proj.weight", down);
@@ -124,7 +219,7 @@ TEST(FeedForward, FollowsTheFormulas) {
   options = testing::tiny_options("gpt2");
   options.hidden_size = 4;
   options.intermediate_size = 6;
-  GeluFeedForward gelu(options);
+  FeedForward gelu(options);
   fill(gelu, "c_fc.weight", gate.t());
   fill(gelu, "c_fc.bias", sample({6}, 0.5));
   fill(gelu, "c_proj.weight", down.t());

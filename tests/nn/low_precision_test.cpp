@@ -32,7 +32,7 @@ Gradients gradients_of(Stage& model) {
   Gradients result;
   result.logits = model.forward(rows.narrow(1, 0, 12));
   at::Tensor loss = next_token_loss(result.logits, rows.narrow(1, 1, 12).contiguous());
-  // A loss scale as float16 needs it: 2^10 changes no digit.
+  // float16 needs a loss scale; 2^10 is exact.
   (loss * 1024).backward();
   result.loss = loss.item<double>();
   for (const auto& parameter : model.named_parameters()) {

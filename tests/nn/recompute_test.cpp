@@ -82,7 +82,7 @@ TEST(Recompute, GivesTheSameLossAndGradientsBitForBit) {
     auto options = tiny_options(architecture);
     auto plain = make_initialized(options), recomputed = make_initialized(options);
     checkpoint_activations(*recomputed, {"block"});
-    // Two micro-batches: the second adds to gradients that are there.
+    // Two micro-batches: the second accumulates.
     for (int64_t row : {0, 2}) {
       at::Tensor rows = testing::token_rows(row, 2, 8, options.vocab_size);
       at::Tensor expected = testing::loss_of(*plain, rows), found = testing::loss_of(*recomputed, rows);
@@ -140,7 +140,7 @@ TEST(Recompute, HoldsOneInputAStageInPlaceOfAllActivations) {
     return counter.live_bytes();
   };
   int64_t plain = held_by_blocks(false), recomputed = held_by_blocks(true);
-  // Each block keeps its input; before and after the blocks lie the logits and the final norm.
+  // Each block keeps its input; in addition there are the logits and the final norm.
   EXPECT_GE(recomputed, options.num_hidden_layers * input_bytes);
   EXPECT_LE(recomputed, (options.num_hidden_layers + 4) * input_bytes);
   EXPECT_GE(plain, options.num_hidden_layers * 8 * input_bytes);
@@ -214,7 +214,7 @@ TEST(Recompute, DrawsTheSameRandomNumbersAgain) {
   EXPECT_TRUE(stage->first().grad().equal(plain->first().grad()));
   EXPECT_TRUE(drawn[0].equal(drawn[1]));
   EXPECT_TRUE(states[0].equal(states[1]));
-  // Without the state of forward, another half of the elements would be dropped.
+  // Without forward's generator state, other elements would be dropped.
   auto other = make_stage(false, /*dropout=*/0.5);
   at::manual_seed(12);
   other->forward(some_input()).sum().backward();
@@ -256,7 +256,7 @@ TEST(Recompute, RunsInnerHooksAgainAndOuterOnesOnce) {
   EXPECT_EQ(inner->recording, (std::vector<bool>{false, true}));
   EXPECT_EQ(nested->recording, (std::vector<bool>{false, true}));
 
-  // Recomputed within recomputed: the same gradients still.
+  // Nested recomputation gives the same gradients.
   stage_of("model.layers.1.mlp")->attach(std::make_shared<Recompute>());
   model->zero_grad();
   testing::loss_of(*model, rows).backward();
@@ -324,7 +324,7 @@ TEST(CheckpointActivations, AttachesToTheOutermostStagesOfTheTypes) {
     if (stage && stage->type_name() == "feed_forward") stage->attach(inner);
   }
   testing::loss_of(*model, testing::token_rows(0, 1, 4, options.vocab_size)).backward();
-  // Were the feed-forward stages recomputed apart from their blocks, each would run three times.
+  // If feed-forward stages were recomputed separately from their blocks, each would run three times.
   EXPECT_EQ(inner->recording.size(), 2u * 3);
 }
 

@@ -32,7 +32,7 @@ TEST(RotaryTable, IsTwoBuffersAndNoParameter) {
             (std::vector<std::string>{"model.rotary_emb.cos", "model.rotary_emb.sin"}));
 }
 
-/// By transformers 5.23: ROPE_INIT_FUNCTIONS of a LlamaConfig with heads of 16 and these scalings.
+/// From transformers 5.23: ROPE_INIT_FUNCTIONS of a LlamaConfig with heads of 16 and these scalings.
 TEST(RotaryTable, ScalesItsFrequenciesAsTransformersDoes) {
   ModelOptions llama3 = rotary_of(16), linear = rotary_of(16);
   llama3.rope_type = "llama3";
@@ -80,7 +80,7 @@ TEST(RotaryTable, ComputesInFloat32AndConvertsLast) {
     EXPECT_TRUE(low_cos.equal(cos.to(at::kBFloat16)));
     EXPECT_TRUE(low_sin.equal(sin.to(at::kBFloat16)));
   }
-  // Back in fp32 nothing of the rounding is left.
+  // After a cast back to fp32 no rounding remains.
   cast_buffers(late, at::kFloat);
   EXPECT_TRUE(late.angles(1000, at::kCPU).first.equal(cos));
   EXPECT_TRUE(late.angles(1000, at::kCPU).second.equal(sin));

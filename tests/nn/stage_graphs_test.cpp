@@ -1,4 +1,4 @@
-// What graphs of blocks ask of the kernels: that what they kept for backward lasts.
+// What device graphs of blocks require of kernels: backward must not free or change saved tensors.
 
 #include "nn/stage_graphs.h"
 

@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "support/tiny_models.h"
 
 namespace fsdp::nn {

@@ -1,11 +1,10 @@
-#include "optim/adam.h"
-
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
 #include <cmath>
 
+#include "optim/element_optimizers.h"
 #include "optim/shards.h"
 
 namespace fsdp::optim {
@@ -113,7 +112,7 @@ TEST(AdamW, TheFirstStepMovesByTheRateAgainstTheGradientsSign) {
   EXPECT_NEAR(optimizer->parameters()[0].value[1].item<double>(), 0.125, 1e-5);
 }
 
-// Of the C++ frontend; one parameter, gradients that depend on the step.
+// Of the optimizers of the C++ frontend; one parameter, gradients that depend on the step.
 template <typename Torch, typename TorchOptions>
 at::Tensor torchs_result(const at::Tensor& value, const at::Tensor& gradients, int64_t steps, double lr) {
   at::Tensor parameter = value.clone().requires_grad_();

@@ -59,7 +59,7 @@ TEST(GradScaler, SaysWhenTheScaleIsAtItsFloorAndGradientsStillOverflow) {
   EXPECT_EQ(scales_after(scaler, {true, true}), (Scales{32, 20}));
   EXPECT_FALSE(scaler.update(true));
   EXPECT_EQ(scaler.scale(), 20);
-  // A good step at the floor is a step like any other.
+  // A good step at min_scale counts as usual.
   EXPECT_EQ(scales_after(scaler, {false, false, false, true}), (Scales{20, 20, 40, 20}));
   EXPECT_FALSE(scaler.update(true));
 }
@@ -93,7 +93,8 @@ TEST(GradScaler, FitsARestoredStateToItsOwnOptions) {
   EXPECT_EQ(scales_after(scaler, {false, false}), (Scales{32, 32}));
 }
 
-void expect_refused(const std::function<void()>& action, util::ErrorKind kind, const std::string& part) {
+void expect_scaler_refused(const std::function<void()>& action, util::ErrorKind kind,
+                           const std::string& part) {
   try {
     action();
     ADD_FAILURE() << "not refused: " << part;
@@ -108,7 +109,7 @@ TEST(GradScaler, RefusesImpossibleNumbers) {
   auto refused = [](auto change, const std::string& part) {
     GradScalerOptions options;
     change(options);
-    expect_refused([&] { GradScaler scaler(options); }, util::ErrorKind::kUsage, part);
+    expect_scaler_refused([&] { GradScaler scaler(options); }, util::ErrorKind::kUsage, part);
   };
   for (double bad : {0.0, -1.0, 0.5, 1e39, infinity, nan}) {
     refused([&](auto& o) { o.init_scale = bad; }, "loss_scaler.init_scale = ");
@@ -126,7 +127,8 @@ TEST(GradScaler, RefusesImpossibleNumbers) {
 
   GradScaler scaler(short_interval());
   for (GradScalerState bad : {GradScalerState{0, 0}, {nan, 0}, {infinity, 0}, {64, -1}}) {
-    expect_refused([&] { scaler.set_state(bad); }, util::ErrorKind::kCheckpoint, "a gradient scale of ");
+    expect_scaler_refused([&] { scaler.set_state(bad); }, util::ErrorKind::kCheckpoint,
+                          "a gradient scale of ");
   }
   EXPECT_EQ(scaler.scale(), 64);
 }
@@ -140,8 +142,8 @@ TEST(GradScaler, IsUsedWithFloat16UnlessTheOptionsSayOtherwise) {
   options.enabled = "false";
   EXPECT_FALSE(uses_grad_scaler(options, true));
   options.enabled = "yes";
-  expect_refused([&] { uses_grad_scaler(options, true); }, util::ErrorKind::kUsage,
-                 "unknown loss_scaler.enabled \"yes\"");
+  expect_scaler_refused([&] { uses_grad_scaler(options, true); }, util::ErrorKind::kUsage,
+                        "unknown loss_scaler.enabled \"yes\"");
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-#include "optim/lion.h"
-
 #include <gtest/gtest.h>
 
+#include "optim/element_optimizers.h"
 #include "optim/shards.h"
 
 namespace fsdp::optim {
@@ -25,7 +24,7 @@ TEST(Lion, AgreesWithTheDefinitionInDoublePrecision) {
   for (bool fused : {true, false}) {
     auto optimizer = make_optimizer(lion_options(fused), {parameter_of(at::full({19}, 0.75))});
     double expected = 0.75, average = 0;
-    // The sign turns late, because the average resists.
+    // The sign changes late, because of the average.
     for (double gradient : {0.5, -0.001, 1.5, -0.125, -2.0, -2.0}) {
       double direction = beta1 * average + (1 - beta1) * gradient;
       expected = expected * (1 - lr * weight_decay) - lr * (direction > 0 ? 1 : -1);

@@ -10,7 +10,7 @@
 namespace fsdp::optim {
 namespace {
 
-/// The matrices of one parameter that nobody has cut: each is a range of it.
+/// The matrices of one unsharded parameter: each is a range of it.
 class LocalMatrices final : public WholeMatrices {
  public:
   struct Matrix {

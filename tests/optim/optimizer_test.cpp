@@ -1,4 +1,4 @@
-// What holds for every optimizer, fused and composed.
+// Properties of every optimizer, fused and composed.
 
 #include "optim/optimizer.h"
 
@@ -151,7 +151,7 @@ TEST_P(EveryOptimizer, KeepsAnAverageOfItsWeightsWithoutTouchingThem) {
   }
   EXPECT_TRUE(same_bits(plain->parameters()[0].value, averaged->parameters()[0].value));
   EXPECT_LT((averaged->state("ema", 0) - expected).abs().max().item<double>(), 1e-6);
-  // Bit for bit the same in shards.
+  // Shards give the same bits.
   for (int64_t begin = 0; begin < n; begin += 300) {
     const int64_t end = std::min(n, begin + 300);
     auto shard = make_optimizer(averaging, {parameter_of(value.slice(0, begin, end))});
@@ -276,14 +276,14 @@ TEST_P(EveryOptimizer, HoldsOneConvertedGradientAtATime) {
     EXPECT_EQ(counter.live_bytes(), 0);
     return counter.peak_bytes();
   };
-  // The composed arithmetic has intermediates of its own.
+  // The composed arithmetic allocates intermediates.
   EXPECT_EQ(peak_with(at::kBFloat16), peak_with(at::kFloat) + kBytes);
 }
 
 TEST_P(EveryOptimizer, CountsTheStepsOfEachParameterApart) {
   at::Tensor value = random_values(37, "value");
   at::Tensor gradients[] = {random_values(37, "a"), random_values(37, "b"), random_values(37, "c")};
-  // The first parameter misses the second step; then it is where one is that never heard of that step.
+  // The first parameter has no gradient in the second step: as if that step did not exist.
   auto optimizer = make({parameter_of(value), parameter_of(value)}), alone = make({parameter_of(value)});
   optimizer->step({gradients[0], gradients[0]}, 1e-2);
   optimizer->step({at::Tensor(), gradients[1]}, 1e-2);
@@ -363,7 +363,7 @@ void expect_refused(const OptimizerOptions& options, const std::string& part) {
   }
 }
 
-/// Of an optimizer without any.
+/// For an optimizer without matrices.
 class NoMatrices : public WholeMatrices {
  public:
   bool has_matrices(size_t) const override { return false; }

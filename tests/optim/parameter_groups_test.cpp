@@ -45,7 +45,7 @@ TEST(ParameterGroups, ParametersWithoutDecayHaveNoneInAnyGroup) {
   EXPECT_EQ(weight_decay_of(options, treatment_of(options, "a.weight", {3, 4})), 0);
 }
 
-// Each group is as one of a run whose options are the group's.
+// Each group is updated as in a run with the group's options.
 TEST(ParameterGroups, AreUpdatedAsIfTheirOptionsWereTheOptimizers) {
   for (const char* name : {"adamw", "adam", "sgd", "lion"}) {
     OptimizerOptions options = with_groups(), plain;
@@ -89,7 +89,7 @@ OptimizerOptions named(const char* name) {
   return options;
 }
 
-// As torch.optim has it where it has the optimizer, but for adamw, of which large models take more.
+// torch.optim's defaults, except for adamw, for which large models use more.
 TEST(WeightDecay, OfNoNumberIsThatOfTheOptimizer) {
   EXPECT_EQ(weight_decay_of(named("adamw")), 0.1);
   EXPECT_EQ(weight_decay_of(named("muon")), 0.1);

@@ -1,8 +1,7 @@
-#include "optim/sgd.h"
-
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
+#include "optim/element_optimizers.h"
 #include "optim/shards.h"
 #include "util/error.h"
 
@@ -107,7 +106,7 @@ TEST(Sgd, AgreesWithTorchsOwn) {
   }
 }
 
-// The first gradient fills the buffer whole, in the first step of the parameter and in no other.
+// The first gradient fills the buffer undampened, in the parameter's first step only.
 TEST(Sgd, GoesOnWithDampeningAsIfNeverStopped) {
   at::Tensor value = random_values(100, "value"), gradient = random_values(100, "gradient");
   const OptimizerOptions options = sgd_options(Variant{0.9, 0.5, false}, true);

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "comm/communicator.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "nn/parameter.h"
 #include "shard/fully_shard.h"
 #include "support/counting_allocator.h"

@@ -1,8 +1,8 @@
 #pragma once
 
-// The inner loops of the fused kernels on the CPU, over plain memory. loops.inc is compiled once for each
-// level of instructions (AVX-512, AVX2, what every x86-64 and other CPUs have), and loops() gives those of
-// the CPU at hand. Each loop runs on one thread.
+// The inner loops of kernels on the CPU, over plain memory. loops.inc is compiled once for each level of
+// instructions (AVX-512, AVX2, and the baseline of x86-64 and of other CPUs), and loops() returns the loops
+// for this CPU. Each loop runs on one thread.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@ namespace fsdp::kernels::cpu {
 using kernels::Element;
 
 struct CrossEntropyRows {
-  void* logits = nullptr;            ///< [rows, vocabulary]; becomes its gradient where `scale` is not 0
+  void* logits = nullptr;  ///< [rows, vocabulary]; unless `scale` is 0, overwritten with its gradient
   const int64_t* targets = nullptr;  ///< [rows]
   int64_t rows = 0, vocabulary = 0;
   float scale = 0;  ///< of the gradient
@@ -22,10 +22,10 @@ struct CrossEntropyRows {
 
 struct Loops {
   const char* name;
-  void (*rms_norm)(const RmsNormRows&);
-  void (*rms_norm_backward)(const RmsNormGradRows&);
-  void (*layer_norm)(const LayerNormRows&);
-  void (*layer_norm_backward)(const LayerNormGradRows&);
+  void (*rms_norm)(const NormRows&);
+  void (*rms_norm_backward)(const NormGradRows&);
+  void (*layer_norm)(const NormRows&);
+  void (*layer_norm_backward)(const NormGradRows&);
   void (*rotary)(const RotaryRows&);
   /// y = silu(gate) * up, [n]
   void (*swiglu)(const void* gate, const void* up, void* y, int64_t n);
@@ -40,7 +40,85 @@ struct Loops {
   void (*add_rows)(const void* x, float* sums, int64_t rows, int64_t width);
 };
 
-/// For the CPU at hand.
+// ---- factors of small products (kernels/block_product.h)
+//
+// The left factor [M, K] is read by rows; the right factor is packed: fp32 as it is, [K, N], bf16 in pairs of
+// rows, [K / 2, N, 2], with zeros added if K is odd, as its instructions need it.
+
+/// Rows of a tensor, `stride` elements apart.
+struct StridedRows {
+  const void* data = nullptr;
+  int64_t stride = 0, rows = 0, width = 0;
+};
+
+struct Packing {
+  /// A right factor: K rows, padded with zeros to `padded_rows`, of width N.
+  void (*rows)(const StridedRows& from, int64_t padded_rows, void* to);
+  /// A right factor: N rows of width K, which is even in bf16.
+  void (*columns)(const StridedRows& from, void* to);
+  /// A left factor: K rows, padded with zeros to `padded_rows`, of width M. to: [width, padded_rows]
+  void (*transposed)(const StridedRows& from, int64_t padded_rows, void* to);
+};
+
+// ---- attention between its matrix products (kernels/attention.h)
+//
+// A tile is some queries by some keys of one head. Query r of a tile sees its keys c <= diagonal + r.
+
+/// Turns one tile of scores into factors of the values.
+struct SoftmaxTile {
+  const float* scores = nullptr;  ///< [queries, keys]
+  void* factors = nullptr;        ///< [queries, padded]: e^(scale * score - most); 0 for unseen keys
+  float* most = nullptr;          ///< [queries]: largest scale * score of the tiles so far
+  float* sum = nullptr;           ///< [queries]: sum of the factors so far
+  float* output = nullptr;        ///< [queries, width]: sum over earlier tiles, to be rescaled
+  int64_t queries = 0, keys = 0, padded = 0, width = 0, diagonal = 0;
+  float scale = 0;
+};
+
+/// Finishes the rows of a block after all its tiles.
+struct FinishedRows {
+  const float* output = nullptr;  ///< [queries, width]
+  const float* most = nullptr;
+  const float* sum = nullptr;
+  void* y = nullptr;  ///< [queries, width], rows `stride` apart: output / sum
+  int64_t stride = 0;
+  float* log_sums = nullptr;  ///< [queries]: most + log(sum)
+  int64_t queries = 0, width = 0;
+};
+
+/// One tile of backward, transposed: scores and dfactors to factors and dscores.
+struct GradientTile {
+  const float* scores = nullptr;     ///< [keys, queries]
+  const float* dfactors = nullptr;   ///< [keys, queries]
+  const float* log_sums = nullptr;   ///< [queries]
+  const float* products = nullptr;   ///< [queries]: row products of the output and its gradient
+  void* factors = nullptr;           ///< [keys, padded_queries]
+  void* dscores = nullptr;           ///< [keys, padded_queries]
+  void* dscores_by_query = nullptr;  ///< [queries, padded_keys]
+  int64_t queries = 0, padded_queries = 0, keys = 0, padded_keys = 0, diagonal = 0;
+  float scale = 0;
+};
+
+struct AttentionLoops {
+  void (*softmax)(const SoftmaxTile&);
+  void (*finish)(const FinishedRows&);
+  void (*gradient)(const GradientTile&);
+  /// out [rows]: sums over the rows of a * b.
+  void (*row_products)(const StridedRows& a, const StridedRows& b, float* out);
+  /// Rounds x [rows, width] to y [rows, width], rows `stride` apart.
+  void (*round)(const float* x, void* y, int64_t stride, int64_t rows, int64_t width);
+};
+
+/// All loops of one level, by Element.
+struct Level {
+  Loops loops[2];
+  Packing packing[2];
+  AttentionLoops attention[2];
+};
+
+/// For this CPU; the latter two are null without fast small products.
 const Loops& loops(Element element);
+const Packing* packing(Element element);
+const AttentionLoops* attention_loops(Element element);
 
 }  // namespace fsdp::kernels::cpu

@@ -1,5 +1,4 @@
-// Compiled for AVX-512 with bf16 and AMX: as in cpu/loops.inc, nothing here comes from headers but types and
-// intrinsics.
+// Compiled for AVX-512 with bf16 and AMX: as in cpu/loops.inc, only types and intrinsics come from headers.
 
 #include <cstring>
 #include <utility>
@@ -15,13 +14,13 @@ namespace {
 #include "kernels/cpu/mirrored_words.inc"
 #include "kernels/cpu/tile_lanes.inc"
 
-/// The upper half of a word is a bf16.
+/// Clears the lower halves of words; an upper half is a bf16.
 inline __m512i upper_halves(__m512 x) {
   return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000)));
 }
 
-/// x becomes what is left of it without its next part, which is returned in upper halves. The first is cut
-/// off, so that it does not overflow; the second is rounded, so that what is left has either sign.
+/// Subtracts the next part from x and returns it in upper halves. The first part is truncated, so that it
+/// does not overflow; further parts are rounded, so that the rest has either sign.
 template <int kPart, int kParts>
 inline __m512i take_part(__m512& x) {
   __m512i part;
@@ -35,7 +34,7 @@ inline __m512i take_part(__m512& x) {
   return part;
 }
 
-/// Two vectors of upper halves: those of `low` come into the lower halves.
+/// Joins two vectors of upper halves; those of `low` become the lower halves.
 inline __m512i joined(__m512i low, __m512i high) { return _mm512_or_si512(_mm512_srli_epi32(low, 16), high); }
 
 /// 32 elements of a run, those of `low` first, as 16 pairs.
@@ -125,7 +124,7 @@ void pack(const TileSource& from, TileSide side, uint16_t* to) {
       store_square(squares[part], mirrors, tile + part * kTileElements);
   };
   const int64_t blocks = (from.across + kTileSide - 1) / kTileSide;
-  // In the order in which the source lies in memory.
+  // In the source's memory order.
   if (from.depth_is_contiguous) {
     for (int64_t block = 0; block < blocks; ++block) {
       for (int64_t step = 0; step < steps; ++step) pack_tile(block, step);
@@ -151,7 +150,7 @@ void pack_tiles(const TileSource& from, TileSide side, int parts, uint16_t* to) 
 
 namespace fsdp::kernels::cpu {
 
-// Never called: util::has_matrix_unit() is false.
+// Not called, because util::has_matrix_unit() is false.
 void pack_tiles(const TileSource&, TileSide, int, uint16_t*) {}
 
 }  // namespace fsdp::kernels::cpu

@@ -1,5 +1,4 @@
-// Compiled for AVX-512 with bf16 and AMX: as in cpu/loops.inc, nothing here comes from headers but types and
-// intrinsics.
+// Compiled for AVX-512 with bf16 and AMX: as in cpu/loops.inc, only types and intrinsics come from headers.
 
 #include "kernels/cpu/tiles.h"
 
@@ -11,14 +10,14 @@ namespace {
 
 #include "kernels/cpu/tile_lanes.inc"
 
-// Tile registers: 0 to 3 sums, [row block][column block]; 4, 5 of the left factor; 6, 7 of the right.
+// Tile registers: 0 to 3 sums, [row block][column block]; 4, 5 left factor; 6, 7 right factor.
 constexpr int64_t kTileRow = 64;  ///< bytes
 
-/// Tiles of a factor, in elements of bf16 but for the rows of a tile.
+/// Tiles of a factor; distances in elements of bf16 unless in bytes.
 struct TileReader {
   const uint16_t* tile;
   int64_t bytes_between_rows;
-  int64_t block, step;  ///< from a tile to those beside it
+  int64_t block, step;  ///< distances of neighbouring tiles
 };
 
 TileReader left_of(const TileProduct& product) {
@@ -33,8 +32,8 @@ TileReader right_of(const TileProduct& product) {
   return {product.right, 4 * product.right_stride, 2 * kTileSide, kTileDepth * product.right_stride};
 }
 
-/// Where each tile is read once for a pair of columns, it passes by the first-level cache, which has the
-/// columns.
+/// With one part, each tile is read once per pair of columns, so it bypasses the first-level cache, which
+/// holds the columns.
 template <int kParts, bool kTwoRows>
 inline void load_left(const TileReader& left, int part) {
   const uint16_t* tile = left.tile + part * kTileElements;
@@ -62,7 +61,7 @@ inline void multiply_loaded() {
   if constexpr (kTwoRows && kTwoColumns) _tile_dpbf16ps(3, 5, 7);
 }
 
-/// The results of the next square come into the cache while this one is multiplied.
+/// Prefetches the results of the next square while this one is multiplied.
 struct Ahead {
   const char* row;
   int64_t bytes_between_rows, lines, rows, rows_a_step;
@@ -76,8 +75,8 @@ struct Ahead {
   }
 };
 
-/// The sums += the products of up to two blocks of either factor. Small products come first where the order
-/// is free, and each step exchanges one factor's part.
+/// Adds the products of up to two blocks of each factor to the sums. Small products come first where the
+/// order is free, and consecutive products differ in one factor's part.
 template <int kParts, bool kTwoRows, bool kTwoColumns>
 inline void multiply_steps(TileReader left, TileReader right, int64_t steps, Ahead ahead) {
   const auto left_part = [&](int part) { load_left<kParts, kTwoRows>(left, part); };
@@ -116,7 +115,7 @@ struct Place {
   bool adds() const { return product.adds && product.sums != nullptr; }
 };
 
-/// The register, stored by way of `values`, goes where it does not fill a tile.
+/// Stores a register's `values` to a partial tile.
 void store_part(const Place& place, const float* values) {
   const __mmask16 lanes = first_lanes(place.columns());
   for (int64_t i = 0; i < place.rows(); ++i) {
@@ -145,7 +144,7 @@ void store_rounded(const Place& place, const float* values) {
   }
 }
 
-// The number of a register is part of an instruction.
+// Macros, because the number of a register is part of the instruction.
 #define FSDP_BEGIN_TILE(number, place)                                 \
   if ((place).adds() && (place).is_whole()) {                          \
     _tile_loadd(number, (place).sums(), (place).bytes_between_rows()); \
@@ -258,7 +257,7 @@ void multiply_tiles(const TileProduct& product) {
 }
 
 TileRegisters::TileRegisters() {
-  // In memory for good: the compiler knows of the first 8 bytes alone that the instruction reads them.
+  // Static, because the compiler knows only that the instruction reads the first 8 bytes.
   static constexpr TileConfiguration kConfiguration;
   _tile_loadconfig(&kConfiguration);
 }
@@ -270,7 +269,7 @@ TileRegisters::~TileRegisters() { _tile_release(); }
 
 namespace fsdp::kernels::cpu {
 
-// Never called: util::has_matrix_unit() is false.
+// Not called, because util::has_matrix_unit() is false.
 void multiply_tiles(const TileProduct&) {}
 TileRegisters::TileRegisters() = default;
 TileRegisters::~TileRegisters() = default;

@@ -1,7 +1,7 @@
 #include "kernels/cuda/activations.cuh"
+#include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rotary.cuh"
 #include "kernels/cuda/stream_launch.cuh"
-#include "kernels/cuda/table_parts.h"
 
 namespace fsdp::kernels::cuda {
 

@@ -62,12 +62,11 @@ struct SwiGluGradKernel {
   }
 };
 
-/// The logistic function of this is the factor of GELU's tanh form: (1 + tanh(u)) / 2 = sigmoid(2 u) with
-/// u = sqrt(2 / pi) (x + 0.044715 x^3).
+/// GELU's tanh form is x times (1 + tanh(u)) / 2 = sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
 inline constexpr float kGeluLinear = 1.59576912F;  // 2 sqrt(2 / pi)
 inline constexpr float kGeluCubic = 0.044715F * kGeluLinear;
 
-/// Beyond it the factor is 0 or 1 to the last place; powers of more could be infinite.
+/// Beyond these bounds sigmoid(2 u) is 0 or 1 to the last place; the cube of larger values could overflow.
 FSDP_DEVICE float clamped_for_gelu(float x) {
   x = x < -16.0F ? -16.0F : x;
   return x > 16.0F ? 16.0F : x;
@@ -99,7 +98,7 @@ struct BiasGeluKernel {
   }
 };
 
-// With s the factor, y = v s: dy/dv = s + v s (1 - s) 2 u'(v).
+// With s = sigmoid(2 u), y = v s: dy/dv = s + v s (1 - s) 2 u'(v).
 template <typename T, typename Tile>
 struct BiasGeluGradKernel {
   using Arguments = RowsInParts<BiasGeluGradRows>;

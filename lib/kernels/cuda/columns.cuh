@@ -1,13 +1,11 @@
 #pragma once
 
-// Kernels whose blocks have some columns of some rows: a warp takes a row at a time of a tile of 32 packs.
-// Sums of columns are added up over a thread's rows, then over the warps, then over the blocks (total()),
-// each in an order that the sizes alone decide.
+// Kernels whose blocks compute a tile of some columns of some rows: each warp takes one row at a time, 32
+// packs wide. Columns are summed over a thread's rows, then over the warps, then over the blocks (total()),
+// in an order that depends on the sizes alone.
 
 #include "kernels/cuda/packs.cuh"
-#include "kernels/cuda/parts.cuh"
-#include "kernels/row_parts.h"
-#include "kernels/rows.h"
+#include "kernels/kernel_table.h"
 
 namespace fsdp::kernels::cuda {
 
@@ -25,7 +23,7 @@ struct ColumnTile {
   struct Shared {
     float of_warps[kWarps][kColumns];
   };
-  /// Adds up what the warps have and stores it at `to` [width]. By all threads of the block.
+  /// Stores the sums of all warps at `to` [width]. To be called by all threads of the block.
   FSDP_DEVICE static void store_sums(const float (&sums)[kPack], Shared& shared, float* to, int64_t width) {
     FSDP_UNROLL
     for (int i = 0; i < kPack; ++i) shared.of_warps[warp()][lane() * kPack + i] = sums[i];
@@ -38,7 +36,7 @@ struct ColumnTile {
   }
 };
 
-/// Calls `use(ColumnTile())` with packs of 16 bytes, or of one element where these do not fit.
+/// Calls use(ColumnTile()) with packs of 16 bytes or, if these do not fit, of one element.
 template <typename T, typename Use>
 void with_column_tile(bool packs_fit, const Use& use) {
   packs_fit ? use(ColumnTile<kPackOf<T>>()) : use(ColumnTile<1>());
@@ -71,7 +69,7 @@ struct AddRowsKernel {
   }
 };
 
-/// Kernel of total(): a column by 8 threads of a block, each of which adds up every eighth part.
+/// Kernel of total(): 8 threads of a block sum a column, each every eighth part.
 template <typename To>
 struct TotalKernel {
   using Arguments = PartTotal;

@@ -1,6 +1,6 @@
 #pragma once
 
-// kernels/dropout.h: the same choices as on the CPU.
+// dropout() of kernels/fused.h, with the same choices as on the CPU.
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packs.cuh"
@@ -10,7 +10,7 @@ namespace fsdp::kernels::cuda {
 
 struct DropoutArguments {
   DropoutRows rows;
-  int64_t pieces;  ///< of a row, each of which a block has
+  int64_t pieces;  ///< of a row; one per block
   uint32_t limit;
   float scale;
 };
@@ -20,7 +20,7 @@ struct DropoutKernel {
   using Arguments = DropoutArguments;
   using Shared = Nothing;
   static constexpr int kThreads = 256;
-  static constexpr int kValues = kPack > 1 ? kPack : 2;  ///< of a thread: one hash decides on two
+  static constexpr int kValues = kPack > 1 ? kPack : 2;  ///< of a thread; one hash decides two values
   static constexpr int64_t kOfBlock = static_cast<int64_t>(kThreads) * kValues;
 
   FSDP_DEVICE static void run(const Arguments& arguments, Shared&) {

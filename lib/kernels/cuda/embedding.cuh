@@ -1,9 +1,8 @@
 #pragma once
 
-// The gradient of a table of embeddings (kernels/embedding.h). Rows come sorted by the row of the table that
-// they belong to, so that the rows of an id are a run of neighbours; each run is added up in its order and
-// written once. Short runs, which most are, get a warp for each tile of columns; long ones a block, whose
-// warps take every 32nd row.
+// The gradient of embedding() of kernels/fused.h. Rows are sorted by id, so that the rows of an id are a run;
+// each run is summed in order and written once. A short run, as most are, is summed by one warp per tile of
+// columns, a long one by a block, whose warps take every 32nd row.
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packs.cuh"
@@ -51,13 +50,13 @@ struct ShortRunsKernel {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarp;
 
-  /// A warp for each row that begins a run.
+  /// One warp per row, which works if the row begins a run.
   FSDP_DEVICE static void run(const Arguments& a, Shared&) {
     const int64_t begin = block() * kWarps + warp();
     if (begin >= a.rows) return;
     const int64_t id = a.ids[begin];
     if (begin > 0 && a.ids[begin - 1] == id) return;
-    // Where it ends: lane i looks at row i behind its first one, then at those that follow.
+    // Find its end: lane i tests row i after the first, then row i + 32.
     int64_t end = begin;
     for (int64_t seen = begin + 1; seen <= begin + kShortRun; seen += kWarp) {
       const int64_t at = seen + lane();
@@ -86,7 +85,7 @@ struct LongRunsKernel {
     float of_warps[kWarps][kWarp + 1];
   };
 
-  /// A block for every kShortRun-th row: a long run has such a row, and its first one's block has the run.
+  /// One block per kShortRun-th row: a long run contains such rows, and the first one's block sums the run.
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
     const int64_t inside = block() * kShortRun, id = a.ids[inside];
     if (block() > 0 && a.ids[inside - kShortRun] == id) return;

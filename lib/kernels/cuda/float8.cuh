@@ -1,15 +1,14 @@
 #pragma once
 
-// kernels/float8.h: a matrix rounded to 8 bits, in its own order, transposed, or both from one reading.
+// Rounds a matrix to 8 bits (kernels/float8.h): as it is, transposed, or both, reading it once.
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packs.cuh"
-#include "kernels/float8_numbers.h"
 
 namespace fsdp::kernels::cuda {
 
-/// A block has a square of kSide x kSide elements, and a thread reads kRead neighbours in a row at once. Rows
-/// and columns are multiples of 16, so all packs are whole.
+/// A block processes a square of kSide x kSide elements, of which a thread reads kRead neighbours of a row at
+/// once. The numbers of rows and columns are multiples of 16, so all packs are whole.
 template <typename To, int kRead>
 struct Float8Kernel {
   using Arguments = Float8Rounding;
@@ -22,7 +21,7 @@ struct Float8Kernel {
   static_assert(kThreads == kSide * kThreadsOfColumn && kSide % kRowsAtOnce == 0);
 
   struct Shared {
-    uint8_t bits[kSide][kSide + 4];  ///< in rows that begin at different banks
+    uint8_t bits[kSide][kSide + 4];  ///< rows begin at different banks
   };
 
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
@@ -79,7 +78,7 @@ void round_to_float8(const Launch& launch, const Float8Rounding& a) {
     launch.template run<Kernel>(Grid{squares}, a);
   };
   auto with_type = [&]<typename To>(To) {
-    // A gathered weight lies anywhere.
+    // A gathered weight may have any alignment.
     constexpr int kPack = kPackOf<c10::BFloat16>;
     fit_packs<c10::BFloat16>(0, a.x) ? with_kernel(Float8Kernel<To, kPack>())
                                      : with_kernel(Float8Kernel<To, 1>());

@@ -1,8 +1,9 @@
 #include "kernels/cuda/dropout.cuh"
+#include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/embedding.cuh"
+#include "kernels/cuda/float8.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/stream_launch.cuh"
-#include "kernels/cuda/table_parts.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
@@ -10,8 +11,7 @@ namespace {
 template <typename T>
 RowKernels made() {
   RowKernels table{};
-  put_rms_norm<T>(table);
-  put_layer_norm<T>(table);
+  put_norms<T>(table);
   put_activations<T>(table);
   put_losses<T>(table);
   return table;
@@ -33,5 +33,12 @@ void dropout(Element element, const DropoutRows& rows) {
   element == Element::kFloat ? dropout<float>(StreamLaunch(), rows)
                              : dropout<c10::BFloat16>(StreamLaunch(), rows);
 }
+
+void adam(Element gradient, const AdamElements& elements) {
+  gradient == Element::kFloat ? adam<float>(StreamLaunch(), elements)
+                              : adam<c10::BFloat16>(StreamLaunch(), elements);
+}
+
+void round_to_float8(const Float8Rounding& matrix) { round_to_float8(StreamLaunch(), matrix); }
 
 }  // namespace fsdp::kernels::cuda

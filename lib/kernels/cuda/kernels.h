@@ -1,7 +1,10 @@
 #pragma once
 
-// What there is on CUDA devices. Everything is enqueued on the current stream of the current device.
-// cuda_absent.cpp stands in where the program is built without CUDA.
+// The kernels for CUDA devices, which enqueue on the current stream of the current device. cuda_absent.cpp
+// replaces them in programs built without CUDA.
+
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
 
 #include <cstdint>
 
@@ -9,22 +12,30 @@
 
 namespace fsdp::kernels::cuda {
 
-/// Null where the program is built without CUDA.
+/// Null in programs built without CUDA.
 const RowKernels* row_kernels(Element element);
 
-/// Rows of gradients to be added up by the row of the table that they belong to.
+/// Parts of the table, each defined in a .cu file of its own, which compile in parallel.
+template <typename T>
+void put_norms(RowKernels& table);
+template <typename T>
+void put_activations(RowKernels& table);
+template <typename T>
+void put_losses(RowKernels& table);
+
+/// Adds rows of gradients to the table rows of their ids.
 struct EmbeddingGradRows {
   const void* dy = nullptr;        ///< [rows, width]
   const int64_t* ids = nullptr;    ///< [rows], ascending
-  const int64_t* order = nullptr;  ///< [rows]: ids[i] is that of row order[i] of dy
-  void* table = nullptr;           ///< [.., width]; rows without an id are left as they are
+  const int64_t* order = nullptr;  ///< [rows]: ids[i] belongs to row order[i] of dy
+  void* table = nullptr;           ///< [.., width]; rows without an id do not change
   bool table_is_fp32 = false;      ///< else of dy's type
-  bool adds = false;               ///< to what is there, which is fp32
+  bool adds = false;               ///< to the former values, which are fp32
   int64_t rows = 0, width = 0;
 };
 void embedding_backward(Element element, const EmbeddingGradRows& rows);
 
-/// kernels/dropout.h for x [rows, width].
+/// dropout() of kernels/fused.h for x [rows, width].
 struct DropoutRows {
   const void* x = nullptr;
   void* y = nullptr;
@@ -45,8 +56,16 @@ struct AdamElements {
 };
 void adam(Element gradient, const AdamElements& elements);
 
-/// kernels/float8.h for x [rows, width] bf16; both are multiples of 16. What is written is aligned to 16
-/// bytes.
+/// The largest number of an 8-bit type.
+template <typename To>
+inline constexpr float kLargestNumber = 448;
+template <>
+inline constexpr float kLargestNumber<c10::Float8_e5m2> = 57344;
+
+/// Lower bound of a tensor's largest magnitude, so that the scale of zeros is finite; torchao's value.
+inline constexpr float kLeastMagnitude = 1e-12F;
+
+/// kernels/float8.h for x [rows, width] bf16; both are multiples of 16. Outputs are aligned to 16 bytes.
 struct Float8Rounding {
   const void* x = nullptr;
   const float* largest = nullptr;  ///< [1]

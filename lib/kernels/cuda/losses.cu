@@ -1,8 +1,8 @@
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/kernels.h"
 #include "kernels/cuda/losses.cuh"
 #include "kernels/cuda/stream_launch.cuh"
-#include "kernels/cuda/table_parts.h"
 
 namespace fsdp::kernels::cuda {
 

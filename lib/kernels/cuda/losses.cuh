@@ -1,17 +1,16 @@
 #pragma once
 
-// Losses of rows of logits and their gradients in place (kernels/fused.h, linear_cross_entropy), a row by a
-// block: the largest logit and the sum of the exponentials come out of one pass over the row (Milakov and
-// Gimelshein: Online normalizer calculation for softmax, 2018, algorithm 3), the gradient out of another.
+// Losses of rows of logits, which are overwritten by their gradients (kernels/fused.h, linear_cross_entropy).
+// A block processes a row: one pass computes the largest logit and the sum of the exponentials (Milakov and
+// Gimelshein: Online normalizer calculation for softmax, 2018, algorithm 3), another the gradient.
 
 #include "kernels/cuda/block_sum.cuh"
 #include "kernels/cuda/packs.cuh"
-#include "kernels/cuda/squares.cuh"
 #include "kernels/rows.h"
 
 namespace fsdp::kernels::cuda {
 
-/// A row that may begin anywhere: packs where they are aligned, single elements before and behind them.
+/// A row with any alignment: aligned packs, and single elements before and after them.
 template <typename T, int kThreads>
 class LooseRow {
  public:
@@ -24,7 +23,7 @@ class LooseRow {
     packs_ = (width - head_) / kPack;
   }
 
-  /// body(first element, values, count) for what the thread has; `values` are those of a pack, or one.
+  /// Calls body(first element, values) for the thread's packs and its single element.
   template <typename Body>
   FSDP_DEVICE void for_each(const Body& body) const {
     FSDP_UNROLL_BY(4)
@@ -34,7 +33,7 @@ class LooseRow {
       body(first, values);
     }
     const int64_t tail = head_ + packs_ * kPack;
-    // Fewer than 16 elements in all, one a thread.
+    // Fewer than 16 single elements in all, at most one per thread.
     int64_t single = thread();
     if (single >= head_) single += tail - head_;
     if (single < width_) {
@@ -74,7 +73,7 @@ struct LossKernel {
       return;
     }
     const bool is_there = target >= 0 && target < a.vocabulary;
-    // All threads read it before the first sum, and write only after that.
+    // All threads read it before the first block sum, and write after it.
     const float of_target = is_there ? to_float(logits[target]) : not_a_number();
 
     float most = kLowest, sum = 0, total = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Neighbouring elements that are loaded and stored at once.
+// Packs of neighbouring elements, which are loaded and stored at once.
 
 #include <c10/util/BFloat16.h>
 
@@ -10,7 +10,7 @@
 
 namespace fsdp::kernels::cuda {
 
-/// Bytes that a thread loads at once where they are aligned.
+/// Bytes of an aligned load.
 inline constexpr int kPackBytes = 16;
 template <typename T>
 inline constexpr int kPackOf = kPackBytes / static_cast<int>(sizeof(T));
@@ -25,7 +25,7 @@ FSDP_DEVICE bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T, kCount>) == 0;
 }
 
-/// `from` is aligned as the pack is.
+/// `from` has the pack's alignment.
 template <int kCount, typename T>
 FSDP_DEVICE Pack<T, kCount> load_pack(const T* from) {
   require(is_aligned<T, kCount>(from));
@@ -38,7 +38,7 @@ FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
-/// The same for a pack of which `count` elements exist, as for the last of a row of elements. The rest is 0.
+/// The same for a pack of which only `count` elements exist, at the end of a tensor. The rest is 0.
 template <int kCount, typename T>
 FSDP_DEVICE Pack<T, kCount> load_pack(const T* from, int64_t count) {
   if (count >= kCount) return load_pack<kCount>(from);
@@ -57,7 +57,7 @@ FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack, int64_t count) {
   }
 }
 
-/// fp32 values to memory that is aligned to 16 bytes if they are 4 or more.
+/// Stores fp32 values to memory that is aligned to 16 bytes if there are 4 or more.
 template <int kCount>
 FSDP_DEVICE void store_floats(float* to, const float (&values)[kCount]) {
   constexpr int kAtOnce = kCount % 4 == 0 ? 4 : 1;
@@ -70,7 +70,7 @@ FSDP_DEVICE void store_floats(float* to, const float (&values)[kCount]) {
   }
 }
 
-/// Likewise.
+/// Loads what store_floats() stores.
 template <int kCount>
 FSDP_DEVICE void load_floats(const float* from, float (&values)[kCount]) {
   constexpr int kAtOnce = kCount % 4 == 0 ? 4 : 1;
@@ -101,7 +101,7 @@ FSDP_DEVICE void add_pack(float (&values)[kCount], const Pack<T, kCount>& pack) 
   for (int i = 0; i < kCount; ++i) values[i] += to_float(pack.at[i]);
 }
 
-/// Whether packs of 16 bytes may be used for rows of `width` elements at each pointer (null: there are none).
+/// Whether packs of 16 bytes fit the width and the alignment of rows at each pointer that is not null.
 template <typename T, typename... Pointers>
 bool fit_packs(int64_t width, const Pointers*... pointers) {
   return width % kPackOf<T> == 0 && ((reinterpret_cast<uintptr_t>(pointers) % kPackBytes == 0) && ...);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Rotary position embedding (kernels/fused.h): a thread turns a pack of the first half of a head with the
-// pack of the second half that belongs to it.
+// Rotary position embedding (kernels/fused.h): a thread rotates a pack of the first half of a head with the
+// corresponding pack of the second half.
 
 #include "kernels/cuda/packs.cuh"
 #include "kernels/rows.h"
@@ -11,7 +11,7 @@ namespace fsdp::kernels::cuda {
 struct RotaryArguments {
   RotaryRows rows;
   int packs;        ///< of half a head
-  int row_threads;  ///< of a block that have a row together, a power of two
+  int row_threads;  ///< threads of a block per row, a power of two
 };
 
 template <typename T, int kPack>

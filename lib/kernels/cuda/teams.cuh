@@ -1,15 +1,14 @@
 #pragma once
 
-// Rows that teams of threads work on: each row is read once, held in registers, and summed up by shuffles and
-// shared memory in an order that depends on the width alone.
+// Rows that are processed by teams of threads: each row is read once, held in registers, and summed by
+// shuffles and shared memory in an order that depends on the width alone.
 
 #include "kernels/cuda/packs.cuh"
-#include "kernels/cuda/parts.cuh"
 
 namespace fsdp::kernels::cuda {
 
-/// A team of `team` threads has a row; thread t has its packs t, t + team, ..., at most `vectors` of them,
-/// or, if `vectors` is 0, as many as there are, which are read from memory each time.
+/// A team of `team` threads processes a row; thread t holds its packs t, t + team, ..., at most `vectors` of
+/// them, in registers. If `vectors` is 0, rows may have any width, and are read from memory each time.
 template <int pack, int team, int vectors>
 struct RowShape {
   static constexpr int kPack = pack, kTeam = team, kVectors = vectors;
@@ -19,7 +18,7 @@ struct RowShape {
   FSDP_DEVICE static int rank() { return thread() % kTeam; }
   FSDP_DEVICE static int number() { return thread() / kTeam; }
 
-  /// body(v, index) for each pack `index` of the thread, of `packs` in the row.
+  /// Calls body(v, index) for each pack of the thread: its v-th, and number `index` of the row's `packs`.
   template <typename Body>
   FSDP_DEVICE static void for_packs(int packs, const Body& body) {
     if constexpr (kVectors > 0) {
@@ -34,8 +33,8 @@ struct RowShape {
   }
 };
 
-/// Calls `use(RowShape())` with the shape for rows of `width` elements of T, of which a thread has at most
-/// kMost packs in registers.
+/// Calls use(RowShape()) with the shape for rows of `width` elements of T, with at most kMost packs per
+/// thread in registers.
 template <typename T, int kMost, typename Use>
 void with_row_shape(int64_t width, bool packs_fit, const Use& use) {
   constexpr int kPack = kPackOf<T>;
@@ -53,7 +52,7 @@ void with_row_shape(int64_t width, bool packs_fit, const Use& use) {
   return use(RowShape<kPack, 512, 0>());
 }
 
-/// What a thread has of a row.
+/// A thread's packs of a row.
 template <typename T, typename Shape>
 class Row {
  public:
@@ -94,7 +93,7 @@ class Row {
   Packed held_[Shape::kVectors > 0 ? Shape::kVectors : 1] = {};
 };
 
-/// Sums over the threads of teams of `kTeam` among `kThreads`. Every thread of the block takes part.
+/// Sums over teams of kTeam threads in a block of kThreads. To be called by all threads of the block.
 template <int kTeam, int kThreads, int kValues>
 class TeamSum {
  public:
@@ -103,7 +102,7 @@ class TeamSum {
   };
   FSDP_DEVICE explicit TeamSum(Shared& shared) : shared_(shared) {}
 
-  /// Each value becomes its sum, the same for the whole team.
+  /// Replaces each value by its sum over the team.
   FSDP_DEVICE void operator()(float (&values)[kValues]) {
     FSDP_UNROLL
     for (int i = 0; i < kValues; ++i) {
@@ -111,7 +110,7 @@ class TeamSum {
       for (int mask = kWarp / 2; mask > 0; mask /= 2) values[i] += shuffle_xor(values[i], mask);
     }
     if constexpr (kTeam > kWarp) {
-      // Two in turn: the next sum is written while slow threads still read this one.
+      // Alternates two buffers: the next sum may be written while slow threads still read this one.
       float(*of_warps)[kValues] = shared_.of_warps[turn_];
       turn_ = 1 - turn_;
       if (lane() == 0) {
@@ -134,7 +133,7 @@ class TeamSum {
   int turn_ = 0;
 };
 
-/// Sums over the rows that a block goes through, kSums vectors [width].
+/// Sums over the rows of a block, kSums vectors [width].
 template <typename Shape, int kSums>
 class ColumnSums {
  public:
@@ -171,7 +170,7 @@ class ColumnSums {
     }
   }
 
-  /// After the last row, by all threads of the block: the sums of the teams, in their order, go to memory.
+  /// Stores the sums over the teams, in order. To be called by all threads of the block after the last row.
   FSDP_DEVICE void finish([[maybe_unused]] Shared& shared) {
     if constexpr (kHolds) {
       FSDP_UNROLL

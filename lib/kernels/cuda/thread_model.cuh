@@ -1,12 +1,12 @@
 #pragma once
 
-// What a kernel knows of the threads beside it: all that the kernels of this folder use of CUDA. nvcc
-// compiles it to CUDA's own. Any other compiler gets the same functions over a MachineThread, which tests
-// emulate (tests/support/cuda_emulator.h), so that the kernels run without a GPU.
+// All features of CUDA that the kernels of this folder use. nvcc compiles the functions to CUDA's own. For
+// other compilers they are based on a MachineThread, which tests emulate (tests/support/cuda_emulator.h), so
+// that kernels run without a GPU.
 //
 // A kernel is a struct with
 //   Arguments  plain data, given to every thread
-//   Shared     plain data, one for the threads of a block, not initialised
+//   Shared     plain data, shared by the threads of a block, not initialised
 //   kThreads   of a block, a multiple of 32
 //   static void run(const Arguments&, Shared&)
 // and is launched by an object with
@@ -36,7 +36,7 @@ inline constexpr int kWarp = 32;
 
 /// Blocks of a launch.
 struct Grid {
-  int64_t x = 1;  ///< none: nothing is launched
+  int64_t x = 1;  ///< 0: nothing is launched
   int64_t y = 1;
 };
 
@@ -52,31 +52,31 @@ FSDP_DEVICE int64_t blocks() { return static_cast<int64_t>(gridDim.x); }
 /// All threads of the block.
 FSDP_DEVICE void sync_block() { __syncthreads(); }
 
-/// The value of the lane whose number differs in the bits of `mask`; all lanes of a warp.
+/// The value of the lane whose number differs in the bits of `mask`. To be called by all lanes of a warp.
 template <typename T>
 FSDP_DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffU, value, mask);
 }
 
-/// Bit i: what lane i says; all lanes of a warp.
-FSDP_DEVICE uint32_t ballot(bool says) { return __ballot_sync(0xffffffffU, says); }
+/// Bit i is lane i's value. To be called by all lanes of a warp.
+FSDP_DEVICE uint32_t ballot(bool value) { return __ballot_sync(0xffffffffU, value); }
 
-/// The number of the lowest bit that is set, from 0; -1: none.
+/// The index of the lowest bit that is set; -1 if none.
 FSDP_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 
 FSDP_DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
 
-/// What emulated kernels are stopped for.
+/// Throws in emulated kernels.
 FSDP_DEVICE void require(bool) {}
 
 #else
 
-/// The thread that runs, of some machine.
+/// The running thread of an emulator.
 class MachineThread {
  public:
   virtual ~MachineThread() = default;
   virtual void sync_block(const std::source_location& where) = 0;
-  /// Waits for the other lanes of the warp; what each gave, [32].
+  /// Waits for the other lanes of the warp; returns the lanes' values, [32].
   virtual const uint64_t* exchange(uint64_t value, const std::source_location& where) = 0;
   int thread = 0;
   int64_t block = 0, block_y = 0, blocks = 1;
@@ -121,5 +121,15 @@ inline void require(bool holds, const std::source_location& where = std::source_
 
 FSDP_DEVICE int lane() { return thread() % kWarp; }
 FSDP_DEVICE int warp() { return thread() / kWarp; }
+
+/// Arguments of a kernel of which each block processes the rows of a part (kernels/kernel_table.h).
+template <typename Rows>
+struct RowsInParts {
+  Rows rows;
+  int64_t each;  ///< rows of a part
+
+  FSDP_DEVICE int64_t begin() const { return block() * each; }
+  FSDP_DEVICE int64_t end() const { return begin() + each < rows.rows ? begin() + each : rows.rows; }
+};
 
 }  // namespace fsdp::kernels::cuda

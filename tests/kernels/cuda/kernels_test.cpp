@@ -1,5 +1,5 @@
 // The kernels on a GPU, through the functions that models call, against double precision and against the CPU.
-// Where there is none, the tests of emulated_*_test.cpp are what there is.
+// emulated_*_test.cpp tests the kernels without a GPU.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "kernels/adam.h"
-#include "kernels/dropout.h"
-#include "kernels/embedding.h"
 #include "kernels/float8.h"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
@@ -89,7 +87,7 @@ at::Tensor composed_layer_norm(const at::Tensor& x, const at::Tensor& weight, co
 TEST_P(Cuda, RmsNorms) {
   for (int64_t width : {96, 257, 1024, 4096, 8192, 20'000}) {
     SCOPED_TRACE(width);
-    // Multiples of 1/8, whose sums bf16 holds.
+    // Multiples of 1/8, whose sums are exact in bf16.
     const at::Tensor x = (random({2, 300, width}, 4).round() / 8),
                      residual = (random({2, 300, width}, 4).round() / 8);
     expect_equal([](const Tensors& in) { return Tensors{rms_norm(in[0], in[1], 1e-5)}; },
@@ -349,7 +347,7 @@ TEST_F(CudaFloat8Products, AreThoseOfTheCpu) {
       return Tensors{y.detach(), input.grad(), sink.memory};
     };
     const Tensors there = results_on(at::kCUDA), here = results_on(at::kCPU);
-    // Forward's sums may be of fewer bits than fp32.
+    // Forward may accumulate in fewer bits than fp32.
     for (size_t i = 0; i < here.size(); ++i) EXPECT_LT(error_of(there[i], here[i]), 2e-2) << i;
   }
 }

@@ -1,0 +1,22 @@
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/norms.cuh"
+#include "kernels/cuda/stream_launch.cuh"
+
+namespace fsdp::kernels::cuda {
+
+template <typename T>
+void put_norms(RowKernels& table) {
+  table.rms_norm = [](const NormRows& a) { rms_norm<T>(StreamLaunch(), a); };
+  table.rms_norm_backward = [](const NormGradRows& a, const RowParts& parts) {
+    rms_norm_backward<T>(StreamLaunch(), a, parts);
+  };
+  table.layer_norm = [](const NormRows& a) { layer_norm<T>(StreamLaunch(), a); };
+  table.layer_norm_backward = [](const NormGradRows& a, const RowParts& parts) {
+    layer_norm_backward<T>(StreamLaunch(), a, parts);
+  };
+}
+
+template void put_norms<float>(RowKernels&);
+template void put_norms<c10::BFloat16>(RowKernels&);
+
+}  // namespace fsdp::kernels::cuda

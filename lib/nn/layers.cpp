@@ -1,0 +1,174 @@
+#include "nn/layers.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
+
+#include <algorithm>
+
+#include "kernels/float8.h"
+#include "kernels/fused.h"
+#include "kernels/meta.h"
+#include "nn/loss.h"
+#include "nn/parameter.h"
+#include "util/hash.h"
+#include "util/text.h"
+
+namespace fsdp::nn {
+
+Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute, const LinearForm& form)
+    : compute_(compute), transposed_(form.transposed) {
+  const int64_t rows = transposed_ ? in_features : out_features;
+  weight_ = register_parameter("weight", empty_parameter({rows, in_features + out_features - rows}));
+  if (form.biased || transposed_) bias_ = register_parameter("bias", empty_parameter({out_features}));
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  if (transposed_) return transposed_product(x, bias_);
+  return with_bias(multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
+                                        : kernels::linear(x, weight_, compute_.matmul));
+}
+
+at::Tensor Linear::forward_without_bias(const at::Tensor& x) const {
+  return transposed_product(x, std::nullopt);
+}
+
+bool Linear::multiplies_float8(const at::Tensor& x) const {
+  return float8_ && kernels::can_multiply_float8(x, weight_);
+}
+
+at::Tensor Linear::with_bias(const at::Tensor& product) const {
+  return bias_.defined() ? product + bias_ : product;
+}
+
+at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = weight_.size(1);
+  const at::Tensor rows = x.reshape({-1, weight_.size(0)});
+  return (multiplies_float8(rows) ? kernels::float8_transposed_linear(rows, weight_, bias, compute_.matmul)
+                                  : kernels::transposed_linear(rows, weight_, bias, compute_.matmul))
+      .view(shape);
+}
+
+std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers) {
+  const auto float8 = std::count_if(layers.begin(), layers.end(),
+                                    [&](const Linear* layer) { return layer->multiplies_float8(x); });
+  const bool alike = float8 == 0 || float8 == std::ssize(layers);
+  std::vector<at::Tensor> weights, results;
+  for (const Linear* layer : layers) {
+    alike ? weights.push_back(layer->weight_) : results.push_back(layer->forward(x));
+  }
+  if (!alike) return results;
+  const kernels::Matmul matmul = (*layers.begin())->compute_.matmul;
+  results = float8 > 0 ? kernels::float8_linears(x, weights, matmul) : kernels::linears(x, weights, matmul);
+  for (size_t i = 0; i < results.size(); ++i) results[i] = layers.begin()[i]->with_bias(results[i]);
+  return results;
+}
+
+Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude) {
+  Float8Layers layers;
+  for (const auto& item : model.named_modules(/*name_prefix=*/std::string(), /*include_self=*/false)) {
+    auto* linear = dynamic_cast<Linear*>(item.value().get());
+    if (linear == nullptr) continue;
+    const bool excluded = util::matches_any(item.key() + ".weight", exclude);
+    const bool fits = kernels::fits_float8(linear->weight().sizes());
+    (excluded ? layers.excluded : fits ? layers.chosen : layers.unfit).push_back(item.key());
+    linear->set_float8(!excluded && fits);
+  }
+  return layers;
+}
+
+Norm::Norm(int64_t size, double epsilon, const Compute& compute, bool biased)
+    : epsilon_(epsilon), compute_(compute) {
+  weight_ = register_parameter("weight", empty_parameter({size}));
+  if (biased) bias_ = register_parameter("bias", empty_parameter({size}));
+}
+
+at::Tensor Norm::forward(const at::Tensor& x) const {
+  at::ScalarType type = weight_.scalar_type();
+  const at::Tensor input = x.to(type);
+  const bool fused = compute_.fused && kernels::can_fuse(input);
+  if (!bias_.defined()) {
+    return (fused ? kernels::rms_norm(input, weight_, epsilon_)
+                  : at::rms_norm(input, weight_.sizes(), weight_, epsilon_))
+        .to(x.scalar_type());
+  }
+  if (fused) return kernels::layer_norm(input, weight_, bias_, epsilon_).to(x.scalar_type());
+  // libtorch's CPU kernel sums the gradients of weight and bias in their own type, its CUDA kernel in fp32.
+  if (kernels::is_for_cpu(x) && at::isReducedFloatingType(type)) type = at::kFloat;
+  return at::layer_norm(x.to(type), weight_.sizes(), weight_.to(type), bias_.to(type), epsilon_)
+      .to(x.scalar_type());
+}
+
+std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual, const at::Tensor& x) const {
+  const at::ScalarType type = weight_.scalar_type();
+  if (compute_.fused && kernels::can_fuse(x) && x.scalar_type() == type && residual.scalar_type() == type) {
+    return bias_.defined() ? kernels::add_layer_norm(residual, x, weight_, bias_, epsilon_)
+                           : kernels::add_rms_norm(residual, x, weight_, epsilon_);
+  }
+  at::Tensor sum = residual + x;
+  return {sum, forward(sum)};
+}
+
+at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context) {
+  if (p == 0 || !context.dropout) return x;
+  const auto site = static_cast<uint64_t>(context.layer) * 8 + static_cast<uint64_t>(place);
+  const uint64_t key = util::mix64(context.dropout->key ^ util::mix64(site));
+  return kernels::dropout(x, p, key, context.dropout->first_row);
+}
+
+Embedding::Embedding(int64_t count, int64_t size, const Compute& compute) : compute_(compute) {
+  weight_ = register_parameter("weight", empty_parameter({count, size}));
+}
+
+at::Tensor Embedding::compute(const at::Tensor& ids, const StageContext&) {
+  return compute_.fused ? kernels::embedding(weight_, ids) : at::embedding(weight_, ids);
+}
+
+Head::Head(int64_t hidden_size, int64_t vocab_size, const Compute& compute)
+    : Head(empty_parameter({vocab_size, hidden_size}), compute) {}
+
+Head::Head(const at::Tensor& embedding_weight, const Compute& compute) : compute_(compute) {
+  weight_ = register_parameter("weight", embedding_weight);
+}
+
+at::Tensor Head::compute(const at::Tensor& x, const StageContext& context) {
+  const at::Tensor& targets = context.targets;
+  if (targets.defined() && compute_.fused && kernels::can_fuse(x) &&
+      weight_.scalar_type() == x.scalar_type()) {
+    return kernels::linear_cross_entropy(x.flatten(0, -2), weight_, targets.flatten(), compute_.matmul,
+                                         context.loss_terms);
+  }
+  const at::Tensor logits = kernels::linear(x, weight_, compute_.matmul);
+  return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
+}
+
+FeedForward::FeedForward(const ModelOptions& options) : compute_(options), activation_(options.hidden_act) {
+  const bool gpt2 = is_gpt2(options);
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
+    return register_module(
+        name, std::make_shared<Linear>(in, out, compute_,
+                                       LinearForm{.biased = options.mlp_bias, .transposed = gpt2}));
+  };
+  const int64_t hidden = options.hidden_size, inner = options.intermediate_size;
+  if (!gpt2) gate_ = linear("gate_proj", hidden, inner);
+  up_ = linear(gpt2 ? "c_fc" : "up_proj", hidden, inner);
+  down_ = linear(gpt2 ? "c_proj" : "down_proj", inner, hidden);
+}
+
+at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext&) {
+  if (!gate_) {
+    return down_->forward(compute_.fused && kernels::can_fuse(x)
+                              ? kernels::bias_gelu(up_->forward_without_bias(x), up_->bias())
+                              : at::gelu(up_->forward(x), "tanh"));
+  }
+  const auto both = forward_all(x, {gate_.get(), up_.get()});
+  const at::Tensor &gate = both[0], &up = both[1];
+  const bool is_silu = activation_ == Activation::kSilu;
+  if (is_silu && compute_.fused && kernels::can_fuse(gate)) return down_->forward(kernels::swiglu(gate, up));
+  return down_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up);
+}
+
+}  // namespace fsdp::nn

@@ -1,0 +1,170 @@
+#pragma once
+
+// The layers of the built-in decoders, all but attention (nn/attention.h). Weights are left uninitialised:
+// see nn/initialize.h.
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/matmul.h"
+#include "nn/options.h"
+#include "nn/stage.h"
+
+namespace fsdp::nn {
+
+/// Which implementation layers compute with; results differ by rounding alone.
+struct Compute {
+  bool fused = true;  ///< kernels/fused.h, for the tensor types that it supports
+  kernels::Matmul matmul = kernels::Matmul::kMkl;
+
+  explicit Compute(const ModelOptions& options)
+      : fused(options.fused_kernels), matmul(kernels::matmul_by_name(options.matmul)) {}
+  Compute() = default;
+};
+
+/// Whether blocks have GPT-2's form (its parameter names, transposed weights, biases and learned positions),
+/// not Llama's.
+inline bool is_gpt2(const ModelOptions& options) { return options.architecture == "gpt2"; }
+
+struct LinearForm {
+  bool biased = false;
+  bool transposed = false;  ///< weight [in_features, out_features] (GPT-2's "Conv1D"); always biased
+};
+
+/// y = x W^T (+ b): weight [out_features, in_features], bias [out_features].
+class Linear : public torch::nn::Module {
+ public:
+  Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, const LinearForm& form = {});
+  /// x: [..., in_features] -> [..., out_features]
+  at::Tensor forward(const at::Tensor& x) const;
+  /// Without the bias, which the caller's next kernel adds. Only if transposed.
+  at::Tensor forward_without_bias(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
+  const at::Tensor& bias() const { return bias_; }
+  /// See use_float8().
+  void set_float8(bool float8) { float8_ = float8; }
+
+ private:
+  friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>);
+  bool multiplies_float8(const at::Tensor& x) const;
+  at::Tensor with_bias(const at::Tensor& product) const;
+  at::Tensor transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+
+  at::Tensor weight_, bias_;  ///< bias_: undefined if there is none
+  Compute compute_;
+  bool transposed_, float8_ = false;
+};
+
+/// The output of each layer for x; none is transposed.
+std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers);
+
+/// Names of linear layers, in the order of the model.
+struct Float8Layers {
+  std::vector<std::string> chosen;
+  std::vector<std::string> unfit;     ///< a size is no multiple of 16
+  std::vector<std::string> excluded;  ///< by a pattern
+};
+
+/// Makes the linear layers of the blocks multiply in 8-bit floating point (kernels/float8.h), except those
+/// whose weight's name matches a pattern of `exclude` (util/name_patterns.h) and those whose sizes do not
+/// fit. A chosen layer still multiplies in bf16 when it has to: for parameters or inputs of other types, and
+/// when the number of rows (tokens of the batch) is no multiple of 16, as in generation.
+Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude);
+
+/// A norm over the last dimension. Sums, also for gradients, are in fp32 for bfloat16 and float16. If the
+/// weight's type is not x's (kept in fp32 beside a model in low precision), the whole norm computes in the
+/// weight's type; the result always has x's type.
+class Norm : public torch::nn::Module {
+ public:
+  /// x: [..., size] -> [..., size]
+  at::Tensor forward(const at::Tensor& x) const;
+  /// {x + residual, its norm}
+  std::pair<at::Tensor, at::Tensor> forward_with(const at::Tensor& residual, const at::Tensor& x) const;
+
+ protected:
+  Norm(int64_t size, double epsilon, const Compute& compute, bool biased);
+
+ private:
+  at::Tensor weight_, bias_;  ///< bias_: undefined for RmsNorm
+  double epsilon_;
+  Compute compute_;
+};
+
+/// Root mean square normalisation (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019, section 4).
+class RmsNorm final : public Norm {
+ public:
+  RmsNorm(int64_t size, double epsilon, const Compute& compute = {}) : Norm(size, epsilon, compute, false) {}
+};
+
+/// Layer normalisation with weight and bias (Ba, Kiros, Hinton: Layer Normalization, 2016, section 3).
+class LayerNorm final : public Norm {
+ public:
+  LayerNorm(int64_t size, double epsilon, const Compute& compute = {}) : Norm(size, epsilon, compute, true) {}
+};
+
+/// Where a decoder drops values.
+enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
+
+/// x: [B, ...], whose row b belongs to the context's row b. Returns x itself unless the context has a
+/// DropoutChoice.
+at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context);
+
+/// A learned table, looked up by row. A stage, so that a large table can be an FSDP unit.
+class Embedding final : public Stage {
+ public:
+  Embedding(int64_t count, int64_t size, const Compute& compute = {});
+  std::string type_name() const override { return "embedding"; }
+  const at::Tensor& weight() const { return weight_; }
+
+ protected:
+  /// ids: [...] int64 -> [..., size]
+  at::Tensor compute(const at::Tensor& ids, const StageContext& context) override;
+
+ private:
+  at::Tensor weight_;  ///< [count, size]
+  Compute compute_;
+};
+
+/// The language-model head: hidden states to the scores of all tokens of the vocabulary or, if the context
+/// has targets, to the mean loss of these scores.
+class Head final : public Stage {
+ public:
+  Head(int64_t hidden_size, int64_t vocab_size, const Compute& compute = {});
+  /// Shares `embedding_weight` [vocab_size, hidden_size] (tied word embeddings).
+  explicit Head(const at::Tensor& embedding_weight, const Compute& compute = {});
+  std::string type_name() const override { return "head"; }
+
+ protected:
+  /// x: [..., hidden_size] -> [..., vocab_size], or [] fp32
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+
+ private:
+  at::Tensor weight_;  ///< [vocab_size, hidden_size]
+  Compute compute_;
+};
+
+/// The position-wise feed-forward of a block, [B, T, D] -> [B, T, D].
+///   Llama:  down_proj(hidden_act(gate_proj(x)) * up_proj(x)) (Shazeer: GLU Variants, 2020)
+///   GPT-2:  c_proj(gelu(c_fc(x))), with GELU's approximation by tanh
+class FeedForward final : public Stage {
+ public:
+  explicit FeedForward(const ModelOptions& options);
+  std::string type_name() const override { return "feed_forward"; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
+
+ private:
+  Compute compute_;
+  Activation activation_;
+  std::shared_ptr<Linear> gate_, up_, down_;  ///< gate_: null for GPT-2
+};
+
+}  // namespace fsdp::nn
