@@ -15,6 +15,8 @@
 #include "checkpoint/manifest.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
+#include "util/system.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

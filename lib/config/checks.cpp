@@ -217,9 +217,10 @@ void check_training(const Config& config, Conflicts& conflicts) {
 }
 
 void check_float8(const Config& config, Conflicts& conflicts) {
-  const bool float8 = config.training.float8 != "none";
-  const std::string& type = config.mixed_precision.param_dtype;
-  conflicts.unless(!float8 || type == "bfloat16", {"training.float8", "mixed_precision.param_dtype"},
+  const bool float8 = config.training.float8 != Float8Recipe::kNone;
+  const auto type = config.mixed_precision.param_dtype;
+  conflicts.unless(!float8 || type == util::FloatType::kBFloat16,
+                   {"training.float8", "mixed_precision.param_dtype"},
                    "expected mixed_precision.param_dtype = \"bfloat16\", in which everything else is "
                    "computed; found ",
                    type, "; change one of the two");
@@ -241,7 +242,7 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
   const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
     conflicts.unless(!config.training.cuda_graphs || condition, {"training.cuda_graphs", key}, "" + message);
   };
-  unless(config.training.device != "cpu", "training.device",
+  unless(config.training.device != DeviceChoice::kCpu, "training.device",
          "expected training.device = \"cuda\"; found \"cpu\", which has no graphs; leave it out");
   unless(config.activation_checkpointing.mode == nn::RecomputeMode::kNone, "activation_checkpointing.mode",
          concat("expected activation_checkpointing.mode = \"none\", because graphs of recomputed blocks "
@@ -280,10 +281,11 @@ void check_samples(const Config& config, Conflicts& conflicts) {
   conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
                    "expected no logging.profile_steps beside it, because libtorch has one profiler at a "
                    "time; found some; leave one of the two out");
-  conflicts.unless(!logging.nvtx || config.training.device != "cpu", {"logging.nvtx", "training.device"},
+  conflicts.unless(!logging.nvtx || config.training.device != DeviceChoice::kCpu,
+                   {"logging.nvtx", "training.device"},
                    "expected training.device = \"cuda\"; found \"cpu\", which has no such ranges; leave it "
                    "out");
-  conflicts.unless(!logging.memory_snapshot || config.training.device != "cpu",
+  conflicts.unless(!logging.memory_snapshot || config.training.device != DeviceChoice::kCpu,
                    {"logging.memory_snapshot", "training.device"},
                    "expected training.device = \"cuda\"; found \"cpu\", whose memory has no such history; "
                    "leave it out");
@@ -297,8 +299,9 @@ void check_samples(const Config& config, Conflicts& conflicts) {
 void check_loss_scaler(const Config& config, Conflicts& conflicts) {
   const optim::GradScalerOptions& scaler = config.loss_scaler;
   const shard::MixedPrecisionOptions& precision = config.mixed_precision;
-  bool float16 = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
-  conflicts.unless(scaler.enabled != "true" || float16,
+  const auto half = util::FloatType::kFloat16;
+  const bool float16 = precision.param_dtype == half || precision.reduce_dtype == half;
+  conflicts.unless(scaler.enabled != optim::ScalerChoice::kTrue || float16,
                    {"loss_scaler.enabled", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
                    "expected auto or false, because only float16 gradients can overflow; found true with "
                    "param_dtype ",

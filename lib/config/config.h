@@ -13,6 +13,7 @@
 #include "nn/options.h"
 #include "optim/options.h"
 #include "shard/options.h"
+#include "util/enum_names.h"
 
 namespace fsdp::config {
 
@@ -22,6 +23,27 @@ struct RunOptions {
   int64_t seed = 1234;
   std::vector<std::string> plugins;  ///< shared libraries (plugin/plugin.h)
 };
+
+/// What a rank computes on; kAuto: a GPU if the program and the machine have one.
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+constexpr auto enum_names(DeviceChoice) {
+  return std::to_array<util::EnumName<DeviceChoice>>(
+      {{DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}});
+}
+
+/// Of fp32 matrix products (train/device.h).
+enum class Float32Precision { kHighest, kHigh };
+constexpr auto enum_names(Float32Precision) {
+  return std::to_array<util::EnumName<Float32Precision>>(
+      {{Float32Precision::kHighest, "highest"}, {Float32Precision::kHigh, "high"}});
+}
+
+/// How the tensors of 8-bit products are scaled (kernels/float8.h).
+enum class Float8Recipe { kNone, kTensorwise };
+constexpr auto enum_names(Float8Recipe) {
+  return std::to_array<util::EnumName<Float8Recipe>>(
+      {{Float8Recipe::kNone, "none"}, {Float8Recipe::kTensorwise, "tensorwise"}});
+}
 
 struct TrainingOptions {
   int64_t steps = 200;
@@ -34,12 +56,12 @@ struct TrainingOptions {
   std::string loss = "cross_entropy";  ///< of losses() (nn/architectures.h)
   double label_smoothing = 0.0;        ///< kernels::LossTerms
   double z_loss = 0.0;
-  double norm_type = 2.0;                            ///< p of the p-norm; inf: the largest magnitude
-  std::string device = "auto";                       ///< train/device.h
-  std::string float32_matmul_precision = "highest";  ///< train/device.h
+  double norm_type = 2.0;                                  ///< p of the p-norm; inf: the largest magnitude
+  util::Named<DeviceChoice> device = DeviceChoice::kAuto;  ///< train/device.h
+  util::Named<Float32Precision> float32_matmul_precision = Float32Precision::kHighest;  ///< train/device.h
   bool fused_kernels = true;
-  std::string matmul = "auto";
-  std::string float8 = "none";              ///< nn/float8.h
+  util::Named<nn::MatmulChoice> matmul = nn::MatmulChoice::kAuto;
+  util::Named<Float8Recipe> float8 = Float8Recipe::kNone;  ///< nn/float8.h
   std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8
   bool cuda_graphs = false;                 ///< nn/stage_graphs.h
   /// Accumulate gradients of micro-batches unsharded and reduce after the last one (PyTorch's no_sync).

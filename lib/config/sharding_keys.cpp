@@ -9,7 +9,6 @@ namespace {
 constexpr double kMaxMeshAxis = 1'000'000;
 
 Constraint axis_or_rest() { return {.min = 1, .max = kMaxMeshAxis, .also = -1}; }
-Constraint float_type() { return one_of({"float32", "bfloat16", "float16"}); }
 Constraint strictly_between(double min, double max) {
   return {.min = min, .max = max, .above_min = true, .below_max = true};
 }
@@ -57,18 +56,16 @@ std::vector<Key> sharding_keys() {
        "number of ranks",
        at_least(0)},
 
-      {KEY(mixed_precision, param_dtype), "type of gathered parameters and of compute", float_type()},
-      {KEY(mixed_precision, reduce_dtype), "type in which gradients are accumulated and reduced",
-       float_type()},
-      {KEY(mixed_precision, buffer_dtype), "type of the model's buffers", float_type()},
+      {KEY(mixed_precision, param_dtype), "type of gathered parameters and of compute"},
+      {KEY(mixed_precision, reduce_dtype), "type in which gradients are accumulated and reduced"},
+      {KEY(mixed_precision, buffer_dtype), "type of the model's buffers"},
       {KEY(mixed_precision, cast_forward_inputs), "cast the inputs of units to param_dtype"},
       {KEY(mixed_precision, keep_low_precision_grads),
        "the shard's gradient stays in reduce_dtype until the optimizer uses it"},
       {KEY(mixed_precision, keep_float32), "patterns (* and ?) of parameters that stay float32: \"*norm*\""},
 
       {KEY(loss_scaler, enabled),
-       "scale the loss to stay in float16's range; auto: when a float16 type is in use",
-       one_of({"auto", "true", "false"})},
+       "scale the loss to stay in float16's range; auto: when a float16 type is in use"},
       {KEY(loss_scaler, init_scale), "initial scale", above(0)},
       {KEY(loss_scaler, growth_factor),
        "the scale grows by this factor after growth_interval steps without overflow", above(1)},

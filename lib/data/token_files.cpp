@@ -44,18 +44,6 @@ std::string first_bytes(const fs::path& path) {
 /// Above all vocabularies that exist, by a factor of four.
 constexpr int64_t kLargestPlausibleId = int64_t{1} << 20;
 
-/// What to do about an id that the model's vocabulary lacks, by the likelier cause.
-std::string remedy_for_id(int64_t id) {
-  if (id <= kLargestPlausibleId) {
-    return util::concat(
-        "tokenize the text with the tokenizer of the model, or set model.vocab_size to the "
-        "number of tokens of the tokenizer that made the file (at least ",
-        id + 1, ")");
-  }
-  return "no vocabulary is so large, so the file holds something else than tokens of the width that its name "
-         "says; make it anew with fsdp-data tokenize, or with fsdp-data convert --input-format";
-}
-
 template <typename Source>
 void scan_parts(const Source& source, int64_t begin, int64_t end, const VisitTokens& visit) {
   constexpr int64_t kPartTokens = 1 << 18;
@@ -83,6 +71,17 @@ int32_t header_number(const MappedFile& file, int64_t i) {
 }
 
 }  // namespace
+
+std::string remedy_for_id(int64_t id) {
+  if (id <= kLargestPlausibleId) {
+    return util::concat(
+        "tokenize the text with the tokenizer of the model, or set model.vocab_size to the "
+        "number of tokens of the tokenizer that made the file (at least ",
+        id + 1, ")");
+  }
+  return "no vocabulary is so large, so the file holds something else than tokens of the width that its name "
+         "says; make it anew with fsdp-data tokenize, or with fsdp-data convert --input-format";
+}
 
 TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> told) : path_(tokens_path(path)) {
   file_ = std::make_unique<MappedFile>("token file", path_);

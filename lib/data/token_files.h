@@ -128,4 +128,7 @@ void check_all_ids(const TokenFiles& files, int64_t vocab_size);
 /// The largest id among the first `tokens` tokens; 0 for none.
 int64_t largest_id(const TokenFiles& files, int64_t tokens);
 
+/// What to do about an id that the model's vocabulary lacks, by the likelier cause.
+std::string remedy_for_id(int64_t id);
+
 }  // namespace fsdp::data

@@ -56,16 +56,16 @@ std::vector<util::CudaDevice> usable_gpus() {
 }
 
 Findings check_float8(const config::Config& config, const std::vector<util::CudaDevice>& gpus) {
-  if (config.training.float8 == "none") return {};
-  Finding finding{Verdict::kOk, "training.float8", config.training.float8, ""};
+  if (config.training.float8 == config::Float8Recipe::kNone) return {};
+  Finding finding{Verdict::kOk, "training.float8", config.training.float8.name(), ""};
   const auto unfit = std::find_if(gpus.begin(), gpus.end(), [](const util::CudaDevice& gpu) {
     return !kernels::has_float8_units(gpu.capability);
   });
-  if (gpus.empty() && config.training.device == "cuda") {
+  if (gpus.empty() && config.training.device == config::DeviceChoice::kCuda) {
     finding.verdict = Verdict::kFail;
     finding.text += concat(" with training.device = cuda, and ", util::cuda_status().obstacle);
     finding.remedy = concat("train where there is ", kFloat8Gpus, "; ", util::cuda_status().remedy);
-  } else if (gpus.empty() || config.training.device == "cpu") {
+  } else if (gpus.empty() || config.training.device == config::DeviceChoice::kCpu) {
     finding.verdict = Verdict::kWarn;
     finding.text += " on the CPU: the same numbers as on a GPU, for tests, and slower than bfloat16";
     finding.remedy = concat("leave it out, or train on ", kFloat8Gpus);

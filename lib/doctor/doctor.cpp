@@ -64,7 +64,7 @@ Findings examine(const Subject& subject) {
           {Verdict::kFail, "config", error.what(), "correct it; fsdp-train --help lists the keys"});
     }
   }
-  std::vector<Findings> parts = {check_processors(config ? config->training.matmul : "auto"),
+  std::vector<Findings> parts = {check_processors(config ? config->training.matmul.name() : "auto"),
                                  check_memory(),
                                  check_limits(),
                                  {shared_memory},

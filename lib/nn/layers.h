@@ -25,7 +25,7 @@ struct Compute {
   kernels::Matmul matmul = kernels::Matmul::kMkl;
 
   explicit Compute(const ModelOptions& options)
-      : fused(options.fused_kernels), matmul(kernels::matmul_by_name(options.matmul)) {}
+      : fused(options.fused_kernels), matmul(kernels::matmul_by_name(options.matmul.name())) {}
   Compute() = default;
 };
 

@@ -31,6 +31,15 @@ constexpr auto enum_names(RopeType) {
       {{RopeType::kDefault, "default"}, {RopeType::kLinear, "linear"}, {RopeType::kLlama3, "llama3"}});
 }
 
+/// What multiplies matrices on the CPU (kernels/matmul.h); kAuto: the best that the machine has.
+enum class MatmulChoice { kAuto, kMkl, kOneDnn, kAmx };
+constexpr auto enum_names(MatmulChoice) {
+  return std::to_array<util::EnumName<MatmulChoice>>({{MatmulChoice::kAuto, "auto"},
+                                                      {MatmulChoice::kMkl, "mkl"},
+                                                      {MatmulChoice::kOneDnn, "onednn"},
+                                                      {MatmulChoice::kAmx, "amx"}});
+}
+
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
   /// Of config/presets.h, whose values the options below have where nothing else was given; or empty.
@@ -70,8 +79,8 @@ struct ModelOptions {
   bool init_broadcast = false;  ///< only rank 0 reads or makes the initial weights, and broadcasts them
 
   // training.fused_kernels and training.matmul, which affect results by rounding only.
-  bool fused_kernels = true;    ///< kernels/fused.h; off: libtorch's operations, composed by autograd
-  std::string matmul = "auto";  ///< of fp32 products on the CPU, see kernels/matmul.h
+  bool fused_kernels = true;  ///< kernels/fused.h; off: libtorch's operations, composed by autograd
+  util::Named<MatmulChoice> matmul = MatmulChoice::kAuto;
 
   util::PluginValues plugin_values = {};
 };

@@ -36,11 +36,7 @@ void check(const GradScalerOptions& options) {
 }  // namespace
 
 bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use) {
-  if (options.enabled == "auto") return float16_in_use;
-  if (options.enabled == "true") return true;
-  if (options.enabled == "false") return false;
-  fail(ErrorKind::kUsage, "unknown loss_scaler.enabled \"", options.enabled,
-       "\"; expected auto, true or false");
+  return options.enabled == ScalerChoice::kAuto ? float16_in_use : options.enabled == ScalerChoice::kTrue;
 }
 
 GradScaler::GradScaler(const GradScalerOptions& options)

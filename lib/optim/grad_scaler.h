@@ -14,7 +14,6 @@
 
 namespace fsdp::optim {
 
-/// Throws Error(kUsage) unless options.enabled is "auto", "true" or "false".
 bool uses_grad_scaler(const GradScalerOptions& options, bool float16_in_use);
 
 /// For checkpoints.

@@ -48,9 +48,6 @@ Muon::Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameter
           " must be a number from 1 to ", kMostSteps, "; 5 is usual");
   require(options.ns_coefficients.size() == 3, "optimizer.ns_coefficients has ",
           options.ns_coefficients.size(), " numbers where three were expected; leave it out");
-  require(options.adjust_lr_fn == "original" || options.adjust_lr_fn == "match_rms_adamw",
-          "unknown optimizer.adjust_lr_fn \"", options.adjust_lr_fn,
-          "\"; expected one of: original, match_rms_adamw");
 }
 
 void Muon::update_matrices(size_t i, const at::Tensor& gradient, double lr) {
@@ -109,8 +106,9 @@ bool Muon::can_fuse(const at::Tensor& tensor) const { return options().fused && 
 
 at::Tensor Muon::scaled_orthogonal(const at::Tensor& matrix) const {
   const auto rows = static_cast<double>(matrix.size(0)), columns = static_cast<double>(matrix.size(1));
-  const double ratio = options().adjust_lr_fn == "original" ? std::sqrt(std::max(1.0, rows / columns))
-                                                            : 0.2 * std::sqrt(std::max(rows, columns));
+  const double ratio = options().adjust_lr_fn == LrAdjustment::kOriginal
+                           ? std::sqrt(std::max(1.0, rows / columns))
+                           : 0.2 * std::sqrt(std::max(rows, columns));
   return orthogonalized(matrix, options().ns_steps, options().ns_coefficients).mul_(ratio);
 }
 

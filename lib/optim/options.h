@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "util/enum_names.h"
 #include "util/error.h"
 #include "util/plugin_values.h"
 
@@ -28,6 +29,13 @@ struct ParameterGroupOptions {
   bool operator==(const ParameterGroupOptions&) const = default;
 };
 
+/// How the rate of a matrix follows from its shape under muon; kMatchRmsAdamw: steps as long as AdamW's.
+enum class LrAdjustment { kOriginal, kMatchRmsAdamw };
+constexpr auto enum_names(LrAdjustment) {
+  return std::to_array<util::EnumName<LrAdjustment>>(
+      {{LrAdjustment::kOriginal, "original"}, {LrAdjustment::kMatchRmsAdamw, "match_rms_adamw"}});
+}
+
 /// Which optimizer, and its numbers; names and defaults are PyTorch's.
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
@@ -43,9 +51,9 @@ struct OptimizerOptions {
   std::vector<std::string> no_decay = {};
   /// muon: patterns of matrices that adamw updates, as well as all other parameters.
   std::vector<std::string> adamw_parameters = {"*embed_tokens*", "*lm_head*", "*wte*", "*wpe*"};
-  int64_t ns_steps = 5;                                             ///< muon
-  std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< muon
-  std::string adjust_lr_fn = "original";                            ///< muon; or "match_rms_adamw"
+  int64_t ns_steps = 5;                                              ///< muon
+  std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};   ///< muon
+  util::Named<LrAdjustment> adjust_lr_fn = LrAdjustment::kOriginal;  ///< muon
   /// The first that matches applies. no_decay overrides its weight decay.
   std::vector<ParameterGroupOptions> groups = {};
   /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
@@ -75,9 +83,16 @@ struct ScheduleOptions {
   util::PluginValues plugin_values = {};
 };
 
+/// Whether losses are scaled; kAuto: if any gradients are float16.
+enum class ScalerChoice { kAuto, kTrue, kFalse };
+constexpr auto enum_names(ScalerChoice) {
+  return std::to_array<util::EnumName<ScalerChoice>>(
+      {{ScalerChoice::kAuto, "auto"}, {ScalerChoice::kTrue, "true"}, {ScalerChoice::kFalse, "false"}});
+}
+
 /// Dynamic loss scaling (optim/grad_scaler.h).
 struct GradScalerOptions {
-  std::string enabled = "auto";  ///< "true", "false" or "auto": if any gradients are float16
+  util::Named<ScalerChoice> enabled = ScalerChoice::kAuto;
   double init_scale = 65536;
   double growth_factor = 2;
   double backoff_factor = 0.5;

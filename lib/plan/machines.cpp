@@ -28,8 +28,9 @@ const util::GpuDataSheet& sheet_of(const std::string& name) {
 
 /// Peak rate of matrix products in the config's type of compute.
 double rate_of(const util::GpuDataSheet& sheet, const config::Config& config) {
-  std::string type = config.mixed_precision.param_dtype;
-  const bool tf32 = type == "float32" && config.training.float32_matmul_precision != "highest";
+  const std::string type = config.mixed_precision.param_dtype.name();
+  const bool tf32 = config.mixed_precision.param_dtype == util::FloatType::kFloat32 &&
+                    config.training.float32_matmul_precision == config::Float32Precision::kHigh;
   const double rate = sheet.dense_tflops(tf32 ? "tf32" : type);
   if (rate > 0) return rate;
   fail(ErrorKind::kUsage, "`gpu`: expected a GPU with matrix products in ", type,

@@ -83,8 +83,8 @@ class Adviser {
       config_.training.no_sync = false;
       if (try_it("training.no_sync = false")) return advice_;
     }
-    if (config_.mixed_precision.param_dtype == "float32") {
-      config_.mixed_precision.param_dtype = config_.mixed_precision.reduce_dtype = "bfloat16";
+    if (config_.mixed_precision.param_dtype == util::FloatType::kFloat32) {
+      config_.mixed_precision.param_dtype = config_.mixed_precision.reduce_dtype = util::FloatType::kBFloat16;
       if (try_it("mixed_precision.param_dtype = mixed_precision.reduce_dtype = bfloat16")) return advice_;
     }
     if (more_ranks()) return advice_;

@@ -167,7 +167,8 @@ class UnitGradient final : public kernels::GradientSink {
 std::shared_ptr<nn::Stage> meta_model(nn::ModelOptions options, at::ScalarType type,
                                       at::ScalarType buffer_type = at::kFloat) {
   // The planned machine may have matrix units that this one lacks.
-  if (options.matmul == "amx" && !util::has_matrix_unit()) options.matmul = "auto";
+  if (options.matmul == nn::MatmulChoice::kAmx && !util::has_matrix_unit())
+    options.matmul = nn::MatmulChoice::kAuto;
   const nn::ParameterType parameters_of(type);
   auto model = nn::make_decoder(options, at::kMeta);
   for (at::Tensor& buffer : model->buffers()) {
@@ -182,7 +183,7 @@ at::Tensor meta_tokens(int64_t rows, int64_t tokens) {
 
 void keep_gradients_in_units(nn::Stage& model, const config::Config& config, bool on_cpu) {
   const UnitGradient::Options options{
-      .type = util::dtype_from_name(config.mixed_precision.reduce_dtype),
+      .type = util::scalar_type(config.mixed_precision.reduce_dtype),
       .in_one_piece = config.fsdp.layout == shard::Layout::kFlat,
       .holds = config.training.no_sync && config.training.gradient_accumulation_steps > 1,
       .on_cpu = on_cpu};
@@ -195,7 +196,7 @@ void keep_gradients_in_units(nn::Stage& model, const config::Config& config, boo
 }
 
 void use_float8(nn::Stage& model, const config::Config& config) {
-  if (config.training.float8 == "none") return;
+  if (config.training.float8 == config::Float8Recipe::kNone) return;
   std::vector<std::string> exclude = config.training.float8_exclude;
   const std::vector<std::string>& in_float32 = config.mixed_precision.keep_float32;
   exclude.insert(exclude.end(), in_float32.begin(), in_float32.end());
@@ -220,8 +221,8 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   std::shared_ptr<nn::Stage> model;
   {
     const MetaMemory::Unheard unheard;
-    model = meta_model(config.model, util::dtype_from_name(config.mixed_precision.param_dtype),
-                       util::dtype_from_name(config.mixed_precision.buffer_dtype));
+    model = meta_model(config.model, util::scalar_type(config.mixed_precision.param_dtype),
+                       util::scalar_type(config.mixed_precision.buffer_dtype));
     use_float8(*model, config);
     for (const auto& item : model->named_modules(/*name_prefix=*/std::string(), /*include_self=*/true)) {
       auto* stage = dynamic_cast<nn::Hookable*>(item.value().get());
@@ -324,7 +325,7 @@ double RecordedPass::flops() const {
 }
 
 RecordedPass record_pass(const config::Config& config, PassDevice device) {
-  const bool on_cpu = device == PassDevice::kCpu || config.training.device == "cpu";
+  const bool on_cpu = device == PassDevice::kCpu || config.training.device == config::DeviceChoice::kCpu;
   try {
     return record(config, on_cpu ? c10::kCPU : c10::kCUDA);
   } catch (const c10::Error& error) {

@@ -283,8 +283,8 @@ std::string plan_heading(const Plan& plan) {
                             " parameters in ", plan.units.size(), " units\n");
   text += concat(
       "ranks      ", plan.machines.world_size, " (", comm::to_string(plan.mesh), "), ", config.fsdp.strategy,
-      ", ", precision.param_dtype, config.training.float8 == "none" ? "" : " and float8", " reduced in ",
-      precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
+      ", ", precision.param_dtype, config.training.float8 == config::Float8Recipe::kNone ? "" : " and float8",
+      " reduced in ", precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
       config.activation_checkpointing.mode == nn::RecomputeMode::kNone ? "" : ", activations recomputed",
       "\n");
   text +=

@@ -42,7 +42,7 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
   for (size_t unit = 0; unit < engine->modules().size(); ++unit) {
     if (nn::Hookable* module = engine->modules()[unit]) module->attach(make_unit_hook(engine, unit));
   }
-  cast_buffers(root, util::dtype_from_name(options.mixed_precision.buffer_dtype));
+  cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));
   return engine;
 }
 

@@ -12,14 +12,13 @@ namespace {
 using util::concat;
 using Texts = std::vector<std::string>;
 
-const Texts kTypes = {"float32", "bfloat16", "float16"};
-
 bool is_one_of(const std::string& value, const Texts& choices) {
   return std::find(choices.begin(), choices.end(), value) != choices.end();
 }
 
-bool are_different_and_low(const std::string& a, const std::string& b) {
-  return a != b && is_one_of(a, {"bfloat16", "float16"}) && is_one_of(b, {"bfloat16", "float16"});
+using util::FloatType;
+bool are_different_and_low(util::Named<FloatType> a, util::Named<FloatType> b) {
+  return a != b && a != FloatType::kFloat32 && b != FloatType::kFloat32;
 }
 
 const char* shown(bool value) { return value ? "true" : "false"; }
@@ -57,12 +56,6 @@ class OptionChecks {
   }
 
   void check_values() {
-    for (const auto& [field, type] : {std::pair("mixed_precision.param_dtype", &mixed_.param_dtype),
-                                      std::pair("mixed_precision.reduce_dtype", &mixed_.reduce_dtype),
-                                      std::pair("mixed_precision.buffer_dtype", &mixed_.buffer_dtype)}) {
-      refuse_if(!is_one_of(*type, kTypes), {field}, "one of float32, bfloat16, float16",
-                concat("\"", *type, "\""), "set it to one of these");
-    }
     refuse_if(options_.min_num_params < 0, {"fsdp.min_num_params"}, "at least 0, a number of parameters",
               concat(options_.min_num_params), "set it to 0 to make a unit of every stage with parameters");
     refuse_if(options_.replica_check_interval < 0, {"fsdp.replica_check_interval"},
@@ -173,12 +166,13 @@ class OptionChecks {
   }
 
   void check_mixed_precision() {
-    refuse_if(mixed_.keep_low_precision_grads && mixed_.reduce_dtype == "float32",
+    refuse_if(mixed_.keep_low_precision_grads && mixed_.reduce_dtype == FloatType::kFloat32,
               {"mixed_precision.keep_low_precision_grads", "mixed_precision.reduce_dtype"},
               "false, because with mixed_precision.reduce_dtype = float32 gradients have full precision",
               "true", "leave it out or set mixed_precision.reduce_dtype to bfloat16 or float16");
     refuse_if(
-        !mixed_.keep_float32.empty() && mixed_.param_dtype == "float32" && mixed_.reduce_dtype == "float32",
+        !mixed_.keep_float32.empty() && mixed_.param_dtype == FloatType::kFloat32 &&
+            mixed_.reduce_dtype == FloatType::kFloat32,
         {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
         "[], because with mixed_precision.param_dtype = float32 and mixed_precision.reduce_dtype = float32 "
         "every parameter is float32",
@@ -187,13 +181,13 @@ class OptionChecks {
     refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.reduce_dtype),
               {"mixed_precision.reduce_dtype", "mixed_precision.param_dtype"},
               expected + ", because neither of bfloat16 and float16 holds every value of the other",
-              mixed_.reduce_dtype, "set it to one of these");
+              mixed_.reduce_dtype.name(), "set it to one of these");
     refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.buffer_dtype),
               {"mixed_precision.buffer_dtype", "mixed_precision.param_dtype"},
               expected +
                   ", because bfloat16 and float16 promote to float32, and the next matrix product would "
                   "get two types",
-              mixed_.buffer_dtype, "set it to one of these");
+              mixed_.buffer_dtype.name(), "set it to one of these");
   }
 
   const ShardOptions& options_;

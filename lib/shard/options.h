@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "util/dtype.h"
 #include "util/enum_names.h"
 
 namespace fsdp::nn {
@@ -93,10 +94,12 @@ constexpr auto enum_names(BackwardPrefetch) {
 
 /// What a unit computes and communicates in. The master weights of the shards are always fp32.
 struct MixedPrecisionOptions {
-  std::string param_dtype = "float32";   ///< of gathered parameters and of compute
-  std::string reduce_dtype = "float32";  ///< of the accumulation and reduction of gradients
-  std::string buffer_dtype = "float32";  ///< of the model's floating-point buffers
-  bool cast_forward_inputs = true;       ///< floating-point inputs of units are cast to param_dtype
+  using FloatType = util::FloatType;
+  util::Named<FloatType> param_dtype = FloatType::kFloat32;  ///< of gathered parameters and of compute
+  util::Named<FloatType> reduce_dtype =
+      FloatType::kFloat32;  ///< in which gradients are accumulated and reduced
+  util::Named<FloatType> buffer_dtype = FloatType::kFloat32;  ///< of the model's floating-point buffers
+  bool cast_forward_inputs = true;  ///< floating-point inputs of units are cast to param_dtype
   /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
   bool keep_low_precision_grads = false;
   /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 regardless of the

@@ -21,8 +21,8 @@ UnitOptions unit_options(const ShardOptions& options, bool keep_float32, int ran
   const MixedPrecisionOptions& precision = options.mixed_precision;
   UnitOptions result;
   if (!keep_float32) {
-    result.storage.param_dtype = util::dtype_from_name(precision.param_dtype);
-    result.storage.reduce_dtype = util::dtype_from_name(precision.reduce_dtype);
+    result.storage.param_dtype = util::scalar_type(precision.param_dtype);
+    result.storage.reduce_dtype = util::scalar_type(precision.reduce_dtype);
   }
   result.storage.layout = options.layout;
   result.storage.keep_low_precision_grads = precision.keep_low_precision_grads;

@@ -28,8 +28,10 @@
 
 namespace fsdp::train {
 
-c10::Device training_device(const std::string& name, int local_rank) {
-  if (name == "cpu" || (name == "auto" && util::cuda_status().devices == 0)) return c10::kCPU;
+c10::Device training_device(util::Named<config::DeviceChoice> choice, int local_rank) {
+  using config::DeviceChoice;
+  const bool none = util::cuda_status().devices == 0;
+  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && none)) return c10::kCPU;
   util::require_cuda("training.device");
   const int index = local_rank % util::cuda_status().devices;
   util::set_cuda_device(index);
@@ -42,11 +44,11 @@ void require_gpu(const std::string& key, const c10::Device& device) {
              "; set training.device to cuda, or leave it out");
 }
 
-void set_float32_matmul_precision(const std::string& precision) {
-  FSDP_CHECK(precision == "highest" || precision == "high", precision);
+void set_float32_matmul_precision(util::Named<config::Float32Precision> precision) {
+  const bool high = precision == config::Float32Precision::kHigh;
   // Not setFloat32MatmulPrecision(), with which oneDNN would round on some CPUs.
-  at::globalContext().setAllowTF32CuBLAS(precision == "high");
-  kernels::set_float32_parts(precision == "high" ? 2 : 3);
+  at::globalContext().setAllowTF32CuBLAS(high);
+  kernels::set_float32_parts(high ? 2 : 3);
 }
 
 bool float32_products_are_shorter(kernels::Matmul matmul) {
@@ -58,8 +60,9 @@ bool float32_products_use_tf32() { return at::globalContext().allowTF32CuBLAS();
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns) {
   set_float32_matmul_precision(training.float32_matmul_precision);
   const c10::Device device = training_device(training.device, local_rank);
-  const bool has_effect = training.float32_matmul_precision == "highest" || !device.is_cpu() ||
-                          float32_products_are_shorter(kernels::matmul_by_name(training.matmul));
+  const bool has_effect = training.float32_matmul_precision == config::Float32Precision::kHighest ||
+                          !device.is_cpu() ||
+                          float32_products_are_shorter(kernels::matmul_by_name(training.matmul.name()));
   if (!has_effect && warns) {
     util::log_warning(
         util::concat("training.float32_matmul_precision: expected \"highest\" on a CPU without a matrix "
@@ -131,22 +134,24 @@ bool PeakRate::is_given() const { return std::strcmp(source, kGiven) == 0; }
 PeakRate find_peak_rate(const config::Config& config, comm::Communicator& communicator) {
   if (config.logging.peak_tflops > 0) return {config.logging.peak_tflops * 1e12, kGiven};
   const at::Device device = communicator.device();
-  const std::string& dtype = config.mixed_precision.param_dtype;
+  const auto dtype = config.mixed_precision.param_dtype;
   // Ranks on different GPUs must agree: on the best of their rates, and on whether all have a data sheet.
   double known = 0;
   if (device.is_cuda()) known = data_sheet_rate(util::cuda_device(device.index()).name, dtype);
   const double unknown = largest_over_ranks(known > 0 ? 0 : 1, communicator);
   if (unknown == 0) return {largest_over_ranks(known, communicator), kDataSheet};
   const double share = device.is_cpu() ? share_of_processors(communicator) : 1;
-  const double rate = measured_matmul_rate(dtype, kernels::matmul_by_name(config.training.matmul), device);
+  const double rate =
+      measured_matmul_rate(dtype, kernels::matmul_by_name(config.training.matmul.name()), device);
   return {largest_over_ranks(std::max(rate * share, known), communicator), kMeasured, share};
 }
 
-double data_sheet_rate(const std::string& device_name, const std::string& dtype) {
+double data_sheet_rate(const std::string& device_name, util::Named<util::FloatType> dtype) {
   const util::GpuDataSheet* sheet = util::gpu_data_sheet(device_name);
   if (sheet == nullptr) return 0;
-  const bool tf32 = dtype == "float32" && float32_products_use_tf32() && sheet->tf32_tflops > 0;
-  return 1e12 * sheet->dense_tflops(tf32 ? "tf32" : dtype);
+  const bool tf32 =
+      dtype == util::FloatType::kFloat32 && float32_products_use_tf32() && sheet->tf32_tflops > 0;
+  return 1e12 * sheet->dense_tflops(tf32 ? "tf32" : dtype.name());
 }
 
 double utilisation(PeakRate& peak, double flops_per_second, const std::function<double()>& measure) {
@@ -157,8 +162,8 @@ double utilisation(PeakRate& peak, double flops_per_second, const std::function<
   return flops_per_second / peak.flops_per_second;
 }
 
-double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul, at::Device device) {
-  const at::ScalarType type = util::dtype_from_name(dtype);
+double measured_matmul_rate(util::Named<util::FloatType> dtype, kernels::Matmul matmul, at::Device device) {
+  const at::ScalarType type = util::scalar_type(dtype);
   if (!device.is_cpu()) {
     const at::Tensor ones = at::ones({8192, 8192}, at::TensorOptions().device(device)).to(type);
     return best_rate(ones, matmul, 0.08, wall_seconds);

@@ -17,7 +17,7 @@ namespace fsdp::train {
 /// Of training.device: "cpu", "cuda" (the GPU whose number is the rank's number on its host, modulo the
 /// number of GPUs) or "auto", which is "cuda" where there is a GPU and this program was built for GPUs. The
 /// device becomes the calling thread's current one. Throws Error(kUsage) for "cuda" where no GPU can be used.
-c10::Device training_device(const std::string& name, int local_rank);
+c10::Device training_device(util::Named<config::DeviceChoice> choice, int local_rank);
 
 /// Throws Error(kUsage) for the key of the config, which needs a GPU, where `device` is none.
 void require_gpu(const std::string& key, const c10::Device& device);
@@ -25,7 +25,7 @@ void require_gpu(const std::string& key, const c10::Device& device);
 /// training.float32_matmul_precision, like torch.set_float32_matmul_precision(): with "high", GPUs may round
 /// the factors of float32 products to TF32, and a CPU's matrix unit may split each into two bf16 numbers (16
 /// bits in all); with "highest" neither. For the whole process; other products on the CPU are not affected.
-void set_float32_matmul_precision(const std::string& precision);
+void set_float32_matmul_precision(util::Named<config::Float32Precision> precision);
 /// Whether products on GPUs may use TF32.
 bool float32_products_use_tf32();
 /// Whether products on the CPU by `matmul` use 16 of 24 bits.
@@ -49,7 +49,7 @@ struct PeakRate {
 PeakRate find_peak_rate(const config::Config& config, comm::Communicator& communicator);
 
 /// Of a device by its name in CUDA; 0 where there is no data sheet, or none with a rate for that type.
-double data_sheet_rate(const std::string& device_name, const std::string& dtype);
+double data_sheet_rate(const std::string& device_name, util::Named<util::FloatType> dtype);
 
 /// MFU: `flops_per_second` of a rank as a share of the peak. A larger rate than the peak raises the peak to
 /// that rate at least, and to what `measure` (this rank with all its threads; 0: not measured) finds, unless
@@ -60,7 +60,8 @@ double utilisation(PeakRate& peak, double flops_per_second, const std::function<
 /// several products, measured in about 0.03 s. On the CPU: by the processor time of one thread, so that a
 /// busy machine does not lower it, times the threads of this process. On another device: of [8192, 8192]
 /// matrices by wall time.
-double measured_matmul_rate(const std::string& dtype, kernels::Matmul matmul, at::Device device = at::kCPU);
+double measured_matmul_rate(util::Named<util::FloatType> dtype, kernels::Matmul matmul,
+                            at::Device device = at::kCPU);
 
 /// The share of its threads that each rank of a host can run at once: 1 unless the ranks have more `threads`
 /// together than the host has `cores`.

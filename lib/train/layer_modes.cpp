@@ -36,7 +36,7 @@ bool is_block(const torch::nn::Module* module) {
 }  // namespace
 
 nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, const c10::Device& device) {
-  if (config.training.float8 == "none") return {};
+  if (config.training.float8 == config::Float8Recipe::kNone) return {};
   kernels::require_float8("training.float8", device);
   std::vector<std::string> exclude = config.training.float8_exclude;
   // Products that are to stay in fp32 must not lose digits.

@@ -164,7 +164,8 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
         config.optimizer, optim::flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());
   });
   const auto& precision = config.mixed_precision;
-  bool float16_in_use = precision.param_dtype == "float16" || precision.reduce_dtype == "float16";
+  const auto half = util::FloatType::kFloat16;
+  const bool float16_in_use = precision.param_dtype == half || precision.reduce_dtype == half;
   if (optim::uses_grad_scaler(config.loss_scaler, float16_in_use)) parts.scaler.emplace(config.loss_scaler);
   if (UpdateGuard::is_wanted(config.training)) parts.guard.emplace(config.training);
   return parts;

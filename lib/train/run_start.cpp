@@ -113,8 +113,8 @@ std::string products(const config::Config& config, const at::Device& device) {
   if (!device.is_cpu()) {
     return concat(", float32 products in ", float32_products_use_tf32() ? "TF32" : "full precision");
   }
-  const kernels::Matmul matmul = kernels::matmul_by_name(config.model.matmul);
-  const bool is_float = config.mixed_precision.param_dtype == "float32";
+  const kernels::Matmul matmul = kernels::matmul_by_name(config.model.matmul.name());
+  const bool is_float = config.mixed_precision.param_dtype == util::FloatType::kFloat32;
   if (!is_float && matmul != kernels::Matmul::kAmx) return "";
   return concat(", products by ", kernels::name_of(matmul),
                 is_float && float32_products_are_shorter(matmul) ? " in 16 of 24 bits" : "");
@@ -124,7 +124,8 @@ std::string products(const config::Config& config, const at::Device& device) {
 std::string how(const config::Config& config) {
   const auto& precision = config.mixed_precision;
   std::string text = config.fsdp.strategy.name();
-  if (precision.param_dtype != "float32" || precision.reduce_dtype != "float32") {
+  if (precision.param_dtype != util::FloatType::kFloat32 ||
+      precision.reduce_dtype != util::FloatType::kFloat32) {
     text += concat(", ", precision.param_dtype, " reduced in ", precision.reduce_dtype);
   }
   if (config.fsdp.cpu_offload) text += ", shards in host memory";
@@ -134,7 +135,7 @@ std::string how(const config::Config& config) {
 
 /// With float8, MFU could be taken for a share of its peak.
 std::string base_of_mfu(const config::Config& config) {
-  if (config.training.float8 == "none") return "";
+  if (config.training.float8 == config::Float8Recipe::kNone) return "";
   return concat(", in ", config.mixed_precision.param_dtype, ", of which mfu is the share");
 }
 
@@ -182,8 +183,9 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   text += concat(
       "compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
       config.training.fused_kernels ? ", fused kernels" : ", composed operations", products(config, device),
-      config.training.float8 != "none" ? concat(", linear layers in float8 (", config.training.float8, ")")
-                                       : "",
+      config.training.float8 != config::Float8Recipe::kNone
+          ? concat(", linear layers in float8 (", config.training.float8, ")")
+          : "",
       config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",
       util::fixed(peak.flops_per_second / 1e12, 3), " TFLOP/s a rank",
       peak.is_given() ? "" : concat(" (", peak.source, ")"), base_of_mfu(config), "\n");

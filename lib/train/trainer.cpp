@@ -329,7 +329,7 @@ void Trainer::report(const StepResult& result, double lr) {
   const auto measure_again = [&] {
     return communicator_->device().is_cpu()
                ? measured_matmul_rate(config_.mixed_precision.param_dtype,
-                                      kernels::matmul_by_name(config_.training.matmul))
+                                      kernels::matmul_by_name(config_.training.matmul.name()))
                : 0.0;
   };
   const double flops_per_second = reading.tokens_per_second * flops_a_token_;

@@ -30,6 +30,8 @@ const Type& type_of(c10::ScalarType dtype) {
 
 std::string dtype_name(c10::ScalarType dtype) { return std::string(type_of(dtype).name); }
 
+c10::ScalarType scalar_type(Named<FloatType> type) { return dtype_from_name(type.name()); }
+
 int64_t element_size(c10::ScalarType dtype) { return type_of(dtype).element_size; }
 
 c10::ScalarType dtype_from_name(std::string_view name) {

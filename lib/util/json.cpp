@@ -9,17 +9,9 @@
 namespace fsdp::util {
 using nlohmann::json;
 
-namespace {
-
-[[noreturn]] void refuse_twice(const std::string& key) {
-  throw JsonError(concat("gives ",
-                         json(key.substr(0, 200)).dump(-1, ' ', true, json::error_handler_t::replace),
-                         " twice in one object"));
-}
-
 /// The limit of levels, and the texts that are no JSON. The handlers throw out of the parser, which keeps its
 /// state in objects.
-class Handler {
+class JsonHandler {
  public:
   [[noreturn]] bool parse_error(size_t /*position*/, const std::string& /*token*/,
                                 const nlohmann::detail::exception& error) const {
@@ -33,7 +25,7 @@ class Handler {
   }
 
  protected:
-  explicit Handler(int deepest_level) : deepest_level_(deepest_level) {}
+  explicit JsonHandler(int deepest_level) : deepest_level_(deepest_level) {}
 
   void enter() {
     if (++level_ > deepest_level_) {
@@ -48,13 +40,21 @@ class Handler {
   int deepest_level_;
 };
 
+namespace {
+
+[[noreturn]] void refuse_twice(const std::string& key) {
+  throw JsonError(concat("gives ",
+                         json(key.substr(0, 200)).dump(-1, ' ', true, json::error_handler_t::replace),
+                         " twice in one object"));
+}
+
 using OnMember = std::function<void(std::string&& key, json&& value)>;
 
 /// Builds one structure of the text or, with `on_member`, one of each member of the object that the text is.
-class Builder : public Handler {
+class Builder : public JsonHandler {
  public:
   Builder(const JsonLimits& limits, const OnMember* on_member)
-      : Handler(limits.deepest_level), limits_(limits), on_member_(on_member), outer_(on_member ? 1 : 0) {}
+      : JsonHandler(limits.deepest_level), limits_(limits), on_member_(on_member), outer_(on_member ? 1 : 0) {}
 
   bool null() { return value(nullptr); }
   bool boolean(bool value) { return this->value(value); }
@@ -174,10 +174,10 @@ void read_json_members(std::string_view text, const JsonLimits& limits,
 
 /// Writes members in the order of the text; the end of an object sorts its members unless they are sorted.
 /// The members of all open objects are one stack, their keys another.
-class CanonicalJson::Writer : public Handler {
+class CanonicalJson::Writer : public JsonHandler {
  public:
   Writer(CanonicalJson& result, int deepest_level)
-      : Handler(deepest_level),
+      : JsonHandler(deepest_level),
         result_(result),
         text_(result.text_),
         keys_(result.keys_),

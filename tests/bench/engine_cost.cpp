@@ -51,7 +51,7 @@ class Side {
       engine_ = shard::fully_shard(*model_, config::shard_options(config),
                                    comm::make_communicator({}, config.comm, nullptr, {}, device));
     } else {
-      model_->to(util::dtype_from_name(config.mixed_precision.param_dtype));
+      model_->to(util::scalar_type(config.mixed_precision.param_dtype));
     }
     const auto tokens = [&] {
       return at::randint(config.model.vocab_size, {config.data.micro_batch_size, config.data.sequence_length},

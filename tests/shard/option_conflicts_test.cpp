@@ -47,18 +47,6 @@ const std::vector<ConflictCase>& single_conflicts() {
        },
        {"fsdp.reshard_root_after_forward", "fsdp.strategy"},
        {"found true", "fsdp.strategy = hybrid_shard_zero2", "set fsdp.strategy = hybrid_shard and"}},
-      {"ParamType",
-       [](ShardOptions& o) { o.mixed_precision.param_dtype = "bf16"; },
-       {"mixed_precision.param_dtype"},
-       {"\"bf16\"", "float32, bfloat16, float16"}},
-      {"ReduceType",
-       [](ShardOptions& o) { o.mixed_precision.reduce_dtype = "float64"; },
-       {"mixed_precision.reduce_dtype"},
-       {"\"float64\"", "float32, bfloat16, float16"}},
-      {"BufferType",
-       [](ShardOptions& o) { o.mixed_precision.buffer_dtype = ""; },
-       {"mixed_precision.buffer_dtype"},
-       {"\"\"", "float32, bfloat16, float16"}},
       {"NegativeThreshold",
        [](ShardOptions& o) { o.min_num_params = -1; },
        {"fsdp.min_num_params"},
@@ -318,11 +306,10 @@ TEST(OptionConflicts, ListsAllConflictsAtOnce) {
   options.replicated_parameters = {"*"};
   options.move_grads_to_cpu = true;
   options.min_num_params = -3;
-  options.mixed_precision.param_dtype = "int8";
   std::vector<std::string> culprits;
   for (const OptionConflict& conflict : find_option_conflicts(options))
     culprits.push_back(conflict.fields[0]);
-  EXPECT_THAT(culprits, ::testing::UnorderedElementsAre("mixed_precision.param_dtype", "fsdp.min_num_params",
+  EXPECT_THAT(culprits, ::testing::UnorderedElementsAre("fsdp.min_num_params",
                                                         "fsdp.forward_prefetch", "fsdp.replicated_parameters",
                                                         "fsdp.move_grads_to_cpu"));
 }
@@ -333,6 +320,9 @@ TEST(ShardOptions, RefuseANameThatDoesNotExistWhereItIsSet) {
   EXPECT_THROW(options.shard_dimension = "longest", util::Error);
   EXPECT_THROW(options.forward_prefetch = "pre", util::Error);
   EXPECT_THROW(options.backward_prefetch = "implicit", util::Error);
+  EXPECT_THROW(options.mixed_precision.param_dtype = "bf16", util::Error);
+  EXPECT_THROW(options.mixed_precision.reduce_dtype = "float64", util::Error);
+  EXPECT_THROW(options.mixed_precision.buffer_dtype = "", util::Error);
   try {
     options.strategy = "zero4";
     FAIL() << "expected an error";
@@ -347,16 +337,14 @@ TEST(ShardOptions, RefuseANameThatDoesNotExistWhereItIsSet) {
 TEST(OptionConflicts, AreThrownTogetherAsOneUsageError) {
   EXPECT_NO_THROW(require_no_option_conflicts(ShardOptions{}));
   ShardOptions options;
-  options.mixed_precision.param_dtype = "int8";
+  options.min_num_params = -3;
   options.move_grads_to_cpu = true;
   try {
     require_no_option_conflicts(options);
     FAIL() << "expected an error";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_THAT(
-        error.what(),
-        HasSubstr("mixed_precision.param_dtype: expected one of float32, bfloat16, float16; found \"int8\""));
+    EXPECT_THAT(error.what(), HasSubstr("fsdp.min_num_params: expected at least 0"));
     EXPECT_THAT(error.what(), HasSubstr("\nfsdp.move_grads_to_cpu"));
   }
 }

@@ -72,7 +72,7 @@ class Float8Training : public TrainerTest {
   }
 
   std::vector<double> losses(int world_size) {
-    config_.run.output_dir = folder_ / config_.training.float8 / std::to_string(world_size);
+    config_.run.output_dir = folder_ / config_.training.float8.name() / std::to_string(world_size);
     train(world_size, config_);
     return testing::values_of(std::filesystem::path(config_.run.output_dir) / "metrics.jsonl", "loss");
   }

@@ -1,5 +1,7 @@
 // Runs whose blocks are CUDA graphs.
 
+#include "train/layer_modes.h"
+
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -8,7 +10,6 @@
 #include "support/log_lines.h"
 #include "support/trainer_fixture.h"
 #include "train/device.h"
-#include "train/layer_modes.h"
 
 namespace fsdp::train {
 namespace {
