@@ -170,10 +170,11 @@ in models/SmolLM2-135M. `fsdp-train init finetune --from FOLDER` writes this for
                {"logging.interval_steps", "10"}}},
       {.name = "low-memory",
        .about = "as little memory a rank as there can be, for more communication and compute",
-       .text = std::string("Little memory: the model of pretrain.toml with all that saves memory, for more "
-                           "communication and compute.\n`fsdp-plan configs/low-memory.toml --world-size 8` "
-                           "says what a rank needs; docs/memory.md has the table of what can be\nchanged.\n\n") +
-               kMakeData + "\n\n  fsdp-launch --nproc-per-node auto -- fsdp-train configs/low-memory.toml",
+       .text =
+           std::string("Little memory: the model of pretrain.toml with all that saves memory, for more "
+                       "communication and compute.\n`fsdp-plan configs/low-memory.toml --world-size 8` "
+                       "says what a rank needs; docs/memory.md has the table of what can be\nchanged.\n\n") +
+           kMakeData + "\n\n  fsdp-launch --nproc-per-node auto -- fsdp-train configs/low-memory.toml",
        .values =
            run_named("low-memory") + middle_model() + long_run("1", "64") +
            Values{{"fsdp.strategy", "\"full_shard\""},

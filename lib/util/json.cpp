@@ -54,7 +54,10 @@ using OnMember = std::function<void(std::string&& key, json&& value)>;
 class Builder : public JsonHandler {
  public:
   Builder(const JsonLimits& limits, const OnMember* on_member)
-      : JsonHandler(limits.deepest_level), limits_(limits), on_member_(on_member), outer_(on_member ? 1 : 0) {}
+      : JsonHandler(limits.deepest_level),
+        limits_(limits),
+        on_member_(on_member),
+        outer_(on_member ? 1 : 0) {}
 
   bool null() { return value(nullptr); }
   bool boolean(bool value) { return this->value(value); }

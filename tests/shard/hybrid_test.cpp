@@ -298,7 +298,7 @@ TEST(HybridCommunication, IsInTheTraceWithTheShardAsPayload) {
     chain.forward(at::ones({2, 4})).sum().backward();
     std::map<std::string, int64_t> counts, bytes;
     for (const auto& event : trace->events(1)) {
-      if (event.buffer_kind != nullptr || event.op == "all_gather") continue;
+      if (event.is_buffer() || event.op == "all_gather") continue;
       ++counts[event.op];
       bytes[event.op] += event.bytes;
       EXPECT_TRUE(event.done_us.has_value()) << event.op << event.unit;

@@ -309,9 +309,9 @@ TEST(OptionConflicts, ListsAllConflictsAtOnce) {
   std::vector<std::string> culprits;
   for (const OptionConflict& conflict : find_option_conflicts(options))
     culprits.push_back(conflict.fields[0]);
-  EXPECT_THAT(culprits, ::testing::UnorderedElementsAre("fsdp.min_num_params",
-                                                        "fsdp.forward_prefetch", "fsdp.replicated_parameters",
-                                                        "fsdp.move_grads_to_cpu"));
+  EXPECT_THAT(culprits,
+              ::testing::UnorderedElementsAre("fsdp.min_num_params", "fsdp.forward_prefetch",
+                                              "fsdp.replicated_parameters", "fsdp.move_grads_to_cpu"));
 }
 
 TEST(ShardOptions, RefuseANameThatDoesNotExistWhereItIsSet) {
