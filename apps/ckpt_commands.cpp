@@ -128,7 +128,8 @@ int print(const checkpoint::ConsolidateResult& result, bool as_json) {
   std::cout << "\n";
   if (result.config) std::cout << result.config->string() << ": the model's config\n";
   if (!result.model_files.empty()) {
-    std::cout << "beside it, as the run began with them: " << util::join(result.model_files, ", ") << "\n";
+    std::cout << "also copied, from the model that the run started from: "
+              << util::join(result.model_files, ", ") << "\n";
   }
   return 0;
 }
@@ -148,20 +149,21 @@ int print(const checkpoint::ShardedResult& result, bool as_json) {
 
 CkptCommand add_consolidate(CLI::App& app) {
   Command command(app, "consolidate",
-                  "writes the weights as safetensors, or all as a checkpoint of one file");
+                  "writes the weights as safetensors, or everything as a checkpoint of one file");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
-  command.positional("OUTPUT", command->output, "a .safetensors file, or a folder (gets config.json too)");
+  command.positional("OUTPUT", command->output,
+                     "a .safetensors file, or a folder, which also receives config.json");
   command
       .option("--format", command->format,
-              "safetensors, or full: a checkpoint whose tensors lie whole in one HDF5 file")
+              "safetensors, or full: a checkpoint with whole tensors in one HDF5 file")
       ->check(cli::one_of({"safetensors", "full"}));
   command.dtype_option();
   command.size_option();
   command.flag("--optimizer", command->optimizer,
-               "with --format full: the optimizer's state too, so that runs can resume from it");
+               "with --format full: include the optimizer's state, so that runs can resume from it");
   command.flag("--ema", command->ema,
-               "the averages of the weights that a run with optimizer.ema_decay keeps, in place of them");
-  command.flag("--force", command->force, "overwrite safetensors that are there");
+               "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
+  command.flag("--force", command->force, "overwrite existing safetensors");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     checkpoint::ConsolidateOptions options{.dtype = chosen_dtype(arguments),
                                            .ema = arguments.ema,
@@ -176,16 +178,16 @@ CkptCommand add_consolidate(CLI::App& app) {
 }
 
 CkptCommand add_export(CLI::App& app) {
-  Command command(app, "export", "writes a llama or gpt2 as a folder that Hugging Face's transformers loads");
+  Command command(app, "export", "writes a llama or gpt2 as a folder for Hugging Face's transformers");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
   command.positional("FOLDER", command->output,
-                     "gets config.json, model.safetensors, and the tokenizer that the run knows");
+                     "receives config.json, model.safetensors and the run's tokenizer");
   command.dtype_option(
-      "cast floating-point weights to this type; otherwise to that of the model that the run began with");
+      "cast floating-point weights to this type; default: the type of the model that the run started from");
   command.size_option();
   command.flag("--ema", command->ema,
-               "the averages of the weights that a run with optimizer.ema_decay keeps, in place of them");
-  command.flag("--force", command->force, "overwrite safetensors that are there");
+               "write the moving averages of the weights (optimizer.ema_decay) instead of the weights");
+  command.flag("--force", command->force, "overwrite existing safetensors");
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     return print(checkpoint::export_model({.checkpoint_folder = chosen_checkpoint(arguments.source),
                                            .output = arguments.output,
@@ -199,11 +201,11 @@ CkptCommand add_export(CLI::App& app) {
 }
 
 CkptCommand add_import(CLI::App& app) {
-  Command command(app, "import", "makes a checkpoint, of weights only, from a llama or gpt2 of Hugging Face");
+  Command command(app, "import", "makes a checkpoint of weights only from a Hugging Face llama or gpt2");
   command.positional("WEIGHTS", command->source,
                      "a folder with config.json and safetensors, or one such file");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
-  command.option("--config", command->config, "config.json; otherwise the one beside the weights");
+  command.option("--config", command->config, "config.json; default: the one beside the weights");
   command.world_size_option();
   command.dtype_option();
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
@@ -239,10 +241,9 @@ std::string plugin_section(const checkpoint::StoredModel& stored, const std::str
 }
 
 CkptCommand add_config(CLI::App& app) {
-  Command command(app, "config", "prints the section [model] of a config that goes on from these weights");
-  command.positional(
-      "PATH", command->source,
-      "a checkpoint, a run's output folder, or a folder (or safetensors file) of Hugging Face");
+  Command command(app, "config", "prints the [model] section of a config that starts from these weights");
+  command.positional("PATH", command->source,
+                     "a checkpoint, a run's output folder, or a Hugging Face folder or safetensors file");
   return command.runs([](const Arguments& arguments, const util::ByteProgress&) {
     const checkpoint::StoredModel stored = checkpoint::open_model(arguments.source);
     if (!stored.plugin_config.empty()) {
@@ -272,7 +273,7 @@ CkptCommand add_verify(CLI::App& app) {
       std::cout << text_of(result) << std::flush;
     } else if (damage.empty()) {
       std::cout << folder.string()
-                << " is whole: hashes match, every element of every tensor is there once\n";
+                << " is whole: hashes match, every element of every tensor is present once\n";
     }
     if (damage.empty()) return 0;
     for (const std::string& line : damage) util::log_error(line);
@@ -287,7 +288,7 @@ CkptCommand add_diff(CLI::App& app) {
   command.positional("B", command->other, kAboutAny);
   command
       .option("--tolerance", command->tolerance,
-              "values that differ by at most so much are equal, whatever their types")
+              "treat values that differ by at most this much as equal, whatever their types")
       ->check(cli::at_least(0));
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     checkpoint::Difference difference = checkpoint::diff(
@@ -299,7 +300,7 @@ CkptCommand add_diff(CLI::App& app) {
 }
 
 CkptCommand add_reshard(CLI::App& app) {
-  Command command(app, "reshard", "writes a checkpoint anew for another number of processes");
+  Command command(app, "reshard", "rewrites a checkpoint for another number of processes");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
   command.positional("OUTPUT", command->output, "the new checkpoint's folder");
   command.world_size_option()->required();

@@ -24,7 +24,7 @@ namespace {
 void print(std::string_view text) {
   if (!(std::cout << text << std::flush)) {
     util::fail(util::ErrorKind::kIo,
-               "cannot write to standard output; check the file or pipe that it leads to");
+               "cannot write to standard output; check the file or pipe that it is connected to");
   }
 }
 
@@ -40,7 +40,7 @@ void add_threads(CLI::App* command, int& threads, const char* help) {
 void add_input_format(CLI::App* command, std::string& format) {
   command
       ->add_option("--input-format", format,
-                   "Read the files in this format, in place of what their content and name tell")
+                   "Read the files in this format, whatever their content and name suggest")
       ->check(cli::not_empty());
 }
 
@@ -67,7 +67,7 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->add_option(
           "TEXT", options.texts,
           "Texts, joined in the order given: files, patterns such as 'a/*.txt', - for standard input. "
-          "Each is a document; of .jsonl and .ndjson each line is one")
+          "Each file is a document; in .jsonl and .ndjson files each line is one")
       ->required();
   command->add_option("--output", options.output, "Token file to write")->required();
   command->add_option("--tokenizer", options.tokenizer, data::kTokenizerChoices)->capture_default_str();
@@ -75,17 +75,17 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->add_option("--format", arguments->format,
                    format_names() + " (default: u32 for NAME.u32, u16 for other names)")
       ->check(cli::not_empty());
-  command->add_option("--json-field", options.json_field, "Field of a JSON line that is the document")
+  command->add_option("--json-field", options.json_field, "Field of a JSON line that contains the document")
       ->capture_default_str();
-  command->add_flag("--json-lines", options.json_lines, "The texts hold JSON lines, whatever their names");
+  command->add_flag("--json-lines", options.json_lines, "The texts are JSON lines, whatever their names");
   command->add_option(
       "--document-separator", options.document_separator,
-      "What to put behind every document: a token's text, eos (the tokenizer's own), id:N (any id), "
+      "What to put after every document: a token's text, eos (the tokenizer's own), id:N (any id), "
       "text:TEXT (tokenized; \\n is a line end), or none (default: eos where the tokenizer has "
       "one; bytes has none)");
   command->add_flag(
       "--split-special-tokens", options.split_special_tokens,
-      "Take the name of a special token in a document, such as <|endoftext|>, as text (by default "
+      "Treat the name of a special token in a document, such as <|endoftext|>, as text (by default "
       "it becomes that token, as in Hugging Face's tokenizers)");
   CLI::Option* validation =
       command
@@ -97,12 +97,13 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->capture_default_str()
       ->needs(validation);
   command
-      ->add_option("--validation-split", options.validation_split,
-                   "What is shared out: the end of each text (end), or whole documents, by their content "
-                   "(documents). Default: documents for JSON lines and standard input, end otherwise")
+      ->add_option(
+          "--validation-split", options.validation_split,
+          "What validation takes: the end of each text (end), or whole documents chosen by a hash of their content "
+          "(documents). Default: documents for JSON lines and standard input, end otherwise")
       ->needs(validation)
       ->check(cli::not_empty());
-  command->add_option("--seed", options.seed, "Another choice of documents for validation")
+  command->add_option("--seed", options.seed, "Seed of the choice of documents for validation")
       ->capture_default_str()
       ->needs(validation);
   add_threads(command, options.threads, "Threads; the output is the same for any number");
@@ -134,7 +135,7 @@ void add_train_tokenizer(CLI::App& app, Command& run) {
   command->add_option("--output", options->output, "NAME.model to write, for --tokenizer")->required();
   command->add_option("--vocab-size", options->vocab_size, "Number of tokens")->required();
   command->add_option("--type", options->model_type, "bpe or unigram")->capture_default_str();
-  command->add_option("--max-lines", options->max_lines, "Learn from so many lines, drawn at random")
+  command->add_option("--max-lines", options->max_lines, "Learn from this many lines, drawn at random")
       ->capture_default_str()
       ->check(cli::at_least(1));
   add_threads(command, options->threads, "Threads");
@@ -158,10 +159,11 @@ void add_inspect(CLI::App& app, Command& run) {
   data::InspectOptions& options = arguments->options;
   CLI::App* command = app.add_subcommand("inspect", "Show what token files hold");
   command->add_option("FILE", options.files, "Token files, read as if joined")->required();
-  command->add_option("--vocab-size", options.vocab_size, "Refuse ids that are not below this (exit code 3)")
+  command->add_option("--vocab-size", options.vocab_size, "Refuse ids of this size or larger (exit code 3)")
       ->check(cli::at_least(1));
   command
-      ->add_option("--sequence-length", options.sequence_length, "Tokens a sample, for the number of samples")
+      ->add_option("--sequence-length", options.sequence_length,
+                   "Tokens per sample, to report the number of samples")
       ->capture_default_str()
       ->check(cli::at_least(1));
   command->add_option("--tokenizer", options.tokenizer, "Shows the beginning as text")->capture_default_str();
@@ -193,7 +195,7 @@ void add_convert(CLI::App& app, Command& run) {
   command->add_option("--output", options.output, "Token file to write")->required();
   command->add_option("--format", arguments->format, format_names())->required();
   command->add_option("--document-separator", options.document_separator,
-                      "Id that ends a document, for inputs whose format keeps no documents");
+                      "Id that ends a document, for input formats that do not record documents");
   add_input_format(command, arguments->input_format);
   command->callback([arguments, &run] {
     run = [arguments] {

@@ -12,21 +12,21 @@
 int main(int argc, char** argv) {
   using namespace fsdp;
   return util::run_guarded([&] {
-    CLI::App app("Looks at, checks, compares and converts checkpoints.", "fsdp-ckpt");
+    CLI::App app("Inspects, verifies, compares and converts checkpoints.", "fsdp-ckpt");
     app.require_subcommand(1);
     const auto commands = apps::add_ckpt_commands(app);
     const cli::Page page{.name = "fsdp-ckpt",
-                         .summary = "look at, check, compare and convert checkpoints",
+                         .summary = "inspect, verify, compare and convert checkpoints",
                          .examples = {{"the newest checkpoint of a run as one file of weights",
                                        "fsdp-ckpt consolidate checkpoints/run weights.safetensors"},
-                                      {"as transformers' from_pretrained reads it, in bfloat16",
+                                      {"for transformers' from_pretrained, in bfloat16",
                                        "fsdp-ckpt export checkpoints/run exported --dtype bfloat16"},
-                                      {"a model of Hugging Face as a checkpoint of weights",
+                                      {"a Hugging Face model as a checkpoint of weights",
                                        "fsdp-ckpt import models/llama checkpoints/llama"},
-                                      {"the section [model] of a config that trains it on",
+                                      {"the [model] section of a config that fine-tunes it",
                                        "fsdp-ckpt config models/llama >> finetune.toml"},
-                                      {"what is in it", "fsdp-ckpt inspect checkpoints/run"},
-                                      {"every hash", "fsdp-ckpt verify checkpoints/run/step-00000200"},
+                                      {"the tensors of a checkpoint", "fsdp-ckpt inspect checkpoints/run"},
+                                      {"check every hash", "fsdp-ckpt verify checkpoints/run/step-00000200"},
                                       {"where two differ",
                                        "fsdp-ckpt diff checkpoints/run checkpoints/other --tolerance 1e-5"}},
                          .words = {}};

@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   const fsdp::cli::Page page{
       .name = "fsdp-data",
       .summary = "tokenize text for fsdp-train, and convert, inspect and decode token files",
-      .examples = {{"bytes as tokens, with a part for validation",
+      .examples = {{"bytes as tokens, with a validation part",
                     "fsdp-data tokenize book.txt --output train.bin --validation-output validation.bin"},
                    {"documents as JSON lines, with GPT-2's tokenizer",
                     "fsdp-data tokenize 'web/*.jsonl' --tokenizer gpt2/ --output train.bin"},
@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
                     "llama3/tokenizer.json --output train.u32"},
                    {"a tokenizer of one's own",
                     "fsdp-data train-tokenizer book.txt --vocab-size 8000 --output book.model"},
-                   {"what is in a file", "fsdp-data inspect train.bin --tokenizer gpt2/"},
+                   {"the contents of a file", "fsdp-data inspect train.bin --tokenizer gpt2/"},
                    {"", "fsdp-data convert corpus.bin --format llm.c-u16 --output corpus.llmc.bin"},
                    {"", "fsdp-data decode train.bin --tokenizer gpt2/ --count 100"}},
       .words = {}};

@@ -116,10 +116,10 @@ int run(Arguments& arguments) {
 cli::Page page() {
   return {
       .name = "fsdp-generate",
-      .summary = "go on with a text by a trained model",
+      .summary = "continue a text with a trained model",
       .examples =
           {{"from the newest checkpoint of a run", "fsdp-generate checkpoints/quickstart --prompt 'ROMEO:'"},
-           {"always the likeliest token, from a certain checkpoint",
+           {"always the most likely token, from a given checkpoint",
             "fsdp-generate checkpoints/quickstart/step-00000200 --prompt-file scene.txt --temperature 0 "
             "--max-new-tokens 50"},
            {"three texts as JSON, from a Hugging Face folder",
@@ -130,7 +130,7 @@ cli::Page page() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Goes on with a text by a trained model.", "fsdp-generate");
+  CLI::App app("Continues a text with a trained model.", "fsdp-generate");
   Arguments arguments;
   generate::GenerationOptions& options = arguments.options;
   generate::SamplingOptions& sampling = options.sampling;
@@ -142,38 +142,39 @@ int main(int argc, char** argv) {
   CLI::Option* dash = app.add_option("STDIN", arguments.dash, "-: read the prompt from standard input");
   dash->check(cli::one_of({"-"}));
   CLI::Option* prompt =
-      app.add_option("--prompt", arguments.prompt, "what the text goes on from; without one: a new text");
+      app.add_option("--prompt", arguments.prompt, "the beginning of the text; default: a new text");
   CLI::Option* file =
       app.add_option("--prompt-file", arguments.prompt_file, "a file with it")->check(cli::not_empty());
   prompt->excludes(file)->excludes(dash);
   file->excludes(dash);
   app.add_option(
          "--tokenizer", arguments.tokenizer,
-         util::concat("default: the one in the folder, or of the run's config; ", data::kTokenizerChoices))
+         util::concat("default: the one in the folder, or in the run's config; ", data::kTokenizerChoices))
       ->check(cli::not_empty());
   app.add_option("--begin-token", arguments.begin_token,
-                 "a token before the prompt, such as '<|begin_of_text|>' for models that were trained so");
+                 "a token to put before the prompt, such as '<|begin_of_text|>' for models trained with it");
   app.add_option("--max-new-tokens", arguments.max_new_tokens,
                  util::concat("tokens of a sample; default: ", kDefaultNewTokens,
-                              ", or what the model's positions have room for"))
+                              ", or as many as the model's positions allow"))
       ->check(cli::between(1, 1'000'000'000));
   app.add_option("--num-samples", options.num_samples, "texts, of one prompt")
       ->capture_default_str()
       ->check(cli::between(1, 1'000'000));
   app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
       ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "only the so many likeliest tokens; 0: all")
+  app.add_option("--top-k", sampling.top_k, "sample from this many most likely tokens; 0: from all")
       ->capture_default_str();
-  app.add_option("--top-p", sampling.top_p, "only the likeliest tokens of this probability together")
+  app.add_option("--top-p", sampling.top_p,
+                 "sample from the most likely tokens that have this probability together")
       ->capture_default_str();
   app.add_option("--seed", options.seed, "the same seed gives the same texts")->capture_default_str();
   app.add_option("--dtype", arguments.dtype,
-                 "in which the model computes: float32, bfloat16, float16, or auto (as stored, at least "
+                 "type of compute: float32, bfloat16, float16, or auto (as stored, at least "
                  "float32 but for bfloat16)")
       ->capture_default_str();
-  app.add_flag("--ema", arguments.ema, "the averages of the weights that a run keeps (optimizer.ema_decay)");
+  app.add_flag("--ema", arguments.ema, "use the moving averages of the weights (optimizer.ema_decay)");
   app.add_flag("--json", arguments.json,
-               "a JSON object a sample: prompt, text, tokens, ids, tokens_per_second, ending");
+               "print a JSON object per sample: prompt, text, tokens, ids, tokens_per_second, ending");
   apps::add_plugin_option(app, arguments.plugins, "");
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   util::MappedAllocator::install();

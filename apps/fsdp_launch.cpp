@@ -10,13 +10,13 @@ int main(int argc, char** argv) {
   using namespace fsdp;
   const cli::Page page{
       .name = "fsdp-launch",
-      .summary = "start and watch the processes of a training run, as torchrun does",
+      .summary = "start and supervise the processes of a training run, as torchrun does",
       .examples = {{"two processes on this machine",
                     "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml"},
                    {"two nodes; the same on the other with --node-rank 1",
                     "fsdp-launch --nnodes 2 --node-rank 0 --master-addr HOST0 "
                     "--nproc-per-node 8 -- fsdp-train config.toml"},
-                   {"two to four nodes that come and go, started again up to three times",
+                   {"two to four nodes that may join and leave, restarted up to three times",
                     "fsdp-launch --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint HOST0 --rdzv-id run7 "
                     "--max-restarts 3 \\\n      --nproc-per-node gpu -- fsdp-train config.toml"}},
       .words = {},

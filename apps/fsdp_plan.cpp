@@ -53,18 +53,18 @@ config::Config preset_config(const std::string& name, const std::string& first,
 int main(int argc, char** argv) {
   CLI::App app(
       "Prints what a rank of the run would need, computed from the config alone: memory, communication, "
-      "time, the largest micro batch that fits, and what to change when none does. The same as fsdp-train "
-      "--plan, in some MiB of memory.",
+      "time, the largest micro-batch that fits, and what to change if none does. The same as fsdp-train "
+      "--plan, in a smaller program.",
       "fsdp-plan");
   std::string config_path, preset;
   std::vector<std::string> overrides, plugins;
   apps::PlanArguments arguments;
   CLI::Option* config = app.add_option("config", config_path, "TOML file")->check(cli::not_empty());
-  app.add_option("overrides", overrides, "section.key=value, in place of what the file says");
+  app.add_option("overrides", overrides, "section.key=value, overrides the file");
   app.add_option(
          "--preset", preset,
-         "in place of a config: this model (of model.preset), with its longest sequence, in bfloat16 and "
-         "with recomputation; keys behind it change that")
+         "instead of a config: this model (of model.preset), with its longest sequence, in bfloat16 and "
+         "with recomputation; overrides change that")
       ->check(cli::one_of(preset_names()));
   apps::add_plan_options(app, arguments);
   apps::add_plugin_option(app, plugins, "run.plugins");
@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
       .summary = "what a rank of a training run would need, computed from its config",
       .examples = {{"a model of 175 billion parameters on devices of 40 GiB",
                     "fsdp-plan configs/plan/175b.toml --gpu-memory-gib 40"},
-                   {"another number of ranks, and the speed of machines that are not there",
+                   {"another number of ranks, and machines of a given speed",
                     "fsdp-plan config.toml --world-size 256 --bandwidth-gbps 200 --flops-tflops 300"},
                    {"a well-known model on GPUs by their data sheet, and how long 15 trillion tokens take",
                     "fsdp-plan --preset llama3-8b --gpus 64 --gpu h100 --tokens 15T"},

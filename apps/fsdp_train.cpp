@@ -55,7 +55,7 @@ struct Arguments {
 using namespace fsdp;
 
 void print(const train::RunSummary& summary, const std::string& resume_command) {
-  std::cout << (summary.stopped       ? "stopped as told at step "
+  std::cout << (summary.stopped       ? "stopped on request at step "
                 : summary.ended_early ? "ended early at step "
                                       : "finished at step ")
             << summary.step;
@@ -67,7 +67,7 @@ void print(const train::RunSummary& summary, const std::string& resume_command) 
   }
   if (!summary.last_checkpoint.empty()) std::cout << ", saved " << summary.last_checkpoint.string();
   if (summary.stopped && !summary.last_checkpoint.empty()) {
-    std::cout << "; under the same launcher, this goes on from there: " << resume_command;
+    std::cout << "; under the same launcher, this command resumes from there: " << resume_command;
   }
   std::cout << std::endl;
 }
@@ -88,7 +88,7 @@ void remember_signals(int, char**, char**) { util::StopSignal::begin_early(); }
 /// Whatever the process is doing: most of what it waits for now cannot be interrupted otherwise.
 [[noreturn]] void stop_before_training(bool first, int signal) {
   if (first) {
-    std::cout << "stopped as told by " << util::stop_signal_name(signal)
+    std::cout << "stopped by " << util::stop_signal_name(signal)
               << " before the first step; nothing was trained, and nothing needs to be saved" << std::endl;
   }
   std::_Exit(util::kExitPreempted);
@@ -239,8 +239,8 @@ void add_plan_options(CLI::App& app, Arguments& arguments) {
   CLI::Option* plan = app.add_flag(
       "--plan", arguments.plan,
       "print what a rank of the run would need, computed from the config alone: memory, communication, time, "
-      "the largest micro batch that fits, and what to change when none does. Needs no data, no other process "
-      "and next to no memory. The program fsdp-plan prints the same");
+      "the largest micro-batch that fits, and what to change if none does. Needs no data, no other process "
+      "and little memory. The program fsdp-plan prints the same");
   CLI::Option* dry_run = app.add_flag(
       "--dry-run", arguments.dry_run,
       "train some steps on random tokens as rank 0 of the world, without the other ranks, and print the "
@@ -256,7 +256,7 @@ void check_plan_options(const CLI::App& app, const Arguments& arguments) {
   for (const std::string& name : apps::plan_option_names()) {
     if (app.count(name) == 0) continue;
     util::fail(util::ErrorKind::kUsage, name,
-               ": expected --plan or --dry-run beside it; found neither; add one");
+               ": expected --plan or --dry-run as well; found neither; add one");
   }
 }
 
@@ -264,9 +264,9 @@ int check_that_a_config_is_named(const CLI::App& app, const Arguments& arguments
   const std::string& word = arguments.config_path;
   const std::string commands = util::join(cli::command_names(app), ", ");
   if (word.empty()) {
-    util::fail(
-        util::ErrorKind::kUsage, "command line: expected a config (a TOML file) or a command (", commands,
-        "); found neither; fsdp-train init quickstart --output config.toml writes a config to begin with");
+    util::fail(util::ErrorKind::kUsage, "command line: expected a config (a TOML file) or a command (",
+               commands,
+               "); found neither; fsdp-train init quickstart --output config.toml writes a first config");
   }
   const std::string command = cli::misspelt_command(app, word);
   if (command.empty()) return 0;
@@ -278,31 +278,32 @@ int check_that_a_config_is_named(const CLI::App& app, const Arguments& arguments
 int run_command(const CLI::Option& config, const std::function<int()>& command) {
   if (config.count() == 0) return command();
   util::fail(util::ErrorKind::kUsage,
-             "expected a command (init, doctor) in the first place; found it behind \"",
-             config.as<std::string>(), "\"; a config of a command's name is given as ./NAME");
+             "expected a command (init, doctor) as the first argument; found it after \"",
+             config.as<std::string>(), "\"; to name a config with the name of a command, write ./NAME");
 }
 
 cli::Page page() {
-  return {.name = "fsdp-train",
-          .summary = "train a transformer with fully sharded data parallelism",
-          .examples = {{"a commented config to begin with", "fsdp-train init pretrain --output config.toml"},
-                       {"one that goes on from a model of Hugging Face",
-                        "fsdp-train init finetune --from models/SmolLM2-135M --output config.toml"},
-                       {"whether this machine is ready for it", "fsdp-train doctor config.toml"},
-                       {"one process", "fsdp-train config.toml"},
-                       {"two processes, with other values of two keys",
-                        "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml training.steps=400 "
-                        "optimizer.lr=3e-4"},
-                       {"every key with its value and where that comes from",
-                        "fsdp-train config.toml --print-config"},
-                       {"what happens in a step",
-                        "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step"},
-                       {"what 64 ranks would need, and the same as measured",
-                        "fsdp-train config.toml --dry-run --world-size 64"},
-                       {"the validation loss of the run's best weights",
-                        "fsdp-train config.toml --evaluate checkpoints/run/best"},
-                       {"curves and settings of a run as a page", "fsdp-train --report checkpoints/run"}},
-          .words = apps::config_words()};
+  return {
+      .name = "fsdp-train",
+      .summary = "train a transformer with fully sharded data parallelism",
+      .examples =
+          {{"a commented config as a starting point", "fsdp-train init pretrain --output config.toml"},
+           {"one that fine-tunes a Hugging Face model",
+            "fsdp-train init finetune --from models/SmolLM2-135M --output config.toml"},
+           {"whether this machine is ready for it", "fsdp-train doctor config.toml"},
+           {"one process", "fsdp-train config.toml"},
+           {"two processes, with two keys overridden",
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml training.steps=400 "
+            "optimizer.lr=3e-4"},
+           {"every key with its value and the origin of the value", "fsdp-train config.toml --print-config"},
+           {"what happens in a step",
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step"},
+           {"what each of 64 ranks would need, planned and measured",
+            "fsdp-train config.toml --dry-run --world-size 64"},
+           {"the validation loss of the run's best weights",
+            "fsdp-train config.toml --evaluate checkpoints/run/best"},
+           {"the curves and settings of a run as an HTML page", "fsdp-train --report checkpoints/run"}},
+      .words = apps::config_words()};
 }
 
 }  // namespace
@@ -312,33 +313,35 @@ int main(int argc, char** argv) {
                "fsdp-train");
   Arguments arguments;
   CLI::Option* config = app.add_option("config", arguments.config_path, "TOML file")->check(cli::not_empty());
-  app.add_option("overrides", arguments.overrides, "section.key=value, in place of what the file says");
+  app.add_option("overrides", arguments.overrides, "section.key=value, overrides the file");
   apps::add_plugin_option(app, arguments.plugins, "run.plugins");
   app.add_flag("--print-config", arguments.print_config,
-               "print every key with its value and where that comes from (default, line of "
-               "the file, command line), and end");
+               "print every key with its value and the origin of the value (default, line of "
+               "the file, command line), and exit");
   CLI::Option* explain = app.add_flag(
       "--explain-step", arguments.explain_step,
-      "train two steps from the first weights and print what happened in the second: a timeline of rank 0, "
+      "train two steps from the initial weights and print what happened in the second: a timeline of rank 0, "
       "and communication and memory against their formula. Reads no checkpoint and, without --timeline, "
       "writes no file");
   app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
       ->needs(explain);
   app.add_option("--timeline", arguments.timeline,
-                 "with --explain-step: write what rank 0 did in that step into this file too, as JSON for "
+                 "with --explain-step: also write what rank 0 did in that step to this file, as JSON for "
                  "chrome://tracing and ui.perfetto.dev: compute, communication, waits and live memory")
       ->check(cli::not_empty())
       ->needs(explain);
-  app.add_option("--evaluate", arguments.evaluate,
-                 "print loss, perplexity and bits per byte of data.validation for these weights, and end: a "
-                 "checkpoint's folder, a run's (its newest; FOLDER/best: its best), a safetensors file or a "
-                 "Hugging Face folder. Writes no file")
+  app.add_option(
+         "--evaluate", arguments.evaluate,
+         "print loss, perplexity and bits per byte of data.validation for these weights, and exit: a "
+         "checkpoint's folder, a run's (its newest checkpoint; FOLDER/best: its best), a safetensors file or a "
+         "Hugging Face folder. Writes no file")
       ->check(cli::not_empty())
       ->excludes(explain);
-  app.add_option("--report", arguments.report,
-                 "write report.html into this folder of a run, which may be under way, print its path, and "
-                 "end: curves, config, environment, and the communication of a step where "
-                 "logging.trace_communication was on. Needs no config")
+  app.add_option(
+         "--report", arguments.report,
+         "write report.html into this folder of a run, which may still be running, print its path, and "
+         "exit: curves, config, environment, and the communication of a step if "
+         "logging.trace_communication was on. Needs no config")
       ->check(cli::not_empty())
       ->excludes(config)
       ->excludes(explain);

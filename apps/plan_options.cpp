@@ -9,42 +9,40 @@ namespace fsdp::apps {
 void add_plan_options(CLI::App& app, PlanArguments& arguments, const std::string& condition) {
   plan::GivenMachines& machines = arguments.machines;
   app.add_option("--world-size,--gpus", machines.world_size,
-                 condition + "ranks; may be left out where [mesh] gives every axis a size");
-  app.add_option(
-         "--gpu", machines.gpu,
-         condition +
-             "take memory, speed and links from the data sheet of this GPU, such as h100; what is given "
-             "beside it goes before it")
+                 condition + "number of ranks; may be omitted if [mesh] gives the size of every axis");
+  app.add_option("--gpu", machines.gpu,
+                 condition +
+                     "take memory, speed and links from the data sheet of this GPU, such as h100; explicit "
+                     "options take precedence")
       ->check(cli::not_empty());
-  app.add_option(
-         "--efficiency", machines.efficiency,
-         condition + "with --gpu: the share of the data sheet's rate that products of matrices sustain")
+  app.add_option("--efficiency", machines.efficiency,
+                 condition + "with --gpu: the share of the data sheet's rate that matrix products reach")
       ->capture_default_str();
   app.add_option("--gpu-memory-gib", machines.memory_gib,
-                 condition + "memory of a rank's device; default: 80, or that of --gpu");
+                 condition + "memory of a rank's device; default: 80, or that of the GPU");
   app.add_option("--gpus-per-node", machines.gpus_per_node,
                  condition +
-                     "ranks of a node, which are linked by --node-bandwidth-gbps; "
-                     "default: all alike, or 8 with --gpu")
+                     "ranks per node, connected by --node-bandwidth-gbps; "
+                     "default: all ranks, or 8 with --gpu")
       ->check(cli::at_least(1));
   app.add_option("--node-bandwidth-gbps", machines.node_bandwidth_gbps,
                  condition +
-                     "Gbit/s that a rank receives from others of its node; default: as from other nodes, "
+                     "Gbit/s that a rank receives from its own node; default: as from other nodes, "
                      "or the links of --gpu")
       ->check(cli::above(0));
   app.add_option("--bandwidth-gbps", machines.bandwidth_gbps,
                  condition + "Gbit/s that a rank receives; with --gpus-per-node or --gpu from other nodes")
       ->capture_default_str();
-  app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps, condition + "the same between replicas")
+  app.add_option("--dcn-bandwidth-gbps", machines.dcn_bandwidth_gbps,
+                 condition + "Gbit/s that a rank receives from other replicas")
       ->capture_default_str();
-  app.add_option(
-      "--flops-tflops", machines.flops_tflops,
-      condition +
-          "TFLOP/s that a rank sustains; products in 8 bits (training.float8) take half their time; "
-          "default: 150, or --efficiency times those of --gpu");
+  app.add_option("--flops-tflops", machines.flops_tflops,
+                 condition +
+                     "TFLOP/s that a rank reaches; 8-bit products (training.float8) take half the time; "
+                     "default: 150, or --efficiency times those of --gpu");
   app.add_option("--tokens", machines.tokens,
-                 condition + "say how long training on so many takes, such as 15T");
-  app.add_flag("--json", arguments.json, condition + "one JSON object in place of text");
+                 condition + "also print how long training on this many tokens takes, such as 15T");
+  app.add_flag("--json", arguments.json, condition + "print one JSON object instead of text");
 }
 
 plan::Plan make_plan(const config::Config& config, const PlanArguments& arguments) {

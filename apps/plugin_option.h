@@ -13,8 +13,9 @@ namespace fsdp::apps {
 inline void add_plugin_option(CLI::App& app, std::vector<std::string>& plugins, const std::string& key) {
   const std::string beside =
       key.empty() ? "; a checkpoint that names one does not make it load" : ", as " + key + " does";
-  app.add_option("--plugin", plugins,
-                 "load this shared library, which adds models and the like (<fsdp/plugin.h>)" + beside)
+  app.add_option(
+         "--plugin", plugins,
+         "load this plug-in, a shared library that adds models, losses and so on (<fsdp/plugin.h>)" + beside)
       ->allow_extra_args(false)
       ->check(cli::not_empty());
 }

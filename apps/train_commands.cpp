@@ -27,7 +27,7 @@ config::Preset chosen_preset(const InitArguments& arguments) {
     return config::find_preset(arguments.preset.empty() ? "quickstart" : arguments.preset);
   }
   if (!arguments.preset.empty() && arguments.preset != "finetune") {
-    util::fail(ErrorKind::kUsage, "--from: expected the preset finetune beside it; found ", arguments.preset,
+    util::fail(ErrorKind::kUsage, "--from: expected the preset finetune with it; found ", arguments.preset,
                "; leave one of the two out");
   }
   return config::finetune_preset(arguments.from);
@@ -44,7 +44,7 @@ int init(const InitArguments& arguments) {
   std::error_code ignored;
   if (!arguments.force &&
       std::filesystem::exists(std::filesystem::symlink_status(arguments.output, ignored))) {
-    util::fail(ErrorKind::kUsage, "--output: expected the name of a file that is not there; found ",
+    util::fail(ErrorKind::kUsage, "--output: expected the name of a file that does not exist; found ",
                arguments.output, "; choose another name, or add --force to replace it");
   }
   util::write_file_atomically(arguments.output, text);
@@ -60,18 +60,18 @@ void add_init(CLI::App& app, std::function<int()>& run) {
   }
   CLI::App* command = app.add_subcommand("init", about);
   auto arguments = std::make_shared<InitArguments>();
-  command->add_option("preset", arguments->preset, "for what it is to be; otherwise quickstart")
+  command->add_option("preset", arguments->preset, "the preset; default: quickstart")
       ->check(cli::one_of(config::preset_names()));
   command
       ->add_option("--from", arguments->from,
-                   "finetune the model in this folder of Hugging Face (or checkpoint): [model], tokenizer "
-                   "and units are written to suit it")
+                   "fine-tune the model in this Hugging Face folder (or checkpoint): [model], tokenizer "
+                   "and units are set accordingly")
       ->check(cli::not_empty());
-  command->add_option("--output", arguments->output, "write to this file, which is not there yet")
+  command->add_option("--output", arguments->output, "write to this file, which must not exist")
       ->check(cli::not_empty());
   command->add_flag("--minimal", arguments->minimal,
-                    "only the keys that the preset sets, without all others as comments");
-  command->add_flag("--force", arguments->force, "with --output: replace the file if it is there");
+                    "only the keys that the preset sets, without the others as comments");
+  command->add_flag("--force", arguments->force, "with --output: replace an existing file");
   command->footer("Presets:" + presets);
   command->callback([arguments, &run] {
     run = [arguments] { return cli::run_command([&] { return init(*arguments); }); };
@@ -80,13 +80,13 @@ void add_init(CLI::App& app, std::function<int()>& run) {
 
 void add_doctor(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand(
-      "doctor", "look at this machine and print what a run would meet, to be pasted into a report");
+      "doctor", "check this machine for a run, and print findings that can be pasted into a bug report");
   auto arguments = std::make_shared<doctor::Subject>();
   command
       ->add_option("config", arguments->config_path,
-                   "TOML file of a run: its folder, its disk and its choices are looked at too")
+                   "TOML file of a run, to check its folder, disk and options too")
       ->check(cli::not_empty());
-  command->add_option("overrides", arguments->overrides, "section.key=value, in place of what the file says");
+  command->add_option("overrides", arguments->overrides, "section.key=value, overrides the file");
   command->callback([arguments, &run] {
     run = [arguments] {
       const std::vector<doctor::Finding> findings = doctor::examine(*arguments);

@@ -11,6 +11,7 @@
 
 namespace fsdp::checkpoint {
 
+/// Which differences between checkpoint and destinations load_slices() accepts.
 struct LoadOptions {
   /// Every tensor in the checkpoint must be among the destinations, if only with an empty range.
   bool refuse_unexpected = false;

@@ -74,6 +74,7 @@ struct TensorEntry {
   std::unordered_map<size_t, int64_t> numel_in_file{};  ///< elements in each file that holds any
 };
 
+/// The content of manifest.json.
 struct Manifest {
   int64_t step = 0;  ///< optimizer steps done
   int64_t world_size = 0;

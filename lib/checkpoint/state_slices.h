@@ -15,6 +15,7 @@
 
 namespace fsdp::checkpoint {
 
+/// What the slices of a state are used for.
 enum class SlicePurpose {
   kSave,  ///< ranks that hold the same elements give disjoint parts, so that each element is written once
   kLoad,  ///< every rank gets all that it holds

@@ -12,6 +12,7 @@ namespace fsdp::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets,
                            const kernels::LossTerms& terms = {});
 
+/// The loss that loss_of() computes, and the rows it is computed for.
 struct LossOptions {
   kernels::LossTerms terms = {};          ///< of the built-in loss
   LossFunction function = nullptr;        ///< null: the built-in loss

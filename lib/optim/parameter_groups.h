@@ -53,6 +53,7 @@ struct OptimizerTraits {
 
 /// By values of OptimizerOptions::name.
 util::Registry<OptimizerTraits>& optimizer_traits();
+/// The keys of optimizer_traits().
 std::vector<std::string> optimizer_names();
 
 /// The optimizer's states (none for an unknown name) and, last, the average of the weights.

@@ -44,6 +44,7 @@ using ScheduleShape = std::function<double(const ScheduleOptions&, const Schedul
 
 /// By values of ScheduleOptions::name.
 util::Registry<ScheduleShape>& schedule_shapes();
+/// The keys of schedule_shapes().
 std::vector<std::string> schedule_names();
 
 /// Throws Error(kUsage) for an unknown name or a number out of range.

@@ -34,6 +34,7 @@ namespace fsdp::shard {
 /// Marks the module's output, which otherwise is marked as sharded on its batch dimension.
 using ShardOutput = std::function<void(const at::Tensor& output, const comm::Mesh& mesh)>;
 
+/// How spmd_fully_shard() shards a module; by default hybrid, each parameter on a dimension of its own.
 struct SpmdOptions {
   SpmdOptions() {
     shard.layout = Layout::kPerParameter;

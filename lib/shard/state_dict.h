@@ -27,6 +27,7 @@
 
 namespace fsdp::shard {
 
+/// A tensor of a state dict.
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
@@ -39,6 +40,7 @@ using ShardedStateDict = std::vector<TensorSlice>;
 /// This rank's flat shards, by unit: [shard_numel].
 using LocalStateDict = std::vector<NamedTensor>;
 
+/// Which ranks full_state_dict() returns parameters on, and in which memory.
 struct FullStateDictOptions {
   bool rank0_only = false;  ///< other ranks take part in the gathers and return an empty state dict
   bool to_host = false;     ///< the tensors lie in host memory

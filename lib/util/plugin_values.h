@@ -13,6 +13,7 @@
 
 namespace fsdp::util {
 
+/// The value of a plug-in's key.
 using PluginValue = std::variant<std::string, int64_t, double, bool, std::vector<std::string>,
                                  std::vector<double>, std::vector<int64_t>>;
 

@@ -165,7 +165,7 @@ TEST_F(GenerateProgram, SaysWhatIsWrongInOneLine) {
     EXPECT_EQ(result.out, "");
   }
   EXPECT_EQ(generate({path("run"), "--prompt", "x", "-"}).exit_code, 2);
-  EXPECT_THAT(generate({"--help"}).out, StartsWith("Goes on with a text by a trained model.\n\nExamples:"));
+  EXPECT_THAT(generate({"--help"}).out, StartsWith("Continues a text with a trained model.\n\nExamples:"));
 }
 
 TEST_F(GenerateProgram, TrainingShowsSamples) {

@@ -173,7 +173,7 @@ TEST_F(InjectedFault, ARunThatIsToldToStopSavesAndGoesOnLater) {
     program.send(signal);
     ProgramResult stopped = program.wait();
     EXPECT_EQ(stopped.exit_code, 75) << stopped.err;
-    EXPECT_THAT(stopped.out, HasSubstr("stopped as told at step 6"));
+    EXPECT_THAT(stopped.out, HasSubstr("stopped on request at step 6"));
     EXPECT_THAT(stopped.out, HasSubstr("goes on from there: " + e2e::program("fsdp-train")));
     EXPECT_EQ(losses().size(), 6u);
     ASSERT_EQ(run("").exit_code, 0);
