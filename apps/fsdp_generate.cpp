@@ -1,4 +1,4 @@
-// fsdp-generate CHECKPOINT: goes on with a text by a trained model. Texts go to stdout, messages to stderr.
+// fsdp-generate CHECKPOINT: continues a text with a trained model. Texts go to stdout, messages to stderr.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "generate_output.h"
 #include "plugin/load.h"
 #include "plugin_option.h"
+#include "short_spinning.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -36,6 +37,9 @@ struct Arguments {
   std::optional<int64_t> max_new_tokens;
   generate::GenerationOptions options;
 };
+
+[[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,
+                                                                              char**) = spin_shortly;
 
 constexpr int64_t kDefaultNewTokens = 256;
 

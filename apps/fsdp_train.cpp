@@ -22,6 +22,7 @@
 #include "plugin/load.h"
 #include "plugin_option.h"
 #include "report/report.h"
+#include "short_spinning.h"
 #include "train/device.h"
 #include "train/dry_run.h"
 #include "train/evaluate.h"
@@ -80,10 +81,14 @@ std::shared_ptr<comm::Communicator> connect(const config::Config& config,
   return comm::make_communicator(environment, config.comm, std::move(activity), {}, device);
 }
 
-/// Before main(), because libtorch's initializers, which run before it, are most of the program's start.
-void remember_signals(int, char**, char**) { util::StopSignal::begin_early(); }
-[[gnu::section(".preinit_array"), gnu::used]] void (*const before_initializers)(int, char**,
-                                                                                char**) = remember_signals;
+/// Before main(), because libtorch's initializers, which run before it, take most of the program's start. First
+/// the restart of the program, which would lose a signal that was remembered.
+void before_initializers(int count, char** arguments, char** environment) {
+  spin_shortly(count, arguments, environment);
+  util::StopSignal::begin_early();
+}
+[[gnu::section(".preinit_array"), gnu::used]] void (*const first_initializer)(int, char**,
+                                                                              char**) = before_initializers;
 
 /// Whatever the process is doing: most of what it waits for now cannot be interrupted otherwise.
 [[noreturn]] void stop_before_training(bool first, int signal) {
