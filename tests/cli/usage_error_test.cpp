@@ -117,7 +117,7 @@ TEST(UsageErrors, SayWhatIsMissing) {
   EXPECT_TRUE(nothing.err.starts_with("error: command line: expected a config (a TOML file) or a command ("))
       << nothing.err;
   EXPECT_NE(
-      nothing.err.find("found neither; fsdp-train init quickstart --output config.toml writes a config"),
+      nothing.err.find("found neither; fsdp-train init quickstart --output config.toml writes a first config"),
       std::string::npos)
       << nothing.err;
 }

@@ -174,7 +174,7 @@ TEST_F(InjectedFault, ARunThatIsToldToStopSavesAndGoesOnLater) {
     ProgramResult stopped = program.wait();
     EXPECT_EQ(stopped.exit_code, 75) << stopped.err;
     EXPECT_THAT(stopped.out, HasSubstr("stopped on request at step 6"));
-    EXPECT_THAT(stopped.out, HasSubstr("goes on from there: " + e2e::program("fsdp-train")));
+    EXPECT_THAT(stopped.out, HasSubstr("this command resumes from there: " + e2e::program("fsdp-train")));
     EXPECT_EQ(losses().size(), 6u);
     ASSERT_EQ(run("").exit_code, 0);
     EXPECT_EQ(losses(), losses("undisturbed"));
