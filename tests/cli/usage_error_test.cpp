@@ -116,9 +116,9 @@ TEST(UsageErrors, SayWhatIsMissing) {
   EXPECT_EQ(nothing.exit_code, 2);
   EXPECT_TRUE(nothing.err.starts_with("error: command line: expected a config (a TOML file) or a command ("))
       << nothing.err;
-  EXPECT_NE(
-      nothing.err.find("found neither; fsdp-train init quickstart --output config.toml writes a first config"),
-      std::string::npos)
+  EXPECT_NE(nothing.err.find(
+                "found neither; fsdp-train init quickstart --output config.toml writes a first config"),
+            std::string::npos)
       << nothing.err;
 }
 
