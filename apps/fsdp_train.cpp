@@ -283,7 +283,7 @@ int check_that_a_config_is_named(const CLI::App& app, const Arguments& arguments
 int run_command(const CLI::Option& config, const std::function<int()>& command) {
   if (config.count() == 0) return command();
   util::fail(util::ErrorKind::kUsage,
-             "expected a command (init, doctor) as the first argument; found it after \"",
+             "expected a command (init, keys, doctor) as the first argument; found it after \"",
              config.as<std::string>(), "\"; to name a config with the name of a command, write ./NAME");
 }
 

@@ -8,6 +8,7 @@
 #include "cli/program.h"
 #include "cli/usage_error.h"
 #include "config/presets.h"
+#include "config/print.h"
 #include "doctor/doctor.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -96,10 +97,18 @@ void add_doctor(CLI::App& app, std::function<int()>& run) {
   });
 }
 
+void add_keys(CLI::App& app, std::function<int()>& run) {
+  CLI::App* command = app.add_subcommand("keys", "print every key of the config as a page of Markdown");
+  command->callback([&run] {
+    run = [] { return cli::run_command([] { return cli::print(config::key_reference_markdown()), 0; }); };
+  });
+}
+
 }  // namespace
 
 void add_train_commands(CLI::App& app, std::function<int()>& run) {
   add_init(app, run);
+  add_keys(app, run);
   add_doctor(app, run);
 }
 

@@ -7,7 +7,7 @@
 
 namespace fsdp::apps {
 
-/// Adds `init` and `doctor` to the command line. The one that is given sets `run`, which returns the exit
+/// Adds `init`, `keys` and `doctor` to the command line. The one that is given sets `run`, which returns the exit
 /// code.
 void add_train_commands(CLI::App& app, std::function<int()>& run);
 

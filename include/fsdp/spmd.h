@@ -3,8 +3,10 @@
 /// \file
 /// FSDP via SPMD (PyTorch/XLA's FSDPv2) on the same engine: parameters are sharded one by one over a mesh
 /// axis, the batch over dcn x data. The input is the whole batch, the output this rank's rows.
+/// spmd_fully_shard() shards a Stage, SpmdFullyShardedDataParallel any module.
 ///
-/// Collective: spmd_fully_shard(), forward and backward.
+/// Collective: spmd_fully_shard(), the constructor of SpmdFullyShardedDataParallel, forward and backward,
+/// full_tensor().
 ///
 /// Errors: Error(kUsage) for a module that is already sharded, and for sharding marks and options that
 /// contradict each other.
@@ -21,12 +23,20 @@
 /// \endcode
 
 #include "shard/spmd_fully_shard.h"
+#include "shard/spmd_module.h"
 
 namespace fsdp {
 
+using shard::batch_spec;
+using shard::full_tensor;
+using shard::mark_local_shard;
 using shard::mark_sharding;
+using shard::PartitionSpec;
+using shard::Sharding;
+using shard::sharding_of;
 using shard::ShardOutput;
 using shard::spmd_fully_shard;
+using shard::SpmdFullyShardedDataParallel;
 using shard::SpmdOptions;
 using shard::stage_type_policy;
 

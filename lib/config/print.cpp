@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "config/keys.h"
 #include "util/error.h"
@@ -12,6 +13,20 @@ namespace {
 
 std::string padded(const std::string& text, size_t width) {
   return text + std::string(text.size() < width ? width - text.size() : 0, ' ');
+}
+
+std::string default_text(const Key& key, Config& defaults) {
+  return key.follows.empty() ? toml_text(value_of(key, defaults)) : key.follows;
+}
+
+/// The text as it is, in a cell of a Markdown table.
+std::string markdown_cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (std::string_view("\\`*[]|").find(c) != std::string_view::npos) escaped += '\\';
+    escaped += c == '<' ? std::string("&lt;") : std::string(1, c);
+  }
+  return escaped;
 }
 
 }  // namespace
@@ -65,8 +80,7 @@ std::string key_reference() {
   std::vector<Row> rows;
   std::array<size_t, 3> widths{};
   for (const Key& key : all_keys()) {
-    Value value = value_of(key, defaults);
-    Row row{&key, {key.name, type_name(value), key.follows.empty() ? toml_text(value) : key.follows}};
+    Row row{&key, {key.name, type_name(value_of(key, defaults)), default_text(key, defaults)}};
     for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row.cells[i].size());
     rows.push_back(row);
   }
@@ -80,6 +94,26 @@ std::string key_reference() {
     text += "  ";
     for (size_t i = 0; i < widths.size(); ++i) text += padded(row.cells[i], widths[i]) + "  ";
     text += help_of(*row.key) + "\n";
+  }
+  return text;
+}
+
+std::string key_reference_markdown() {
+  Config defaults;
+  std::string text =
+      "# Configuration reference\n\n"
+      "<!-- Written by fsdp-train keys; a test compares this page with the table of keys. -->\n\n"
+      "Every key of a config, as `fsdp-train keys` prints them. Units are part of a name (`timeout_seconds`) or\n"
+      "stated in its meaning. Limits and choices stand in brackets at the end. [Configuration](configuration.md)\n"
+      "explains files, presets and overrides.\n";
+  std::string section;
+  for (const Key& key : all_keys()) {
+    if (key.section != section) {
+      section = key.section;
+      text += "\n## " + section + "\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n";
+    }
+    text += util::concat("| `", key.name, "` | ", type_name(value_of(key, defaults)), " | `",
+                         default_text(key, defaults), "` | ", markdown_cell(help_of(key)), " |\n");
   }
   return text;
 }

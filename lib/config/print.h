@@ -27,6 +27,9 @@ std::string help_of(const Key& key);
 /// The table of keys for --help: type, default, meaning and limits of each.
 std::string key_reference();
 
+/// The same as a page of Markdown, docs/reference.md.
+std::string key_reference_markdown();
+
 /// Keys whose values differ, as "training.steps: 200 -> 400", from `before` to `after`.
 std::vector<std::string> differing_keys(const Config& before, const Config& after);
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <sstream>
 
@@ -65,6 +67,20 @@ TEST(KeyReference, HasALineForEveryKeyWithDefaultAndLimits) {
   }
   EXPECT_NE(reference.find("[\"none\", \"implicit\", \"explicit\"]"), std::string::npos);
   EXPECT_NE(reference.find("steps of the whole run [>= 1 and <= 1000000000]"), std::string::npos);
+}
+
+TEST(KeyReference, IsThePageOfTheDocumentation) {
+  std::ifstream file(FSDP_SOURCE_DIR "/docs/reference.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_TRUE(page == key_reference_markdown())
+      << "docs/reference.md differs from the table of keys; write it again: build/bin/fsdp-train keys > docs/reference.md";
+}
+
+TEST(KeyReference, EscapesWhatMarkdownWouldRead) {
+  EXPECT_NE(
+      key_reference_markdown().find("\n| `keep_float32` | list of strings | `[]` | patterns (\\* and ?) of "
+                                    "parameters that stay float32: \"\\*norm\\*\" |\n"),
+      std::string::npos);
 }
 
 TEST(DifferingKeys, NamesKeyAndBothValues) {
