@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <fsdp/communicator.h>
 #include <fsdp/error.h>
+#include <fsdp/fully_shard.h>
 #include <fsdp/grad_norm.h>
 #include <fsdp/mesh.h>
 #include <fsdp/module.h>
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int64_t kBatch = 8, kInputs = 6, kWidth = 16, kSteps = 20;
 
-// [model]
 /// x: [B, kWidth] -> the same
 struct BlockImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return x + out(at::gelu(in(x))); }
@@ -35,7 +35,6 @@ struct NetImpl : torch::nn::Module {
   fsdp::Hooked<BlockImpl> second = register_module("second", fsdp::Hooked<BlockImpl>());
   torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, 1));
 };
-// [end of model]
 
 }  // namespace
 

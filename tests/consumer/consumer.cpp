@@ -31,7 +31,6 @@ at::Tensor loss_of(Tagger& model, int rank, int64_t step) {
                                               (ids % Tagger::kTags).flatten());
 }
 
-// [example]
 double train(const Communicator& communicator, const std::filesystem::path& folder, int64_t first,
              int64_t last) {
   torch::manual_seed(1);  // the same first weights on every rank
@@ -58,7 +57,6 @@ double train(const Communicator& communicator, const std::filesystem::path& fold
                      *communicator);
   return loss.item<double>();
 }
-// [end of example]
 
 int run(const Communicator& communicator, const std::filesystem::path& folder, int64_t begin = 0) {
   const double first = begin > 0 ? 2.0 : train(communicator, folder, 0, 2);
