@@ -90,7 +90,7 @@ TEST(ScheduleOrder, OfEachStrategyAndPrefetchIsAsWrittenDown) {
 
 TEST(ScheduleOrder, OfTheDefaultsIsQuotedInTheReadme) {
   const std::string readme = read_file("lib/README.md"), text = schedule_text(units_of({}), {});
-  EXPECT_NE(readme.find("```\n" + text + "```\n"), std::string::npos) << text;
+  EXPECT_NE(readme.find("```text\n" + text + "```\n"), std::string::npos) << text;
 }
 
 TEST(ScheduleText, LeavesOutUnitsInTheMiddle) {
