@@ -39,7 +39,7 @@ def unit_life():
     states = [("sharded", "1/4 of the parameters", "shard", BLUE, "", "all-gather"),
               ("forward", "all parameters", "all", BLUE, "", "free"),
               ("sharded", "1/4 of the parameters", "shard", BLUE, "", "all-gather"),
-              ("backward", "all, and all gradients", "all", BLUE, "all", "free, reduce-"),
+              ("backward", "all, and all gradients", "all", BLUE, "all", "free, reduce- scatter"),
               ("reduced", "1/4 of both", "shard", BLUE, "shard", "optimizer"),
               ("updated", "1/4, for the next step", "shard", GREEN, "", "")]
     for rank in range(ranks):
@@ -58,7 +58,7 @@ def unit_life():
         picture.text(x + 2 * cell, 208, caption, 'text-anchor="middle" font-size="12"')
         if action:
             a = x + 4 * cell + 8
-            words = [action, "scatter"] if action.endswith("-") else [action]
+            words = action.split()
             for line, word in enumerate(words):
                 picture.text(a + 30, 108 - 14 * (len(words) - 1 - line), word, 'text-anchor="middle" font-size="12"')
             picture.path(f"M{a} 120h54m-7 -5l7 5l-7 5", f'fill="none" stroke="{INK}" stroke-width="1.5"')
