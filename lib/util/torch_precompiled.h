@@ -1,9 +1,10 @@
 #pragma once
 
-// Headers of libtorch that most files of components with tensors need, compiled once. Sources still include
-// what they use.
+// The precompiled header of everything that uses libtorch: the headers that most of its files need, compiled once.
+// Sources still include what they use.
 
 #include <ATen/ATen.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstdint>
