@@ -22,7 +22,7 @@ using util::concat;
 
 namespace {
 
-constexpr double kPictureWidth = 1160, kPictureLeft = 190, kPictureRight = 14;
+constexpr double kPictureWidth = 1160, kPictureLeft = 190, kPictureRight = 30;
 constexpr double kComputeRow = 26, kLaneRow = 20, kUnitRow = 18, kMemoryHeight = 64, kBetween = 10;
 constexpr double kCharacter = 6.4;  ///< at most, of a name in a bar
 constexpr size_t kMostRows = 72, kMostName = 28;
@@ -34,7 +34,7 @@ struct Kind {
 
 constexpr Kind kForward{"forward", "forward"}, kRecompute{"recompute", "forward again"},
     kBackward{"backward", "backward"}, kGather{"gather", "all-gather"}, kReduce{"reduce", "reduce-scatter"},
-    kOther{"other", "other collectives"}, kWaited{"waited", "waiting"}, kHeld{"held", "parameters are there"};
+    kOther{"other", "other collectives"}, kWaited{"waited", "waiting"}, kHeld{"held", "parameters gathered"};
 
 const Kind& kind_of(const Slice& slice) {
   if (slice.op == "buffer") return kHeld;
@@ -167,11 +167,12 @@ class Drawing {
                     "\" rx=\"1.5\">",
                     slice.op == "buffer" ? "" : concat("<title>", escaped(says), "</title>"), "</rect>");
     if (!named) return;
-    const std::string whole = shown_unit(slice.unit);
-    for (std::string name : {whole, whole.substr(whole.find('.') + 1)}) {
-      if (kCharacter * static_cast<double>(name.size()) + 6 > width) continue;
+    // "layers.3" of "model.layers.3", but not "3" of "layers.3".
+    std::string name = shown_unit(slice.unit);
+    if (const size_t dot = name.find('.'); name.find('.', dot + 1) != std::string::npos)
+      name.erase(0, dot + 1);
+    if (kCharacter * static_cast<double>(name.size()) + 6 <= width) {
       texts_ += text_at("on middle", x + width / 2, top + height / 2 + 4, name);
-      break;
     }
   }
 

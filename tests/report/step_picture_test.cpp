@@ -14,7 +14,7 @@ using testing::gather_event;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-int count(const std::string& text, const std::string& part) {
+int times_in(const std::string& text, const std::string& part) {
   int found = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
@@ -37,8 +37,8 @@ TEST(StepPicture, HasTracksACurveUnitsATimeAxisAndALegend) {
   }
   EXPECT_THAT(svg, HasSubstr("forward of a in 100 ms"));
   EXPECT_THAT(svg, HasSubstr("all_gather of a, forward: 64 B in 50 ms</title>"));  // the wait for it
-  EXPECT_EQ(count(svg, "class=\"forward outer\""), 1) << "the root lies around the unit";
-  EXPECT_EQ(count(svg, "<rect class=\"gather\""), 1 + 2 + 2)
+  EXPECT_EQ(times_in(svg, "class=\"forward outer\""), 1) << "the root lies around the unit";
+  EXPECT_EQ(times_in(svg, "<rect class=\"gather\""), 1 + 2 + 2)
       << "in the legend, on the track and of the units";
   EXPECT_THAT(svg, Not(HasSubstr(">backward<")));
 }
