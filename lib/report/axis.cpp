@@ -96,6 +96,10 @@ std::string value_text(double value, Scale scale) {
   return printed("%.*g", 4, value);
 }
 
-std::string coordinate(double value) { return printed("%.*f", 1, std::clamp(value, -1e6, 1e6)); }
+std::string coordinate(double value) {
+  std::string text = printed("%.*f", 1, std::clamp(value, -1e6, 1e6));
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text;
+}
 
 }  // namespace fsdp::report

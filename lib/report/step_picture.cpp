@@ -149,7 +149,7 @@ class Drawing {
     double x = kPictureLeft;
     for (const auto& [css, says] : entries) {
       bars_ += concat("<rect class=\"", css, "\" x=\"", coordinate(x), "\" y=\"", coordinate(y_ + 4),
-                      "\" width=\"12\" height=\"12\" rx=\"3\"/>");
+                      "\" width=\"12\" height=\"12\"/>");
       texts_ += text_at("tick", x + 17, y_ + 14, says);
       x += 17 + kCharacter * 1.1 * static_cast<double>(says.size()) + 18;
     }
@@ -163,8 +163,7 @@ class Drawing {
     if (slice.op != "compute") says += concat(", ", slice.pass, ": ", util::human_bytes(slice.bytes));
     says += concat(" in ", in_milliseconds(slice.end_us - slice.begin_us));
     bars_ += concat("<rect class=\"", css, "\" x=\"", coordinate(x), "\" y=\"", coordinate(top + inset),
-                    "\" width=\"", coordinate(width), "\" height=\"", coordinate(height - 2 * inset),
-                    "\" rx=\"1.5\">",
+                    "\" width=\"", coordinate(width), "\" height=\"", coordinate(height - 2 * inset), "\">",
                     slice.op == "buffer" ? "" : concat("<title>", escaped(says), "</title>"), "</rect>");
     if (!named) return;
     // "layers.3" of "model.layers.3", but not "3" of "layers.3".

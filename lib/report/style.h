@@ -15,7 +15,7 @@ inline constexpr const char* kFigureStyle = R"css(
     --gather: #5b96f7; --reduce: #f58f3d; --other: #8e9bae; --held: #24344f; --waited: #f2f5fa; --on: #0c1118;
     --forward: #3fb98c; --backward: #cf86df; --recompute: #93cc70; }
 }
-.ground { fill: var(--card); } .grid { stroke: var(--line); }
+rect { rx: 1.5px; } .ground { fill: var(--card); rx: 0; } .grid { stroke: var(--line); }
 .tick { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
 .title { fill: var(--ink); font-size: 15px; font-weight: 600; }
 .on { fill: var(--on); font-size: 11px; pointer-events: none; }
