@@ -22,6 +22,7 @@
 #include "plugin/load.h"
 #include "plugin_option.h"
 #include "report/report.h"
+#include "report/watch.h"
 #include "short_spinning.h"
 #include "train/device.h"
 #include "train/dry_run.h"
@@ -45,11 +46,13 @@ struct Arguments {
   bool print_config = false;
   bool explain_step = false;
   bool all_units = false;
-  std::string timeline;  ///< the file of the explained step's Chrome trace; empty: none
+  std::string timeline;  ///< the file of the explained step; empty: none
   bool plan = false;
   bool dry_run = false;
   std::string evaluate;                ///< the weights to be validated; empty: trains
-  std::string report;                  ///< the folder of the run that is to be reported; empty: none
+  std::vector<std::string> report;     ///< the folders of the runs that are to be reported
+  std::string report_output;           ///< the file of the report; empty: the default
+  std::string watch;                   ///< the folder of the run that is to be watched; empty: none
   fsdp::apps::PlanArguments planning;  ///< of these two
 };
 
@@ -196,7 +199,12 @@ std::vector<std::string> overrides_of(const Arguments& arguments) {
 
 int run(const Arguments& arguments) {
   if (!arguments.report.empty()) {
-    cli::print(report::write_report(arguments.report).string() + "\n");
+    const std::vector<std::filesystem::path> folders(arguments.report.begin(), arguments.report.end());
+    cli::print(report::write_report(folders, arguments.report_output).string() + "\n");
+    return 0;
+  }
+  if (!arguments.watch.empty()) {
+    report::watch(arguments.watch);
     return 0;
   }
   comm::LaunchEnvironment environment = comm::read_launch_environment();
@@ -234,9 +242,14 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
+/// What reads the folders of runs needs no config.
+bool looks_at_runs(const Arguments& arguments) {
+  return !arguments.report.empty() || !arguments.watch.empty();
+}
+
 /// Only what trains saves before it ends; all else ends by a signal as any program does.
 bool trains(const Arguments& arguments) {
-  return arguments.report.empty() && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
+  return !looks_at_runs(arguments) && !arguments.print_config && !arguments.plan && !arguments.dry_run &&
          !arguments.explain_step && arguments.evaluate.empty();
 }
 
@@ -303,11 +316,16 @@ cli::Page page() {
            {"every key with its value and the origin of the value", "fsdp-train config.toml --print-config"},
            {"what happens in a step",
             "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step"},
+           {"a picture of that step",
+            "fsdp-launch --nproc-per-node 2 -- fsdp-train config.toml --explain-step --timeline step.svg"},
            {"what each of 64 ranks would need, planned and measured",
             "fsdp-train config.toml --dry-run --world-size 64"},
            {"the validation loss of the run's best weights",
             "fsdp-train config.toml --evaluate checkpoints/run/best"},
-           {"the curves and settings of a run as an HTML page", "fsdp-train --report checkpoints/run"}},
+           {"a run as it goes on, in a terminal", "fsdp-train --watch checkpoints/run"},
+           {"the curves and settings of a run as an HTML page", "fsdp-train --report checkpoints/run"},
+           {"the curves of two runs, and what differs in their configs",
+            "fsdp-train --report checkpoints/run-1 checkpoints/run-2 --output comparison.html"}},
       .words = apps::config_words()};
 }
 
@@ -330,9 +348,11 @@ int main(int argc, char** argv) {
       "writes no file");
   app.add_flag("--all-units", arguments.all_units, "with --explain-step: every event of every unit")
       ->needs(explain);
-  app.add_option("--timeline", arguments.timeline,
-                 "with --explain-step: also write what rank 0 did in that step to this file, as JSON for "
-                 "chrome://tracing and ui.perfetto.dev: compute, communication, waits and live memory")
+  app.add_option(
+         "--timeline", arguments.timeline,
+         "with --explain-step: also write what rank 0 did in that step to this file: compute, "
+         "communication, waits and live memory, as a picture (FILE.svg) or as JSON for chrome://tracing "
+         "and ui.perfetto.dev (FILE.json)")
       ->check(cli::not_empty())
       ->needs(explain);
   app.add_option(
@@ -342,14 +362,28 @@ int main(int argc, char** argv) {
          "Hugging Face folder. Writes no file")
       ->check(cli::not_empty())
       ->excludes(explain);
+  CLI::Option* report =
+      app.add_option(
+             "--report", arguments.report,
+             "write report.html into this folder of a run, which may still be running, print its path, "
+             "and exit: curves, config, environment, and the picture of a step if "
+             "logging.trace_communication was on. With several folders: write comparison.html into the "
+             "working directory, with the curves of all runs and the keys in which they differ")
+          ->check(cli::not_empty())
+          ->excludes(config)
+          ->excludes(explain);
+  app.add_option("--output", arguments.report_output, "with --report: write this file instead")
+      ->check(cli::not_empty())
+      ->needs(report);
   app.add_option(
-         "--report", arguments.report,
-         "write report.html into this folder of a run, which may still be running, print its path, and "
-         "exit: curves, config, environment, and the communication of a step if "
-         "logging.trace_communication was on. Needs no config")
+         "--watch", arguments.watch,
+         "show this folder of a run in the terminal until the run ends or q is pressed: progress, curve of "
+         "the loss, speed, memory, the processes on this host, validations and checkpoints. Prints this "
+         "once if the output is no terminal")
       ->check(cli::not_empty())
       ->excludes(config)
-      ->excludes(explain);
+      ->excludes(explain)
+      ->excludes(report);
   add_plan_options(app, arguments);
   std::function<int()> command;
   apps::add_train_commands(app, command);
@@ -362,7 +396,7 @@ int main(int argc, char** argv) {
   for (char** word = argv; *word != nullptr; ++word) words.push_back(util::shell_word(*word));
   arguments.command = util::join(words, " ");
   if (command || !trains(arguments)) util::StopSignal::end_early();
-  if (!command && arguments.report.empty()) {
+  if (!command && !looks_at_runs(arguments)) {
     const int code = util::run_guarded([&] { return check_that_a_config_is_named(app, arguments); });
     if (code != 0) return code;
   }

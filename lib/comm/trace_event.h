@@ -22,7 +22,7 @@
 //
 // A compute event has op "compute", the pass "forward", "recompute" (forward again, in backward) or
 // "backward", no bytes, and the times issue_us = start_us and done_us. --explain-step records them
-// (train/step_timeline.h), a training run does not.
+// (train/step_timeline.h), a training run does not. step_tracks.h arranges the events of a step as a picture.
 
 #include <cstdint>
 #include <optional>
@@ -60,13 +60,5 @@ std::string trace_line(const TraceEvent& event);
 
 /// The event of a trace_line(); nullopt for other text: torn, of another format, or with impossible times.
 std::optional<TraceEvent> parse_trace_line(std::string_view line);
-
-/// The events of a step as a Chrome trace, for chrome://tracing and ui.perfetto.dev: an array of JSON
-/// objects. The process is the rank. Its tracks are compute, in which units lie inside the root,
-/// communication and waits, and, as a counter for each kind of buffer, the live unsharded bytes. Collectives
-/// or waits that overlap, as those of several groups may, go to tracks of their own. Times begin at
-/// `begin_us`. Collectives that failed are left out; compute without a recorded end lasts to the last event of
-/// its backward pass.
-std::string chrome_trace(const std::vector<TraceEvent>& events, int rank, double begin_us);
 
 }  // namespace fsdp::comm

@@ -118,13 +118,20 @@ std::string key_reference_markdown() {
   return text;
 }
 
+std::vector<std::pair<std::string, std::string>> key_texts(const Config& config) {
+  Config values = config;
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const Key& key : all_keys()) texts.emplace_back(key.full_name(), toml_text(value_of(key, values)));
+  return texts;
+}
+
 std::vector<std::string> differing_keys(const Config& before, const Config& after) {
-  Config old_values = before, new_values = after;
+  const auto old_texts = key_texts(before), new_texts = key_texts(after);
   std::vector<std::string> differences;
-  for (const Key& key : all_keys()) {
-    Value old_value = value_of(key, old_values), new_value = value_of(key, new_values);
-    if (old_value == new_value) continue;
-    differences.push_back(key.full_name() + ": " + toml_text(old_value) + " -> " + toml_text(new_value));
+  for (size_t i = 0; i < old_texts.size(); ++i) {
+    const auto& [name, old_text] = old_texts[i];
+    const std::string& new_text = new_texts[i].second;
+    if (old_text != new_text) differences.push_back(name + ": " + old_text + " -> " + new_text);
   }
   return differences;
 }

@@ -3,6 +3,7 @@
 // The configuration as text.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -29,6 +30,9 @@ std::string key_reference();
 
 /// The same as a page of Markdown, docs/reference.md.
 std::string key_reference_markdown();
+
+/// The full name of every key, and its value in TOML.
+std::vector<std::pair<std::string, std::string>> key_texts(const Config& config);
 
 /// Keys whose values differ, as "training.steps: 200 -> 400", from `before` to `after`.
 std::vector<std::string> differing_keys(const Config& before, const Config& after);

@@ -3,40 +3,36 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <map>
 #include <numeric>
+#include <set>
 
 #include "config/load.h"
+#include "config/print.h"
 #include "plan/plan.h"
 #include "report/chart.h"
-#include "report/style.h"
+#include "report/curves.h"
+#include "report/html.h"
+#include "report/step_picture.h"
 #include "shard/schedule_text.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/text.h"
 
 namespace fsdp::report {
+namespace fs = std::filesystem;
 
 using util::concat;
-
-std::string escaped(std::string_view text) {
-  static const std::map<char, std::string> kEntities = {
-      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
-  std::string out;
-  for (const char c : text) {
-    const auto entity = kEntities.find(c);
-    entity == kEntities.end() ? out += c : out += entity->second;
-  }
-  return out;
-}
 
 namespace {
 
 constexpr size_t kMostUnits = 8;  ///< shown one by one in the schedule
 
-std::string tile(const std::string& number, const std::string& what) {
-  return concat("<div class=\"card\"><b>", escaped(number), "</b><span>", escaped(what), "</span></div>\n");
-}
+/// A run in a number.
+struct Fact {
+  std::string what;
+  std::string value;
+  std::string detail{};  ///< of the value
+};
 
 double mean_of(const std::vector<Point>& points) {
   const double sum = std::accumulate(points.begin(), points.end(), 0.0,
@@ -46,85 +42,54 @@ double mean_of(const std::vector<Point>& points) {
 
 bool lower(const Point& a, const Point& b) { return a.y < b.y; }
 
-/// The run in a few numbers; those without a value are left out.
-std::string tiles(const RunRecord& run) {
-  std::string text;
+/// Those without a value are left out.
+std::vector<Fact> facts(const RunRecord& run) {
+  std::vector<Fact> found;
+  auto whole = [](double number) { return util::with_commas(static_cast<int64_t>(number)); };
   if (const auto& loss = run.values("loss"); !loss.empty()) {
-    text += tile(util::with_commas(static_cast<int64_t>(loss.back().x)), "steps");
-    text += tile(util::fixed(loss.back().y, 4), "training loss, last step");
+    found.push_back({"steps", whole(loss.back().x)});
+    found.push_back({"training loss, last step", util::fixed(loss.back().y, 4)});
   }
   if (const auto& losses = run.values("validation_loss"); !losses.empty()) {
     const Point best = *std::min_element(losses.begin(), losses.end(), lower);
-    text += tile(util::fixed(best.y, 4),
-                 concat("best validation loss, at step ", util::with_commas(static_cast<int64_t>(best.x))));
+    found.push_back({"best validation loss", util::fixed(best.y, 4), concat(", at step ", whole(best.x))});
   }
   if (const auto& tokens = run.values("tokens"); !tokens.empty()) {
-    text += tile(value_text(tokens.back().y, Scale::kNumber), "tokens seen");
+    found.push_back({"tokens seen", value_text(tokens.back().y, Scale::kNumber)});
   }
   if (const auto& speed = run.values("tokens_per_second"); !speed.empty()) {
-    text += tile(value_text(std::round(mean_of(speed)), Scale::kNumber), "tokens a second, mean");
+    found.push_back({"tokens a second, mean", value_text(std::round(mean_of(speed)), Scale::kNumber)});
   }
   if (const auto& mfu = run.values("mfu"); !mfu.empty()) {
-    text += tile(util::fixed(100 * mean_of(mfu), 1) + "%", "model FLOPs utilisation, mean");
+    found.push_back({"model FLOPs utilisation, mean", util::fixed(100 * mean_of(mfu), 1) + "%"});
   }
   if (const auto& memory = run.values("peak_memory_bytes"); !memory.empty()) {
-    text += tile(value_text(std::max_element(memory.begin(), memory.end(), lower)->y, Scale::kBytes),
-                 "peak memory of process 0");
+    found.push_back({"peak memory of process 0",
+                     value_text(std::max_element(memory.begin(), memory.end(), lower)->y, Scale::kBytes)});
+  }
+  return found;
+}
+
+std::string tiles(const RunRecord& run) {
+  std::string text;
+  for (const Fact& fact : facts(run)) {
+    text += concat("<div class=\"card\"><b>", escaped(fact.value), "</b><span>", escaped(fact.what),
+                   escaped(fact.detail), "</span></div>\n");
   }
   return text.empty() ? "" : concat("<div class=\"tiles\">\n", text, "</div>\n");
 }
 
-/// A card with a chart, and a legend where two curves have points; empty where none has.
-std::string card(const std::string& title, std::vector<Curve> curves, const ChartOptions& options) {
-  std::erase_if(curves, [](const Curve& curve) { return curve.points.empty(); });
-  const std::string chart = line_chart(curves, options);
-  if (chart.empty()) return "";
-  std::string legend;
-  for (size_t i = 0; i < curves.size() && curves.size() > 1; ++i) {
-    legend += concat("<i style=\"background:var(--c", i, ")\"></i>", escaped(curves[i].name));
-  }
-  return concat("<figure class=\"card\" style=\"margin:0\"><h2>", escaped(title), "<span class=\"legend\">",
-                legend, "</span></h2>", chart, "</figure>\n");
-}
-
-std::string charts(const RunRecord& run) {
-  auto curve = [&](const char* name, const char* says) { return Curve{says, run.values(name)}; };
-  std::string text;
-  text += card("Loss (nats a token)", {curve("loss", "training"), curve("validation_loss", "validation")},
-               {.label = "loss over steps"});
-  text += card("Gradient norm, before clipping", {curve("grad_norm", "gradient norm")},
-               {.label = "gradient norm over steps", .from_zero = true});
-  text += card("Learning rate", {curve("lr", "learning rate")},
-               {.label = "learning rate over steps", .from_zero = true});
-  text += card("Tokens a second, all processes", {curve("tokens_per_second", "tokens a second")},
-               {.label = "tokens a second over steps", .from_zero = true});
-  text += card("Peak memory of process 0", {curve("peak_memory_bytes", "peak memory")},
-               {.label = "peak memory over steps", .scale = Scale::kBytes, .from_zero = true});
-  text += card("Model FLOPs utilisation", {curve("mfu", "utilisation")},
-               {.label = "model FLOPs utilisation over steps", .scale = Scale::kPercent, .from_zero = true});
-  text += card("Loss scale", {curve("loss_scale", "loss scale")}, {.label = "loss scale over steps"});
-  return text.empty() ? "<p class=\"card\">No step was logged so far.</p>\n"
-                      : concat("<div class=\"charts\">\n", text, "</div>\n");
-}
-
 std::string timeline(const RunRecord& run) {
   if (!run.trace) return "";
-  const std::string chart = timeline_chart(*run.trace);
-  if (chart.empty()) return "";
-  auto key = [](const char* colour, const char* says) {
-    return concat("<i style=\"background:var(--", colour, ")\"></i>", says);
-  };
-  return concat(
-      "<figure class=\"card wide\" "
-      "style=\"margin-left:0;margin-right:0;margin-bottom:0\"><h2>Communication of step ",
-      run.trace->step, "<span class=\"legend\">", key("gather", "all-gather"),
-      key("reduce", "reduce-scatter"), key("other", "other"), key("waited", "the process waited for it"),
-      key("held", "parameters gathered"), "</span></h2>", chart, "<p class=\"note\">From ",
-      escaped(run.trace->file), ". A bar lasts from the start of a collective to its result.",
-      run.skipped_trace_lines > 0
-          ? concat(" ", util::with_commas(run.skipped_trace_lines), " lines of it could not be read.")
-          : "",
-      "</p></figure>\n");
+  const std::string title = concat("Step ", run.trace->step, " on one process");
+  const std::string picture = step_picture(comm::tracks_of(run.trace->events), {.title = title});
+  if (picture.empty()) return "";
+  return concat("<figure class=\"card wide\"><h2>", title, "</h2>", picture, "<p class=\"note\">From ",
+                escaped(run.trace->file), ". A bar lasts from the start of a collective to its result.",
+                run.skipped_trace_lines > 0 ? concat(" ", util::with_commas(run.skipped_trace_lines),
+                                                     " lines of it could not be read.")
+                                            : "",
+                "</p></figure>\n");
 }
 
 /// The schedule of the run's config; empty where it cannot be told from the folder, as of a run of another
@@ -138,7 +103,7 @@ std::string schedule(const RunRecord& run) {
     const int world_size = std::max(1, std::atoi(ranks->second.c_str()));
     const auto units = plan::planned_units(config, comm::resolve_mesh(config.mesh, world_size));
     const std::string text = schedule_text(units, config::shard_options(config), kMostUnits);
-    return concat("<section class=\"card\"><h2>Schedule of a micro-batch</h2><pre>", escaped(text),
+    return concat("<section class=\"card wide\"><h2>Schedule of a micro-batch</h2><pre>", escaped(text),
                   "</pre></section>\n");
   } catch (const util::Error&) {
     return "";
@@ -148,7 +113,7 @@ std::string schedule(const RunRecord& run) {
 std::string texts(const RunRecord& run) {
   std::string text;
   if (!run.environment.empty()) {
-    text += "<section class=\"card\"><h2>Environment</h2><table>";
+    text += "<section class=\"card\"><h2>Environment</h2><table class=\"pairs\">";
     for (const auto& [name, value] : run.environment) {
       text += concat("<tr><td>", escaped(name), "</td><td>", escaped(value), "</td></tr>");
     }
@@ -160,29 +125,112 @@ std::string texts(const RunRecord& run) {
   return text.empty() ? "" : concat("<div class=\"texts\">\n", text, "</div>\n");
 }
 
-}  // namespace
-
-std::string html_page(const RunRecord& run) {
-  std::filesystem::path folder = run.folder.lexically_normal();
-  if (folder.filename().empty()) folder = folder.parent_path();
-  const std::string name = escaped(util::printable(folder.filename().string()));
-  std::string page =
-      concat("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",
-             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>", name,
-             "</title>\n<style>", kStyle, "</style>\n</head>\n<body>\n<main>\n<h1>", name,
-             "</h1>\n<p class=\"sub\">", escaped(util::printable(folder.string())));
-  if (run.skipped_lines > 0) {
-    page += concat(" &middot; ", util::with_commas(run.skipped_lines),
-                   " lines of metrics.jsonl could not be read");
-  }
-  page += "</p>\n";
-  return page + tiles(run) + charts(run) + timeline(run) + schedule(run) + texts(run) +
-         "</main>\n</body>\n</html>\n";
+fs::path normal(const fs::path& folder) {
+  const fs::path path = folder.lexically_normal();
+  return path.filename().empty() ? path.parent_path() : path;
 }
 
-std::filesystem::path write_report(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "report.html";
-  util::write_file_atomically(path, html_page(read_run(folder)));
+std::string table_row(const char* cell, const std::string& first, const std::vector<std::string>& others) {
+  std::string row = concat("<tr><", cell, ">", first, "</", cell, ">");
+  for (const std::string& other : others) row += concat("<", cell, ">", escaped(other), "</", cell, ">");
+  return row + "</tr>\n";
+}
+
+std::string facts_table(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
+  std::vector<std::string> columns;
+  for (const RunRecord& run : runs) {
+    for (const Fact& fact : facts(run)) {
+      if (std::find(columns.begin(), columns.end(), fact.what) == columns.end()) columns.push_back(fact.what);
+    }
+  }
+  std::string rows = table_row("th", "run", columns);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    std::vector<std::string> cells(columns.size());
+    for (const Fact& fact : facts(runs[i])) {
+      const auto column = std::find(columns.begin(), columns.end(), fact.what) - columns.begin();
+      cells[static_cast<size_t>(column)] = fact.value + fact.detail;
+    }
+    rows += table_row("td", swatch(i) + escaped(names[i]), cells);
+  }
+  return concat("<section class=\"card wide first runs\"><table>", rows, "</table></section>\n");
+}
+
+/// A column for each run whose config can be read, a row for each key that differs among them.
+std::string config_table(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
+  std::vector<std::vector<std::pair<std::string, std::string>>> configs;
+  std::vector<std::string> columns, unread;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    try {
+      configs.push_back(config::key_texts(config::load_resolved_config(runs[i].folder / "config.toml")));
+      columns.push_back(names[i]);
+    } catch (const util::Error&) {
+      unread.push_back(names[i]);
+    }
+  }
+  std::string rows;
+  for (size_t key = 0; !configs.empty() && key < configs.front().size(); ++key) {
+    if (configs.front()[key].first == "run.output_dir") continue;
+    std::vector<std::string> values;
+    for (const auto& config : configs) values.push_back(config[key].second);
+    if (std::set(values.begin(), values.end()).size() > 1) {
+      rows += table_row("td", escaped(configs.front()[key].first), values);
+    }
+  }
+  const std::string table =
+      rows.empty() ? "" : concat("<table>", table_row("th", "key", columns), rows, "</table>");
+  const std::string note = unread.empty()
+                               ? ""
+                               : concat("<p class=\"note\">The config.toml of ",
+                                        escaped(util::join(unread, ", ")), " could not be read.</p>");
+  return concat("<section class=\"card wide\"><h2>",
+                table.empty() ? "No config key differs" : "Config keys that differ", "</h2>", table, note,
+                "</section>\n");
+}
+
+/// Short and different: names of folders, or whole paths.
+std::vector<std::string> names_of(const std::vector<RunRecord>& runs) {
+  std::vector<std::string> names, paths;
+  for (const RunRecord& run : runs) {
+    paths.push_back(util::printable(normal(run.folder).string()));
+    names.push_back(util::printable(normal(run.folder).filename().string()));
+  }
+  return std::set(names.begin(), names.end()).size() == names.size() ? names : paths;
+}
+
+std::string subtitle_of(const RunRecord& run) {
+  std::string text = escaped(util::printable(normal(run.folder).string()));
+  if (run.skipped_lines > 0) {
+    text += concat(" &middot; ", util::with_commas(run.skipped_lines),
+                   " lines of metrics.jsonl could not be read");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string html_page(const std::vector<RunRecord>& runs) {
+  const std::vector<std::string> names = names_of(runs);
+  if (runs.size() == 1) {
+    const RunRecord& run = runs.front();
+    return html_document(names.front(), subtitle_of(run),
+                         tiles(run) + charts(runs, names) + timeline(run) + schedule(run) + texts(run));
+  }
+  std::vector<std::string> subtitles;
+  for (const RunRecord& run : runs) subtitles.push_back(subtitle_of(run));
+  return html_document(concat(runs.size(), " runs"), util::join(subtitles, "<br>"),
+                       facts_table(runs, names) + charts(runs, names) + config_table(runs, names));
+}
+
+fs::path write_report(const std::vector<fs::path>& folders, const fs::path& output) {
+  if (folders.size() > kMostCurves) {
+    util::fail(util::ErrorKind::kUsage, "expected at most ", kMostCurves,
+               " runs, whose curves can be told from each other; found ", folders.size(), "; compare fewer");
+  }
+  std::vector<RunRecord> runs;
+  for (const fs::path& folder : folders) runs.push_back(read_run(folder));
+  fs::path path = output;
+  if (path.empty()) path = folders.size() == 1 ? folders.front() / "report.html" : "comparison.html";
+  util::write_file_atomically(path, html_page(runs));
   return path;
 }
 

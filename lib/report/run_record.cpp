@@ -29,7 +29,8 @@ std::string shown_text(const fs::path& path) {
   return util::printable(text);
 }
 
-/// Whether fsdp-train wrote such a line.
+}  // namespace
+
 bool add_metrics(const std::string& line, RunRecord& run) {
   const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return false;
@@ -46,13 +47,18 @@ bool add_metrics(const std::string& line, RunRecord& run) {
   return true;
 }
 
+void require_metrics(const fs::path& folder) {
+  if (util::is_there(folder / "metrics.jsonl")) return;
+  util::fail(util::ErrorKind::kUsage, "expected the folder of a run, with metrics.jsonl; found none in ",
+             folder.string(), "; name the run.output_dir of a run that has begun");
+}
+
+namespace {
+
 void read_metrics(RunRecord& run) {
   const fs::path path = run.folder / "metrics.jsonl";
+  require_metrics(run.folder);
   std::ifstream file(path, std::ios::binary);
-  if (!util::is_there(path)) {
-    util::fail(util::ErrorKind::kUsage, "expected the folder of a run, with metrics.jsonl; found none in ",
-               run.folder.string(), "; name the run.output_dir of a run that has begun");
-  }
   if (!file) util::fail(util::ErrorKind::kIo, "cannot read ", path.string());
   for (std::string line; std::getline(file, line);) {
     if (!add_metrics(line, run)) ++run.skipped_lines;
@@ -62,6 +68,8 @@ void read_metrics(RunRecord& run) {
   }
 }
 
+}  // namespace
+
 void read_environment(RunRecord& run) {
   const auto object = nlohmann::ordered_json::parse(shown_text(run.folder / "environment.json"), nullptr,
                                                     /*allow_exceptions=*/false);
@@ -70,6 +78,8 @@ void read_environment(RunRecord& run) {
     run.environment.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
   }
 }
+
+namespace {
 
 /// trace.rank<R>.jsonl of the lowest R; empty: there is none.
 fs::path first_trace(const fs::path& folder) {
@@ -104,8 +114,7 @@ std::optional<StepTrace> read_step_trace(const fs::path& path, int64_t& skipped_
       if (!now.events.empty() && now.step > 0) before = std::move(now);  // step 0: before the first
       now = {.file = name, .step = event->step};
     }
-    const bool is_shown = event->is_buffer() ? event->buffer_kind == "parameters"
-                                             : event->is_collective() && event->done_us.has_value();
+    const bool is_shown = event->is_buffer() || (event->is_collective() && event->done_us.has_value());
     if (is_shown && now.events.size() < kMostTraceEvents) now.events.push_back(*std::move(event));
   }
   if (before || now.events.empty()) return before;

@@ -19,8 +19,8 @@ struct Point {
   double x = 0, y = 0;
 };
 
-/// A whole step of trace.rank<R>.jsonl (comm/trace_event.h): its collectives that have ended, and the buffers
-/// of unsharded parameters.
+/// A whole step of trace.rank<R>.jsonl (comm/trace_event.h): its collectives that have ended, and its
+/// unsharded buffers.
 struct StepTrace {
   std::string file;
   int64_t step = 0;
@@ -40,6 +40,16 @@ struct RunRecord {
 
   const std::vector<Point>& values(const std::string& name) const;
 };
+
+/// Adds the finite numbers of a line of metrics.jsonl behind those of their series. False for a line that
+/// fsdp-train did not write.
+bool add_metrics(const std::string& line, RunRecord& run);
+
+/// Adds what environment.json of its folder says.
+void read_environment(RunRecord& run);
+
+/// Throws Error(kUsage) where the folder has no metrics.jsonl.
+void require_metrics(const std::filesystem::path& folder);
 
 /// Throws Error(kUsage) where the folder has no metrics.jsonl, and Error(kIo) for what cannot be read.
 RunRecord read_run(const std::filesystem::path& folder);

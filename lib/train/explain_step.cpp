@@ -1,12 +1,15 @@
 #include "train/explain_step.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <fstream>
 #include <set>
 
 #include "config/checks.h"
 #include "config/global_batch.h"
 #include "optim/schedule.h"
+#include "report/step_picture.h"
 #include "shard/engine_sizes.h"
 #include "shard/schedule_text.h"
 #include "train/run_parts.h"
@@ -59,14 +62,19 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
   return counted;
 }
 
-std::string heading(const config::Config& config, const shard::Engine& engine, const StepResult& result) {
+/// The run in a few words.
+std::string one_line(const config::Config& config, const shard::Engine& engine) {
   int64_t parameters = 0;
   for (const auto& unit : engine.units()) parameters += unit->storage().layout().numel();
   int world = engine.communicator().world_size();
   std::string ranks = world == 1 ? "1 rank (no communication)"
                                  : concat(world, " ranks over ", engine.communicator().backend_name());
-  std::string text = concat(config.model.architecture, ", ", with_commas(parameters), " parameters, ", ranks,
-                            ", ", config.fsdp.strategy, ", ", engine.units().size(), " units\n",
+  return concat(config.model.architecture, ", ", with_commas(parameters), " parameters, ", ranks, ", ",
+                config.fsdp.strategy, ", ", engine.units().size(), " units");
+}
+
+std::string heading(const config::Config& config, const shard::Engine& engine, const StepResult& result) {
+  std::string text = concat(one_line(config, engine), "\n",
                             "Rank 0 in the second of two steps: prefetching knows the order of the units "
                             "from then on. Nothing is saved.\n");
   if (result.skipped) text += "The gradients overflowed, so the weights were not updated.\n";
@@ -137,6 +145,37 @@ TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& opt
   return limits;
 }
 
+bool is_picture(const std::filesystem::path& timeline) { return timeline.extension() == ".svg"; }
+
+/// What write_timeline() would find only after the steps.
+void check_timeline(const std::filesystem::path& path) {
+  if (path.empty()) return;
+  if (!is_picture(path) && path.extension() != ".json") {
+    util::fail(util::ErrorKind::kUsage,
+               "--timeline: expected a file that ends in .svg (a picture) or .json (a Chrome trace); found ",
+               path.string(), "; add one of these endings");
+  }
+  const std::filesystem::path probe = util::temporary_name(path);
+  std::error_code ignored;
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  if (is_folder || !std::ofstream(probe)) {
+    util::fail(util::ErrorKind::kIo, "--timeline: cannot write ", path.string(), ": ",
+               is_folder ? "it is a folder" : util::errno_text(errno));
+  }
+  std::filesystem::remove(probe, ignored);
+}
+
+void write_timeline(const std::filesystem::path& path, const StepRecord& step, const std::string& title) {
+  if (path.empty()) return;
+  const comm::StepTracks tracks = comm::tracks_of(step.events);
+  util::write_file_atomically(path, is_picture(path)
+                                        ? report::step_picture(tracks, {.title = title,
+                                                                        .begin_us = step.begin_us,
+                                                                        .end_us = step.end_us,
+                                                                        .stands_alone = true})
+                                        : comm::chrome_trace(tracks, /*rank=*/0, step.begin_us));
+}
+
 }  // namespace
 
 std::string explain_step(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
@@ -150,6 +189,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   }
   std::optional<data::TrainLoader> loader;
   comm::agree(*communicator, "set-up", [&] {
+    if (communicator->rank() == 0) check_timeline(options.timeline);  // not after the steps
     config::check_world(config, communicator->world_size());
     config::resolve_batch(config, communicator->world_size());
     loader.emplace(open_training_data(config, *communicator));
@@ -176,10 +216,8 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   if (communicator->rank() != 0) return {};
 
   record.events = trace->events(kExplainedStep);
-  if (!options.timeline.empty()) {
-    util::write_file_atomically(options.timeline,
-                                comm::chrome_trace(record.events, communicator->rank(), record.begin_us));
-  }
+  write_timeline(options.timeline, record,
+                 concat("Step ", kExplainedStep, " on rank 0: ", one_line(config, *parts.engine)));
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});

@@ -13,7 +13,8 @@ namespace fsdp::train {
 
 struct ExplainOptions {
   bool all_units = false;  ///< every event; otherwise as many units as fit into about 60 lines
-  /// Where rank 0 writes the step as a Chrome trace (comm/trace_event.h); empty: nowhere.
+  /// Where rank 0 writes the step: a Chrome trace (comm/step_tracks.h) if it ends in .json, a picture
+  /// (report/step_picture.h) if it ends in .svg; empty: nowhere.
   std::filesystem::path timeline{};
 };
 
@@ -26,7 +27,8 @@ struct ExplainOptions {
 ///   - a table of shard::step_formula() against what was measured
 ///
 /// Writes no other file than options.timeline. Returns the text on rank 0 and an empty one on the others.
-/// Collective; throws as Trainer does, and Error(kIo) on rank 0 where the timeline cannot be written.
+/// Collective; throws as Trainer does, and before the first step Error(kUsage) for a timeline with another ending
+/// and Error(kIo) for one that cannot be written.
 std::string explain_step(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                          const ExplainOptions& options = {});
 

@@ -43,11 +43,11 @@ TEST(Report, DrawsTheCurvesOfARunInOnePageOfItsOwn) {
   write(folder / "metrics.jsonl", kMetrics);
   write(folder / "config.toml", "[run]\nname = \"a<b>\"\n");
   write(folder / "environment.json", R"({"libtorch":"2.11.0","ranks":2})");
-  const auto path = write_report(folder.path());
+  const auto path = write_report({folder.path()});
   EXPECT_EQ(path, folder / "report.html");
   const std::string page = util::read_file(path);
-  EXPECT_EQ(count(page, "<svg"), 5);  // loss, norm, rate, speed, memory
-  EXPECT_EQ(count(page, "class=\"curve"), 5);
+  EXPECT_EQ(count(page, "<svg viewBox"), 5);  // loss, norm, rate, speed, memory
+  EXPECT_EQ(count(page, "d=\"M64"), 5);
   EXPECT_EQ(count(page, "class=\"dot c1\""), 1);  // validation
   EXPECT_THAT(page, HasSubstr("name = &quot;a&lt;b&gt;&quot;"));
   EXPECT_THAT(page, HasSubstr("<td>ranks</td><td>2</td>"));
@@ -65,10 +65,10 @@ TEST(Report, ShowsTheScheduleOfTheRunsConfig) {
   config.fsdp.backward_prefetch = "post";
   write(folder / "config.toml", config::to_toml(config));
   write(folder / "environment.json", R"({"ranks":2})");
-  EXPECT_THAT(util::read_file(write_report(folder.path())),
+  EXPECT_THAT(util::read_file(write_report({folder.path()})),
               HasSubstr("reduce model.layers.3.mlp, gather model.layers.2"));
   write(folder / "config.toml", "[fsdp]\nof_another_version = 1\n");
-  EXPECT_THAT(util::read_file(write_report(folder.path())), Not(HasSubstr("Schedule of a micro-batch")));
+  EXPECT_THAT(util::read_file(write_report({folder.path()})), Not(HasSubstr("Schedule of a micro-batch")));
 }
 
 TEST(Report, CountsTheLinesThatAreNone) {
@@ -78,7 +78,7 @@ TEST(Report, CountsTheLinesThatAreNone) {
   const RunRecord run = read_run(folder.path());
   EXPECT_EQ(run.skipped_lines, 5);
   EXPECT_EQ(run.values("loss").size(), 2u);
-  EXPECT_THAT(html_page(run), HasSubstr("5 lines of metrics.jsonl could not be read"));
+  EXPECT_THAT(html_page({run}), HasSubstr("5 lines of metrics.jsonl could not be read"));
 }
 
 TEST(Report, LeavesOutNumbersThatAreNone) {
@@ -89,7 +89,7 @@ TEST(Report, LeavesOutNumbersThatAreNone) {
         "1e308,\"lr\":-1e308}\n{\"step\":4,\"loss\":-1e308,\"lr\":1e308}\n");
   const RunRecord run = read_run(folder.path());
   EXPECT_EQ(run.values("loss").size(), 2u);
-  const std::string page = html_page(run);
+  const std::string page = html_page({run});
   for (const char* wrong : {"\"nan", "\"inf", " nan", " inf", "-nan"})
     EXPECT_THAT(page, Not(HasSubstr(wrong)));
 }
@@ -101,7 +101,7 @@ TEST(Report, ShowsNoTextOfAFileAsMarkup) {
   write(folder / "config.toml", evil + "\x1b[2J\xff");
   write(folder / "environment.json", "{\"" + evil + "\":\"" + evil + "\"}");
   write(folder / "trace.rank0.jsonl", gather(1, evil, 0));
-  const std::string page = html_page(read_run(folder.path()));
+  const std::string page = html_page({read_run(folder.path())});
   EXPECT_THAT(page, Not(HasSubstr("<script")));
   EXPECT_THAT(page, HasSubstr("\\x1b[2J\\xff"));
 }
@@ -109,7 +109,7 @@ TEST(Report, ShowsNoTextOfAFileAsMarkup) {
 TEST(Report, TellsOfARunThatHasLoggedNothing) {
   TemporaryFolder folder;
   write(folder / "metrics.jsonl", "");
-  EXPECT_THAT(html_page(read_run(folder.path())), HasSubstr("No step was logged so far."));
+  EXPECT_THAT(html_page({read_run(folder.path())}), HasSubstr("No step was logged so far."));
 }
 
 TEST(Report, RefusesAFolderThatIsNoRuns) {
@@ -157,11 +157,78 @@ TEST(Report, DrawsTheLastStepOfTheTraceThatIsSurelyWhole) {
   EXPECT_EQ(run.trace->events[1].begin_us(), 21);
   EXPECT_EQ(run.trace->events[1].wait_us, 25);
   EXPECT_EQ(run.trace->events[2].issue_us, 90);
-  const std::string page = html_page(run);
-  EXPECT_EQ(count(page, "<rect class=\"held\""), 1);
-  EXPECT_THAT(page, HasSubstr("Communication of step 2"));
-  EXPECT_THAT(page, HasSubstr("all_gather of second, forward: 4.0 KiB in 0.009 ms, waited for 0.005 ms"));
+  const std::string page = html_page({run});
+  EXPECT_EQ(count(page, "<rect class=\"held\""), 2);  // in the legend, and of the unit
+  EXPECT_THAT(page, HasSubstr("Step 2 on one process"));
+  EXPECT_THAT(page, HasSubstr("all_gather of second, forward: 4.0 KiB in 0.009 ms"));
   EXPECT_THAT(page, HasSubstr("2 lines of it could not be read"));
+}
+
+/// A run's folder in `parent`.
+std::filesystem::path make_run(const TemporaryFolder& parent, const std::string& name, double lr) {
+  const std::filesystem::path folder = parent / name;
+  std::filesystem::create_directory(folder);
+  write(folder / "metrics.jsonl", kMetrics);
+  config::Config config;
+  config.run.output_dir = folder;
+  config.data.train = {"none.bin"};
+  config.optimizer.lr = lr;
+  write(folder / "config.toml", config::to_toml(config));
+  return folder;
+}
+
+TEST(Comparison, DrawsACurveOfEachRunAndTellsWhatDiffersInTheirConfigs) {
+  TemporaryFolder folder;
+  const std::string page =
+      html_page({read_run(make_run(folder, "slow<1>", 0.001)), read_run(make_run(folder, "fast", 0.003))});
+  EXPECT_EQ(count(page, "<h2>"), 7 + 1)
+      << "training and validation loss, training loss over tokens, norm, rate, "
+         "speed, memory; no seconds were logged; the table of keys";
+  for (const char* css : {"<path class=\"curve c0\" d=\"M6", "<path class=\"curve c1\" d=\"M6"}) {
+    EXPECT_EQ(count(page, css), 6);  // a single validation is a dot
+  }
+  EXPECT_THAT(page, HasSubstr("<td>optimizer.lr</td><td>0.001</td><td>0.003</td>"));
+  EXPECT_EQ(count(page, "<tr><td>"), 2 + 1) << "the runs, and one key; where they write is no difference";
+  EXPECT_THAT(page, HasSubstr("slow&lt;1&gt;"));
+  EXPECT_THAT(page, HasSubstr("<td>4.7500, at step 2</td>"));
+}
+
+TEST(Comparison, NamesRunsOfTheSameNameByTheirPaths) {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "a");
+  std::filesystem::create_directory(folder / "b");
+  const auto first = make_run(folder, "a/run", 0.001), second = make_run(folder, "b/run", 0.001);
+  const std::string page = html_page({read_run(first), read_run(second)});
+  EXPECT_THAT(page, HasSubstr(second.string() + "</td>"));
+  EXPECT_THAT(page, HasSubstr("No config key differs"));
+}
+
+TEST(Comparison, GoesOnWithoutAConfigThatCannotBeRead) {
+  TemporaryFolder folder;
+  const auto first = make_run(folder, "first", 0.001), second = make_run(folder, "second", 0.002);
+  write(second / "config.toml", "[fsdp]\nof_another_version = 1\n");
+  EXPECT_THAT(html_page({read_run(first), read_run(second)}),
+              HasSubstr("The config.toml of second could not be read."));
+}
+
+TEST(Comparison, IsWrittenWhereItIsWanted) {
+  TemporaryFolder folder;
+  const auto first = make_run(folder, "first", 0.001), second = make_run(folder, "second", 0.002);
+  EXPECT_EQ(write_report({first, second}, folder / "both.html"), folder / "both.html");
+  EXPECT_THAT(util::read_file(folder / "both.html"), HasSubstr("<title>2 runs</title>"));
+  EXPECT_FALSE(std::filesystem::exists(first / "report.html"));
+}
+
+TEST(Comparison, RefusesMoreRunsThanCanBeToldApart) {
+  TemporaryFolder folder;
+  const std::vector<std::filesystem::path> runs(kMostCurves + 1, make_run(folder, "run", 0.001));
+  try {
+    write_report(runs, folder / "all.html");
+    FAIL() << "accepted";
+  } catch (const util::Error& error) {
+    EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("expected at most 8 runs"));
+  }
 }
 
 TEST(LineChart, KeepsTheExtremesOfVeryManyPoints) {
@@ -169,7 +236,7 @@ TEST(LineChart, KeepsTheExtremesOfVeryManyPoints) {
   for (int i = 0; i < 100'000; ++i) points.push_back({double(i), i == 54'321 ? 100.0 : 1.0});
   const std::string chart = line_chart({{"loss", points}}, {.label = "loss"});
   EXPECT_LT(chart.size(), 40'000u);
-  EXPECT_THAT(chart, HasSubstr(" 12.0"));  // the top of the figure: the spike is there
+  EXPECT_THAT(chart, HasSubstr(" 12L"));  // the top of the figure: the spike is there
 }
 
 TEST(LineChart, DrawsASinglePointAndValuesThatAreAllAlike) {

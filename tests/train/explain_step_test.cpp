@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "comm/communicator.h"
 #include "comm/thread_communicator.h"
@@ -135,14 +136,30 @@ TEST_F(ExplainStep, WritesATimelineWhoseComputeIsNestedAndWhoseMemoryIsNeverNega
   }
 }
 
-TEST_F(ExplainStep, NamesATimelineThatCannotBeWritten) {
-  try {
-    explain_step(config_, std::make_shared<comm::SingleCommunicator>(),
-                 {.timeline = folder_ / "missing/step.json"});
-    FAIL() << "accepted";
-  } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
-    EXPECT_NE(std::string(error.what()).find("missing/step.json"), std::string::npos) << error.what();
+TEST_F(ExplainStep, WritesATimelineAsAPicture) {
+  const std::filesystem::path path = folder_ / "step.svg";
+  explain(2, config_, {.timeline = path});
+  const std::string svg = util::read_file(path);
+  EXPECT_TRUE(svg.starts_with("<svg")) << svg;
+  for (const char* part : {"Step 2 on rank 0: llama", ">compute<", ">communication<",
+                           "backward of model.layers.1", "reduce_scatter of model.layers.1"}) {
+    EXPECT_NE(svg.find(part), std::string::npos) << part;
+  }
+}
+
+TEST_F(ExplainStep, RefusesATimelineThatCannotBeWrittenBeforeTheSteps) {
+  config_.data.train = {folder_ / "none.bin"};  // which is found out later
+  for (const auto& [path, kind, says] :
+       {std::tuple{"missing/step.json", util::ErrorKind::kIo, "missing/step.json"},
+        std::tuple{"step.png", util::ErrorKind::kUsage, "expected a file that ends in .svg"},
+        std::tuple{"step", util::ErrorKind::kUsage, "found "}}) {
+    try {
+      explain_step(config_, std::make_shared<comm::SingleCommunicator>(), {.timeline = folder_ / path});
+      FAIL() << "accepted";
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), kind);
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    }
   }
 }
 
