@@ -2,7 +2,7 @@
 #   find_package(fsdp 0.2 CONFIG REQUIRED)
 #   target_link_libraries(mine PRIVATE fsdp::fsdp)        # or single components: fsdp::shard
 # libtorch stays where it is, and a link in the prefix names it; with --component libtorch it is copied into the prefix,
-# which then stands alone. The components programs, development and libtorch are those of the packages (Package.cmake).
+# which then stands alone. The components programs and development are packages (Package.cmake), as are the two parts of libtorch.
 include(CMakePackageConfigHelpers)
 set(package_dir lib/cmake/fsdp)
 set(libtorch_dir lib/fsdp/libtorch)  # below the prefix
@@ -60,15 +60,20 @@ install(CODE "
     file(MAKE_DIRECTORY \"\${folder}\")
     file(CREATE_LINK \"${FSDP_LIBTORCH_DIR}\" \"${place}\" SYMBOLIC)
   endif()" COMPONENT libtorch_link)
+# The copy in two parts for the packages, libtorch_runtime and libtorch_headers.
 install(CODE "
   if(IS_SYMLINK \"${place}\")
     file(REMOVE \"${place}\")
   endif()" COMPONENT libtorch EXCLUDE_FROM_ALL)
-install(DIRECTORY "${FSDP_LIBTORCH_DIR}/" DESTINATION ${libtorch_dir} COMPONENT libtorch EXCLUDE_FROM_ALL
-        REGEX "/torch/include$" EXCLUDE PATTERN "complete" EXCLUDE)
-install(DIRECTORY "${torch_include}" DESTINATION ${libtorch_dir}/torch COMPONENT libtorch EXCLUDE_FROM_ALL)
-# Its symbols for debuggers are a fifth of its size.
-install(CODE "
-  if(CMAKE_INSTALL_DO_STRIP)
-    execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \"${place}/torch/lib/libtorch_cpu.so\" COMMAND_ERROR_IS_FATAL ANY)
-  endif()" COMPONENT libtorch EXCLUDE_FROM_ALL)
+foreach(component IN ITEMS libtorch libtorch_runtime)
+  install(DIRECTORY "${FSDP_LIBTORCH_DIR}/" DESTINATION ${libtorch_dir} COMPONENT ${component} EXCLUDE_FROM_ALL
+          REGEX "/torch/include$" EXCLUDE PATTERN "complete" EXCLUDE)
+  # Its symbols for debuggers are a fifth of its size.
+  install(CODE "
+    if(CMAKE_INSTALL_DO_STRIP)
+      execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \"${place}/torch/lib/libtorch_cpu.so\" COMMAND_ERROR_IS_FATAL ANY)
+    endif()" COMPONENT ${component} EXCLUDE_FROM_ALL)
+endforeach()
+foreach(component IN ITEMS libtorch libtorch_headers)
+  install(DIRECTORY "${torch_include}" DESTINATION ${libtorch_dir}/torch COMPONENT ${component} EXCLUDE_FROM_ALL)
+endforeach()
