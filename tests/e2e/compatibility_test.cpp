@@ -30,13 +30,13 @@ class StoredRun : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(StoredRun, GoesOnToTheLossesOfItsVersion) {
-  testing::ProgramResult trained =
-      run({"fsdp-launch", "--nproc-per-node", "2", "--", program("fsdp-train"), "run/config.toml",
-           "run.output_dir=run", "training.steps=4"});
+  testing::ProgramResult trained = run({"fsdp-launch", "--nproc-per-node", "2", "--", program("fsdp-train"),
+                                        "run/config.toml", "run.output_dir=run", "training.steps=4"});
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   // Another processor may sum in another order.
-  EXPECT_THAT(testing::values_of(run_ / "metrics.jsonl", "loss"),
-              ::testing::ElementsAre(::testing::DoubleNear(2.9554149, 1e-4), ::testing::DoubleNear(2.6998180, 1e-4)));
+  EXPECT_THAT(
+      testing::values_of(run_ / "metrics.jsonl", "loss"),
+      ::testing::ElementsAre(::testing::DoubleNear(2.9554149, 1e-4), ::testing::DoubleNear(2.6998180, 1e-4)));
 }
 
 TEST_P(StoredRun, IsIntactForFsdpCkpt) {
