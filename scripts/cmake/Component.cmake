@@ -45,7 +45,7 @@ function(fsdp_component name)
   target_include_directories(fsdp_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
                                                  "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
-  install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib)
+  install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib COMPONENT development)
   set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
   target_link_libraries(fsdp_${name} PUBLIC ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
@@ -76,7 +76,7 @@ function(fsdp_options name)
                                                     "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
   target_link_libraries(fsdp_${name} INTERFACE ${OPTIONS_LINK})
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
-  install(TARGETS fsdp_${name} EXPORT fsdp)
+  install(TARGETS fsdp_${name} EXPORT fsdp COMPONENT development)
 endfunction()
 
 # PLUGINS: a program that loads plug-ins. They take symbols from it, so it has all of the components that they build on.

@@ -1,7 +1,8 @@
 # cmake --install BUILD --prefix P: programs, libraries, headers and the CMake package fsdp.
-#   find_package(fsdp 0.1 CONFIG REQUIRED)
+#   find_package(fsdp 0.2 CONFIG REQUIRED)
 #   target_link_libraries(mine PRIVATE fsdp::fsdp)        # or single components: fsdp::shard
-# libtorch stays where it is; with --component libtorch it is copied into the prefix, which then stands alone.
+# libtorch stays where it is, and a link in the prefix names it; with --component libtorch it is copied into the prefix,
+# which then stands alone. The components programs and development are packages (Package.cmake), as are the two parts of libtorch.
 include(CMakePackageConfigHelpers)
 set(package_dir lib/cmake/fsdp)
 set(libtorch_dir lib/fsdp/libtorch)  # below the prefix
@@ -12,32 +13,67 @@ add_library(fsdp_all INTERFACE)
 add_library(fsdp::fsdp ALIAS fsdp_all)
 set_target_properties(fsdp_all PROPERTIES EXPORT_NAME fsdp)
 target_link_libraries(fsdp_all INTERFACE ${components})
-install(TARGETS fsdp_all EXPORT fsdp)
+install(TARGETS fsdp_all EXPORT fsdp COMPONENT development)
 
 # Public headers (include/fsdp) name what is internal (lib/) by the components' folders.
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION include)
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/lib/" DESTINATION include/fsdp/internal FILES_MATCHING PATTERN "*.h"
-        PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_precompiled.h" EXCLUDE)
-install(EXPORT fsdp NAMESPACE fsdp:: FILE fsdpTargets.cmake DESTINATION ${package_dir})
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION include COMPONENT development)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/lib/" DESTINATION include/fsdp/internal COMPONENT development
+        FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_precompiled.h" EXCLUDE)
+install(EXPORT fsdp NAMESPACE fsdp:: FILE fsdpTargets.cmake DESTINATION ${package_dir} COMPONENT development)
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/scripts/cmake/fsdpConfig.cmake.in"
                               "${PROJECT_BINARY_DIR}/fsdpConfig.cmake" INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/fsdpConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/fsdpConfig.cmake" "${PROJECT_BINARY_DIR}/fsdpConfigVersion.cmake"
               "${PROJECT_SOURCE_DIR}/scripts/cmake/Libtorch.cmake"
-              "${PROJECT_SOURCE_DIR}/scripts/cmake/Plugin.cmake" DESTINATION ${package_dir})
+              "${PROJECT_SOURCE_DIR}/scripts/cmake/Plugin.cmake" DESTINATION ${package_dir} COMPONENT development)
 
-# Programs look for libtorch in the prefix first, then where it was when they were built.
+# Programs look for libtorch in the prefix alone.
 get_property(programs DIRECTORY "${PROJECT_SOURCE_DIR}/apps" PROPERTY BUILDSYSTEM_TARGETS)
 foreach(program IN LISTS programs)
   get_target_property(type ${program} TYPE)
   if(type STREQUAL "EXECUTABLE")
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH
-      "$ORIGIN/../${libtorch_dir}/torch/lib;$ORIGIN/../${libtorch_dir}/nvidia/cu13/lib;${FSDP_LIBTORCH_DIR}/torch/lib;${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib")
-    install(TARGETS ${program} RUNTIME DESTINATION bin)
+    set_target_properties(${program} PROPERTIES
+      INSTALL_RPATH "$ORIGIN/../${libtorch_dir}/torch/lib;$ORIGIN/../${libtorch_dir}/nvidia/cu13/lib")
+    install(TARGETS ${program} RUNTIME DESTINATION bin COMPONENT programs)
   endif()
 endforeach()
 
-install(DIRECTORY "${FSDP_LIBTORCH_DIR}/" DESTINATION ${libtorch_dir} COMPONENT libtorch EXCLUDE_FROM_ALL
-        REGEX "/torch/include$" EXCLUDE)
-install(DIRECTORY "${torch_include}" DESTINATION ${libtorch_dir}/torch COMPONENT libtorch EXCLUDE_FROM_ALL)
+# The quickstart and what it needs, configs to start from, launchers, pages. Man pages where the target `man` was built.
+file(WRITE "${PROJECT_BINARY_DIR}/fsdp-quickstart"
+     "#!/bin/sh\nexec \"$(dirname \"$(realpath \"$0\")\")/../share/fsdp/scripts/quickstart\" \"$@\"\n")
+install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-quickstart" DESTINATION bin COMPONENT programs)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONENT programs)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
+        FILES_MATCHING PATTERN "common.sh" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
+        PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION share/doc/fsdp-toolkit COMPONENT programs
+        FILES_MATCHING PATTERN "*.md")
+install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+        DESTINATION share/doc/fsdp-toolkit COMPONENT programs)
+install(DIRECTORY "${PROJECT_BINARY_DIR}/share/man" DESTINATION share COMPONENT programs OPTIONAL)
+
+set(place "\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${libtorch_dir}")
+install(CODE "
+  if(NOT EXISTS \"${place}/torch\")
+    get_filename_component(folder \"${place}\" DIRECTORY)
+    file(MAKE_DIRECTORY \"\${folder}\")
+    file(CREATE_LINK \"${FSDP_LIBTORCH_DIR}\" \"${place}\" SYMBOLIC)
+  endif()" COMPONENT libtorch_link)
+# The copy in two parts for the packages, libtorch_runtime and libtorch_headers.
+install(CODE "
+  if(IS_SYMLINK \"${place}\")
+    file(REMOVE \"${place}\")
+  endif()" COMPONENT libtorch EXCLUDE_FROM_ALL)
+foreach(component IN ITEMS libtorch libtorch_runtime)
+  install(DIRECTORY "${FSDP_LIBTORCH_DIR}/" DESTINATION ${libtorch_dir} COMPONENT ${component} EXCLUDE_FROM_ALL
+          REGEX "/torch/include$" EXCLUDE PATTERN "complete" EXCLUDE)
+  # Its symbols for debuggers are a fifth of its size.
+  install(CODE "
+    if(CMAKE_INSTALL_DO_STRIP)
+      execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \"${place}/torch/lib/libtorch_cpu.so\" COMMAND_ERROR_IS_FATAL ANY)
+    endif()" COMPONENT ${component} EXCLUDE_FROM_ALL)
+endforeach()
+foreach(component IN ITEMS libtorch libtorch_headers)
+  install(DIRECTORY "${torch_include}" DESTINATION ${libtorch_dir}/torch COMPONENT ${component} EXCLUDE_FROM_ALL)
+endforeach()

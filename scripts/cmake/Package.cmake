@@ -1,0 +1,44 @@
+# Debian packages by CPack, which scripts/package runs: fsdp-toolkit has the programs, fsdp-toolkit-dev the static libraries,
+# headers and the CMake package, fsdp-libtorch and fsdp-libtorch-dev the libtorch that both were built with.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME fsdp)
+set(CPACK_PACKAGE_CONTACT "fsdp maintainers <maintainers@fsdp.invalid>")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_THREADS 0)
+
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+set(CPACK_COMPONENTS_ALL programs development libtorch_runtime libtorch_headers)
+set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "train language models with fully sharded data parallelism
+Programs that train transformer language models on CPUs, on one host or many,
+and convert, verify and sample what was trained. fsdp-quickstart trains a small one.")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "libraries and headers to embed fsdp in C++ programs
+find_package(fsdp) gives the static libraries of fsdp-toolkit as CMake targets.")
+set(CPACK_COMPONENT_LIBTORCH_RUNTIME_DESCRIPTION "libtorch 2.11 for fsdp-toolkit
+The CPU half of PyTorch's C++ library, in a folder of its own.")
+set(CPACK_COMPONENT_LIBTORCH_HEADERS_DESCRIPTION "headers of libtorch 2.11 for fsdp-toolkit-dev
+The headers of PyTorch's C++ library, in a folder of its own.")
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME fsdp-toolkit)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME fsdp-toolkit-dev)
+set(CPACK_DEBIAN_LIBTORCH_RUNTIME_PACKAGE_NAME fsdp-libtorch)
+set(CPACK_DEBIAN_LIBTORCH_HEADERS_PACKAGE_NAME fsdp-libtorch-dev)
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_LIBTORCH_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_LIBTORCH_HEADERS_PACKAGE_SECTION libdevel)
+
+# What the programs link, by dpkg-shlibdeps; what a program that embeds the library needs, as find_package(fsdp) looks for it.
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${FSDP_LIBTORCH_DIR}/torch/lib" "${FSDP_LIBTORCH_DIR}/nvidia/cu13/lib")
+set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
+set(CPACK_COMPONENT_PROGRAMS_DEPENDS libtorch_runtime)
+set(CPACK_COMPONENT_DEVELOPMENT_DEPENDS libtorch_headers)
+set(CPACK_COMPONENT_LIBTORCH_HEADERS_DEPENDS libtorch_runtime)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
+    "libspdlog-dev, libcli11-dev, libtoml11-dev, nlohmann-json3-dev, libhdf5-dev, libxxhash-dev, libgloo-dev, libpcre2-dev, libutf8proc-dev, libsentencepiece-dev")
+set(CPACK_DEBIAN_LIBTORCH_RUNTIME_PACKAGE_DEPENDS "libc6 (>= 2.28), libgcc-s1, libstdc++6")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+# Unpacks ten times as fast as xz.
+set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)
+include(CPack)
