@@ -111,14 +111,30 @@ function(fsdp_test_program name sources)
   target_compile_options(${name} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
 endfunction()
 
-# Every *_test.cpp of tests/COMPONENT in one binary, one ctest entry: loading libtorch once a component keeps the suite short.
+# fsdp_gtest(NAME TARGET [PROPERTY VALUE]...): one ctest entry for all tests of a binary: loading libtorch once a component
+# keeps the suite short. With FSDP_DISCOVER_TESTS one for each test, as NAME.SUITE.TEST, which IDEs can list and start; ctest
+# asks the binaries for them before it runs.
+function(fsdp_gtest name target)
+  if(FSDP_DISCOVER_TESTS)
+    gtest_discover_tests(${target} TEST_PREFIX ${FSDP_TEST_PREFIX}${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                         PROPERTIES TIMEOUT 600 ${ARGN})
+  else()
+    add_test(NAME ${FSDP_TEST_PREFIX}${name} COMMAND ${target})
+    set_tests_properties(${FSDP_TEST_PREFIX}${name} PROPERTIES TIMEOUT 600 ${ARGN})
+  endif()
+endfunction()
+
+# fsdp_component_test(COMPONENT [LABEL LABEL] ...): every *_test.cpp of tests/COMPONENT in one binary.
 # Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
 function(fsdp_component_test component)
+  cmake_parse_arguments(TEST "" "LABEL" "" ${ARGN})
+  if(NOT TEST_LABEL)
+    set(TEST_LABEL unit)
+  endif()
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/*_test.cpp)
   fsdp_test_program(${component}_test "${sources}" ${ARGN})
   target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
-  add_test(NAME ${FSDP_TEST_PREFIX}${component} COMMAND ${component}_test)
-  set_tests_properties(${FSDP_TEST_PREFIX}${component} PROPERTIES TIMEOUT 600 LABELS unit)
+  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL})
 
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
   if(FSDP_WITH_CUDA AND gpu_sources)
