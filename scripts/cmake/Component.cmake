@@ -1,10 +1,25 @@
 # fsdp_component(NAME [TORCH | MODULES] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
 # TORCH components share one precompiled header of libtorch's tensors, MODULES components one of its modules too: a second of
-# templates in each file. Each is installed with its headers (Install.cmake).
+# templates in each file. Each is installed (Install.cmake).
 # What only the CUDA flavour has of a CUDA component lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
 # fsdp_program(NAME SOURCES [TORCH | MODULES] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  # Of std::vector<bool> in libtorch's templates GCC 14 says, wrongly, that it writes past its end.
+  list(APPEND FSDP_WARNINGS -Wno-error=array-bounds)
+endif()
+
+# fsdp::headers: the public headers (include/fsdp), which name what is internal (lib/) by the components' folders.
+file(GLOB public_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/fsdp/*.h")
+file(GLOB internal_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/*/*.h")
+list(FILTER internal_headers EXCLUDE REGEX "_precompiled\\.h$")
+add_library(fsdp_headers INTERFACE)
+add_library(fsdp::headers ALIAS fsdp_headers)
+set_target_properties(fsdp_headers PROPERTIES EXPORT_NAME headers)
+target_sources(fsdp_headers
+  INTERFACE FILE_SET internal TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/lib" FILES ${internal_headers}
+  INTERFACE FILE_SET public TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${public_headers})
 
 function(fsdp_flags target)
   # -fPIC everywhere, programs included: the precompiled header is compiled once, with one set of flags.
@@ -44,12 +59,10 @@ function(fsdp_component name)
   endif()
   add_library(fsdp_${name} STATIC ${ROOM_SOURCES})
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
-                                                 "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib)
   set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
-  target_link_libraries(fsdp_${name} PUBLIC ${ROOM_LINK})
+  target_link_libraries(fsdp_${name} PUBLIC fsdp::headers ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
   fsdp_use_torch_header(fsdp_${name} ${ARGN})
   if(cuda_sources)
@@ -71,9 +84,7 @@ function(fsdp_options name)
   cmake_parse_arguments(OPTIONS "" "" "LINK" ${ARGN})
   add_library(fsdp_${name} INTERFACE)
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
-                                                    "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
-  target_link_libraries(fsdp_${name} INTERFACE ${OPTIONS_LINK})
+  target_link_libraries(fsdp_${name} INTERFACE fsdp::headers ${OPTIONS_LINK})
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp)
 endfunction()

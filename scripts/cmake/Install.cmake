@@ -14,10 +14,7 @@ set_target_properties(fsdp_all PROPERTIES EXPORT_NAME fsdp)
 target_link_libraries(fsdp_all INTERFACE ${components})
 install(TARGETS fsdp_all EXPORT fsdp)
 
-# Public headers (include/fsdp) name what is internal (lib/) by the components' folders.
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION include)
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/lib/" DESTINATION include/fsdp/internal FILES_MATCHING PATTERN "*.h"
-        PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_precompiled.h" EXCLUDE)
+install(TARGETS fsdp_headers EXPORT fsdp FILE_SET public DESTINATION include FILE_SET internal DESTINATION include/fsdp/internal)
 install(EXPORT fsdp NAMESPACE fsdp:: FILE fsdpTargets.cmake DESTINATION ${package_dir})
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/scripts/cmake/fsdpConfig.cmake.in"
