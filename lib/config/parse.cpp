@@ -209,9 +209,12 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
   const Shown& place = places.back();
   error.region = place.region;
   if (title.find("already exists") != std::string::npos) {
+    // toml11 3 shows the first one first, toml11 4 last.
+    const auto [first, second] = std::minmax(places.front().region, place.region, stands_before);
+    error.region = second;
     error.message =
         util::concat("expected every key and section once; found a second one, the first is in line ",
-                     places.front().region.line, "; keep one of them");
+                     first.line, "; keep one of them");
     return error;
   }
   std::string word = word_at(source, place.region);
