@@ -192,7 +192,7 @@ std::vector<std::string> overrides_of(const Arguments& arguments) {
   overrides.push_back("model.init_from=" + config::quoted_text(arguments.evaluate));
   for (const char* text :
        {"checkpoint.init_from=\"\"", "checkpoint.init_only=[]", "checkpoint.init_missing=[]"}) {
-    overrides.push_back(text);
+    overrides.emplace_back(text);
   }
   return overrides;
 }

@@ -201,7 +201,7 @@ std::vector<std::string> find_damage(const fs::path& folder, const util::BytePro
       body();
       return true;
     } catch (const util::Error& error) {
-      damage.push_back(error.what());
+      damage.emplace_back(error.what());
       return false;
     }
   };

@@ -56,8 +56,8 @@ namespace {
 /// Adds overlaps to the reads of one range: as part of the last block, as another block, or as a new read.
 class ReadJoiner {
  public:
-  ReadJoiner(ShardRead pattern, int64_t itemsize_bytes, std::vector<ShardRead>& reads)
-      : pattern_(std::move(pattern)), itemsize_bytes_(itemsize_bytes), reads_(reads) {}
+  ReadJoiner(const ShardRead& pattern, int64_t itemsize_bytes, std::vector<ShardRead>& reads)
+      : pattern_(pattern), itemsize_bytes_(itemsize_bytes), reads_(reads) {}
 
   /// `in_out`, `in_file`: first element in the destination and in the data set.
   void add(int64_t in_out, int64_t in_file, int64_t count) {

@@ -2,7 +2,9 @@
 
 #include <ATen/Dispatch.h>
 #include <c10/util/Half.h>
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -26,6 +28,7 @@ void count_moved(int64_t read, int64_t written) {
   written_bytes.fetch_add(written, std::memory_order_relaxed);
 }
 
+#if defined(__x86_64__)
 [[gnu::target("avx")]] void stream(std::byte* to, const std::byte* from, int64_t bytes) {
   const auto before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 64);
   std::memcpy(to, from, static_cast<size_t>(before));
@@ -43,7 +46,9 @@ void count_moved(int64_t read, int64_t written) {
     _mm256_stream_si256(target + 3, d);
   }
   std::memcpy(to + done, from + done, static_cast<size_t>(bytes - done));
+  _mm_sfence();
 }
+#endif
 
 /// Number of halves that are widened together, into memory that stays in the L1 cache.
 constexpr int64_t kBlock = 1024;
@@ -55,6 +60,7 @@ struct HalfBits {
   uint16_t bits;
 };
 
+#if defined(__x86_64__)
 // The compiler does not vectorise the conversion of halves by itself.
 
 [[gnu::target("avx2,f16c")]] void to_floats_f16c(const HalfBits* from, float* to) {
@@ -76,14 +82,19 @@ bool has_f16c() {
   static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
   return has;
 }
+#endif
 
 void to_floats(const HalfBits* from, float* to, int64_t length) {
+#if defined(__x86_64__)
   if (length == kBlock && has_f16c()) return to_floats_f16c(from, to);
+#endif
   for (int64_t i = 0; i < length; ++i) to[i] = c10::detail::fp16_ieee_to_fp32_value(from[i].bits);
 }
 
 void to_halves(const float* from, HalfBits* to, int64_t length) {
+#if defined(__x86_64__)
   if (length == kBlock && has_f16c()) return to_halves_f16c(from, to);
+#endif
   for (int64_t i = 0; i < length; ++i) to[i].bits = c10::detail::fp16_ieee_from_fp32_value(from[i]);
 }
 
@@ -132,7 +143,7 @@ FSDP_INLINE void combine(Wide* sum, const Wide& next) {
   if constexpr (op == ReduceOp::kSum) {
     *sum = *sum + next;
   } else {
-    *sum = ((next > *sum) | (next != next)) ? next : *sum;  // a NaN in `sum` stays: it compares as false
+    *sum = ((next > *sum) | (next != next)) ? next : *sum;  // NOLINT(misc-redundant-expression): a NaN stays
   }
 }
 
@@ -181,9 +192,16 @@ FSDP_INLINE void reduce_all(Out* out, const T* const* parts, size_t count, int64
   std::memcpy(out + done, results, static_cast<size_t>(numel - done) * sizeof(Out));
 }
 
+#if defined(__x86_64__)
+#if defined(__clang__)  // which knows no preferred width here
+#define FSDP_AVX512 "avx512f,avx512bw,avx512vl,avx512dq"
+#else
+#define FSDP_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"
+#endif
+
 template <typename T, ReduceOp op, typename Out>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")]] void reduce_avx512(
-    Out* out, const T* const* parts, size_t count, int64_t numel) {
+[[gnu::target(FSDP_AVX512)]] void reduce_avx512(Out* out, const T* const* parts, size_t count,
+                                                int64_t numel) {
   reduce_all<T, op>(out, parts, count, numel);
 }
 
@@ -191,6 +209,7 @@ template <typename T, ReduceOp op, typename Out>
 [[gnu::target("avx2")]] void reduce_avx2(Out* out, const T* const* parts, size_t count, int64_t numel) {
   reduce_all<T, op>(out, parts, count, numel);
 }
+#endif
 
 template <typename T, ReduceOp op, typename Out>
 void reduce_baseline(Out* out, const T* const* parts, size_t count, int64_t numel) {
@@ -199,11 +218,14 @@ void reduce_baseline(Out* out, const T* const* parts, size_t count, int64_t nume
 
 template <typename T, ReduceOp op, typename Out = T>
 auto chosen_reduce() {
+#if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq")) {
     return &reduce_avx512<T, op, Out>;
   }
-  return __builtin_cpu_supports("avx2") ? &reduce_avx2<T, op, Out> : &reduce_baseline<T, op, Out>;
+  if (__builtin_cpu_supports("avx2")) return &reduce_avx2<T, op, Out>;
+#endif
+  return &reduce_baseline<T, op, Out>;
 }
 
 /// In blocks that are widened to float and stay in the L1 cache.
@@ -249,13 +271,13 @@ MovedBytes moved_bytes() {
 
 void copy_memory(void* to, const void* from, int64_t bytes) {
   count_moved(bytes, bytes);
+#if defined(__x86_64__)
   static const bool can_stream = __builtin_cpu_supports("avx");
   if (bytes >= kStreamedBytes && can_stream) {
-    stream(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
-    _mm_sfence();
-  } else {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return stream(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
   }
+#endif
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 bool sums_in_float(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }

@@ -9,7 +9,7 @@ namespace {
 
 std::string name_of(const std::vector<MeshAxis>& axes) {
   std::vector<std::string> names;
-  for (MeshAxis axis : axes) names.push_back(comm::name_of(axis));
+  for (MeshAxis axis : axes) names.emplace_back(comm::name_of(axis));
   return util::join(names, " x ");
 }
 

@@ -1,6 +1,5 @@
 #include "comm/shm_group.h"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -27,6 +26,15 @@ int usable_cores() {
   CPU_ZERO(&set);
   if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
   return CPU_COUNT(&set);
+}
+
+/// Leaves the core to its other thread for a moment.
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
 }
 
 }  // namespace
@@ -184,7 +192,7 @@ void ShmGroup::wait_for_round(uint32_t round, const std::string& what) {
   for (int i = 0; i < spins_; ++i) {
     if (control_->round.load(std::memory_order_acquire) == round) return;
     // The awaited rank may be scheduled on this core.
-    i % kSpinsBetweenYields == kSpinsBetweenYields - 1 ? static_cast<void>(::sched_yield()) : _mm_pause();
+    i % kSpinsBetweenYields == kSpinsBetweenYields - 1 ? static_cast<void>(::sched_yield()) : pause_core();
   }
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
   for (;;) {

@@ -196,7 +196,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   template <typename Read>
   void run(const char* op, const at::Tensor& output, const at::Tensor& input, const CallSite& site,
            const Read& read) {
-    std::string description = std::string(op) + " of " + site.unit;
+    std::string description = util::concat(op, " of ", site.unit);
     world_->slot(rank_) = {output, input, description};
     world_->arrive_and_wait();
     for (int r = 0; r < world_size(); ++r) {

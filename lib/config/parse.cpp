@@ -17,9 +17,16 @@
 namespace fsdp::config {
 namespace {
 
-Region region_of(const toml::value& value) {
-  toml::source_location location = value.location();
-  return {.line = location.line(), .column = location.column() - 1, .length = location.region()};
+/// toml11 4 has other names for it than toml11 3.
+template <typename Location>
+Region region_of(const Location& location) {
+  if constexpr (requires { location.first_line_number(); }) {
+    return {.line = location.first_line_number(),
+            .column = location.first_column_number() - 1,
+            .length = location.length()};
+  } else {
+    return {.line = location.line(), .column = location.column() - 1, .length = location.region()};
+  }
 }
 
 /// The number without underscores and plus sign.
@@ -54,23 +61,23 @@ bool stands_before(const Region& a, const Region& b) {
 
 Literal literal_of(const toml::value& value, const Source& source);
 
-std::vector<std::pair<std::string, Literal>> fields_of(const toml::value& table, const Source& source) {
-  std::vector<std::pair<std::string, Literal>> fields;
-  for (const auto& [name, value] : table.as_table()) fields.emplace_back(name, literal_of(value, source));
+std::vector<Literal::Field> fields_of(const toml::value& table, const Source& source) {
+  std::vector<Literal::Field> fields;
+  for (const auto& [name, value] : table.as_table()) fields.push_back({name, literal_of(value, source)});
   std::sort(fields.begin(), fields.end(),
-            [](const auto& a, const auto& b) { return stands_before(a.second.region, b.second.region); });
+            [](const auto& a, const auto& b) { return stands_before(a.value.region, b.value.region); });
   return fields;
 }
 
 Literal literal_of(const toml::value& value, const Source& source) {
   Literal literal;
-  literal.region = region_of(value);
+  literal.region = region_of(value.location());
   literal.text = source.text_of(literal.region);
   using Kind = Literal::Kind;
   switch (value.type()) {
     case toml::value_t::string:
       literal.kind = Kind::kString;
-      literal.text = value.as_string().str;
+      literal.text = toml::get<std::string>(value);
       break;
     case toml::value_t::integer:
       literal.kind = Kind::kInteger;
@@ -202,9 +209,12 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
   const Shown& place = places.back();
   error.region = place.region;
   if (title.find("already exists") != std::string::npos) {
+    // toml11 3 shows the first one first, toml11 4 last.
+    const auto [first, second] = std::minmax(places.front().region, place.region, stands_before);
+    error.region = second;
     error.message =
         util::concat("expected every key and section once; found a second one, the first is in line ",
-                     places.front().region.line, "; keep one of them");
+                     first.line, "; keep one of them");
     return error;
   }
   std::string word = word_at(source, place.region);

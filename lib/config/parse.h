@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "config/source.h"
@@ -24,8 +23,14 @@ struct Literal {
   bool out_of_range = false;   ///< a number that does not fit into 64 bits
   std::vector<Literal> items;  ///< of a list
   /// Of a table in a list, in the order of the text.
-  std::vector<std::pair<std::string, Literal>> fields;
+  struct Field;
+  std::vector<Field> fields;
   Region region;
+};
+
+struct Literal::Field {
+  std::string name;
+  Literal value;
 };
 
 /// A key and its value.

@@ -178,7 +178,7 @@ bool allows(const Constraint& c, const Value& value) {
         } else {
           if (c.non_empty && held.empty()) return false;
           if (c.length > 0 && held.size() != c.length) return false;
-          return std::all_of(held.begin(), held.end(), [&c](const auto& item) {
+          return std::all_of(held.begin(), held.end(), [&](const auto& item) {
             if constexpr (std::is_same_v<Held, Strings>) {
               return !item.empty() && is_printable(item);
             } else {

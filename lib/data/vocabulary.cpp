@@ -186,6 +186,7 @@ class TokenizerJson : public VocabularyReader {
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const json& affix = at(value, key);
+      // NOLINTNEXTLINE(readability-container-size-empty): a JSON value may be of any type
       if (!affix.is_null() && affix != "") unsupported(concat("the option \"", key, "\""));
     }
     out_.byte_fallback = flag(value, "byte_fallback", false);

@@ -105,7 +105,7 @@ class TiledProduct {
   /// order, so only the ends of results may have partial tiles, wherever a thread begins.
   int64_t across_of(int64_t bytes) const {
     constexpr int64_t kPair = 2 * cpu::kTileSide;
-    return std::max(bytes / (2 * parts_ * depth_) / kPair, int64_t{1}) * kPair;
+    return std::max(bytes / (2 * depth_ * parts_) / kPair, int64_t{1}) * kPair;
   }
 
   bool keeps_sums() const { return rounds_ && depth_ < k_; }

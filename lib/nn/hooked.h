@@ -116,7 +116,7 @@ using Hooks = std::vector<std::shared_ptr<CallHook>>;
 /// Runs `forward` on `arguments`, which hooks may change, with the hooks around it, the first outermost.
 template <typename Arguments, typename Forward>
 auto run_hooked(const Hooks& given, Arguments arguments, const Forward& forward) {
-  const Hooks hooks = given;  // forward may detach them
+  const Hooks hooks = given;  // NOLINT(performance-*): forward may detach them
   CallTensors inputs;
   collect_tensors(arguments, inputs);
   std::vector<std::shared_ptr<void>> scopes;

@@ -1,6 +1,7 @@
 #include "optim/element_optimizers.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include <cmath>
 #include <tuple>

@@ -143,7 +143,7 @@ class UnitGradient final : public kernels::GradientSink {
   }
 
   void operator()(const at::Tensor& parameter) override {
-    const at::Tensor gradient = parameter.grad();
+    const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined()) return;
     // On the CPU, a sum of two types needs a converted copy.
     if (holds_ && options_.on_cpu && gradient.scalar_type() != options_.type) gradient.to(options_.type);

@@ -92,8 +92,8 @@ class OptionChecks {
 
   void check_without_resharding() {
     Texts fields = {""};
-    if (!reshards(options_.strategy)) fields.push_back("fsdp.strategy");
-    if (!options_.reshard_after_forward) fields.push_back("fsdp.reshard_after_forward");
+    if (!reshards(options_.strategy)) fields.emplace_back("fsdp.strategy");
+    if (!options_.reshard_after_forward) fields.emplace_back("fsdp.reshard_after_forward");
     const auto refuse_unused = [&](bool used, const char* field, const char* expected,
                                    const std::string& found) {
       fields.front() = field;

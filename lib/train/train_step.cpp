@@ -67,10 +67,11 @@ double TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGra
     if (is_last && engine.options().move_grads_to_cpu) {
       use.emplace(engine, [&arriving](size_t unit) { arriving.take(unit); });
     }
-    losses += run_micro_batch(
+    const MicroBatch micro_batch =
         options_.counts_vary
             ? std::move(with_shares[static_cast<size_t>(i)])
-            : MicroBatch{parts_.batches.batch(position.first_global_sample, i), static_cast<double>(count)});
+            : MicroBatch{parts_.batches.batch(position.first_global_sample, i), static_cast<double>(count)};
+    losses += run_micro_batch(micro_batch);
   }
   return losses.item<double>();
 }

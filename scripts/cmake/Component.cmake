@@ -1,13 +1,28 @@
 # fsdp_component(NAME [TORCH] [COLD] [CUDA] [LINK targets...]): one folder of lib/ as the static library fsdp::NAME.
 # TORCH: shares a precompiled header of libtorch's tensors and modules, a second of templates in each file.
 # COLD: no time of a training step is spent in it, so it is compiled in half the time, with -Og.
-# Each component is installed with its headers (Install.cmake).
+# Each component is installed (Install.cmake).
 # What only the CUDA flavour has of a CUDA component lies in its cuda/ (.cu and .cpp); cuda_absent.cpp beside it stands in
 # for that in the other flavour. All else is the same object in both: no macro tells them apart.
 # fsdp_program(NAME SOURCES [TORCH] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 # -Og runs too little of the optimizer for GCC to tell what is initialized: it would suspect std::regex.
 set(FSDP_QUICK_COMPILATION "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Og;-Wno-maybe-uninitialized>")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  # Of std::vector<bool> in libtorch's templates GCC 14 says, wrongly, that it writes past its end.
+  list(APPEND FSDP_WARNINGS -Wno-error=array-bounds)
+endif()
+
+# fsdp::headers: the public headers (include/fsdp), which name what is internal (lib/) by the components' folders.
+file(GLOB public_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/fsdp/*.h")
+file(GLOB internal_headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/lib/*/*.h")
+list(FILTER internal_headers EXCLUDE REGEX "_precompiled\\.h$")
+add_library(fsdp_headers INTERFACE)
+add_library(fsdp::headers ALIAS fsdp_headers)
+set_target_properties(fsdp_headers PROPERTIES EXPORT_NAME headers)
+target_sources(fsdp_headers
+  INTERFACE FILE_SET internal TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/lib" FILES ${internal_headers}
+  INTERFACE FILE_SET public TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${public_headers})
 
 function(fsdp_flags target)
   # -fPIC everywhere, programs included: the precompiled header is compiled once, with one set of flags.
@@ -42,12 +57,10 @@ function(fsdp_component name)
   endif()
   add_library(fsdp_${name} STATIC ${ROOM_SOURCES})
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
-                                                 "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp ARCHIVE DESTINATION lib COMPONENT development)
   set_property(GLOBAL APPEND PROPERTY FSDP_COMPONENTS fsdp::${name})
-  target_link_libraries(fsdp_${name} PUBLIC ${ROOM_LINK})
+  target_link_libraries(fsdp_${name} PUBLIC fsdp::headers ${ROOM_LINK})
   fsdp_flags(fsdp_${name})
   if(ROOM_COLD)
     target_compile_options(fsdp_${name} PRIVATE ${FSDP_QUICK_COMPILATION})
@@ -72,9 +85,7 @@ function(fsdp_options name)
   cmake_parse_arguments(OPTIONS "" "" "LINK" ${ARGN})
   add_library(fsdp_${name} INTERFACE)
   add_library(fsdp::${name} ALIAS fsdp_${name})
-  target_include_directories(fsdp_${name} INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib;${PROJECT_SOURCE_DIR}/include>"
-                                                    "$<INSTALL_INTERFACE:include;include/fsdp/internal>")
-  target_link_libraries(fsdp_${name} INTERFACE ${OPTIONS_LINK})
+  target_link_libraries(fsdp_${name} INTERFACE fsdp::headers ${OPTIONS_LINK})
   set_target_properties(fsdp_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS fsdp_${name} EXPORT fsdp COMPONENT development)
 endfunction()
@@ -110,14 +121,30 @@ function(fsdp_test_program name sources)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
 endfunction()
 
-# Every *_test.cpp of tests/COMPONENT in one binary, one ctest entry: loading libtorch once a component keeps the suite short.
+# fsdp_gtest(NAME TARGET [PROPERTY VALUE]...): one ctest entry for all tests of a binary: loading libtorch once a component
+# keeps the suite short. With FSDP_DISCOVER_TESTS one for each test, as NAME.SUITE.TEST, which IDEs can list and start; ctest
+# asks the binaries for them before it runs.
+function(fsdp_gtest name target)
+  if(FSDP_DISCOVER_TESTS)
+    gtest_discover_tests(${target} TEST_PREFIX ${FSDP_TEST_PREFIX}${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                         PROPERTIES TIMEOUT 600 ${ARGN})
+  else()
+    add_test(NAME ${FSDP_TEST_PREFIX}${name} COMMAND ${target})
+    set_tests_properties(${FSDP_TEST_PREFIX}${name} PROPERTIES TIMEOUT 600 ${ARGN})
+  endif()
+endfunction()
+
+# fsdp_component_test(COMPONENT [LABEL LABEL] ...): every *_test.cpp of tests/COMPONENT in one binary.
 # Those of tests/ROOM/cuda, in the CUDA flavour, are a binary of their own, which is skipped where there is no GPU.
 function(fsdp_component_test component)
+  cmake_parse_arguments(TEST "" "LABEL" "" ${ARGN})
+  if(NOT TEST_LABEL)
+    set(TEST_LABEL unit)
+  endif()
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/*_test.cpp)
   fsdp_test_program(${component}_test "${sources}" ${ARGN})
   target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
-  add_test(NAME ${FSDP_TEST_PREFIX}${component} COMMAND ${component}_test)
-  set_tests_properties(${FSDP_TEST_PREFIX}${component} PROPERTIES TIMEOUT 600 LABELS unit)
+  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL})
 
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
   if(FSDP_WITH_CUDA AND gpu_sources)

@@ -15,10 +15,9 @@ set_target_properties(fsdp_all PROPERTIES EXPORT_NAME fsdp)
 target_link_libraries(fsdp_all INTERFACE ${components})
 install(TARGETS fsdp_all EXPORT fsdp COMPONENT development)
 
-# Public headers (include/fsdp) name what is internal (lib/) by the components' folders.
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION include COMPONENT development)
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/lib/" DESTINATION include/fsdp/internal COMPONENT development
-        FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_precompiled.h" EXCLUDE)
+install(TARGETS fsdp_headers EXPORT fsdp COMPONENT development
+        FILE_SET public DESTINATION include COMPONENT development
+        FILE_SET internal DESTINATION include/fsdp/internal COMPONENT development)
 install(EXPORT fsdp NAMESPACE fsdp:: FILE fsdpTargets.cmake DESTINATION ${package_dir} COMPONENT development)
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/scripts/cmake/fsdpConfig.cmake.in"
