@@ -6,7 +6,7 @@
 # fsdp_program(NAME SOURCES [TORCH | MODULES] [PLUGINS] [LINK targets...]) and fsdp_component_test(COMPONENT ...) use the same flags.
 set(FSDP_WARNINGS -Wall -Wextra)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  # Of std::vector<bool> in libtorch's templates GCC 14 says, wrongly, that it writes past its end.
+  # Of std::vector<bool> in libtorch's templates GCC 13 and 14 say, wrongly, that it writes past its end.
   list(APPEND FSDP_WARNINGS -Wno-error=array-bounds)
 endif()
 
