@@ -9,7 +9,7 @@ set(FSDP_WARNINGS -Wall -Wextra)
 # -Og runs too little of the optimizer for GCC to tell what is initialized: it would suspect std::regex.
 set(FSDP_QUICK_COMPILATION "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Og;-Wno-maybe-uninitialized>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  # Of std::vector<bool> in libtorch's templates GCC 14 says, wrongly, that it writes past its end.
+  # Of std::vector<bool> in libtorch's templates GCC 13 and 14 say, wrongly, that it writes past its end.
   list(APPEND FSDP_WARNINGS -Wno-error=array-bounds)
 endif()
 
