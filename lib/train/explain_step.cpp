@@ -137,6 +137,16 @@ TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& opt
   return limits;
 }
 
+/// Before the steps, so that they are not in vain.
+void check_can_be_written(const std::filesystem::path& timeline) {
+  if (timeline.empty()) return;
+  util::make_writable_folder(std::filesystem::absolute(timeline).parent_path());
+  if (std::filesystem::is_directory(timeline)) {
+    util::fail(util::ErrorKind::kIo, "--timeline: expected the name of a file; found the folder ",
+               timeline.string(), "; add a file name, such as step.json");
+  }
+}
+
 }  // namespace
 
 std::string explain_step(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
@@ -150,6 +160,7 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   }
   std::optional<data::TrainLoader> loader;
   comm::agree(*communicator, "set-up", [&] {
+    if (communicator->rank() == 0) check_can_be_written(options.timeline);
     config::check_world(config, communicator->world_size());
     config::resolve_batch(config, communicator->world_size());
     loader.emplace(open_training_data(config, *communicator));

@@ -26,7 +26,7 @@ struct ExplainOptions {
 ///   - a table of shard::step_formula() against what was measured
 ///
 /// Writes no other file than options.timeline. Returns the text on rank 0 and an empty one on the others.
-/// Collective; throws as Trainer does, and Error(kIo) on rank 0 where the timeline cannot be written.
+/// Collective; throws as Trainer does, and Error(kIo) before the first step if the timeline cannot be written.
 std::string explain_step(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                          const ExplainOptions& options = {});
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -135,14 +136,18 @@ TEST_F(ExplainStep, WritesATimelineWhoseComputeIsNestedAndWhoseMemoryIsNeverNega
   }
 }
 
-TEST_F(ExplainStep, NamesATimelineThatCannotBeWritten) {
-  try {
-    explain_step(config_, std::make_shared<comm::SingleCommunicator>(),
-                 {.timeline = folder_ / "missing/step.json"});
-    FAIL() << "accepted";
-  } catch (const util::Error& error) {
-    EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
-    EXPECT_NE(std::string(error.what()).find("missing/step.json"), std::string::npos) << error.what();
+TEST_F(ExplainStep, ChecksBeforeAllElseThatTheTimelineCanBeWritten) {
+  config_.data.train = {"none.bin"};  // would be the next error
+  std::ofstream(folder_ / "file") << "";
+  for (const std::string name : {"file/step.json", ""}) {
+    try {
+      explain_step(config_, std::make_shared<comm::SingleCommunicator>(), {.timeline = folder_ / name});
+      FAIL() << "accepted";
+    } catch (const util::Error& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kIo) << error.what();
+      EXPECT_NE(std::string(error.what()).find((folder_ / name).parent_path().string()), std::string::npos)
+          << error.what();
+    }
   }
 }
 
