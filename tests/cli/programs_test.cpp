@@ -144,7 +144,7 @@ TEST(FsdpTrain, TakesNoEmptyWordForAnOptionThatIsNotGiven) {
 
 INSTANTIATE_TEST_SUITE_P(All, Programs,
                          ::testing::Values("fsdp-train", "fsdp-launch", "fsdp-ckpt", "fsdp-data",
-                                           "fsdp-plan"),
+                                           "fsdp-generate", "fsdp-plan"),
                          [](const auto& info) { return info.param.substr(5); });
 
 TEST(FsdpTrainCompletions, CompleteAKeyAndItsValue) {
