@@ -12,6 +12,7 @@
 #include "doctor/doctor.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/text.h"
 
 namespace fsdp::apps {
 namespace {
@@ -20,23 +21,27 @@ using util::ErrorKind;
 
 struct InitArguments {
   std::string preset, output, from;
-  bool force = false, minimal = false;
+  bool force = false;
 };
 
-config::Preset chosen_preset(const InitArguments& arguments) {
-  if (arguments.from.empty()) {
-    return config::find_preset(arguments.preset.empty() ? "quickstart" : arguments.preset);
+/// The commands at the head of a preset name it configs/NAME.toml.
+void rename_in_commands(std::string& text, const std::string& preset, const std::string& output) {
+  const std::string from = "configs/" + preset + ".toml", to = util::printable(util::shell_word(output));
+  if (to.find('\n') != std::string::npos) return;  // it would end the comment
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
+    text.replace(at, from.size(), to);
   }
-  if (!arguments.preset.empty() && arguments.preset != "finetune") {
-    util::fail(ErrorKind::kUsage, "--from: expected the preset finetune with it; found ", arguments.preset,
-               "; leave one of the two out");
-  }
-  return config::finetune_preset(arguments.from);
 }
 
 int init(const InitArguments& arguments) {
-  const std::string text = config::preset_toml(
-      chosen_preset(arguments), arguments.minimal ? config::PresetKeys::kGiven : config::PresetKeys::kAll);
+  const bool has_model = !arguments.from.empty();
+  if (has_model && !arguments.preset.empty() && arguments.preset != "finetune") {
+    util::fail(ErrorKind::kUsage, "--from: expected the preset finetune with it; found ", arguments.preset,
+               "; leave one of the two out");
+  }
+  const std::string usual = has_model ? "finetune" : "quickstart";
+  const std::string preset = arguments.preset.empty() ? usual : arguments.preset;
+  std::string text = has_model ? config::finetune_toml(arguments.from) : config::find_preset(preset).text;
   if (arguments.output.empty()) {
     cli::print(text);
     return 0;
@@ -48,13 +53,14 @@ int init(const InitArguments& arguments) {
     util::fail(ErrorKind::kUsage, "--output: expected the name of a file that does not exist; found ",
                arguments.output, "; choose another name, or add --force to replace it");
   }
+  rename_in_commands(text, preset, arguments.output);
   util::write_file_atomically(arguments.output, text);
   cli::print(util::concat("wrote ", arguments.output, "\n"));
   return 0;
 }
 
 void add_init(CLI::App& app, std::function<int()>& run) {
-  std::string about = "write a commented config to standard output or to a file";
+  std::string about = "print a commented config, or write it to a file";
   std::string presets;
   for (const config::Preset& preset : config::all_presets()) {
     presets += "\n  " + preset.name + std::string(14 - preset.name.size(), ' ') + preset.about;
@@ -70,8 +76,6 @@ void add_init(CLI::App& app, std::function<int()>& run) {
       ->check(cli::not_empty());
   command->add_option("--output", arguments->output, "write to this file, which must not exist")
       ->check(cli::not_empty());
-  command->add_flag("--minimal", arguments->minimal,
-                    "only the keys that the preset sets, without the others as comments");
   command->add_flag("--force", arguments->force, "with --output: replace an existing file");
   command->footer("Presets:" + presets);
   command->callback([arguments, &run] {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "cli/outline.h"
+#include "cli/shell_files.h"
 #include "cli/usage_error.h"
 #include "util/error.h"
 #include "util/limits.h"
@@ -38,6 +38,7 @@ class HelpFormatter final : public CLI::Formatter {
   std::string make_usage(const CLI::App* app, std::string name) const override {
     std::string text = CLI::Formatter::make_usage(app, name);
     if (app->get_parent() != nullptr) return text;
+    if (page_.runs_program) text.insert(text.size() - 1, " [--] PROGRAM [ARGUMENTS...]");
     return text + "       " + page_.name + " completions bash|zsh|fish\n       " + page_.name + " man-page\n";
   }
 
@@ -71,12 +72,12 @@ bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv)
       "--version", [name = page.name] { return version_text(name); }, "Print versions and exit");
   const std::string first = argc > 1 ? argv[1] : "";
   if (first == "man-page" && argc == 2) {
-    print(man_page(outline_of(app), page, app.get_footer()));
+    print(man_page(app, page));
     return true;
   }
   if (first != "completions") return false;
   const std::string shell = argc == 3 ? argv[2] : "";
-  const auto script = completions(outline_of(app), page, shell);
+  const auto script = completions(app, page, shell);
   if (!script) {
     util::fail(util::ErrorKind::kUsage, "expected ", page.name, " completions bash, zsh or fish; found ",
                argc < 3   ? "no shell"

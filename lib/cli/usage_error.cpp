@@ -5,7 +5,6 @@
 #include <optional>
 #include <regex>
 
-#include "cli/outline.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -27,6 +26,13 @@ std::vector<CommandPlace> places_of(const CLI::App& app, const std::string& prog
     places.push_back({command, concat(program, " ", command->get_name())});
   }
   return places;
+}
+
+/// "fsdp-ckpt inspect [OPTIONS] path", as --help has it behind "Usage: ".
+std::string usage_of(const CommandPlace& place) {
+  const std::string text = CLI::Formatter().make_usage(place.app, place.name);
+  const size_t begin = std::string("Usage: ").size();
+  return text.substr(begin, text.find('\n') - begin);
 }
 
 Strings long_options(const CLI::App& app) {
@@ -71,7 +77,7 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
   const size_t equals = word.find('=');
   const std::string name = word.substr(0, equals);
   const std::string found = concat("; found ", util::shell_word(word));
-  if (takes_words(outline_of(*place.app))) {
+  if (place.app->get_option_no_throw("overrides") != nullptr) {
     std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
     std::replace(bare.begin(), bare.end(), '-', '_');
     const std::string key = meant_key(bare, equals == std::string::npos ? "" : word.substr(equals + 1), page);
@@ -89,7 +95,7 @@ std::string unknown_option_text(const CLI::App& root, const CommandPlace& place,
   const Strings options = long_options(*place.app);
   std::string near = only_completion(name, options);
   if (near.empty() && name.starts_with("--")) near = util::nearest_choice(name, options);
-  return near.empty() ? concat(what, "; ", place.name, " --help lists the options")
+  return near.empty() ? concat(what, "; see ", place.name, " --help")
                       : concat(what, "; did you mean ", near, "?");
 }
 
@@ -101,7 +107,7 @@ std::string remedy_at(const CommandPlace& place, const Page& page) {
       return concat("; for example: ", example.command);
     }
   }
-  return concat("; ", place.name, " --help tells more");
+  return concat("; see ", place.name, " --help");
 }
 
 Strings all_commands(const CLI::App& app) {
@@ -126,8 +132,8 @@ std::optional<std::string> leftover_text(const CLI::App& app, const Page& page,
                     near.empty() ? concat("; the commands are ", util::join(command_names(app), ", "))
                                  : concat("; did you mean ", near, "?"));
     }
-    return concat("expected ", place.name, " ", usage_of(outline_of(*place.app)), "; found ",
-                  util::shell_word(word), " in addition; leave it out, or put words with spaces in quotes");
+    return concat("expected ", usage_of(place), "; found ", util::shell_word(word),
+                  " in addition; leave it out, or put words with spaces in quotes");
   }
   return std::nullopt;
 }
@@ -138,8 +144,8 @@ std::optional<std::string> missing_text(const CLI::App& app, const Page& page,
   for (const CommandPlace& place : places) {
     for (const CLI::Option* option : place.app->get_options()) {
       if (!option->get_required() || option->count() > 0) continue;
-      return concat("expected ", place.name, " ", usage_of(outline_of(*place.app)), "; found no ",
-                    option->get_name(), " (", option->get_description(), ")", remedy_at(place, page));
+      return concat("expected ", usage_of(place), "; found no ", option->get_name(), " (",
+                    option->get_description(), ")", remedy_at(place, page));
     }
   }
   if (places.size() > 1 || app.get_require_subcommand_min() == 0) return std::nullopt;
@@ -182,15 +188,15 @@ std::string wrong_value_text(const std::vector<CommandPlace>& places, const CLI:
       const std::string name = option->get_name();
       if (message.starts_with(conversion + name + " = ")) {
         return concat(name, ": expected ", kind_of_value(*option), "; found ",
-                      util::join(option->results(), " "), "; ", place.name, " --help tells more");
+                      util::join(option->results(), " "), "; see ", place.name, " --help");
       }
       if (message.starts_with(name + ": ") && error.get_name() == "ArgumentMismatch") {
-        return concat(name, ": expected ", kind_of_value(*option), " after it; found none; ", place.name,
-                      " --help tells more");
+        return concat(name, ": expected ", kind_of_value(*option), " after it; found none; see ", place.name,
+                      " --help");
       }
     }
   }
-  return concat(message, "; ", places.back().name, " --help tells more");
+  return concat(message, "; see ", places.back().name, " --help");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// finetune_preset().
+// finetune_toml().
 
 #include <algorithm>
+#include <map>
+#include <sstream>
 
 #include "checkpoint/described_model.h"
 #include "config/keys.h"
@@ -53,10 +55,11 @@ int64_t rounded(int64_t value) {
 /// In millions, for a note.
 std::string millions(int64_t value) { return util::fixed(static_cast<double>(value) / 1e6, 1); }
 
-std::vector<PresetValue> model_values(const nn::ModelOptions& model) {
+/// Lines of [model] for `model`.
+std::string model_lines(const nn::ModelOptions& model) {
   Config config, defaults;
   config.model = model;
-  std::vector<PresetValue> values;
+  std::string lines;
   for (const Key& key : all_keys()) {
     if (!is_determined_by_weights(key.full_name())) continue;
     const Value value = value_of(key, config);
@@ -66,14 +69,42 @@ std::vector<PresetValue> model_values(const nn::ModelOptions& model) {
     const bool is_unused = (key.name == "head_dim" && model.head_dim == 0) ||
                            (key.name == "sliding_window" && model.sliding_window == 0) ||
                            (key.name == "rope_original_length" && model.rope_type != nn::RopeType::kLlama3);
-    if (!is_unused) values.push_back({key.full_name(), toml_text(value), ""});
+    if (!is_unused) lines += concat(key.name, " = ", toml_text(value), "\n");
   }
-  return values;
+  return lines;
+}
+
+std::string as_comment(const std::string& text) {
+  std::istringstream lines(util::printable(text));
+  std::string comment;
+  for (std::string line; std::getline(lines, line);) comment += line.empty() ? "#\n" : "# " + line + "\n";
+  return comment;
+}
+
+/// The preset's sections, with `values` (after "=") in place of its own; "model.preset" has whole lines.
+std::string sections_with(const std::string& preset, const std::map<std::string, std::string>& values) {
+  std::istringstream lines(preset.substr(preset.find("\n[") + 1));
+  std::string text, section;
+  size_t replaced = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("[")) section = line.substr(1, line.find(']') - 1);
+    const auto value = values.find(concat(section, ".", line.substr(0, line.find(" = "))));
+    replaced += value != values.end();
+    if (value == values.end()) {
+      text += line + "\n";
+    } else if (value->first == "model.preset") {
+      text += value->second;
+    } else {
+      text += concat(line.substr(0, line.find(" = ")), " = ", value->second, "\n");
+    }
+  }
+  FSDP_CHECK(replaced == values.size(), "configs/finetune.toml lacks a key that depends on the model");
+  return text;
 }
 
 }  // namespace
 
-Preset finetune_preset(const fs::path& folder) {
+std::string finetune_toml(const fs::path& folder) {
   const auto stored = checkpoint::described_model(folder);
   if (!stored) {
     util::fail(util::ErrorKind::kCheckpoint, "expected weights whose model is written beside them at ",
@@ -90,31 +121,27 @@ Preset finetune_preset(const fs::path& folder) {
   const std::string train = "data/notes.train" + suffix, validation = "data/notes.validation" + suffix;
   const BlockSizes block = block_sizes(model);
 
-  Preset preset = find_preset("finetune");
-  preset.text =
-      concat("Fine-tuning of the model in ", folder.string(), ", which [model] below describes.\n\n",
+  const std::string head =
+      concat("Fine-tuning of the model in ", folder.string(), ", which [model] describes.\n\n",
              "  fsdp-data tokenize notes/*.txt --tokenizer ",
              tokenizer.empty() ? "TOKENIZER" : util::shell_word(tokenizer), " --output ", train,
              " \\\n      --validation-output ", validation,
              " --validation-fraction 0.05\n"
-             "  fsdp-launch --nproc-per-node auto -- fsdp-train CONFIG\n"
-             "  fsdp-ckpt export checkpoints/finetune/best finetuned");
-  std::erase_if(preset.values, [](const PresetValue& value) { return value.key.starts_with("model."); });
-  std::vector<PresetValue> own = model_values(model);
-  own.push_back({"model.init_from", quoted_text(folder.string()), "the weights to begin with"});
-  own.push_back({"data.train", concat("[", quoted_text(train), "]"), ""});
-  own.push_back({"data.validation", concat("[", quoted_text(validation), "]"), ""});
-  if (!tokenizer.empty()) {
-    own.push_back({"data.tokenizer", quoted_text(tokenizer), ""});
-  } else {
-    own.push_back({"data.tokenizer", "\"bytes\"",
-                   "no vocabulary lies beside the weights: name the one that the texts were tokenized with"});
-  }
-  own.push_back({"data.sequence_length", concat(std::min<int64_t>(1024, nn::longest_sequence(model))), ""});
-  own.push_back({"fsdp.min_num_params", concat(rounded((block.feed_forward + block.whole) / 2)),
-                 concat("a block has ", millions(block.whole), " million parameters and becomes a unit")});
-  preset.values.insert(preset.values.end(), own.begin(), own.end());
-  return preset;
+             "  fsdp-launch --nproc-per-node auto -- fsdp-train configs/finetune.toml\n"
+             "  fsdp-ckpt export checkpoints/finetune/best finetuned\n");
+  const std::string no_tokenizer =
+      "\"bytes\"  # name the tokenizer of your token files here: none lies beside the weights";
+  return as_comment(head) + "\n" +
+         sections_with(
+             find_preset("finetune").text,
+             {{"model.preset", model_lines(model)},
+              {"model.init_from", quoted_text(folder.string()) + "  # the initial weights"},
+              {"data.train", concat("[", quoted_text(train), "]")},
+              {"data.validation", concat("[", quoted_text(validation), "]")},
+              {"data.tokenizer", tokenizer.empty() ? no_tokenizer : quoted_text(tokenizer)},
+              {"data.sequence_length", concat(std::min<int64_t>(1024, nn::longest_sequence(model)))},
+              {"fsdp.min_num_params", concat(rounded((block.feed_forward + block.whole) / 2), "  # a block (",
+                                             millions(block.whole), " million parameters) becomes a unit")}});
 }
 
 }  // namespace fsdp::config

@@ -1,7 +1,6 @@
 #pragma once
 
-// Presets: well-known models for model.preset, and whole configurations for `fsdp-train init`, which configs/
-// holds as files.
+// Presets: well-known models for model.preset, and whole configurations for `fsdp-train init`.
 
 #include <filesystem>
 #include <string>
@@ -23,18 +22,11 @@ const std::vector<ModelPreset>& model_presets();
 /// nullptr if there is none.
 const ModelPreset* find_model_preset(std::string_view name);
 
-/// A key that a preset sets.
-struct PresetValue {
-  std::string key;        ///< full name
-  std::string value;      ///< in TOML, as it is to be written
-  std::string note = {};  ///< replaces the key's description, unless empty
-};
-
+/// A file of configs/, which the build embeds (CMakeLists.txt of this folder).
 struct Preset {
   std::string name;   ///< configs/NAME.toml
-  std::string about;  ///< its purpose in one line
-  std::string text;   ///< the paragraphs at the head of the file
-  std::vector<PresetValue> values;
+  std::string about;  ///< its purpose: the first line of the file, without the full stop
+  std::string text;   ///< the file
 };
 
 const std::vector<Preset>& all_presets();
@@ -44,17 +36,9 @@ std::vector<std::string> preset_names();
 /// Throws util::Error(kUsage) that names the presets if there is none of that name.
 const Preset& find_preset(std::string_view name);
 
-/// "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its [model], its
-/// tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
+/// The preset "finetune" for the model in `folder`, which is Hugging Face's or a checkpoint: with its [model],
+/// its tokenizer, and units and token files that suit its size. Error(kCheckpoint) for a folder that
 /// model.init_from would refuse or that does not describe its model. Reads no weights.
-Preset finetune_preset(const std::filesystem::path& folder);
-
-enum class PresetKeys {
-  kAll,    ///< those that the preset sets, and every other key with its default as a comment
-  kGiven,  ///< only those that the preset sets
-};
-
-/// The preset as a commented config for load_config().
-std::string preset_toml(const Preset& preset, PresetKeys keys = PresetKeys::kAll);
+std::string finetune_toml(const std::filesystem::path& folder);
 
 }  // namespace fsdp::config

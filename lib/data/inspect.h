@@ -20,7 +20,7 @@ struct InspectOptions {
   int64_t vocab_size = 0;          ///< ids not below it are counted; 0: no limit
   int64_t sequence_length = 256;
   std::string tokenizer = "bytes";    ///< decodes the beginning
-  std::optional<TokenFormat> format;  ///< TokenFile's `told`
+  std::optional<TokenFormat> format;  ///< TokenFile's `expected`
 };
 
 struct TokenStatistics {

@@ -83,12 +83,14 @@ std::string remedy_for_id(int64_t id) {
          "says; make it anew with fsdp-data tokenize, or with fsdp-data convert --input-format";
 }
 
-TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> told) : path_(tokens_path(path)) {
+TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expected)
+    : path_(tokens_path(path)) {
   file_ = std::make_unique<MappedFile>("token file", path_);
   if (file_->size_bytes() == 0) file_->refuse("is empty", "make it anew with fsdp-data tokenize");
   std::optional<TokenFormat> found;
-  if (told != TokenFormat::kU16 && told != TokenFormat::kU32) found = format_of_content();
-  bool four_bytes = told ? told == TokenFormat::kU32 : fs::path(path_).extension() == kUint32Extension;
+  if (expected != TokenFormat::kU16 && expected != TokenFormat::kU32) found = format_of_content();
+  bool four_bytes =
+      expected ? expected == TokenFormat::kU32 : fs::path(path_).extension() == kUint32Extension;
   format_ = found.value_or(four_bytes ? TokenFormat::kU32 : TokenFormat::kU16);
   type_ = has_two_bytes(format_) ? TokenType::kUint16 : TokenType::kUint32;
   if (data::has_documents(format_)) {
@@ -96,12 +98,13 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> told) :
   } else if (is_llmc(format_)) {
     open_llmc();
   } else {
-    if (format_ == TokenFormat::kU16 && !told) require_tokens();
+    if (format_ == TokenFormat::kU16 && !expected) require_tokens();
     open_flat();
   }
-  if (told && *told != format_) {
-    file_->refuse(concat("has the format ", to_string(format_), " where ", to_string(*told), " was expected"),
-                  "name the format that it has, or none");
+  if (expected && *expected != format_) {
+    file_->refuse(
+        concat("has the format ", to_string(format_), " where ", to_string(*expected), " was expected"),
+        "name the format that it has, or none");
   }
   if (size_ == 0) file_->refuse("holds no tokens", "make it anew with fsdp-data tokenize");
 }
@@ -226,12 +229,12 @@ void TokenFile::release(int64_t begin, int64_t count) const {
 
 void TokenFile::scan(const VisitTokens& visit) const { scan_parts(*this, 0, size_, visit); }
 
-TokenFiles::TokenFiles(const std::vector<std::string>& paths, std::optional<TokenFormat> told)
+TokenFiles::TokenFiles(const std::vector<std::string>& paths, std::optional<TokenFormat> expected)
     : paths_(paths) {
   FSDP_CHECK(!paths_.empty(), "no token files");
   int64_t end = 0;
   for (const std::string& path : paths_) {
-    files_.push_back(std::make_unique<TokenFile>(path, told));
+    files_.push_back(std::make_unique<TokenFile>(path, expected));
     ends_.push_back(end += files_.back()->size());
   }
 }

@@ -27,10 +27,10 @@ using VisitTokens = std::function<void(int64_t begin, const std::vector<int64_t>
 /// A token file of any format (token_format.h), mapped read-only and checked when it is opened. Thread-safe.
 class TokenFile {
  public:
-  /// Opens `path`, which for a pair may also be its .idx or the name without extension. `told`: the format
+  /// Opens `path`, which for a pair may also be its .idx or the name without extension. `expected`: the format
   /// that it must have; a flat one (u16, u32) is then taken whatever the content. Throws Error(kData) for a
   /// file that cannot be used.
-  explicit TokenFile(const std::string& path, std::optional<TokenFormat> told = std::nullopt);
+  explicit TokenFile(const std::string& path, std::optional<TokenFormat> expected = std::nullopt);
 
   const std::string& path() const { return path_; }
   TokenFormat format() const { return format_; }
@@ -79,9 +79,10 @@ class TokenFiles {
     int64_t token;  ///< index in that file
   };
 
-  /// Opens and maps the files, each in the format that it has (or in `told`: TokenFile). Throws Error(kData)
+  /// Opens and maps the files, each in the format that it has (or in `expected`: TokenFile). Throws Error(kData)
   /// when one cannot be used.
-  explicit TokenFiles(const std::vector<std::string>& paths, std::optional<TokenFormat> told = std::nullopt);
+  explicit TokenFiles(const std::vector<std::string>& paths,
+                      std::optional<TokenFormat> expected = std::nullopt);
 
   /// Tokens of all files together.
   int64_t size() const { return ends_.back(); }

@@ -65,7 +65,7 @@ class Rows {
       at::Tensor ids = choose(scores);
       const std::vector<int64_t> staying = take(ids, begin);
       if (hooks_.stop_requested && hooks_.stop_requested()) {
-        for (int64_t row : staying) sample_of(row).ending = Ending::kTold;
+        for (int64_t row : staying) sample_of(row).ending = Ending::kStopped;
         return false;
       }
       if (staying.empty()) return true;

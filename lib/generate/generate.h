@@ -28,7 +28,7 @@ struct GenerationOptions {
 enum class Ending {
   kEndOfText,  ///< the model chose one of the stop_ids
   kLength,     ///< max_new_tokens are reached
-  kTold,       ///< GenerationHooks::stop_requested
+  kStopped,    ///< GenerationHooks::stop_requested
 };
 
 /// "end_of_text", "length" or "stopped".

@@ -140,7 +140,7 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
       return std::nullopt;
     }
     if (hooks.explain) util::fail(ErrorKind::kUsage, hooks.explain(app, error));
-    util::fail(ErrorKind::kUsage, error.what(), "; --help lists the options");
+    util::fail(ErrorKind::kUsage, error.what(), "; see --help");
   }
   read_texts(texts, options);
   return options;

@@ -46,7 +46,7 @@ std::optional<std::string> SampleText::of(nn::Stage& model, comm::Communicator& 
   const auto samples =
       generate::generate(model, model_, ids_, options,
                          {.on_token = nullptr, .stop_requested = std::move(stop_requested), .agree = agree});
-  if (samples.empty() || samples.front().ending == generate::Ending::kTold) return std::nullopt;
+  if (samples.empty() || samples.front().ending == generate::Ending::kStopped) return std::nullopt;
   data::TextDecoder decoder(*tokenizer_);
   for (int64_t id : ids_) decoder.push(id);
   std::string text = prompt_;

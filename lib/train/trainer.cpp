@@ -346,9 +346,9 @@ void Trainer::report(const StepResult& result, double lr) {
 }
 
 bool Trainer::stop_is_requested() {
-  at::Tensor told = at::full({1}, hooks_.stop_requested && hooks_.stop_requested() ? 1 : 0, at::kLong);
-  communicator_->all_reduce(told, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
-  return told.item<int64_t>() != 0;
+  at::Tensor requested = at::full({1}, hooks_.stop_requested && hooks_.stop_requested() ? 1 : 0, at::kLong);
+  communicator_->all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
+  return requested.item<int64_t>() != 0;
 }
 
 bool Trainer::validation_is_due() const {

@@ -4,7 +4,7 @@
 
 namespace fsdp::util {
 
-/// The version of the toolkit, as in "0.1.0".
+/// The version of the toolkit, as in "0.2.0".
 std::string version();
 
 }  // namespace fsdp::util

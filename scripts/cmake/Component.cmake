@@ -144,7 +144,8 @@ function(fsdp_component_test component)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/*_test.cpp)
   fsdp_test_program(${component}_test "${sources}" ${ARGN})
   target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
-  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL})
+  # Those of whole programs take longest, and start first.
+  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL} COST $<STREQUAL:${TEST_LABEL},processes>)
 
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
   if(FSDP_WITH_CUDA AND gpu_sources)

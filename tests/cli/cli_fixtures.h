@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/page.h"
 
@@ -11,15 +12,19 @@ namespace fsdp::cli {
 /// A program with one of everything that completions and pages speak of.
 inline std::unique_ptr<CLI::App> sample_app() {
   auto app = std::make_unique<CLI::App>("Does it. It's quick.", "my-tool");
-  app->add_option("config")->required()->description("a file");
-  app->add_option("overrides")->expected(-1)->description("section.key=value");
-  app->add_flag("-q,--quiet")->description("say less: it's calm");
-  app->add_option("--log-dir,--log_dir")->description(".begins with a dot");
-  app->add_option("--format")->check(CLI::IsMember({"json", "text"}))->description("of the result");
-  app->add_option("--hidden")->group("");
+  static std::string text;
+  static std::vector<std::string> texts;
+  static int count = 0;
+  app->add_option("config", text)->required()->description("a file");
+  app->add_option("overrides", texts)->description("section.key=value");
+  app->add_flag("-q,--quiet")->description("say less: it's calm; nothing else");
+  app->add_option("--log-dir,--log_dir", text)->description(".begins with a dot");
+  app->add_option("--format", text)->check(CLI::IsMember({"json", "text"}))->description("of the result");
+  app->add_option("--count", count)->description("a number");
+  app->add_option("--hidden", text)->group("");
   CLI::App* init = app->add_subcommand("init", "write a config");
-  init->add_option("preset")->check(CLI::IsMember({"small", "large"}))->description("which");
-  init->add_option("--output")->description("a file");
+  init->add_option("preset", text)->check(CLI::IsMember({"small", "large"}))->description("which");
+  init->add_option("--output", text)->description("a file");
   return app;
 }
 

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "cli/cli_fixtures.h"
-#include "cli/outline.h"
+#include "cli/shell_files.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 #include "util/text.h"
@@ -18,7 +18,7 @@ using Words = std::vector<std::string>;
 using Set = std::set<std::string>;
 
 std::string script_for(const std::string& shell, const Page& page = sample_page()) {
-  return completions(outline_of(*sample_app()), page, shell).value();
+  return completions(*sample_app(), page, shell).value();
 }
 
 Set lines_of(const std::string& text) {
@@ -40,7 +40,7 @@ Set completed_by_bash(const Words& words, const std::string& before = "") {
   std::string line = before + "\nsource ./script\nCOMP_WORDS=(my-tool";
   for (const std::string& word : words) line += " " + util::shell_word(word);
   line += ")\nCOMP_CWORD=" + std::to_string(words.size()) +
-          "\n_my_tool\nfor reply in \"${COMPREPLY[@]}\"; do echo \"$reply\"; done\n";
+          "\n_my-tool\nfor reply in \"${COMPREPLY[@]}\"; do echo \"$reply\"; done\n";
   const auto result = testing::run({"bash", "-c", line}, {.working_folder = folder.path()});
   EXPECT_EQ(result.err, "") << line;
   return lines_of(result.out);
@@ -63,10 +63,11 @@ TEST(BashCompletions, OfferKeysBehindTheConfigAndValuesBehindAKey) {
 }
 
 TEST(BashCompletions, OfferOptionsOfTheCommandAndTheirValues) {
-  EXPECT_EQ(completed_by_bash({"--"}), (Set{"--help", "--quiet", "--log-dir", "--format"}));
+  EXPECT_EQ(completed_by_bash({"--"}), (Set{"--help", "--quiet", "--log-dir", "--format", "--count"}));
   EXPECT_EQ(completed_by_bash({"init", "--o"}), Set{"--output"});
   EXPECT_EQ(completed_by_bash({"--format", ""}), (Set{"json", "text"}));
   EXPECT_EQ(completed_by_bash({"--log-dir", "scr"}), Set{"script"});
+  EXPECT_EQ(completed_by_bash({"--count", ""}), Set{}) << "a number is no file";
   EXPECT_EQ(completed_by_bash({"--format", "json", "c"}), (Set{"completions", "c.toml"}))
       << "the value of an option is no positional argument";
   EXPECT_EQ(completed_by_bash({"c.toml", "init", "model."}), Set{"model.size="})
@@ -80,19 +81,19 @@ TEST(BashCompletions, LeaveTheCommandLineOfAnotherProgramToThatOfBash) {
   std::ofstream(folder / "script") << script_for("bash", page);
   const std::string line =
       "source ./script; _command_offset() { echo \"offset $1\"; }\n"
-      "COMP_WORDS=(my-tool --quiet -- other --f); COMP_CWORD=4; _my_tool";
+      "COMP_WORDS=(my-tool --quiet -- other --f); COMP_CWORD=4; _my-tool";
   EXPECT_EQ(testing::run({"bash", "-c", line}, {.working_folder = folder.path()}).out, "offset 3\n");
 }
 
 /// Runs the function in zsh with the functions of its completion system replaced by ones that print.
-Set completed_by_zsh(const Words& words) {
+Set completed_by_zsh(const Words& words, const Page& page = sample_page()) {
   testing::TemporaryFolder folder;
-  std::ofstream(folder / "script") << script_for("zsh");
-  std::string line = "compdef() { :; }\nsource ./script\n_files() { echo files; }\ncompset() { :; }\n" +
-                     std::string("_describe() { [[ $1 == -o ]] && shift; print -l -- ${(P)2}; }\n") +
-                     "words=(my-tool";
+  std::ofstream(folder / "script") << script_for("zsh", page);
+  std::string line = "compdef() { :; }\nsource ./script\n_files() { echo files; }\n" +
+                     std::string("_describe() { print -l -- ${(P)2}; [[ -z $3 ]] || echo \"$3\"; }\n") +
+                     "_normal() { echo \"$CURRENT of $words\"; }\nwords=(my-tool";
   for (const std::string& word : words) line += " " + util::shell_word(word);
-  line += ")\nCURRENT=" + std::to_string(words.size() + 1) + "\n_my_tool\n";
+  line += ")\nCURRENT=" + std::to_string(words.size() + 1) + "\n_my-tool\n";
   const auto result = testing::run({"zsh", "-f", "-c", line}, {.working_folder = folder.path()});
   EXPECT_EQ(result.err, "") << line;
   return lines_of(result.out);
@@ -105,17 +106,24 @@ TEST(ZshCompletions, OfferWhatBashOffersWithItsMeaning) {
                  "man-page:print the man page", "files"}));
   EXPECT_EQ(completed_by_zsh({"init", ""}), (Set{"small", "large"}));
   EXPECT_EQ(completed_by_zsh({"c.toml", ""}),
-            (Set{"run.name:name of the run", "run.mode:how it runs", "model.size:how large"}));
-  EXPECT_EQ(completed_by_zsh({"c.toml", "run.mode="}), (Set{"fast", "slow"}));
+            (Set{"run.name=:name of the run", "run.mode=:how it runs", "model.size=:how large", "-S"}));
+  EXPECT_EQ(completed_by_zsh({"c.toml", "run.mode="}), (Set{"run.mode=fast", "run.mode=slow"}));
   EXPECT_EQ(completed_by_zsh({"--format", ""}), (Set{"json", "text"}));
   EXPECT_EQ(completed_by_zsh({"--log-dir", ""}), Set{"files"});
-  EXPECT_TRUE(completed_by_zsh({"--"}).contains("--quiet:say less"));
+  EXPECT_TRUE(completed_by_zsh({"--"}).contains("--quiet:say less: it's calm"));
+}
+
+TEST(ZshCompletions, LeaveTheCommandLineOfAnotherProgramToThatOfZsh) {
+  if (!is_there("zsh")) GTEST_SKIP() << "no zsh here";
+  Page page = sample_page();
+  page.runs_program = true;
+  EXPECT_EQ(completed_by_zsh({"--quiet", "--", "other", "--f"}, page), Set{"2 of other --f"});
 }
 
 /// The words alone, without what fish says of them.
-Set completed_by_fish(const std::string& command_line) {
+Set completed_by_fish(const std::string& command_line, const Page& page = sample_page()) {
   testing::TemporaryFolder folder;
-  std::ofstream(folder / "script") << script_for("fish");
+  std::ofstream(folder / "script") << script_for("fish", page);
   std::ofstream(folder / "c.toml") << "";
   const auto result = testing::run(
       {"fish", "--no-config", "-c", "source ./script; complete -C " + util::shell_word(command_line)},
@@ -141,9 +149,15 @@ TEST(FishCompletions, OfferWhatBashOffers) {
   EXPECT_TRUE(presets.contains("small") && presets.contains("large"));
 }
 
-TEST(Completions, AreThereForThreeShells) {
-  EXPECT_FALSE(completions(outline_of(*sample_app()), sample_page(), "tcsh"));
+TEST(FishCompletions, LeaveTheCommandLineOfAnotherProgramToThatOfFish) {
+  if (!is_there("fish")) GTEST_SKIP() << "no fish here";
+  Page page = sample_page();
+  page.runs_program = true;
+  EXPECT_TRUE(completed_by_fish("my-tool --quiet -- cat c.to", page).contains("c.toml"));
+  EXPECT_EQ(completed_by_fish("my-tool -- my-tool c.toml run.", page), (Set{"run.name=", "run.mode="}));
 }
+
+TEST(Completions, AreThereForThreeShells) { EXPECT_FALSE(completions(*sample_app(), sample_page(), "tcsh")); }
 
 }  // namespace
 }  // namespace fsdp::cli

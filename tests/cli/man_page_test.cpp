@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "cli/cli_fixtures.h"
-#include "cli/outline.h"
+#include "cli/shell_files.h"
 #include "support/run_program.h"
 #include "support/temporary_folder.h"
 
@@ -11,19 +11,21 @@ namespace fsdp::cli {
 namespace {
 
 TEST(ManPage, HasOptionsCommandsExamplesAndKeys) {
-  const std::string page = man_page(outline_of(*sample_app()), sample_page(), "the notes");
+  const auto app = sample_app();
+  app->footer("the notes");
+  const std::string page = man_page(*app, sample_page());
   for (const char* part :
-       {".SH NAME\nmy\\-tool \\- does it\n", "\\fBmy\\-tool\\fR [OPTIONS] config [overrides...]\n",
-        "\\fB\\-\\-format\\fR \\fIjson|text\\fR\nof the result\n", ".SS init\nwrite a config\n",
-        "my\\-tool config.toml\n", "\\fBrun.mode\\fR\nhow it runs\n", "\n\\&.begins with a dot\n",
-        "\\fB75\\fR\n"}) {
+       {".SH NAME\nmy\\-tool \\- does it\n", "\nmy\\-tool [OPTIONS] config [overrides...] [SUBCOMMAND]\n",
+        "\\fB\\-q, \\-\\-quiet\\fR\n", "\\fB\\-\\-format\\fR TEXT:{json, text}\nof the result\n",
+        ".SS init\nwrite a config\n", "my\\-tool config.toml\n", "\\fBrun.mode\\fR\nhow it runs\n",
+        "\n\\&.begins with a dot\n", "\\fB75\\fR\n"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part << page;
   }
   EXPECT_EQ(page.find("hidden"), std::string::npos);
   EXPECT_EQ(page.find("the notes"), std::string::npos) << "in their place are the keys";
   Page without = sample_page();
   without.words.clear();
-  EXPECT_NE(man_page(outline_of(*sample_app()), without, "the notes").find("the notes"), std::string::npos);
+  EXPECT_NE(man_page(*app, without).find("the notes"), std::string::npos);
 }
 
 }  // namespace

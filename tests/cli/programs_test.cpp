@@ -46,7 +46,7 @@ TEST_P(Programs, AreCompletedByBash) {
       testing::run({"bash", "-c", "source <(" + program + " completions bash) && complete -p " + GetParam()});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "");
-  EXPECT_NE(result.out.find("complete -F _fsdp_"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("complete -F _fsdp-"), std::string::npos) << result.out;
 }
 
 TEST_P(Programs, HaveScriptsThatTheirShellsRead) {
@@ -144,7 +144,7 @@ TEST(FsdpTrain, TakesNoEmptyWordForAnOptionThatIsNotGiven) {
 
 INSTANTIATE_TEST_SUITE_P(All, Programs,
                          ::testing::Values("fsdp-train", "fsdp-launch", "fsdp-ckpt", "fsdp-data",
-                                           "fsdp-plan"),
+                                           "fsdp-generate", "fsdp-plan"),
                          [](const auto& info) { return info.param.substr(5); });
 
 TEST(FsdpTrainCompletions, CompleteAKeyAndItsValue) {
@@ -153,7 +153,7 @@ TEST(FsdpTrainCompletions, CompleteAKeyAndItsValue) {
   const auto offered = [&](const std::string& words, int at) {
     return testing::run({"bash", "-c",
                          script + "COMP_WORDS=(fsdp-train " + words + "); COMP_CWORD=" + std::to_string(at) +
-                             "; _fsdp_train; echo \"${COMPREPLY[@]}\""})
+                             "; _fsdp-train; echo \"${COMPREPLY[@]}\""})
         .out;
   };
   EXPECT_EQ(offered("c.toml training.ste", 2), "training.steps=\n");

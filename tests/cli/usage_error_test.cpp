@@ -62,8 +62,8 @@ TEST(UsageErrors, NameTheNearestOptionOfEveryProgram) {
                    "fsdp-ckpt consolidate --json"},
                   {"fsdp-data",
                    {"decode", "--frobnicate", "x"},
-                   "expected an option of fsdp-data decode; found --frobnicate; fsdp-data decode --help "
-                   "lists the options"}});
+                   "expected an option of fsdp-data decode; found --frobnicate; see fsdp-data decode "
+                   "--help"}});
 }
 
 TEST(UsageErrors, TakeTheDashesFromKeys) {
@@ -103,7 +103,7 @@ TEST(UsageErrors, SayWhatIsMissing) {
       {{"fsdp-ckpt",
         {"reshard", "a", "b"},
         "expected fsdp-ckpt reshard [OPTIONS] CHECKPOINT OUTPUT; found no --world-size (files to "
-        "cut the tensors into); fsdp-ckpt reshard --help tells more"},
+        "cut the tensors into); see fsdp-ckpt reshard --help"},
        {"fsdp-ckpt",
         {"inspect", "--json"},
         "expected fsdp-ckpt inspect [OPTIONS] PATH; found no PATH (a checkpoint, a run's output folder, a "
@@ -125,13 +125,13 @@ TEST(UsageErrors, SayWhatIsMissing) {
 TEST(UsageErrors, SayWhichValuesAndPairsDoNotFit) {
   expect_refused({{"fsdp-generate",
                    {"run", "--seed", "x"},
-                   "--seed: expected an integer >= 0; found x; fsdp-generate --help tells more"},
+                   "--seed: expected an integer >= 0; found x; see fsdp-generate --help"},
                   {"fsdp-generate",
                    {"run", "--num-samples", "0"},
                    "--num-samples: expected a number from 1 to 1000000; found 0"},
                   {"fsdp-generate",
                    {"run", "--prompt"},
-                   "--prompt: expected a value after it; found none; fsdp-generate --help tells more"},
+                   "--prompt: expected a value after it; found none; see fsdp-generate --help"},
                   {"fsdp-generate",
                    {"run", "--prompt", "a", "--prompt-file", "b"},
                    "expected one of --prompt and --prompt-file; found both; leave one out"},

@@ -186,7 +186,7 @@ TEST_F(StoredModel, ThatIsPickledIsRefusedWithTheRemedy) {
 
 TEST_F(StoredModel, MakesAWholeConfigForFineTuningIt) {
   std::ofstream(folder_ / "tokenizer.json") << "{}";
-  const std::string text = preset_toml(finetune_preset(folder_.path()));
+  const std::string text = finetune_toml(folder_.path());
   const Config config = parse_config(text, "mine.toml");
   EXPECT_TRUE(compare_models(config.model, loaded().model).empty());
   // All of the model is in the text, too: its folder may be elsewhere where the run is planned.

@@ -59,9 +59,9 @@ TEST_F(ExplainStep, WritesATimelineOnRequest) {
   std::ifstream file(folder_ / "step.json");
   const nlohmann::json events = nlohmann::json::parse(file);
   EXPECT_GT(events.size(), 20u);
-  const auto missing = explain({"--timeline", (folder_ / "missing/step.json").string()});
-  EXPECT_EQ(missing.exit_code, static_cast<int>(util::ErrorKind::kIo)) << missing.err;
-  EXPECT_NE(missing.err.find("missing/step.json"), std::string::npos) << missing.err;
+  const auto refused = explain({"--timeline", (folder_ / "step.json/in.json").string()});
+  EXPECT_EQ(refused.exit_code, static_cast<int>(util::ErrorKind::kIo)) << refused.err;
+  EXPECT_NE(refused.err.find("step.json: Not a directory"), std::string::npos) << refused.err;
 }
 
 TEST_F(ExplainStep, AllUnitsAloneIsAMistakeOfUse) {

@@ -103,7 +103,7 @@ TEST_P(Generate, TellsOfEachTokenAndEndsWhenTold) {
     const bool first_batch = i < static_cast<size_t>(kRowsAtOnce);
     EXPECT_EQ(samples[i].ids, heard[i]);
     EXPECT_EQ(samples[i].ids.size(), first_batch ? 10u : 3u) << i;
-    EXPECT_EQ(samples[i].ending, first_batch ? Ending::kLength : Ending::kTold) << i;
+    EXPECT_EQ(samples[i].ending, first_batch ? Ending::kLength : Ending::kStopped) << i;
     EXPECT_TRUE(std::equal(heard[i].begin(), heard[i].end(), whole[i].begin()));
   }
 }
