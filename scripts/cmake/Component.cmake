@@ -145,7 +145,7 @@ function(fsdp_component_test component)
   fsdp_test_program(${component}_test "${sources}" ${ARGN})
   target_link_libraries(${component}_test PRIVATE GTest::gtest_main)
   # Those of whole programs take longest, and start first.
-  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL} COST $<STREQUAL:${TEST_LABEL},processes>)
+  fsdp_gtest(${component} ${component}_test LABELS ${TEST_LABEL} COST $<IF:$<STREQUAL:${TEST_LABEL},processes>,1000,0>)
 
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${component}/cuda/*_test.cpp)
   if(FSDP_WITH_CUDA AND gpu_sources)

@@ -61,7 +61,7 @@ TEST_F(ExplainStep, WritesATimelineOnRequest) {
   EXPECT_GT(events.size(), 20u);
   const auto refused = explain({"--timeline", (folder_ / "step.json/in.json").string()});
   EXPECT_EQ(refused.exit_code, static_cast<int>(util::ErrorKind::kIo)) << refused.err;
-  EXPECT_NE(refused.err.find("step.json: Not a directory"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("step.json/in.json: Not a directory"), std::string::npos) << refused.err;
 }
 
 TEST_F(ExplainStep, AllUnitsAloneIsAMistakeOfUse) {
