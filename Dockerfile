@@ -23,7 +23,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 libhdf
 WORKDIR /work
 
 FROM source AS build-cpu
-RUN scripts/build --cpu lib/all apps/all man
+RUN scripts/build --cpu lib/all apps/all
 RUN apt-get install -y --no-install-recommends dpkg-dev file && scripts/package deb --build-dir build --output /packages
 
 FROM debian:12 AS cpu

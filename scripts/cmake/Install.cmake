@@ -38,7 +38,7 @@ foreach(program IN LISTS programs)
   endif()
 endforeach()
 
-# The quickstart and what it needs, configs to start from, launchers, pages. Man pages where the target `man` was built.
+# The quickstart and what it needs, configs to start from, launchers, pages.
 file(WRITE "${PROJECT_BINARY_DIR}/fsdp-quickstart"
      "#!/bin/sh\nexec \"$(dirname \"$(realpath \"$0\")\")/../share/fsdp/scripts/quickstart\" \"$@\"\n")
 install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-quickstart" DESTINATION bin COMPONENT programs)
@@ -50,7 +50,6 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION share/doc/fsdp-toolki
         FILES_MATCHING PATTERN "*.md")
 install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
         DESTINATION share/doc/fsdp-toolkit COMPONENT programs)
-install(DIRECTORY "${PROJECT_BINARY_DIR}/share/man" DESTINATION share COMPONENT programs OPTIONAL)
 
 set(place "\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${libtorch_dir}")
 install(CODE "
