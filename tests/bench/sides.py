@@ -45,6 +45,7 @@ class Model:
 MODELS = {
     "small": Model(8, 512, 8, 1376, 4096, 256),
     "quickstart": Model(4, 256, 8, 688, 256, 256),
+    "135m": Model(30, 576, 9, 1536, 13824, 256),
 }
 
 
@@ -179,10 +180,11 @@ save_at_end = false
 resume = "never"
 """
 
-    def run_ours(self, setting, trace=False, overrides=()):
-        """One group of setting.ranks. A traced run also says how long its ranks waited for communication."""
+    def run_ours(self, setting, trace=False, overrides=(), stored_weights=True):
+        """One group of setting.ranks. A traced run also says how long its ranks waited for communication.
+        Without stored weights fsdp-train draws its own, which are the same at each run."""
         folder = Path(tempfile.mkdtemp(prefix="ours-", dir=self.work))
-        (folder / "config.toml").write_text(self.our_config(setting), encoding="utf-8")
+        (folder / "config.toml").write_text(self.our_config(setting, stored_weights), encoding="utf-8")
         extra = ["logging.trace_communication=true"] if trace else []
         command = [self.train_program, str(folder / "config.toml"), *self.overrides, f"run.output_dir={folder}/run",
                    *overrides, *extra]
