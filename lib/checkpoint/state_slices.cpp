@@ -42,6 +42,12 @@ std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const 
     const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
     add("model/", segment, shard.narrow(0, segment.shard_offset, segment.numel()));
   }
+  const bool is_saved = purpose == SlicePurpose::kLoad || engine.communicator().rank() == 0;
+  for (const auto& [name, tensor] : engine.buffers()) {
+    const int64_t end = is_saved ? tensor.numel() : 0;
+    slices.push_back(
+        {"model/" + name, tensor.sizes().vec(), {0, end}, tensor.detach().view({-1}).narrow(0, 0, end)});
+  }
   for (const optim::StateKind& state : optimizer.states()) {
     for (const shard::Segment& segment : engine.segments()) {
       if (!segment.requires_grad) continue;

@@ -9,6 +9,7 @@
 #include "checkpoint/stored_model.h"
 #include "config/load.h"
 #include "config/model_description.h"
+#include "nn/buffers.h"
 #include "nn/decoder.h"
 #include "nn/parameter.h"
 #include "util/dtype.h"
@@ -65,6 +66,14 @@ std::shared_ptr<nn::Stage> load_model(const checkpoint::StoredModel& stored, at:
     checkpoint::compare_shape(parameter.key(), stored.weights.info(name->second).shape,
                               parameter.value().sizes().vec(), misfits);
     if (misfits.misshapen.empty()) stored.weights.read_into(name->second, parameter.value());
+  }
+  for (const auto& [name, tensor] : nn::persistent_buffers(*model)) {
+    const auto found = stored.names.find(name);
+    if (found == stored.names.end()) {
+      misfits.missing.push_back(name);
+    } else {
+      stored.weights.read_into(found->second, tensor);
+    }
   }
   for (const auto& parameter : parameters) {
     if (!loaded.contains(parameter.value().unsafeGetTensorImpl())) misfits.missing.push_back(parameter.key());

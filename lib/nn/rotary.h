@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "nn/buffers.h"
 #include "nn/options.h"
 
 namespace fsdp::nn {
@@ -20,7 +21,7 @@ namespace fsdp::nn {
 /// They are the buffers "cos" and "sin", each [length, head_dim]: fp32 and empty at first, grown for longer
 /// sequences. A cast (set_data() on named_buffers()) sets their type from then on. Angles are always computed
 /// in fp32: in bfloat16 not even positions above 256 are exact.
-class RotaryTable final : public torch::nn::Module {
+class RotaryTable final : public torch::nn::Module, public ComputedBuffers {
  public:
   explicit RotaryTable(const ModelOptions& options);
 

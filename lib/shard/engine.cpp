@@ -210,6 +210,7 @@ void Engine::unshard() {
   }
   modules_.clear();
   segments_.clear();
+  buffers_.clear();
   units_.clear();
 }
 

@@ -23,6 +23,7 @@
 #include "shard/buffer_pool.h"
 #include "shard/options.h"
 #include "shard/schedule.h"
+#include "shard/tensor_slice.h"
 #include "shard/unit.h"
 #include "shard/wrap_policy.h"
 
@@ -59,6 +60,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   /// This rank's part of every parameter, possibly empty, unit by unit.
   const std::vector<Segment>& segments() const { return segments_; }
+
+  /// The model's buffers, except what its modules compute (nn/buffers.h): contiguous, and whole on every rank,
+  /// which may change its own in forward.
+  const std::vector<NamedTensor>& buffers() const { return buffers_; }
 
   /// Off: backward passes leave gradients unsharded and unreduced, and the first pass after it is on again
   /// reduces the sum. Saves the reductions at the cost of the memory of the whole gradient. See NoSync.
@@ -120,6 +125,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   void backward_begins(size_t unit);
   void backward_ends(size_t unit) { schedule_.backward_ends(unit); }
 
+  /// Called by fully_shard().
+  void set_buffers(std::vector<NamedTensor> buffers) { buffers_ = std::move(buffers); }
+
   /// By unit: the module to which a hook is attached; null for further units of the root stage.
   const std::vector<nn::Hookable*>& modules() const { return modules_; }
 
@@ -144,6 +152,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<OffloadStreams> offload_;  ///< null without cpu_offload
   std::vector<Segment> segments_;
+  std::vector<NamedTensor> buffers_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<bool> differentiable_input_;  ///< by unit
   std::vector<nn::Hookable*> modules_;

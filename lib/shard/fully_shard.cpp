@@ -1,5 +1,6 @@
 #include "shard/fully_shard.h"
 
+#include "nn/buffers.h"
 #include "shard/option_conflicts.h"
 #include "util/dtype.h"
 #include "util/error.h"
@@ -24,6 +25,18 @@ void cast_buffers(torch::nn::Module& root, at::ScalarType dtype) {
   }
 }
 
+/// Those that belong to the model's state, with the source's values. Collective if the source is.
+std::vector<NamedTensor> take_buffers(torch::nn::Module& root, ParameterSource* source) {
+  at::NoGradGuard no_grad;
+  std::vector<NamedTensor> buffers;
+  for (auto& [name, tensor] : nn::persistent_buffers(root)) {
+    if (!tensor.is_contiguous()) tensor.set_data(tensor.contiguous());  // state dicts have views of it
+    if (source != nullptr) source->read_buffer({name, tensor});
+    buffers.push_back({name, tensor});
+  }
+  return buffers;
+}
+
 }  // namespace
 
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
@@ -38,11 +51,12 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
   require_no_option_conflicts(options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
+  cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));
+  engine->set_buffers(take_buffers(root, materialize.source));
   // Nothing fails from here on, so hooks may be attached.
   for (size_t unit = 0; unit < engine->modules().size(); ++unit) {
     if (nn::Hookable* module = engine->modules()[unit]) module->attach(make_unit_hook(engine, unit));
   }
-  cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));
   return engine;
 }
 

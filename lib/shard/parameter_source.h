@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "shard/tensor_slice.h"
 #include "util/column_range.h"
 
 namespace fsdp::shard {
@@ -37,6 +38,10 @@ class ParameterSource {
   /// keeps nothing of it. May be collective, which makes fully_shard() collective.
   virtual void read(const NamedParameter& parameter, const util::ColumnRange& range,
                     const at::Tensor& out) = 0;
+
+  /// Fills a buffer of the model's state with its first values, or leaves those that its module gave it. Called
+  /// on every rank for every buffer in the same order; may be collective.
+  virtual void read_buffer(const NamedTensor& /*buffer*/) {}
 };
 
 /// How fully_shard() treats parameters on the meta device; others keep their values.

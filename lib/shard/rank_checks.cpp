@@ -8,6 +8,8 @@
 
 #include "util/error.h"
 #include "util/hash.h"
+#include "util/log.h"
+#include "util/text.h"
 
 namespace fsdp::shard {
 namespace {
@@ -70,6 +72,28 @@ std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, siz
     return OrderDifference{rank, static_cast<size_t>(units[rank]), static_cast<size_t>(units[0])};
   }
   return std::nullopt;
+}
+
+std::vector<std::string> unequal_buffers(const Engine& engine) {
+  comm::Communicator& world = engine.communicator();
+  if (engine.buffers().empty() || world.world_size() == 1) return {};
+  std::vector<int64_t> hashes;
+  for (const NamedTensor& buffer : engine.buffers()) hashes.push_back(hash_of(buffer.tensor));
+  const at::Tensor all = gathered(world, hashes);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    const at::Tensor column = all.select(1, static_cast<int64_t>(i));
+    if (!column.eq(column[0]).all().item<bool>()) names.push_back(engine.buffers()[i].name);
+  }
+  return names;
+}
+
+void warn_of_unequal_buffers(const Engine& engine, const char* what) {
+  const std::vector<std::string> names = unequal_buffers(engine);
+  if (names.empty() || engine.communicator().rank() != 0) return;
+  util::log_warning(util::concat(
+      what,
+      ": the values of rank 0 are used for buffers that differ between ranks: ", util::name_list(names)));
 }
 
 void require_equal_replicas(Engine& engine, const std::string& when) {

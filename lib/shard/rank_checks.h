@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "shard/engine.h"
 
@@ -19,6 +20,13 @@ struct OrderDifference {
 /// Compares the unit that each rank is about to use; the number of units stands for the end of the pass.
 /// Returns the first rank that differs from rank 0, with both units. Collective.
 std::optional<OrderDifference> check_across_ranks(comm::Communicator& world, size_t unit);
+
+/// The names of Engine::buffers() that are not equal on all ranks, in their order, by a hash of each. Sends
+/// nothing where there are no buffers or no other ranks. Collective.
+std::vector<std::string> unequal_buffers(const Engine& engine);
+
+/// Names these in a warning on rank 0, which saves its own; `what` begins the message. Collective.
+void warn_of_unequal_buffers(const Engine& engine, const char* what);
 
 /// Compares the master weights of every parameter between the ranks that should hold the same part of it (the
 /// slices of hybrid sharding, and all ranks for no_shard and replicated parameters), by a hash of that part.

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "shard/layout_views.h"
+#include "shard/rank_checks.h"
 #include "util/column_range.h"
 #include "util/error.h"
 #include "util/text.h"
@@ -15,23 +16,19 @@ namespace {
 
 using util::ErrorKind;
 
-/// Indices into Engine::segments() by name of parameter; tied parameters have several names.
-std::map<std::string, size_t> segments_by_name(const Engine& engine) {
+/// Indices into sharded_state_dict(engine); tied parameters have several names.
+std::map<std::string, size_t> places_by_name(const Engine& engine) {
   std::map<std::string, size_t> by_name;
-  size_t segment = 0;
+  size_t place = 0;
   for (const auto& unit : engine.units()) {
     for (const NamedParameter& parameter : unit->storage().parameters()) {
-      by_name[parameter.name] = segment;
-      for (const std::string& name : parameter.other_names) by_name[name] = segment;
-      ++segment;
+      by_name[parameter.name] = place;
+      for (const std::string& name : parameter.other_names) by_name[name] = place;
+      ++place;
     }
   }
+  for (const NamedTensor& buffer : engine.buffers()) by_name[buffer.name] = place++;
   return by_name;
-}
-
-at::Tensor shard_view(const Engine& engine, const Segment& segment) {
-  const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
-  return shard.narrow(0, segment.shard_offset, segment.numel());
 }
 
 /// All errors of a load, to be reported together.
@@ -49,25 +46,27 @@ struct Misfits {
     }
     add(misshapen, "misshapen");
     if (found.empty()) return;
-    util::fail(ErrorKind::kCheckpoint, what, ": expected the parameters of the model; found ",
+    util::fail(ErrorKind::kCheckpoint, what, ": expected the parameters and buffers of the model; found ",
                util::join(found, "; "), "; pass a state dict of the same model",
                strict && misshapen.empty() ? ", or strict = false for what there is" : "");
   }
 };
 
-/// Empty if the tensor has `numel` elements of a floating type.
-std::string fault_of(const at::Tensor& tensor, int64_t numel) {
+/// Empty if the tensor has `numel` elements of a floating type, or of the type that a buffer has.
+std::string fault_of(const at::Tensor& tensor, int64_t numel, at::ScalarType expected = at::kFloat) {
   if (!tensor.defined()) return "no tensor";
-  if (!tensor.is_floating_point()) return c10::toString(tensor.scalar_type());
+  if (tensor.scalar_type() != expected && !(tensor.is_floating_point() && c10::isFloatingType(expected))) {
+    return c10::toString(tensor.scalar_type());
+  }
   if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements in place of ", numel);
   return "";
 }
 
-bool covers(const std::vector<const TensorSlice*>& slices, const Segment& segment) {
-  std::vector<std::pair<int64_t, int64_t>> found;  // places in the segment
-  const int64_t numel = c10::multiply_integers(segment.shape);
+bool covers(const std::vector<const TensorSlice*>& slices, const TensorSlice& place) {
+  std::vector<std::pair<int64_t, int64_t>> found;  // elements of the place
+  const int64_t numel = c10::multiply_integers(place.shape);
   for (const TensorSlice* slice : slices) {
-    util::for_each_overlap(numel, segment.range, slice->range, [&found](const util::Overlap& overlap) {
+    util::for_each_overlap(numel, place.range, slice->range, [&found](const util::Overlap& overlap) {
       found.emplace_back(overlap.in_a, overlap.in_a + overlap.count);
     });
   }
@@ -76,15 +75,15 @@ bool covers(const std::vector<const TensorSlice*>& slices, const Segment& segmen
   for (const auto& [begin, end] : found) {
     if (begin <= covered) covered = std::max(covered, end);
   }
-  return covered >= segment.numel();
+  return covered >= place.numel();
 }
 
-/// Copies the elements that the segment and the slice have in common.
-void copy_slice(const Engine& engine, const Segment& segment, const TensorSlice& slice) {
-  at::Tensor to = shard_view(engine, segment), from = slice.data.reshape({-1});
-  const int64_t numel = c10::multiply_integers(segment.shape);
-  util::for_each_overlap(numel, segment.range, slice.range, [&](const util::Overlap& overlap) {
-    to.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
+/// Copies the elements that the place and the slice have in common.
+void copy_slice(const TensorSlice& place, const TensorSlice& slice) {
+  const at::Tensor from = slice.data.reshape({-1});
+  const int64_t numel = c10::multiply_integers(place.shape);
+  util::for_each_overlap(numel, place.range, slice.range, [&](const util::Overlap& overlap) {
+    place.data.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
   });
 }
 
@@ -97,8 +96,9 @@ struct LoadRequest {
 void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, const LoadRequest& request) {
   engine.require_rest(request.what);
   Misfits misfits;
-  auto by_name = segments_by_name(engine);
-  std::vector<std::vector<const TensorSlice*>> given(engine.segments().size());
+  const ShardedStateDict places = sharded_state_dict(engine);
+  auto by_name = places_by_name(engine);
+  std::vector<std::vector<const TensorSlice*>> given(places.size());
   std::vector<bool> is_misshapen(given.size(), false);
   for (const TensorSlice& slice : slices) {
     auto found = by_name.find(slice.name);
@@ -106,10 +106,10 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
       misfits.unexpected.push_back(slice.name);
       continue;
     }
-    const Segment& segment = engine.segments()[found->second];
-    std::string fault = fault_of(slice.data, slice.numel());
-    if (fault.empty() && slice.shape != segment.shape) {
-      fault = util::concat(at::IntArrayRef(slice.shape), " in place of ", at::IntArrayRef(segment.shape));
+    const TensorSlice& place = places[found->second];
+    std::string fault = fault_of(slice.data, slice.numel(), place.data.scalar_type());
+    if (fault.empty() && slice.shape != place.shape) {
+      fault = util::concat(at::IntArrayRef(slice.shape), " in place of ", at::IntArrayRef(place.shape));
     }
     given[found->second].push_back(&slice);
     if (fault.empty()) continue;
@@ -117,15 +117,14 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
     misfits.misshapen.push_back(util::concat(slice.name, " (", fault, ")"));
   }
   for (size_t i = 0; i < given.size(); ++i) {
-    const Segment& segment = engine.segments()[i];
-    bool is_there = is_misshapen[i] || (covers(given[i], segment) && !(request.whole && given[i].empty()));
-    if (!is_there) misfits.missing.push_back(segment.name);
+    bool is_there = is_misshapen[i] || (covers(given[i], places[i]) && !(request.whole && given[i].empty()));
+    if (!is_there) misfits.missing.push_back(places[i].name);
   }
   misfits.throw_if_any(request.what, request.strict);
 
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < given.size(); ++i) {
-    for (const TensorSlice* slice : given[i]) copy_slice(engine, engine.segments()[i], *slice);
+    for (const TensorSlice* slice : given[i]) copy_slice(places[i], *slice);
   }
 }
 
@@ -148,13 +147,24 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
       for (const std::string& name : parameter.other_names) state.push_back({name, tensor});
     }
   }
+  warn_of_unequal_buffers(engine, "full_state_dict()");
+  for (const NamedTensor& buffer : engine.buffers()) {
+    if (!keeps) break;
+    const at::Device device = options.to_host ? at::Device(at::kCPU) : buffer.tensor.device();
+    state.push_back({buffer.name, buffer.tensor.to(device, /*non_blocking=*/false, /*copy=*/true)});
+  }
   return state;
 }
 
 ShardedStateDict sharded_state_dict(const Engine& engine) {
   ShardedStateDict state;
   for (const Segment& segment : engine.segments()) {
-    state.push_back({segment.name, segment.shape, segment.range, shard_view(engine, segment)});
+    const at::Tensor& shard = engine.units()[segment.unit]->storage().shard();
+    state.push_back(
+        {segment.name, segment.shape, segment.range, shard.narrow(0, segment.shard_offset, segment.numel())});
+  }
+  for (const auto& [name, tensor] : engine.buffers()) {
+    state.push_back({name, tensor.sizes().vec(), {0, tensor.numel()}, tensor.detach().view({-1})});
   }
   return state;
 }
@@ -162,6 +172,7 @@ ShardedStateDict sharded_state_dict(const Engine& engine) {
 LocalStateDict local_state_dict(const Engine& engine) {
   LocalStateDict state;
   for (const auto& unit : engine.units()) state.push_back({unit->name(), unit->storage().shard()});
+  state.insert(state.end(), engine.buffers().begin(), engine.buffers().end());
   return state;
 }
 
@@ -185,22 +196,23 @@ void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
       "load_sharded_state_dict()";
   engine.require_rest(kWhat);
   std::map<std::string, at::Tensor> given;
-  for (const auto& [unit, shard] : state) {
-    if (given.insert({unit, shard}).second) continue;
-    util::fail(ErrorKind::kCheckpoint, kWhat, ": expected one shard of unit ", unit, "; found several",
+  for (const auto& [name, tensor] : state) {
+    if (given.insert({name, tensor}).second) continue;
+    util::fail(ErrorKind::kCheckpoint, kWhat, ": expected one shard of unit ", name, "; found several",
                kRemedy);
   }
-  std::vector<at::Tensor> shards;  // by unit
-  for (const auto& unit : engine.units()) {
-    int64_t numel = unit->storage().shard().numel();
-    auto shard = given.find(unit->name());
-    std::string fault = shard == given.end() ? "none" : fault_of(shard->second, numel);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination, source
+  for (const auto& [name, destination] : local_state_dict(engine)) {
+    const auto found = given.find(name);
+    const std::string fault = found == given.end()
+                                  ? "none"
+                                  : fault_of(found->second, destination.numel(), destination.scalar_type());
     if (!fault.empty()) {
-      util::fail(ErrorKind::kCheckpoint, kWhat, ": expected a shard of ", numel, " elements of unit ",
-                 unit->name(), "; found ", fault, kRemedy);
+      util::fail(ErrorKind::kCheckpoint, kWhat, ": expected a shard of ", destination.numel(),
+                 " elements of unit ", name, "; found ", fault, kRemedy);
     }
-    shards.push_back(shard->second.reshape({-1}));
-    given.erase(shard);
+    copies.emplace_back(destination, found->second.reshape(destination.sizes()));
+    given.erase(found);
   }
   if (!given.empty()) {
     util::fail(ErrorKind::kCheckpoint, kWhat, ": expected shards of units that the model has; found unit ",
@@ -208,7 +220,7 @@ void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
   }
 
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < shards.size(); ++i) engine.units()[i]->storage().shard().copy_(shards[i]);
+  for (auto& [destination, source] : copies) destination.copy_(source);
 }
 
 }  // namespace fsdp::shard

@@ -6,8 +6,9 @@
 //   sharded  this rank's range of every parameter: fits any of them if the loaded ranges cover the rank's own
 //   local    this rank's flat shard of every unit: fits only the same model, wrapping and world size
 //
-// Buffers are whole on every rank and not part of state dicts; checkpoints save optimizer state
-// (checkpoint/save.h).
+// Buffers (Engine::buffers()) are whole on every rank, in their own types, and part of all three: each rank
+// gives and takes its own. What modules compute from their options is left out (nn/buffers.h). Checkpoints
+// have optimizer state too (checkpoint/save.h).
 //
 // A full state dict has a tied parameter under each of its names with one tensor, as torch's state_dict() has
 // it, a sharded one under the first. Loading needs one of the names; of several entries for the same elements
@@ -27,17 +28,11 @@
 
 namespace fsdp::shard {
 
-/// A tensor of a state dict.
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
-
-/// Whole tensors, by parameter.
+/// Whole tensors, by parameter and buffer.
 using FullStateDict = std::vector<NamedTensor>;
-/// This rank's ranges, by parameter.
+/// This rank's ranges, by parameter; buffers whole.
 using ShardedStateDict = std::vector<TensorSlice>;
-/// This rank's flat shards, by unit: [shard_numel].
+/// This rank's flat shards, by unit: [shard_numel]; buffers by name.
 using LocalStateDict = std::vector<NamedTensor>;
 
 /// Which ranks full_state_dict() returns parameters on, and in which memory.
@@ -46,19 +41,19 @@ struct FullStateDictOptions {
   bool to_host = false;     ///< the tensors lie in host memory
 };
 
-/// Every parameter whole, fp32, in separate memory, unit by unit. Beside the result at most one unit is in
-/// memory. Collective.
+/// Every parameter whole, fp32, in separate memory, unit by unit, and this rank's buffers, with a warning that
+/// names those that differ between ranks. Beside the result at most one unit is in memory. Collective.
 FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& options = {});
 
-/// This rank's ranges, possibly empty, as views of its shards: clone() the data to keep it beyond the next
+/// This rank's ranges, possibly empty, as views of its shards and buffers: clone() the data to keep it beyond the next
 /// step. Not collective.
 ShardedStateDict sharded_state_dict(const Engine& engine);
 
-/// This rank's shards, not copies, in the order of the units: clone() them to keep them beyond the next step.
+/// This rank's shards and buffers, not copies, in the order of the units: clone() them to keep them beyond the next step.
 /// Not collective.
 LocalStateDict local_state_dict(const Engine& engine);
 
-/// Copies this rank's ranges from whole tensors of any floating type. Not collective; all ranks must pass the
+/// Copies this rank's ranges from whole tensors of any floating type, and buffers. Not collective; all ranks must pass the
 /// same values. Before writing anything, throws Error(kCheckpoint) that lists all missing, unexpected and
 /// misshapen tensors. Without `strict`, missing parameters keep their values and unexpected ones are ignored.
 void load_full_state_dict(Engine& engine, const FullStateDict& state, bool strict = true);

@@ -10,6 +10,12 @@
 
 namespace fsdp::shard {
 
+/// A whole tensor under its name in the unsharded model.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
 /// One range of the tensor `name`, whose global shape is `shape`: an entry of a sharded state dict, in which
 /// a tensor may have several. `data` is 1-D and contiguous, range.numel() elements; it may be empty. All
 /// slices of a tensor on all ranks use the same number of rows. In checkpoints, names are "model/<parameter>"

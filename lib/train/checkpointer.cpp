@@ -12,6 +12,7 @@
 #include "checkpoint/weights.h"
 #include "config/model_description.h"
 #include "optim/parameter_groups.h"
+#include "shard/rank_checks.h"
 #include "train/model_record.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -245,6 +246,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                     .in_the_middle = [this, step = position.step] {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
+    shard::warn_of_unequal_buffers(state_.engine, "saving a checkpoint");
     std::vector<TensorSlice> slices =
         checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave);
     if (options.asynchronous || !checkpoint::in_host_memory(slices)) slices = copies_.take(slices);

@@ -67,6 +67,14 @@ class StoredWeights final : public shard::ParameterSource {
     weights_.read_columns_into(name->second, range.begin, out.view({range.rows, -1}));
   }
 
+  void read_buffer(const shard::NamedTensor& buffer) override {
+    const auto name = names_.find(buffer.name);
+    if (name == names_.end()) return;
+    const at::Tensor values = buffer.tensor.cpu();
+    weights_.read_into(name->second, values);
+    buffer.tensor.copy_(values);
+  }
+
  private:
   checkpoint::Weights weights_;
   std::map<std::string, std::string> names_;  ///< from the model's names to the file's
@@ -100,6 +108,13 @@ class BroadcastWeights final : public shard::ParameterSource {
       });
     }
     copy_columns(whole, range, out);
+  }
+
+  void read_buffer(const shard::NamedTensor& buffer) override {
+    comm::agree(*communicator_, "initial weights", [&] {
+      if (communicator_->rank() == 0) source_->read_buffer(buffer);
+    });
+    communicator_->broadcast(buffer.tensor, /*root=*/0, {.unit = buffer.name})->wait();
   }
 
  private:

@@ -1,14 +1,20 @@
 #include "checkpoint/state_slices.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
 
+#include <functional>
 #include <map>
 #include <mutex>
 
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
 #include "comm/communicator.h"
+#include "nn/hooked.h"
 #include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"
+#include "support/temporary_folder.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -159,6 +165,39 @@ TEST(StateSlices, OfMuonAreOneAverageOfMatricesAndTwoOfTheRestOnEveryRank) {
     EXPECT_EQ(names, (std::vector<std::string>{"momentum_buffer/layers.0.weight", "exp_avg/bias",
                                                "exp_avg/layers.1.weight", "exp_avg_sq/bias",
                                                "exp_avg_sq/layers.1.weight"}));
+  });
+}
+
+struct NormRun {
+  torch::nn::BatchNorm1dImpl& norm;
+  const shard::Engine& engine;
+  const optim::Optimizer& optimizer;
+  comm::Communicator& communicator;
+};
+
+void run_norm(int world, const std::function<void(const NormRun&)>& body) {
+  comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+    nn::Hooked<torch::nn::BatchNorm1dImpl> norm(torch::nn::BatchNormOptions(3));
+    auto engine = shard::fully_shard(*norm, {}, testing::borrowed(communicator));
+    auto optimizer = optim::make_optimizer({}, optim::flat_parameters(*engine, {}));
+    body({*norm, *engine, *optimizer, communicator});
+  });
+}
+
+TEST(StateSlices, OfBuffersAreSavedByRank0AndLoadedByAll) {
+  testing::TemporaryFolder folder;
+  run_norm(2, [&](const NormRun& run) {
+    run.norm.running_mean.fill_(2.5 + run.communicator.rank());
+    run.norm.num_batches_tracked.fill_(5);
+    const SaveRequest request{.root = folder.path(), .step = 5, .layout = "flat"};
+    save_sharded(request, state_slices(run.engine, run.optimizer, SlicePurpose::kSave), run.communicator);
+  });
+  const auto saved = folder.path() / step_folder_name(5);
+  run_norm(3, [&](const NormRun& run) {
+    load_slices(saved, read_manifest(saved), state_slices(run.engine, run.optimizer, SlicePurpose::kLoad),
+                {.refuse_unexpected = true});
+    EXPECT_TRUE(at::equal(run.norm.running_mean, at::full({3}, 2.5)));
+    EXPECT_EQ(run.norm.num_batches_tracked.item<int64_t>(), 5);
   });
 }
 
