@@ -38,8 +38,9 @@ std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const
 
 /// The remedy at the end of messages about differences.
 inline constexpr const char* kDifferenceRemedy =
-    "leave the key out, or name other weights; to train them on as another model on purpose, begin with "
-    "checkpoint.init_from (fsdp-ckpt import makes a checkpoint of a Hugging Face folder)";
+    "leave the key out, or choose other weights; to change the model on purpose, start "
+    "from checkpoint.init_from (fsdp-ckpt import makes a checkpoint of a Hugging Face "
+    "folder)";
 
 /// The message about a difference, with both values. `where` is the file that describes the weights.
 std::string difference_text(const ModelDifference& difference, const std::string& where);

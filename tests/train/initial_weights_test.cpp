@@ -248,7 +248,7 @@ TEST_F(InitialWeights, OfAnotherModelByTheirConfigAreRefusedThoughAllNamesAndSha
   EXPECT_EQ(with_config([](auto& json) { json["model_type"] = "qwen3"; }).first, ErrorKind::kCheckpoint);
   EXPECT_THAT(with_config([](auto& json) { json["model_type"] = "qwen3"; }).second, HasSubstr("qwen3"));
   EXPECT_THAT(with_config([](auto& json) { json["rope_theta"] = 7500.5; }).second,
-              AllOf(HasSubstr("model.rope_theta: expected 7500.5"), HasSubstr("found 10000.0")));
+              AllOf(HasSubstr("model.rope_theta must be 7500.5"), HasSubstr("but is 10000.0")));
   EXPECT_THAT(with_config([](auto& json) {
                 json["rope_scaling"] = {{"rope_type", "llama3"},
                                         {"factor", 8.0},
@@ -256,7 +256,7 @@ TEST_F(InitialWeights, OfAnotherModelByTheirConfigAreRefusedThoughAllNamesAndSha
                                         {"high_freq_factor", 4.0},
                                         {"original_max_position_embeddings", 8}};
               }).second,
-              HasSubstr("model.rope_type: expected \"llama3\""));
+              HasSubstr("model.rope_type must be \"llama3\""));
   std::ofstream(folder_ / "hf/config.json") << checkpoint::hugging_face_config(config_.model).dump();
   EXPECT_FALSE(beginning(2, config_).empty());
 }

@@ -131,7 +131,7 @@ TEST_F(TrainerTest, SeesTheSameGlobalBatchOnAnyNumberOfRanks) {
   expect_near(values_of(folder_ / "on/metrics.jsonl", "loss"), {whole.begin() + 3, whole.end()});
   EXPECT_EQ(values_of(folder_ / "on/metrics.jsonl", "tokens").back(), tokens.back());
   config_.training.global_batch_size = 9;
-  EXPECT_EQ(failure(2, config_, "found 9 = 2 * 4 + 1; give 8 or 12"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(2, config_, "but is 9 = 2 * 4 + 1; set it to 8 or 12"), util::ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, SaysWhenAResumeChangesTheGlobalBatch) {
