@@ -59,7 +59,7 @@ struct Misfits {
 std::string fault_of(const at::Tensor& tensor, int64_t numel) {
   if (!tensor.defined()) return "no tensor";
   if (!tensor.is_floating_point()) return c10::toString(tensor.scalar_type());
-  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements in place of ", numel);
+  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements instead of ", numel);
   return "";
 }
 
@@ -109,7 +109,7 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
     const Segment& segment = engine.segments()[found->second];
     std::string fault = fault_of(slice.data, slice.numel());
     if (fault.empty() && slice.shape != segment.shape) {
-      fault = util::concat(at::IntArrayRef(slice.shape), " in place of ", at::IntArrayRef(segment.shape));
+      fault = util::concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(segment.shape));
     }
     given[found->second].push_back(&slice);
     if (fault.empty()) continue;

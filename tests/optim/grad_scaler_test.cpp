@@ -128,7 +128,7 @@ TEST(GradScaler, RefusesImpossibleNumbers) {
   GradScaler scaler(short_interval());
   for (GradScalerState bad : {GradScalerState{0, 0}, {nan, 0}, {infinity, 0}, {64, -1}}) {
     expect_scaler_refused([&] { scaler.set_state(bad); }, util::ErrorKind::kCheckpoint,
-                          "a gradient scale of ");
+                          "the gradient scale must be ");
   }
   EXPECT_EQ(scaler.scale(), 64);
 }

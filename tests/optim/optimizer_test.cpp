@@ -394,9 +394,9 @@ TEST(MakeOptimizer, RefusesOptionsWithoutMeaning) {
   expect_refused(options, "optimizer.weight_decay = inf");
   options = {};
   options.betas = {0.9};
-  expect_refused(options, "betas has 1");
+  expect_refused(options, "betas must have two numbers, but has 1");
   options.betas = {0.9, 1.0};
-  expect_refused(options, "betas holds 1");
+  expect_refused(options, "betas must be at least 0 and below 1, but one of them is 1");
   options = {};
   options.eps = -1;
   expect_refused(options, "optimizer.eps = -1");

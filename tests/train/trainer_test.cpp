@@ -107,7 +107,7 @@ TEST_F(TrainerTest, CutsTheWarmUpOfAShortTrialWithAWarning) {
   config_.training.steps = 2;
   config_.lr_scheduler.warmup_steps = 700;
   const std::string lines = testing::log_lines([&] { EXPECT_EQ(train(2, config_).step, 2); });
-  EXPECT_NE(lines.find("the run has 2 steps, so lr_scheduler.warmup_steps is 2 in place of 700"),
+  EXPECT_NE(lines.find("the run has only 2 steps, so lr_scheduler.warmup_steps is cut from 700 to 2"),
             std::string::npos)
       << lines;
   EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "lr").back(), config_.optimizer.lr);
