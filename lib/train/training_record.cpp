@@ -102,13 +102,13 @@ void require_same_data(const nlohmann::json& recorded, const nlohmann::json& fou
     if (!recorded.is_object() || !recorded.contains(key)) continue;
     const auto difference = data::difference(recorded.at(key), files);
     if (!difference) continue;
-    const std::string what = util::concat("data.", key, ": expected the tokens that ", where,
-                                          " was trained with; found that ", *difference);
+    const std::string what =
+        util::concat("data.", key, " differs from the data that ", where, " was trained on: ", *difference);
     if (!may_differ) {
       util::fail(util::ErrorKind::kData, what,
-                 "; put the file back, or set data.allow_changed=true to go on with what is there now");
+                 "; put the file back, or set data.allow_changed=true to continue with the present data");
     }
-    util::log_warning(util::concat(what, "; the run goes on with it, as data.allow_changed says"));
+    util::log_warning(util::concat(what, "; the run continues with it, because data.allow_changed is true"));
   }
 }
 
