@@ -131,7 +131,7 @@ TEST_F(Folders, AutoStartsAnewWhereNothingIsComplete) {
   fs::path torn = tear(3);
   ResumeChoice choice = resolve_resume(root_.path(), "auto");
   EXPECT_FALSE(choice.folder);
-  EXPECT_THAT(choice.message, AllOf(HasSubstr("starting anew"), HasSubstr(torn.string())));
+  EXPECT_THAT(choice.message, AllOf(HasSubstr("starting from scratch"), HasSubstr(torn.string())));
   EXPECT_FALSE(resolve_resume(root_.path() / "absent", "auto").folder);
 }
 

@@ -181,7 +181,7 @@ TEST_F(StoredModel, ThatIsPickledIsRefusedWithTheRemedy) {
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("found pytorch_model.bin"), HasSubstr("safe_serialization=True")));
+                AllOf(HasSubstr("but has pytorch_model.bin"), HasSubstr("safe_serialization=True")));
   }
 }
 

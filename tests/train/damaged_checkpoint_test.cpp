@@ -64,7 +64,7 @@ TEST_F(DamagedCheckpoint, AutoGoesBackToTheNewestThatIsWholeAndKeepsTheOthersAsi
   }
   EXPECT_THAT(warnings_, Contains(AllOf(HasSubstr("rank-00001.h5 is damaged: its hash is"),
                                         HasSubstr(aside(step(8)).string()))));
-  EXPECT_THAT(warnings_, Contains(HasSubstr("1000 bytes where the manifest gives")));
+  EXPECT_THAT(warnings_, Contains(HasSubstr("1000 bytes, but the manifest gives")));
 }
 
 TEST_F(DamagedCheckpoint, TheLastOneStaysWhereItIsAndIsAnError) {
