@@ -80,8 +80,9 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     }
   } catch (const nlohmann::json::exception&) {
     util::fail(util::ErrorKind::kCheckpoint, where,
-               ": expected samples_seen, tokens_seen and optimizer_steps under \"training\"; it was not "
-               "written by fsdp-train; start from its weights with checkpoint.init_from instead");
+               " must have samples_seen, tokens_seen and optimizer_steps under \"training\", but "
+               "was not written by fsdp-train; start from its weights with checkpoint.init_from "
+               "instead");
   }
   return position;
 }

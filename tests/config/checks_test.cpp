@@ -233,8 +233,9 @@ TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   EXPECT_NE(world_error(config, 8).find("8 = 1 x 6 + 2; start a multiple of 6 processes"), std::string::npos);
   config.mesh = {.dcn = 2, .data = 3, .model = 1};
   check_world(config, 6);
-  EXPECT_NE(world_error(config, 4).find("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6; found 4 processes"),
-            std::string::npos);
+  EXPECT_NE(
+      world_error(config, 4).find("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6, but the run has 4 processes"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ TEST_F(DamagedCheckpoint, TheLastOneStaysWhereItIsAndIsAnError) {
     EXPECT_TRUE(fs::exists(step(2)));
   }
   flip_byte(step(2) / "manifest.json", 100);
-  EXPECT_THAT(refusal().second, HasSubstr("is whole"));
+  EXPECT_THAT(refusal().second, HasSubstr("is intact"));
   EXPECT_TRUE(fs::exists(step(2)));
 }
 
