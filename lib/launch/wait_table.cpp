@@ -68,7 +68,7 @@ std::string place_of_collective(const Standing& standing) {
 /// What the worker was doing, without the seconds: equal for workers at the same place.
 std::string place_of(const WorkerEnd& end) {
   const Standing& standing = end.standing;
-  if (!standing.is_said()) return "did not say";
+  if (!standing.is_said()) return "no report";
   if (standing.is_in_collective()) return concat("in ", place_of_collective(standing));
   if (standing.last_collective.empty()) return standing.doing;
   return concat("computing, step ", standing.step, ", after ", standing.last_collective);
@@ -126,7 +126,7 @@ std::string rows(const Ends& ends, const std::vector<SilentNode>& silent) {
     }
   }
   for (const SilentNode& node : silent) {
-    rows.push_back(concat("node ", node.node_rank, " (", node.host, "): nothing heard"));
+    rows.push_back(concat("node ", node.node_rank, " (", node.host, "): no report"));
   }
   std::string text;
   for (size_t i = 0; i < std::min(rows.size(), kMostRows); ++i) text += concat(kRow, rows[i]);
@@ -192,7 +192,7 @@ class Waits {
     const bool is_one = group.size() == 1;
     std::string doing = is_one ? ", which is " : ", which are ", how = ending_worth_telling(first);
     doing += is_one ? first.standing.doing : place_of(first);
-    if (!first.standing.is_said()) doing = ", which did not say where";
+    if (!first.standing.is_said()) doing = ", which sent no report";
     if (!is_one && how.starts_with("was ")) how.replace(0, 3, "were");
     return concat(names_of_ranks(group), doing, how.empty() ? "" : " and ", how);
   }
@@ -203,8 +203,7 @@ class Waits {
     for (const SilentNode& node : silent_) {
       parts.push_back(concat(node.workers == 1 ? "rank " : "ranks ", node.first_rank,
                              node.workers == 1 ? "" : concat("-", node.first_rank + node.workers - 1),
-                             " of node ", node.node_rank, " (", node.host,
-                             "), from which nothing was heard"));
+                             " of node ", node.node_rank, " (", node.host, "), which sent no report"));
     }
     shorten(parts, kMostWaitedFor);
     return util::join(parts, "; for ");

@@ -88,7 +88,7 @@ TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
     EXPECT_THAT(result.exit_code, AnyOf(5, 6)) << result.err;
     EXPECT_LT(result.seconds, 40);
     EXPECT_THAT(result.err, HasSubstr("no answer from rank 1"));
-    EXPECT_THAT(result.err, HasSubstr("where the workers of this node stood:\n    rank 0 (pid "));
+    EXPECT_THAT(result.err, HasSubstr("state of the workers on this node:\n    rank 0 (pid "));
     EXPECT_THAT(result.err, HasSubstr(": in "));
     EXPECT_THAT(result.err, HasSubstr("step 8"));
   }
