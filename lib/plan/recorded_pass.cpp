@@ -330,8 +330,9 @@ RecordedPass record_pass(const config::Config& config, PassDevice device) {
     return record(config, on_cpu ? c10::kCPU : c10::kCUDA);
   } catch (const c10::Error& error) {
     util::fail(util::ErrorKind::kUsage, "model.architecture \"", config.model.architecture,
-               "\": expected operations of which libtorch knows the results' sizes (meta kernels), found ",
-               error.what_without_backtrace(), "; such a model cannot be planned");
+               "\" cannot be planned, because libtorch has no meta kernel for one of its "
+               "operations: ",
+               error.what_without_backtrace());
   }
 }
 

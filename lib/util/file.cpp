@@ -78,7 +78,7 @@ bool is_there(const fs::path& path) {
   std::error_code error;
   const auto type = fs::status(path, error).type();
   if (type == fs::file_type::none) {
-    fail(ErrorKind::kIo, "cannot look at ", path.string(), ": ", error.message());
+    fail(ErrorKind::kIo, "cannot examine ", path.string(), ": ", error.message());
   }
   return type != fs::file_type::not_found;
 }

@@ -168,7 +168,7 @@ TEST_F(Folders, WhatCannotBeLookedAtIsNotTakenForMissing) {
   fs::create_symlink("loop", loop);
   auto [kind, text] = error_of([&] { checkpoint_folder(loop / "run"); });
   EXPECT_EQ(kind, ErrorKind::kIo);
-  EXPECT_THAT(text, HasSubstr("cannot look at " + (loop / "run").string() + ": "));
+  EXPECT_THAT(text, HasSubstr("cannot examine " + (loop / "run").string() + ": "));
 }
 
 /// Complete checkpoints of these steps in the folder.

@@ -147,7 +147,7 @@ TEST_F(WatchedRunOf, BeginsAnewWithAFileThatWasReplaced) {
   const WatchedState& state = run_.poll();
   EXPECT_EQ(state.run.values("loss").size(), 2u);
   EXPECT_EQ(state.run.values("loss").back().y, 4.25);
-  EXPECT_EQ(state.events.front().text, "the file began anew, after step 3");
+  EXPECT_EQ(state.events.front().text, "the file was started again, after step 3");
 }
 
 TEST_F(WatchedRunOf, DropsWhatIsTrainedAgain) {
