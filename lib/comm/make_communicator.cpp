@@ -60,7 +60,7 @@ std::shared_ptr<Communicator> host_communicator(const LaunchEnvironment& environ
                                                 std::shared_ptr<Activity> activity,
                                                 const HostRanks::Options& host, RunStore store) {
   std::shared_ptr<Communicator> communicator = connect(environment, options, host, std::move(store));
-  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
+  if (activity) communicator = make_activity_communicator(std::move(communicator), std::move(activity));
   return make_queued_communicator(std::move(communicator));
 }
 

@@ -85,7 +85,7 @@ void check_output_name(const fs::path& path, TokenFormat format) {
   std::string extension = path.extension().string();
   if (format == TokenFormat::kU32 && extension != kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " would have four bytes per token (u32), which is ",
-         "recognized by the name NAME", kUint32Extension, "; name it that way or choose another `format`");
+         "recognised by the name NAME", kUint32Extension, "; name it that way or choose another `format`");
   }
   if (format == TokenFormat::kU16 && extension == kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(),

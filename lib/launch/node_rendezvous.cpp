@@ -159,7 +159,7 @@ class NodeRendezvous final : public Rendezvous {
   void round_ended(const std::vector<WorkerEnd>& ends) override {
     in_round_ = false;
     stop_reason_.reset();
-    untold_ = ends;
+    unreported_ = ends;
     if (!socket_) return show_own_table();
     send({{"type", "round_ended"}, {"ends", to_message(ends)}});
   }
@@ -252,11 +252,11 @@ class NodeRendezvous final : public Rendezvous {
       util::log_info(message.at("text").get<std::string>());
     } else if (type == "table") {
       constexpr size_t kLongestTableBytes = 128 << 10;
-      untold_.clear();
+      unreported_.clear();
       util::log_error(concat("state of the workers on all nodes:",
                              message.at("text").get<std::string>().substr(0, kLongestTableBytes)));
     } else if (type == "start") {
-      untold_.clear();
+      unreported_.clear();
       start_ = placement_from(message.at("placement"));
       start_->role = options_.role;
       stop_reason_.reset();
@@ -274,7 +274,7 @@ class NodeRendezvous final : public Rendezvous {
   }
 
   void show_own_table() {
-    const std::string table = wait_table(std::exchange(untold_, {}), {});
+    const std::string table = wait_table(std::exchange(unreported_, {}), {});
     if (!table.empty()) {
       util::log_error(concat("state of the workers on this node, without reports from other nodes:", table));
     }
@@ -301,7 +301,7 @@ class NodeRendezvous final : public Rendezvous {
   bool said_what_is_awaited_ = false;
   int leaving_ = 0;
   bool in_round_ = false;
-  std::vector<WorkerEnd> untold_;  ///< this node's, until the table of all nodes has come
+  std::vector<WorkerEnd> unreported_;  ///< this node's, until the table of all nodes has come
   std::optional<NodePlacement> start_;
   std::optional<std::string> stop_reason_;
   std::optional<Verdict> outcome_;

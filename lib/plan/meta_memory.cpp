@@ -70,7 +70,7 @@ MetaMemory::~MetaMemory() {
   MetaAllocator::of_thread.reset();
 }
 
-MetaMemory::Unheard::Unheard() : before_(std::exchange(MetaAllocator::of_thread->hears, false)) {}
-MetaMemory::Unheard::~Unheard() { MetaAllocator::of_thread->hears = before_; }
+MetaMemory::Muted::Muted() : before_(std::exchange(MetaAllocator::of_thread->hears, false)) {}
+MetaMemory::Muted::~Muted() { MetaAllocator::of_thread->hears = before_; }
 
 }  // namespace fsdp::plan
