@@ -97,10 +97,10 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->capture_default_str()
       ->needs(validation);
   command
-      ->add_option("--validation-split", options.validation_split,
-                   "What validation takes: the end of each text (end), or whole documents chosen by a "
-                   "hash of their content "
-                   "(documents). Default: documents for JSON lines and standard input, end otherwise")
+      ->add_option(
+          "--validation-split", options.validation_split,
+          "What validation takes: the end of each text (end), or whole documents chosen by a hash of their content "
+          "(documents). Default: documents for JSON lines and standard input, end otherwise")
       ->needs(validation)
       ->check(cli::not_empty());
   command->add_option("--seed", options.seed, "Seed of the choice of documents for validation")

@@ -355,11 +355,11 @@ int main(int argc, char** argv) {
          "and ui.perfetto.dev (FILE.json)")
       ->check(cli::not_empty())
       ->needs(explain);
-  app.add_option("--evaluate", arguments.evaluate,
-                 "print loss, perplexity and bits per byte of data.validation for these weights, and exit: a "
-                 "checkpoint's folder, a run's (its newest checkpoint; FOLDER/best: its best), a "
-                 "safetensors file or a "
-                 "Hugging Face folder. Writes no file")
+  app.add_option(
+         "--evaluate", arguments.evaluate,
+         "print loss, perplexity and bits per byte of data.validation for these weights, and exit: a "
+         "checkpoint's folder, a run's (its newest checkpoint; FOLDER/best: its best), a safetensors file or a "
+         "Hugging Face folder. Writes no file")
       ->check(cli::not_empty())
       ->excludes(explain);
   CLI::Option* report =

@@ -171,7 +171,8 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
           ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
           " is connected, but not to the run's store: the process that listens there has not answered in ",
           timeout.count() / 1000,
-          " s, so it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch --master-port), the same for all processes, and check MASTER_ADDR");
+          " s, so it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
+          "--master-port), the same for all processes, and check MASTER_ADDR");
     }
     return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), *store);
   } catch (const util::Error&) {

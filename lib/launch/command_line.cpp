@@ -123,15 +123,12 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
   OptionTexts texts;
   CLI::App app(
       "Starts PROGRAM in several processes on this node, with the environment that torchrun sets, and\n"
-      "supervises them: the first that fails ends the run, or restarts all of them "
-      "(--max-restarts). In a run\n"
-      "of several nodes, start it on each node. Options come before PROGRAM; each can also "
-      "be set by torchrun's\n"
-      "environment variable for it.",
+      "supervises them: the first that fails ends the run, or restarts all of them (--max-restarts). In a\n"
+      "run of several nodes, start it on each node. Options come before PROGRAM; each can also be set by\n"
+      "torchrun's environment variable for it.",
       "fsdp-launch");
   app.footer(
-      "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all "
-      "nodes or in a file\n"
+      "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a file\n"
       "that they share (--rdzv-conf token_file=PATH), keeps out processes that do not know it.");
   app.prefix_command();
   add_options(app, options, texts);

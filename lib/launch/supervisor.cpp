@@ -198,7 +198,7 @@ class Supervisor {
     if (stopping_ || running() == 0) return;
     util::log_info(concat(reason, ", and ", running(),
                           running() == 1 ? " other worker is" : " other workers are",
-                          " still running: sending SIGTERM there too"));
+                          " still running: sending SIGTERM to the rest too"));
     group_->send_to_all(SIGTERM);
   }
 
