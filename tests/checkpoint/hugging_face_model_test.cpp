@@ -226,7 +226,7 @@ TEST_F(HuggingFaceModel, IsExportedOnlyFromACheckpointThatHasAllOfIt) {
   expect_no_export(save_checkpoint(root_.path() / "a", {{"model/w", at::ones({5})}}, 1), "\"model_type\"");
   fs::path step = save_checkpoint(root_.path() / "b", {{"model/w", at::ones({5})}}, 1);
   edit_manifest(step, [](nlohmann::json& manifest) { manifest["model"] = nullptr; });
-  expect_no_export(step, "does not say what the model is");
+  expect_no_export(step, "does not describe the model");
   edit_manifest(step,
                 [](nlohmann::json& manifest) { manifest["model"] = hugging_face_config(tiny_options()); });
   expect_no_export(step, "unexpected: w");

@@ -142,7 +142,7 @@ TEST(Save, NeverOverwritesACompleteCheckpoint) {
   fs::path folder = save_checkpoint(root.path(), tensors, 2);
   auto [kind, text] = error_of([&] { save_checkpoint(root.path(), {{"model/w", at::zeros({5})}}, 2); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("complete checkpoint already"));
+  EXPECT_THAT(text, HasSubstr("already a complete checkpoint"));
   NamedTensors loaded = zeros_like(tensors);
   load_slices(folder, read_manifest(folder), slices_of(loaded, 0, 1));
   EXPECT_TRUE(same_bits(loaded[0].second, tensors[0].second));

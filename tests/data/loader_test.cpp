@@ -74,7 +74,7 @@ TEST(TrainLoader, RefusesSetsThatCannotBeMixed) {
   TemporaryFolder folder;
   DataOptions options = small_options(write_tokens(folder, "a", counting(41)));
   options.train_weights = {1, 2};
-  expect_error(ErrorKind::kUsage, {"data.train_weights has 2", "1 entries"},
+  expect_error(ErrorKind::kUsage, {"one number for each of the 1 entries", "but has 2"},
                [&] { TrainLoader(options, 256, 1, {}); });
   options.train.push_back(write_tokens(folder, "short", counting(4)));
   expect_error(ErrorKind::kData, {"short", "has 4 tokens"}, [&] { TrainLoader(options, 256, 1, {}); });

@@ -209,9 +209,9 @@ TEST_F(TokenFormats, RefusesSequencesThatOverlapLeaveTheFileOrHaveGaps) {
   parts.pointers = {0, 2, 6};
   expect_refused(parts, {"sequence 1 at byte 2 instead of byte 4"});
   parts.pointers = {0, 4, 8};
-  expect_refused(parts, {"sequence 2 begin at byte 8"});
+  expect_refused(parts, {"sequence 2 at byte 8"});
   parts.pointers = {INT64_MIN, 4, 6};
-  expect_refused(parts, {"sequence 0 begin at byte -9223372036854775808"});
+  expect_refused(parts, {"sequence 0 at byte -9223372036854775808"});
   parts = {};
   parts.lengths = {-1, 1, 3};
   expect_refused(parts, {"sequence 0 the length -1"});

@@ -96,7 +96,7 @@ TEST(Tokenize, RefusesToWriteOverAText) {
   std::filesystem::create_symlink(folder / "a", folder / "link");
   for (std::string output : {folder / "a", folder / "./a", folder / "link"}) {
     options.output = output;
-    expect_error(ErrorKind::kUsage, {"would be lost"}, [&] { tokenize(options); });
+    expect_error(ErrorKind::kUsage, {"would overwrite one of the texts"}, [&] { tokenize(options); });
   }
   EXPECT_EQ(folder.read("a"), "text");
 }

@@ -339,7 +339,7 @@ TEST(CheckpointActivations, NamesTheTypesThatThereAre) {
         checkpoint_activations(*model, {"block", "llama"});
       },
       "\"llama\", the whole model");
-  expect_usage_error([&] { checkpoint_activations(*model, {}); }, "stage_types is empty");
+  expect_usage_error([&] { checkpoint_activations(*model, {}); }, "but is empty; add one");
 }
 
 TEST(ApplyCheckpointing, FollowsTheMode) {

@@ -145,7 +145,7 @@ TEST_F(Plugin, HasALossThatSeesTheLogits) {
                                       {.function = nn::losses().get(config.training.loss, "training.loss"),
                                        .plugin_values = config.plugin_values});
   EXPECT_EQ(loss.item<double>(), model->forward(ids).select(-1, 0).sum().item<double>() * 2);
-  EXPECT_NE(error_of({"training.loss=first_logit", "training.z_loss=0.1"}).find("leave these out"),
+  EXPECT_NE(error_of({"training.loss=first_logit", "training.z_loss=0.1"}).find("leave these two out"),
             std::string::npos);
 }
 

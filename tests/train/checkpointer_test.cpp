@@ -345,7 +345,7 @@ TEST_F(CheckpointerTest, ASecondRunInTheFolderIsRefused) {
   on_ranks(1, config_, [&](Rank&) {
     auto [kind, text] = error_of([&] { on_ranks(2, config_, [](Rank&) { FAIL(); }); });
     EXPECT_EQ(kind, ErrorKind::kUsage);
-    EXPECT_THAT(text, AllOf(HasSubstr("no other run"), HasSubstr((folder_ / "out").string()),
+    EXPECT_THAT(text, AllOf(HasSubstr("is in use by another run"), HasSubstr((folder_ / "out").string()),
                             HasSubstr("process " + std::to_string(::getpid())), HasSubstr("wait for it")));
   });
   on_ranks(1, config_, [](Rank&) {});
@@ -375,10 +375,10 @@ TEST_F(CheckpointerTest, AveragesMayBeSwitchedOnAndOff) {
     rank.train(1);
     rank.checkpointer.save(rank.position);
   });
-  EXPECT_THAT(lines_, Contains(HasSubstr("has no averages of the weights; they begin with its weights")));
+  EXPECT_THAT(lines_, Contains(HasSubstr("has no averages of the weights; they start from its weights")));
   config_.optimizer.ema_decay = 0;
   on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 3); });
-  EXPECT_THAT(lines_, Contains(HasSubstr("averages of the weights in the checkpoint are left")));
+  EXPECT_THAT(lines_, Contains(HasSubstr("averages of the weights in the checkpoint are ignored")));
 }
 
 TEST_F(CheckpointerTest, AMisfitIsToldInAFewNamesWithARemedy) {
