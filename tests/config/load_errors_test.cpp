@@ -55,7 +55,7 @@ TEST(LoadErrors, NameTheNearestKeyAndSection) {
   expect_in(error_of(kTrain + "[optimizer]\nfused = true\n"), "c.toml:4: unknown key optimizer.fused");
 }
 
-TEST(LoadErrors, KeysBelongIntoSections) {
+TEST(LoadErrors, KeysBelongInSections) {
   expect_in(error_of("steps = 3\n" + kTrain),
             "c.toml:1: every key must be in a section, but steps is outside all sections; did "
             "you mean training.steps?");
@@ -106,7 +106,7 @@ TEST(LoadErrors, NumbersThatDoNotFit) {
   expect_in(error_of(kTrain + "[optimizer]\nlr = -inf\n"), "but is -inf");
 }
 
-TEST(LoadErrors, KeysAndSectionsStandOnce) {
+TEST(LoadErrors, KeysAndSectionsAppearOnce) {
   EXPECT_EQ(error_of(kTrain + "[training]\nsteps = 3\nsteps = 4\n"),
             "c.toml:5: a key or section must appear only once, but this one is already on line "
             "4; keep one of them\n"
@@ -148,7 +148,7 @@ TEST(LoadErrors, ASyntaxErrorDoesNotHideThoseOfTheOverrides) {
   expect_in(message, "command line: training.steps must be an integer");
 }
 
-TEST(LoadErrors, BytesThatAreNoText) {
+TEST(LoadErrors, BytesThatAreNotText) {
   expect_in(error_of("[run]\nname = \"\xff\"\n"),
             "c.toml:2: not valid TOML, which is UTF-8 text: found the byte 0xff in column 9");
   expect_in(error_of(std::string("\0\0\x01", 3)),
@@ -222,7 +222,7 @@ TEST(LoadFile, ReadsFromTheDiskAndNamesThePath) {
   expect_in(usage_error_of([&] { load_config(wrong); }), wrong.string() + ":4: run.seed must be");
 }
 
-TEST(LoadFile, RefusesWhatIsNoReadableFile) {
+TEST(LoadFile, RefusesUnreadableFiles) {
   testing::TemporaryFolder folder;
   auto refusal = [](const std::filesystem::path& path) { return usage_error_of([&] { load_config(path); }); };
   auto missing = folder.path() / "missing.toml";

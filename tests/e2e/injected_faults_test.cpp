@@ -80,7 +80,7 @@ TEST_P(InjectedFaultOver, AKilledRankIsTheCauseWhereverItWas) {
   }
 }
 
-TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
+TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersReportWhereTheyAre) {
   for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
     ProgramResult result =
@@ -132,7 +132,7 @@ TEST_F(InjectedFault, ARankWithAnotherConfigIsNamedBeforeTraining) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }
 
-TEST_F(InjectedFault, RestartsGoOnFromTheCheckpointToTheSameLosses) {
+TEST_F(InjectedFault, RestartsContinueFromTheCheckpointToTheSameLosses) {
   ASSERT_EQ(run("", "undisturbed").exit_code, 0);
   for (const char* fault : {"rank=1,step=7,at=forward,do=kill", "rank=0,step=11,at=collective,do=throw"}) {
     SCOPED_TRACE(fault);

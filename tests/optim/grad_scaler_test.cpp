@@ -72,7 +72,7 @@ TEST(GradScaler, StaysWithinTheRangeOfFloat32) {
   EXPECT_EQ(scales_after(scaler, {false, false}), (Scales{options.init_scale, options.init_scale}));
 }
 
-TEST(GradScaler, GoesOnFromASavedStateAsIfNeverStopped) {
+TEST(GradScaler, ContinuesFromASavedStateAsIfUninterrupted) {
   const std::vector<bool> before = {false, false, false, true, false, false},
                           after = {false, false, true, false, false, false, false};
   GradScaler through(short_interval()), first(short_interval()), second(short_interval());

@@ -209,7 +209,7 @@ TEST_P(EveryOptimizer, DecaysOnlyTheRangesThatDecay) {
   EXPECT_TRUE(decayed->parameters()[0].value.ne(plain->parameters()[0].value).all().item<bool>());
 }
 
-TEST_P(EveryOptimizer, GoesOnFromSavedStateAsIfNeverStopped) {
+TEST_P(EveryOptimizer, ContinuesFromSavedStateAsIfUninterrupted) {
   at::Tensor value = random_values(77, "value"), gradient = random_values(77, "gradient");
   auto through = make({parameter_of(value)});
   take_steps(*through, 6, gradient, 1e-2);

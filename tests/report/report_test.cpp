@@ -112,7 +112,7 @@ TEST(Report, TellsOfARunThatHasLoggedNothing) {
   EXPECT_THAT(html_page({read_run(folder.path())}), HasSubstr("No step has been logged yet."));
 }
 
-TEST(Report, RefusesAFolderThatIsNoRuns) {
+TEST(Report, RefusesAFolderWithoutARun) {
   TemporaryFolder folder;
   try {
     read_run(folder.path());

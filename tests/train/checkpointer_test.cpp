@@ -183,7 +183,7 @@ TEST_F(CheckpointerTest, ASecondAsynchronousSaveWaitsForTheFirst) {
   EXPECT_EQ(checkpoint::find_checkpoints(folder_ / "out").complete.size(), 3u);
 }
 
-TEST_F(CheckpointerTest, AnAsynchronousSaveThatIsAbandonedIsNoCheckpointAndIsCleanedLater) {
+TEST_F(CheckpointerTest, AnAbandonedAsynchronousSaveIsNotACheckpointAndIsRemovedLater) {
   config_.checkpoint.asynchronous = true;
   on_ranks(2, config_, [](Rank& rank) {
     rank.train(1);
@@ -231,7 +231,7 @@ TEST_F(CheckpointerTest, AFailedSaveIsReportedAndTriedAgainAtTheNext) {
   }
 }
 
-TEST_F(CheckpointerTest, AFailureAfterTheLastStepDoesNotSayThatTrainingGoesOn) {
+TEST_F(CheckpointerTest, AFailureAfterTheLastStepDoesNotSayThatTrainingContinues) {
   on_ranks(2, config_, [&](Rank& rank) {
     rank.train(1);
     rank.checkpointer.end_of_training();
@@ -260,7 +260,7 @@ TEST_F(CheckpointerTest, AFailureOfOneRankIsOneOnEveryRank) {
   EXPECT_EQ(warnings_.size(), 1u);
 }
 
-TEST_F(CheckpointerTest, NothingIsSavedIntoAFolderThatIsNotTheRunsAnyMore) {
+TEST_F(CheckpointerTest, NothingIsSavedIntoAFolderThatNoLongerBelongsToTheRun) {
   for (bool asynchronous : {false, true}) {
     config_.checkpoint.asynchronous = asynchronous;
     std::atomic<int> failures = 0;

@@ -51,7 +51,7 @@ class DamagedCheckpoint : public CheckpointerTest {
   }
 };
 
-TEST_F(DamagedCheckpoint, AutoGoesBackToTheNewestThatIsWholeAndKeepsTheOthersAside) {
+TEST_F(DamagedCheckpoint, AutoFallsBackToTheNewestIntactOneAndSetsTheOthersAside) {
   save_until(8);
   flip_byte(step(8) / "rank-00001.h5", 4000);  // seen by the rank that reads it
   flip_byte(step(6) / "manifest.json", 100);   // seen by the choice
@@ -92,7 +92,7 @@ TEST_F(DamagedCheckpoint, LatestAndAPathStayStrict) {
   }
 }
 
-TEST_F(DamagedCheckpoint, NothingIsRenamedForWhatIsNoDamage) {
+TEST_F(DamagedCheckpoint, NothingIsRenamedWithoutDamage) {
   save_until(4);
   const fs::path shard = step(4) / "rank-00001.h5";
   config::Config other = config_;

@@ -21,12 +21,12 @@ using ::testing::HasSubstr;
 
 TEST(Device, IsTheCpuWhereThatIsAskedFor) { EXPECT_EQ(training_device("cpu", 0), c10::Device(c10::kCPU)); }
 
-TEST(Device, IsTheCpuWhereThereIsNoGpu) {
+TEST(Device, IsTheCpuWithoutAGpu) {
   if (util::cuda_status().devices > 0) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_EQ(training_device("auto", 0), c10::Device(c10::kCPU));
 }
 
-TEST(Device, IsRefusedWithTheReasonWhereThereIsNoGpu) {
+TEST(Device, IsRefusedWithTheReasonWithoutAGpu) {
   if (util::cuda_status().devices > 0) GTEST_SKIP() << "this machine has a GPU";
   try {
     training_device("cuda", 0);

@@ -85,7 +85,7 @@ TEST(UpdateGuard, BearsSoManySkippedStepsInARow) {
   EXPECT_FALSE(UpdateGuard(options).skip());
 }
 
-TEST(UpdateGuard, GoesOnFromASavedStateAsIfNeverStopped) {
+TEST(UpdateGuard, ContinuesFromASavedStateAsIfUninterrupted) {
   const config::TrainingOptions options = looking_for_spikes(5, 8);
   UpdateGuard through = after_steps(options, 11), resumed(options);
   EXPECT_TRUE(through.skip());

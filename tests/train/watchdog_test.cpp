@@ -40,7 +40,7 @@ class WatchdogTest : public ::testing::Test {
   bool told_ = false;
 };
 
-TEST_F(WatchdogTest, TellsOfARankThatComputesForTooLong) {
+TEST_F(WatchdogTest, ReportsARankThatComputesForTooLong) {
   activity_->end_collective(activity_->begin_collective("all_gather", {.unit = "root", .pass = "forward"}));
   activity_->begin_step(4);
   Watchdog watchdog(activity_, options());
