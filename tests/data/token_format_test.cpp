@@ -178,11 +178,11 @@ TEST_F(TokenFormats, ReadsEveryTypeOfWholeNumbers) {
 TEST_F(TokenFormats, RefusesAnIndexWhoseHeaderDoesNotFit) {
   IndexParts parts;
   parts.version = 2;
-  expect_refused(parts, {"version 2"});
+  expect_refused(parts, {"must have version 1, but has 2"});
   for (uint8_t code : {0, 6, 7, 11, 255}) {
     parts = {};
     parts.code = code;
-    expect_refused(parts, {"dtype code " + std::to_string(code)});
+    expect_refused(parts, {"dtype code", "but has " + std::to_string(code)});
   }
   parts = {};
   parts.sequences = UINT64_MAX;
