@@ -128,7 +128,8 @@ TEST_P(EveryOptimizer, RefusesToGoOnAfterAStepThatDidNotEnd) {
     FAIL() << "went on";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what()).find("step 1 of the optimizer failed"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("step 1 of the optimizer failed"), std::string::npos)
+        << error.what();
   }
   optimizer->set_step_count(0);  // as when a checkpoint is loaded
   optimizer->step({gradient}, 1e-2);
