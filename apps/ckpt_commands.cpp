@@ -71,7 +71,7 @@ class Command {
            "split into files of at most this size, such as 5GB, with model.safetensors.index.json");
   }
   CLI::Option* world_size_option() const {
-    return option("--world-size", arguments_->world_size, "files to cut the tensors into");
+    return option("--world-size", arguments_->world_size, "number of files to shard the tensors into");
   }
   /// `body` gets the arguments and where progress goes.
   CkptCommand runs(std::function<int(const Arguments&, const util::ByteProgress&)> body) const {
@@ -201,7 +201,7 @@ CkptCommand add_export(CLI::App& app) {
 }
 
 CkptCommand add_import(CLI::App& app) {
-  Command command(app, "import", "makes a checkpoint of weights only from a Hugging Face llama or gpt2");
+  Command command(app, "import", "converts a Hugging Face llama or gpt2 to a checkpoint of weights only");
   command.positional("WEIGHTS", command->source,
                      "a folder with config.json and safetensors, or one such file");
   command.positional("CHECKPOINT", command->output, "the new checkpoint's folder");
@@ -263,7 +263,7 @@ CkptCommand add_config(CLI::App& app) {
 }
 
 CkptCommand add_verify(CLI::App& app) {
-  Command command(app, "verify", "compares all hashes and proves that nothing is missing");
+  Command command(app, "verify", "checks all hashes, and that nothing is missing");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
   return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
     fs::path folder = chosen_checkpoint(arguments.source);
@@ -273,11 +273,11 @@ CkptCommand add_verify(CLI::App& app) {
       std::cout << text_of(result) << std::flush;
     } else if (damage.empty()) {
       std::cout << folder.string()
-                << " is whole: hashes match, every element of every tensor is present once\n";
+                << " is intact: hashes match, every element of every tensor is present once\n";
     }
     if (damage.empty()) return 0;
     for (const std::string& line : damage) util::log_error(line);
-    util::fail(ErrorKind::kCheckpoint, folder.string(), " is not whole: ", damage.size(),
+    util::fail(ErrorKind::kCheckpoint, folder.string(), " is not intact: ", damage.size(),
                " problem(s); use another checkpoint or restore the files named above");
   });
 }

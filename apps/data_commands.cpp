@@ -157,7 +157,7 @@ void add_inspect(CLI::App& app, Command& run) {
   };
   auto arguments = std::make_shared<Arguments>();
   data::InspectOptions& options = arguments->options;
-  CLI::App* command = app.add_subcommand("inspect", "Show what token files hold");
+  CLI::App* command = app.add_subcommand("inspect", "Show the contents of token files");
   command->add_option("FILE", options.files, "Token files, read as if joined")->required();
   command->add_option("--vocab-size", options.vocab_size, "Refuse ids of this size or larger (exit code 3)")
       ->check(cli::at_least(1));
@@ -166,7 +166,7 @@ void add_inspect(CLI::App& app, Command& run) {
                    "Tokens per sample, to report the number of samples")
       ->capture_default_str()
       ->check(cli::at_least(1));
-  command->add_option("--tokenizer", options.tokenizer, "Shows the beginning as text")->capture_default_str();
+  command->add_option("--tokenizer", options.tokenizer, "Show the beginning as text")->capture_default_str();
   add_input_format(command, arguments->input_format);
   command->add_flag("--json", arguments->json, "Print a JSON object");
   command->callback([arguments, &run] {
@@ -221,15 +221,15 @@ void add_decode(CLI::App& app, Command& run) {
   command->add_option("--begin", arguments->begin, "First token")
       ->capture_default_str()
       ->check(cli::at_least(0));
-  command->add_option("--count", arguments->count, "At most so many tokens")->check(cli::at_least(1));
+  command->add_option("--count", arguments->count, "Maximum number of tokens")->check(cli::at_least(1));
   add_input_format(command, arguments->input_format);
   command->callback([arguments, &run] {
     run = [arguments] {
       auto tokenizer = data::make_tokenizer(arguments->tokenizer);
       data::TokenFiles files(arguments->files, optional_format(arguments->input_format));
       if (arguments->begin >= files.size()) {
-        util::fail(util::ErrorKind::kUsage, "--begin is ", arguments->begin, " where the files have ",
-                   files.size(), " tokens; give a smaller number");
+        util::fail(util::ErrorKind::kUsage, "--begin must be less than ", files.size(),
+                   ", the number of tokens in the files, but is ", arguments->begin);
       }
       int64_t rest = files.size() - arguments->begin;
       int64_t count = arguments->count < 0 ? rest : std::min(arguments->count, rest);

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
                    {"from standard input",
                     "zcat dump.jsonl.gz | fsdp-data tokenize - --json-lines --tokenizer "
                     "llama3/tokenizer.json --output train.u32"},
-                   {"a tokenizer of one's own",
+                   {"a tokenizer of your own",
                     "fsdp-data train-tokenizer book.txt --vocab-size 8000 --output book.model"},
                    {"the contents of a file", "fsdp-data inspect train.bin --tokenizer gpt2/"},
                    {"", "fsdp-data convert corpus.bin --format llm.c-u16 --output corpus.llmc.bin"},

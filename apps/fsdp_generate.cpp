@@ -59,8 +59,8 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
   if (!begin_token.empty()) {
     const std::optional<int64_t> id = tokenizer.id_of(begin_token);
     if (!id) {
-      fail(ErrorKind::kUsage, "--begin-token: expected the text of a token of ", tokenizer.name(),
-           "; found \"", begin_token, "\"; fsdp-data inspect shows texts of tokens");
+      fail(ErrorKind::kUsage, "--begin-token must be the text of a token of ", tokenizer.name(),
+           ", but is \"", begin_token, "\"; fsdp-data inspect shows texts of tokens");
     }
     ids.push_back(*id);
     if (prompt.empty()) return ids;
@@ -74,8 +74,8 @@ std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string&
 int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, size_t prompt) {
   const int64_t room = nn::longest_sequence(model) - static_cast<int64_t>(prompt);
   if (room < 1) {
-    fail(ErrorKind::kUsage, "expected a prompt of fewer than ", nn::longest_sequence(model),
-         " tokens, the positions of the model (max_position_embeddings); found ", prompt, "; shorten it");
+    fail(ErrorKind::kUsage, "the prompt must have fewer than ", nn::longest_sequence(model),
+         " tokens, the positions of the model (max_position_embeddings), but has ", prompt, "; shorten it");
   }
   return arguments.max_new_tokens.value_or(std::min(kDefaultNewTokens, room));
 }
@@ -147,8 +147,8 @@ int main(int argc, char** argv) {
   dash->check(cli::one_of({"-"}));
   CLI::Option* prompt =
       app.add_option("--prompt", arguments.prompt, "the beginning of the text; default: a new text");
-  CLI::Option* file =
-      app.add_option("--prompt-file", arguments.prompt_file, "a file with it")->check(cli::not_empty());
+  CLI::Option* file = app.add_option("--prompt-file", arguments.prompt_file, "a file with the prompt")
+                          ->check(cli::not_empty());
   prompt->excludes(file)->excludes(dash);
   file->excludes(dash);
   app.add_option(
@@ -161,10 +161,10 @@ int main(int argc, char** argv) {
                  util::concat("tokens of a sample; default: ", kDefaultNewTokens,
                               ", or as many as the model's positions allow"))
       ->check(cli::between(1, 1'000'000'000));
-  app.add_option("--num-samples", options.num_samples, "texts, of one prompt")
+  app.add_option("--num-samples", options.num_samples, "number of texts for the prompt")
       ->capture_default_str()
       ->check(cli::between(1, 1'000'000));
-  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
+  app.add_option("--temperature", sampling.temperature, "0: always the most likely token")
       ->capture_default_str();
   app.add_option("--top-k", sampling.top_k, "sample from this many most likely tokens; 0: from all")
       ->capture_default_str();
@@ -173,8 +173,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", options.seed, "the same seed gives the same texts")->capture_default_str();
   app.add_option("--dtype", arguments.dtype,
-                 "type of compute: float32, bfloat16, float16, or auto (as stored, at least "
-                 "float32 but for bfloat16)")
+                 "compute type: float32, bfloat16, float16, or auto (bfloat16 for weights stored in "
+                 "it, else float32)")
       ->capture_default_str();
   app.add_flag("--ema", arguments.ema, "use the moving averages of the weights (optimizer.ema_decay)");
   app.add_flag("--json", arguments.json,

@@ -297,7 +297,7 @@ int run_command(const CLI::Option& config, const std::function<int()>& command) 
   if (config.count() == 0) return command();
   util::fail(util::ErrorKind::kUsage,
              "expected a command (init, keys, doctor) as the first argument; found it after \"",
-             config.as<std::string>(), "\"; to name a config with the name of a command, write ./NAME");
+             config.as<std::string>(), "\"; for a config with the name of a command, write ./NAME");
 }
 
 cli::Page page() {
@@ -322,7 +322,7 @@ cli::Page page() {
             "fsdp-train config.toml --dry-run --world-size 64"},
            {"the validation loss of the run's best weights",
             "fsdp-train config.toml --evaluate checkpoints/run/best"},
-           {"a run as it goes on, in a terminal", "fsdp-train --watch checkpoints/run"},
+           {"a live view of a run in a terminal", "fsdp-train --watch checkpoints/run"},
            {"the curves and settings of a run as an HTML page", "fsdp-train --report checkpoints/run"},
            {"the curves of two runs, and what differs in their configs",
             "fsdp-train --report checkpoints/run-1 checkpoints/run-2 --output comparison.html"}},
@@ -379,7 +379,7 @@ int main(int argc, char** argv) {
          "--watch", arguments.watch,
          "show this folder of a run in the terminal until the run ends or q is pressed: progress, curve of "
          "the loss, speed, memory, the processes on this host, validations and checkpoints. Prints this "
-         "once if the output is no terminal")
+         "once if the output is not a terminal")
       ->check(cli::not_empty())
       ->excludes(config)
       ->excludes(explain)

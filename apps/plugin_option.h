@@ -12,7 +12,7 @@ namespace fsdp::apps {
 /// the program reads names none that it would load.
 inline void add_plugin_option(CLI::App& app, std::vector<std::string>& plugins, const std::string& key) {
   const std::string beside =
-      key.empty() ? "; a checkpoint that names one does not make it load" : ", as " + key + " does";
+      key.empty() ? "; a checkpoint that names a plug-in does not load it" : ", as " + key + " does";
   app.add_option(
          "--plugin", plugins,
          "load this plug-in, a shared library that adds models, losses and so on (<fsdp/plugin.h>)" + beside)

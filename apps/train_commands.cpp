@@ -36,7 +36,7 @@ void rename_in_commands(std::string& text, const std::string& preset, const std:
 int init(const InitArguments& arguments) {
   const bool has_model = !arguments.from.empty();
   if (has_model && !arguments.preset.empty() && arguments.preset != "finetune") {
-    util::fail(ErrorKind::kUsage, "--from: expected the preset finetune with it; found ", arguments.preset,
+    util::fail(ErrorKind::kUsage, "--from requires the preset finetune, but the preset is ", arguments.preset,
                "; leave one of the two out");
   }
   const std::string usual = has_model ? "finetune" : "quickstart";
@@ -50,8 +50,8 @@ int init(const InitArguments& arguments) {
   std::error_code ignored;
   if (!arguments.force &&
       std::filesystem::exists(std::filesystem::symlink_status(arguments.output, ignored))) {
-    util::fail(ErrorKind::kUsage, "--output: expected the name of a file that does not exist; found ",
-               arguments.output, "; choose another name, or add --force to replace it");
+    util::fail(ErrorKind::kUsage, "--output must not exist, but ", arguments.output,
+               " does; choose another name, or add --force to replace it");
   }
   rename_in_commands(text, preset, arguments.output);
   util::write_file_atomically(arguments.output, text);

@@ -78,10 +78,9 @@ class Mixer final : public fsdp::Stage {
 
 void check(const fsdp::ModelOptions& options) {
   if (!options.tie_word_embeddings) return;
-  throw fsdp::Error(
-      fsdp::ErrorKind::kUsage,
-      "model.tie_word_embeddings: expected false with mixer, whose head has a weight of its own; "
-      "found true; leave it out");
+  throw fsdp::Error(fsdp::ErrorKind::kUsage,
+                    "model.tie_word_embeddings must be false with mixer, whose head has a weight of its own, "
+                    "but is true; leave it out");
 }
 
 /// The weights that mix positions start smaller, since each output sums up many terms.
@@ -138,7 +137,7 @@ class Repeats final : public fsdp::Samples {
       const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), count);
       if (error != std::errc() || end != entry.data() + entry.size() || count < 1) {
         throw fsdp::Error(fsdp::ErrorKind::kUsage,
-                          "data.train: expected numbers of samples with the data set repeats; found \"" +
+                          "data.train must list numbers of samples with the data set repeats, but has \"" +
                               entry + "\"; write a number such as \"4000\"");
       }
       samples_ += count;

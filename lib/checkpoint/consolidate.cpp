@@ -92,7 +92,7 @@ int64_t parse_size(const std::string& text) {
       return bytes;
     }
   }
-  fail(ErrorKind::kUsage, "expected a size such as 5GB or 500MiB and found \"", text, "\"");
+  fail(ErrorKind::kUsage, "expected a size such as 5GB or 500MiB; found \"", text, "\"");
 }
 
 namespace {
@@ -194,37 +194,36 @@ OutputKind output_kind(const fs::path& output, const ConsolidateOptions& options
   std::error_code error;
   const bool is_folder = fs::is_directory(output, error);
   if (!is_folder && (output.extension() == ".h5" || output.extension() == ".hdf5")) {
-    fail(ErrorKind::kUsage, "expected the name of a folder or of a .safetensors file and found ",
-         output.string(),
-         "; for HDF5 name a folder, which gets full.h5 and manifest.json, and choose `full`");
+    fail(ErrorKind::kUsage, "the output must be a folder or a .safetensors file, but is ", output.string(),
+         "; for HDF5 give a folder, which receives full.h5 and manifest.json, and choose "
+         "`full`");
   }
   OutputKind kind =
       !is_folder && output.extension() == ".safetensors" ? OutputKind::kSafetensorsFile : OutputKind::kFolder;
   if (options.full) {
     if (kind == OutputKind::kSafetensorsFile) {
-      fail(ErrorKind::kUsage, "`full` makes a folder, and ", output.string(),
-           " has the name of a safetensors file; choose another name");
+      fail(ErrorKind::kUsage, "`full` writes a folder, but ", output.string(),
+           " is the name of a safetensors file; choose another name");
     }
     if (options.overwrite) {
       fail(ErrorKind::kUsage,
-           "`overwrite` does not go with `full`, because checkpoints are never overwritten; choose another "
-           "output or remove ",
+           "`overwrite` cannot be combined with `full`, because checkpoints are never "
+           "overwritten; choose another output or remove ",
            output.string());
     }
     kind = OutputKind::kFull;
   }
   if (options.optimizer && kind != OutputKind::kFull) {
-    fail(ErrorKind::kUsage, "`optimizer` goes only with `full`; safetensors files hold weights only");
+    fail(ErrorKind::kUsage, "`optimizer` requires `full`; safetensors files contain weights only");
   }
   if (options.optimizer && options.ema) {
-    fail(
-        ErrorKind::kUsage,
-        "`optimizer` does not go with `ema`, because its state belongs to the weights, not to their averages; "
-        "leave out one of the two");
+    fail(ErrorKind::kUsage,
+         "`optimizer` cannot be combined with `ema`, because its state belongs to the "
+         "weights, not to their averages; leave out one of the two");
   }
   if (options.max_file_bytes > 0 && kind != OutputKind::kFolder) {
-    fail(ErrorKind::kUsage, "`max_file_bytes` goes only with a folder of safetensors as the output, and ",
-         output.string(), " is one file; name a folder and leave out `full`");
+    fail(ErrorKind::kUsage, "`max_file_bytes` requires a folder of safetensors as the output, but ",
+         output.string(), " is one file; give a folder and leave out `full`");
   }
   return kind;
 }
@@ -252,7 +251,7 @@ ConsolidateResult consolidate(const fs::path& checkpoint_folder, const fs::path&
   std::vector<TensorInfo> infos = consolidated_weights(*shards, options.dtype);
   if (infos.empty()) {
     fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint_folder.string(),
-         " holds no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
+         " contains no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
   }
   if (options.ema) require_averages(*shards);
   // Refused before an hour of hashing, not after it.

@@ -19,8 +19,8 @@ using util::fail;
 namespace {
 
 constexpr const char* kPickleRemedy =
-    "such files can run code when they are read, and are not; where the model is trusted, save it as "
-    "safetensors: python3 -c 'import sys, transformers as t; "
+    "such files can run code when they are read, so they are refused; if you trust the "
+    "model, save it as safetensors: python3 -c 'import sys, transformers as t; "
     "t.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=\"auto\")"
     ".save_pretrained(sys.argv[2], safe_serialization=True)' FROM TO, and copy the tokenizer's files along";
 
@@ -44,14 +44,14 @@ std::string pickle_in(const fs::path& folder) {
 WeightsFormat format_of(const fs::path& path) {
   std::error_code error;
   if (!util::is_there(path)) {
-    fail(ErrorKind::kCheckpoint, "expected weights at ", path.string(),
-         " and found nothing: name a folder as Hugging Face lays it out, a safetensors file, or a checkpoint",
+    fail(ErrorKind::kCheckpoint, "there are no weights at ", path.string(),
+         "; give a Hugging Face folder, a safetensors file, or a checkpoint",
          util::hub_remedy(path.string()));
   }
   if (!fs::is_directory(path, error)) {
     if (is_pickle(path)) {
-      fail(ErrorKind::kCheckpoint, "expected safetensors at ", path.string(),
-           " and found a pickled PyTorch file; ", kPickleRemedy);
+      fail(ErrorKind::kCheckpoint, path.string(),
+           " must be a safetensors file, but is a pickled PyTorch file; ", kPickleRemedy);
     }
     return WeightsFormat::kSafetensors;
   }
@@ -63,12 +63,12 @@ WeightsFormat format_of(const fs::path& path) {
   if (!found.complete.empty() || !found.torn.empty()) return WeightsFormat::kCheckpoint;
   const std::string pickle = pickle_in(path);
   if (!pickle.empty()) {
-    fail(ErrorKind::kCheckpoint, "expected ", kSingleFileName, " or ", kIndexFileName, " in ", path.string(),
-         " and found ", pickle, ", pickled by PyTorch; ", kPickleRemedy);
+    fail(ErrorKind::kCheckpoint, path.string(), " must contain ", kSingleFileName, " or ", kIndexFileName,
+         ", but has ", pickle, ", which PyTorch pickled; ", kPickleRemedy);
   }
   fail(ErrorKind::kCheckpoint, "the folder ", path.string(), " has neither ", kSingleFileName, " nor ",
        kIndexFileName, " nor ", kManifestName,
-       "; name a safetensors file, a folder as Hugging Face lays it out, or a checkpoint");
+       "; give a safetensors file, a Hugging Face folder, or a checkpoint");
 }
 
 std::optional<DescribedModel> described_model(const fs::path& weights) {
@@ -101,9 +101,10 @@ void read_model_config(DescribedModel& model) {
     model.plugin_config = config.at(kPluginConfig).get<std::string>();
     model.plugins = config.value(kPluginNames, std::vector<std::string>());
   } catch (const nlohmann::json::exception&) {
-    fail(ErrorKind::kCheckpoint, model.where, ": expected texts for \"model_type\" and \"", kPluginConfig,
-         "\" and a list of them for \"", kPluginNames,
-         "\"; found other types; take it from the run's newest checkpoint");
+    fail(ErrorKind::kCheckpoint, model.where, ": \"model_type\" and \"", kPluginConfig,
+         "\" must be strings and \"", kPluginNames,
+         "\" a list of strings, but they are not; copy the file from the run's newest "
+         "checkpoint");
   }
 }
 
@@ -164,7 +165,7 @@ void copy_model_files(const ModelFiles& files, const fs::path& folder) {
   if (files.empty()) return;
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail(ErrorKind::kIo, "cannot make the folder ", folder.string(), ": ", error.message());
+  if (error) fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ", error.message());
   for (const auto& [name, path] : files) {
     util::write_file_atomically(folder / name, util::read_file(path));
   }

@@ -63,7 +63,7 @@ std::vector<fs::path> remove_half_deleted(const fs::path& root) {
 std::string passed_over(const FoundCheckpoints& found) {
   std::string text;
   for (const TornCheckpoint& torn : found.torn) {
-    text += concat(text.empty() ? "; passed over " : ", ", torn.folder.string(), " (", torn.reason, ")");
+    text += concat(text.empty() ? "; skipped " : ", ", torn.folder.string(), " (", torn.reason, ")");
   }
   return text;
 }
@@ -115,7 +115,7 @@ std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder) {
     }
     if (static_cast<int64_t>(bytes) != file.bytes) {
       return torn(Tear::kDamaged, concat("its file ", file.name, " has ", bytes,
-                                         " bytes where the manifest gives ", file.bytes));
+                                         " bytes, but the manifest gives ", file.bytes));
     }
   }
   return std::nullopt;
@@ -184,14 +184,15 @@ std::vector<TornCheckpoint> damaged_after_newest(const FoundCheckpoints& found, 
     if (!found.complete.empty() && torn.step < found.complete.back().step) continue;
     if (torn.tear == Tear::kUnreadable) {
       fail(torn.kind, "the newest checkpoint ", torn.folder.string(), " cannot be read (", torn.reason,
-           ") and may be whole; make it readable, or name the checkpoint to resume from with "
-           "checkpoint.resume");
+           "), but may be intact; make it readable, or set checkpoint.resume to the checkpoint "
+           "to resume from");
     }
     if (torn.tear == Tear::kDamaged) damaged.push_back(torn);
   }
   if (found.complete.empty() && !damaged.empty()) {
-    fail(ErrorKind::kCheckpoint, "no checkpoint in ", root.string(), " is whole", passed_over(found),
-         "; restore one from a copy, or start anew with checkpoint.resume=never or another run.output_dir");
+    fail(ErrorKind::kCheckpoint, "no checkpoint in ", root.string(), " is intact", passed_over(found),
+         "; restore one from a copy, or start from scratch with checkpoint.resume=never or "
+         "another run.output_dir");
   }
   return damaged;
 }
@@ -209,11 +210,12 @@ fs::path set_aside(const fs::path& folder) {
 }
 
 ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
-  if (resume == "never") return {std::nullopt, "starting anew because checkpoint.resume is \"never\""};
+  if (resume == "never")
+    return {std::nullopt, "starting from scratch because checkpoint.resume is \"never\""};
   if (resume != "auto" && resume != "latest") {
     fs::path folder = checkpoint_folder(resume);
     require_state(read_manifest(folder), folder);
-    return {folder, concat("resuming from ", folder.string(), " as checkpoint.resume says")};
+    return {folder, concat("resuming from ", folder.string(), ", as set by checkpoint.resume")};
   }
   FoundCheckpoints found = find_checkpoints(root);
   std::vector<TornCheckpoint> damaged;
@@ -227,18 +229,19 @@ ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
             std::move(damaged)};
   }
   if (resume == "latest") {
-    fail(ErrorKind::kCheckpoint, "checkpoint.resume is \"latest\" and ", root.string(),
-         " has no complete checkpoint; use \"auto\" to start anew", passed_over(found));
+    fail(ErrorKind::kCheckpoint, "checkpoint.resume is \"latest\", but ", root.string(),
+         " has no complete checkpoint; use \"auto\" to start from scratch", passed_over(found));
   }
-  return {std::nullopt,
-          concat("starting anew because ", root.string(), " has no complete checkpoint", passed_over(found))};
+  return {std::nullopt, concat("starting from scratch because ", root.string(), " has no complete checkpoint",
+                               passed_over(found))};
 }
 
 fs::path checkpoint_folder(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    fail(ErrorKind::kCheckpoint, "expected the folder of a checkpoint at ", path.string(), " and found ",
-         util::is_there(path) ? "a file" : "nothing", "; name a step's folder, or the folder of a run");
+    fail(ErrorKind::kCheckpoint, path.string(),
+         util::is_there(path) ? " must be the folder of a checkpoint, but is a file" : " does not exist",
+         "; give a step's folder or a run's folder");
   }
   FoundCheckpoints found = find_checkpoints(path);
   if (!found.complete.empty() && !fs::exists(path / kManifestName, error))
@@ -246,7 +249,7 @@ fs::path checkpoint_folder(const fs::path& path) {
   std::string reason = incompleteness(path);
   if (!reason.empty()) {
     fail(ErrorKind::kCheckpoint, path.string(), " is not a checkpoint (", reason,
-         ") and holds no complete step folder", passed_over(found));
+         ") and contains no complete step folder", passed_over(found));
   }
   return path;
 }
@@ -255,12 +258,13 @@ void mark_best(const fs::path& root, int64_t step) {
   const fs::path link = root / kBestName, fresh = util::temporary_name(link);
   std::error_code error;
   if (fs::exists(fs::symlink_status(link, error)) && !fs::is_symlink(link, error)) {
-    fail(ErrorKind::kIo, "expected nothing or a symbolic link at ", link.string(),
-         ", where the best checkpoint is to be marked, and found something else; move it away");
+    fail(ErrorKind::kIo, link.string(),
+         " must be a symbolic link or not exist, because it is to mark the best checkpoint, "
+         "but is something else; move it away");
   }
   fs::create_directory_symlink(step_folder_name(step), fresh, error);
   if (error) {
-    fail(ErrorKind::kIo, "cannot make the symbolic link ", fresh.string(), ": ", error.message());
+    fail(ErrorKind::kIo, "cannot create the symbolic link ", fresh.string(), ": ", error.message());
   }
   util::rename_and_sync(fresh, link);
 }
@@ -300,11 +304,11 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / kRunLockName) {
     if (cause == EWOULDBLOCK) {
       std::string holder = holder_of(fd_);
       ::close(fd_);
-      fail(ErrorKind::kUsage, "expected no other run in run.output_dir ", folder.string(), " and found that ",
-           holder, " holds ", path_.string(), "; wait for it to end or choose another run.output_dir");
+      fail(ErrorKind::kUsage, "run.output_dir ", folder.string(), " is in use by another run: ", holder,
+           " has locked ", path_.string(), "; wait for it to end or choose another run.output_dir");
     }
     util::log_warning(concat("cannot lock ", path_.string(), " (", errno_text(cause),
-                             "); nothing will stop a second run from using this folder"));
+                             "); nothing will prevent a second run from using this folder"));
     return;
   }
   std::string text = this_process();
@@ -330,9 +334,9 @@ void RunLock::require_same_folder() const {
   } else {
     return;
   }
-  fail(ErrorKind::kIo, "expected run.output_dir ", path_.parent_path().string(),
-       " to be the folder that this run took at its start and found ", found,
-       ": it was removed, replaced or unmounted meanwhile; put it back, or remove it, and start again");
+  fail(ErrorKind::kIo, "run.output_dir ", path_.parent_path().string(),
+       " must be the folder that this run started with, but there is ", found,
+       ": it was removed, replaced or unmounted; put it back, or remove it, and start again");
 }
 
 }  // namespace fsdp::checkpoint

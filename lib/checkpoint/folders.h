@@ -75,7 +75,7 @@ std::filesystem::path set_aside(const std::filesystem::path& folder);
 
 struct ResumeChoice {
   std::optional<std::filesystem::path> folder;  ///< nothing: start anew
-  std::string message;                          ///< the choice and its reason; names the folders passed over
+  std::string message;                          ///< the choice and its reason; names the folders skipped
   std::vector<TornCheckpoint> damaged{};        ///< newer than the folder: to be renamed by set_aside()
 };
 

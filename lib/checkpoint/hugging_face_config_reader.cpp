@@ -48,7 +48,7 @@ class ConfigReader {
   double positive(const char* key, double otherwise) const {
     const double value = number(key, otherwise);
     if (!(value >= std::numeric_limits<float>::min() && value <= std::numeric_limits<float>::max())) {
-      refuse(key, "a number above 0 that single precision has");
+      refuse(key, "a number above 0 that fits in single precision");
     }
     return value;
   }
@@ -88,7 +88,7 @@ class ConfigReader {
   const std::string& where() const { return where_; }
 
   [[noreturn]] void refuse(const char* key, const std::string& expected) const {
-    fail(ErrorKind::kCheckpoint, where_, ": expected ", expected, " for \"", key, "\" and found ",
+    fail(ErrorKind::kCheckpoint, where_, ": \"", key, "\" must be ", expected, ", but is ",
          value(key).dump(-1, ' ', true, json::error_handler_t::replace));
   }
 
@@ -137,7 +137,7 @@ void read_rotary(const ConfigReader& all, const char* key, const json& found, nn
   const json& type = found[name];
   if (type == "default") return;
   if (type != "linear" && type != "llama3") {
-    reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported,");
+    reader.refuse(name, "\"default\", \"linear\" or \"llama3\", the only ones supported");
   }
   options.rope_type = type.get<std::string>();
   options.rope_factor = reader.positive("factor", 0);
@@ -189,7 +189,7 @@ nn::ModelOptions read_llama(const ConfigReader& reader, const std::string& type)
     const int64_t width = reader.size("head_dim", kMostWidth);
     if (width * options.num_attention_heads != options.hidden_size) options.head_dim = width;
   } else if (options.hidden_size % options.num_attention_heads != 0) {
-    reader.refuse("num_attention_heads", "heads that make up the hidden size");
+    reader.refuse("num_attention_heads", "a divisor of \"hidden_size\"");
   }
   options.hidden_act = reader.choice("hidden_act", nn::Activation::kSilu);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -212,8 +212,8 @@ constexpr Trait kTraits[] = {
     {"rotary_pct", Neutral::kOne, "rotary positions for a part of each head"},
     {"embedding_multiplier", Neutral::kOne, "scaled embeddings"},
     {"residual_multiplier", Neutral::kOne, "scaled residuals"},
-    {"attention_multiplier", Neutral::kOff, "attention scaled in its own way"},
-    {"query_pre_attn_scalar", Neutral::kOff, "attention scaled in its own way"},
+    {"attention_multiplier", Neutral::kOff, "a custom scale of attention"},
+    {"query_pre_attn_scalar", Neutral::kOff, "a custom scale of attention"},
     {"logits_scaling", Neutral::kOne, "scaled logits"},
     {"logit_scale", Neutral::kOne, "scaled logits"},
     {"final_logit_softcapping", Neutral::kOff, "a soft cap of logits"},
@@ -221,8 +221,8 @@ constexpr Trait kTraits[] = {
     {"use_qk_norm", Neutral::kOff, "norms of queries and keys"},
     {"qk_norm", Neutral::kOff, "norms of queries and keys"},
     {"qk_layernorm", Neutral::kOff, "norms of queries and keys"},
-    {"use_parallel_residual", Neutral::kOff, "attention and feed-forward side by side"},
-    {"parallel_attn", Neutral::kOff, "attention and feed-forward side by side"},
+    {"use_parallel_residual", Neutral::kOff, "parallel attention and feed-forward"},
+    {"parallel_attn", Neutral::kOff, "parallel attention and feed-forward"},
     {"attention_chunk_size", Neutral::kOff, "attention in chunks"},
     {"is_encoder_decoder", Neutral::kOff, "an encoder"},
     {"num_local_experts", Neutral::kOffOrOne, "experts"},
@@ -267,27 +267,26 @@ void refuse_unsupported_traits(const json& config, const std::string& where) {
     add("layer_types", "layers with other kinds of attention");
   }
   if (found.empty()) return;
-  fail(ErrorKind::kCheckpoint, where,
-       ": expected a model with nothing that this version cannot compute; found ", util::join(found, ", "),
-       "; train it with a program that knows ", found.size() > 1 ? "these" : "it");
+  fail(ErrorKind::kCheckpoint, where, ": this version cannot compute ", util::join(found, ", "),
+       "; use a program that supports ", found.size() > 1 ? "these" : "it");
 }
 
 /// How models of an unsupported "model_type" differ from ours; "" for unknown types.
 std::string unsupported_type(const std::string& model_type) {
   constexpr const char* kExperts = "it has experts";
-  constexpr const char* kParallel = "it has attention and feed-forward side by side";
+  constexpr const char* kParallel = "it has parallel attention and feed-forward";
   constexpr std::pair<std::string_view, const char*> kTypes[] = {
       {"qwen3", "it has norms of queries and keys"},
       {"qwen3_moe", "it has norms of queries and keys, and experts"},
-      {"olmo2", "it has norms of queries and keys, and norms behind attention and feed-forward"},
-      {"olmo3", "it has norms of queries and keys, and norms behind attention and feed-forward"},
+      {"olmo2", "it has norms of queries and keys, and norms after attention and feed-forward"},
+      {"olmo3", "it has norms of queries and keys, and norms after attention and feed-forward"},
       {"olmo", "it has norms without weights"},
       {"granite", "it has multipliers of embeddings, attention, residuals and logits"},
       {"granitemoe", "it has multipliers of embeddings, attention, residuals and logits, and experts"},
       {"gemma", "it scales embeddings and its norms add one to their weights"},
-      {"gemma2", "it scales embeddings, caps logits softly, and has four norms a block"},
-      {"gemma3", "it scales embeddings, and has norms of queries and keys and four norms a block"},
-      {"gemma3_text", "it scales embeddings, and has norms of queries and keys and four norms a block"},
+      {"gemma2", "it scales embeddings, soft-caps logits, and has four norms per block"},
+      {"gemma3", "it scales embeddings, and has norms of queries and keys and four norms per block"},
+      {"gemma3_text", "it scales embeddings, and has norms of queries and keys and four norms per block"},
       {"stablelm", "it has layer norms, and rotary positions for a part of each head"},
       {"smollm3", "it has layers without rotary positions"},
       {"phi", "it has rotary positions for a part of each head, and parallel blocks"},
@@ -307,8 +306,8 @@ std::string unsupported_type(const std::string& model_type) {
       {"llama4", "it has experts, and layers without rotary positions"},
       {"opt", "it has learned positions with an offset, and ReLU"},
       {"gpt_neo", "it has layers of local attention"},
-      {"bloom", "it has ALiBi in place of positions"},
-      {"mpt", "it has ALiBi in place of positions"}};
+      {"bloom", "it has ALiBi instead of rotary positions"},
+      {"mpt", "it has ALiBi instead of rotary positions"}};
   for (const auto& [type, what] : kTypes) {
     if (type == model_type) return what;
   }
@@ -321,7 +320,7 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
   ConfigReader reader(config, where);
   if (reader.has("quantization_config")) {
     fail(ErrorKind::kCheckpoint, where,
-         " describes quantized weights; only floating-point ones are supported");
+         " describes quantized weights, but only floating-point weights are supported");
   }
   nn::ModelOptions options;
   if (reader.has("model_type") && config["model_type"] == "gpt2") {
@@ -332,7 +331,7 @@ nn::ModelOptions options_from_hugging_face(const json& config, const std::string
   } else {
     const std::string why = type.is_string() ? unsupported_type(type.get<std::string>()) : "";
     fail(ErrorKind::kCheckpoint, where,
-         ": expected \"gpt2\", \"llama\", \"mistral\" or \"qwen2\" for \"model_type\" and found ",
+         ": \"model_type\" must be \"gpt2\", \"llama\", \"mistral\" or \"qwen2\", but is ",
          type.dump(-1, ' ', true, json::error_handler_t::replace),
          why.empty() ? "" : ", whose models differ: ", why,
          why.empty() ? "" : ", which this version cannot compute");

@@ -25,8 +25,7 @@ fs::path config_path_of(const ImportRequest& request) {
   if (!request.config.empty()) return request.config;
   fs::path path = config_beside(request.source);
   if (!util::is_there(path)) {
-    fail(ErrorKind::kCheckpoint, "expected the model's config at ", path.string(),
-         " and found nothing; name it with `config`");
+    fail(ErrorKind::kCheckpoint, "there is no model config at ", path.string(), "; give it with `config`");
   }
   return path;
 }
@@ -35,8 +34,9 @@ fs::path config_path_of(const ImportRequest& request) {
 
 ShardedResult import_model(const ImportRequest& request) {
   if (format_of(request.source) == WeightsFormat::kCheckpoint) {
-    fail(ErrorKind::kUsage, "expected safetensors at ", request.source.string(),
-         " and found a checkpoint; fsdp-ckpt reshard writes it anew for another world size");
+    fail(ErrorKind::kUsage, request.source.string(),
+         " must be safetensors, but is a checkpoint; fsdp-ckpt reshard rewrites it for "
+         "another world size");
   }
   const fs::path config_path = config_path_of(request);
   json config = read_config_json(config_path);
@@ -68,11 +68,11 @@ ConsolidateResult export_model(const ExportRequest& request) {
   const std::string manifest = (request.checkpoint_folder / kManifestName).string();
   if (source.manifest().model.is_null()) {
     fail(ErrorKind::kCheckpoint, manifest,
-         " does not say what the model is, so it cannot be exported; fsdp-ckpt "
-         "consolidate writes its weights alone");
+         " does not describe the model, so it cannot be exported; fsdp-ckpt consolidate "
+         "writes its weights alone");
   }
   if (source.manifest().model.contains(kPluginConfig)) {
-    fail(ErrorKind::kUsage, "expected a model that transformers knows (llama, gpt2); found ",
+    fail(ErrorKind::kUsage, "the model must be one that transformers supports (llama, gpt2), but is ",
          source.manifest().model.value("model_type", json()).dump(), " of a plug-in in ", manifest,
          "; fsdp-ckpt consolidate writes its weights, with a config.json that fsdp-generate --plugin reads");
   }
@@ -92,7 +92,7 @@ ConsolidateResult export_model(const ExportRequest& request) {
   misfits.refuse_any(request.checkpoint_folder.string(), manifest);
   std::error_code error;
   if (request.output.extension() == ".safetensors" && !fs::is_directory(request.output, error)) {
-    fail(ErrorKind::kUsage, "expected the name of a folder and found ", request.output.string(),
+    fail(ErrorKind::kUsage, "the output must be a folder, but is ", request.output.string(),
          "; fsdp-ckpt consolidate writes one file");
   }
   return consolidate(request.checkpoint_folder, request.output,

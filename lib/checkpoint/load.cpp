@@ -51,14 +51,14 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
   auto list = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) problems.push_back(what + util::name_list(names));
   };
-  list("missing in it: ", missing);
-  list("in it but not here: ", unexpected);
-  list("of another shape or type: ", misshapen);
+  list("missing: ", missing);
+  list("unexpected: ", unexpected);
+  list("of different shape or type: ", misshapen);
   if (problems.empty()) return allowed;
   fail(ErrorKind::kCheckpoint, "the checkpoint ", folder.string(), " does not fit this model and optimizer; ",
        util::join(problems, "; "),
-       "; check the [model] and [optimizer] keys against the run that saved it, or start anew from its "
-       "weights with checkpoint.init_from and another run.output_dir");
+       "; check the [model] and [optimizer] keys against the run that saved it, or start a "
+       "new run from its weights with checkpoint.init_from and another run.output_dir");
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ const json& entry_of(const json& object, const char* key, const std::string& whe
 int64_t whole_number(const json& value, const std::string& what) {
   bool fits = value.is_number_integer() &&
               !(value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX));
-  if (!fits) fail(ErrorKind::kCheckpoint, what, " is not a whole number of 63 bits");
+  if (!fits) fail(ErrorKind::kCheckpoint, what, " is not a whole number that fits in 63 bits");
   return value.get<int64_t>();
 }
 
@@ -59,7 +59,7 @@ int64_t number_of(const json& object, const char* key, const std::string& where)
 
 std::string text_of(const json& object, const char* key, const std::string& where) {
   const json& value = entry_of(object, key, where);
-  if (!value.is_string()) fail(ErrorKind::kCheckpoint, where, ": \"", key, "\" is not a text");
+  if (!value.is_string()) fail(ErrorKind::kCheckpoint, where, ": \"", key, "\" is not a string");
   return value.get<std::string>();
 }
 
@@ -86,8 +86,7 @@ TensorEntry parse_tensor(const json& value, const std::unordered_map<std::string
     std::string file = text_of(range, "file", in_range);
     auto found = files.find(file);
     if (found == files.end()) {
-      fail(ErrorKind::kCheckpoint, where, " lies in a file ", in_quotes(file),
-           " that \"files\" does not list");
+      fail(ErrorKind::kCheckpoint, where, " is in a file ", in_quotes(file), " that \"files\" does not list");
     }
     entry.ranges.push_back({.begin = number_of(range, "begin", in_range),
                             .end = number_of(range, "end", in_range),
@@ -130,7 +129,8 @@ void complete_tensor(const std::string& name, TensorEntry& entry, const Manifest
              entry.rows == 1 ? " elements)" : " columns)");
     }
     if (range.begin < covered) {
-      refuse("is there twice: ", unit, "from ", range.begin, " in ", file, " overlap those before ", covered);
+      refuse("is stored twice: ", unit, "from ", range.begin, " in ", file, " overlap those before ",
+             covered);
     }
     if (range.begin > covered) {
       refuse("lacks ", unit, covered, " to ", range.begin, ", before those in ", file);
@@ -241,7 +241,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   }
   int64_t version = number_of(object, "version", where);
   if (version > kFormatVersion) {
-    throw NewerFormat(concat(where, " has format version ", version, " and this program reads up to ",
+    throw NewerFormat(concat(where, " has format version ", version, ", but this program reads only up to ",
                              kFormatVersion, "; use the release that wrote it or a newer one"));
   }
   if (version < 1) fail(ErrorKind::kCheckpoint, where, " has the impossible format version ", version);
@@ -259,8 +259,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
     const std::string text = text_of(object, "contents", where);
     const auto contents = util::parse_enum<Contents>(text);
     if (!contents) {
-      fail(ErrorKind::kCheckpoint, where, ": \"contents\" is ", in_quotes(text),
-           " where \"state\" or \"weights\" is expected");
+      fail(ErrorKind::kCheckpoint, where, ": \"contents\" must be \"state\" or \"weights\", but is ",
+           in_quotes(text));
     }
     manifest.contents = *contents;
   }
@@ -303,8 +303,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
 void require_state(const Manifest& manifest, const fs::path& folder) {
   if (manifest.contents == Contents::kState) return;
   fail(ErrorKind::kCheckpoint, folder.string(),
-       " holds weights only, so no run can be resumed from it; start one from "
-       "its weights with model.init_from=",
+       " contains weights only, so no run can resume from it; start one from its weights "
+       "with model.init_from=",
        folder.string(), " and checkpoint.resume=never");
 }
 

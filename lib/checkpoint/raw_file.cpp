@@ -65,7 +65,7 @@ RawFile RawFile::open(const fs::path& path) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) fail(ErrorKind::kIo, "cannot read ", path.string(), ": ", errno_text(errno));
   if (!S_ISREG(status.st_mode)) {
-    fail(ErrorKind::kCheckpoint, path.string(), " was expected to be a file and is ",
+    fail(ErrorKind::kCheckpoint, path.string(), " must be a file, but is ",
          S_ISDIR(status.st_mode) ? "a folder" : "a device or pipe");
   }
   return file;
@@ -113,8 +113,8 @@ void RawFile::read_at(int64_t offset, void* out, int64_t bytes) const {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(ErrorKind::kIo, "cannot read ", path_.string(), ": ", errno_text(errno));
     if (count == 0) {
-      fail(ErrorKind::kCheckpoint, path_.string(), " ends at byte ", offset, " where ", bytes,
-           " more were expected; the file is cut off");
+      fail(ErrorKind::kCheckpoint, path_.string(), " ends at byte ", offset, ", but ", bytes,
+           " more bytes were expected; the file is cut off");
     }
     to += count;
     offset += count;

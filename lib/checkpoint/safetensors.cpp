@@ -54,7 +54,7 @@ std::string read_header(const RawFile& file) {
     fail(ErrorKind::kCheckpoint, file.path().string(), " gives ", length,
          " bytes as the length of its header, more than ",
          length > kLargestHeaderBytes ? "safetensors allows" : "the file has",
-         "; it is no safetensors file or is cut off");
+         "; it is not a safetensors file or is cut off");
   }
   std::string header(length, '\0');
   file.read_at(kLengthBytes, header.data(), static_cast<int64_t>(length));
@@ -87,7 +87,7 @@ SafetensorsReader::Entry parse_entry(const json& value, const std::string& where
       !value.contains("shape") || !read_sizes(value["shape"], entry.shape) ||
       !value.contains("data_offsets") || !read_sizes(value["data_offsets"], offsets) || offsets.size() != 2) {
     fail(ErrorKind::kCheckpoint, where,
-         " is not described by \"dtype\", \"shape\" and \"data_offsets\" as the format demands");
+         " is not described by \"dtype\", \"shape\" and \"data_offsets\", as the format requires");
   }
   auto type = value["dtype"].get<std::string>();
   auto known = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
@@ -128,13 +128,13 @@ void check_extents(std::vector<Extent> extents, int64_t data_bytes, const std::s
   for (const Extent& extent : extents) {
     if (extent.begin != at) {
       fail(ErrorKind::kCheckpoint, path, ": tensor ", *extent.name, " starts at byte ", extent.begin,
-           " of the data where byte ", at, " was expected, so tensors ",
+           " of the data instead of byte ", at, ", so tensors ",
            extent.begin < at ? "overlap" : "leave a hole");
     }
     at = extent.end;
   }
   if (at != data_bytes) {
-    fail(ErrorKind::kCheckpoint, path, " has ", data_bytes, " bytes of data where its header describes ", at,
+    fail(ErrorKind::kCheckpoint, path, " has ", data_bytes, " bytes of data, but its header describes ", at,
          "; it is ", at > data_bytes ? "cut off" : "followed by something else");
   }
 }
@@ -152,7 +152,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
           if (!value.is_object()) fail(ErrorKind::kCheckpoint, name, ": __metadata__ is not an object");
           for (const auto& [item, content] : value.items()) {
             if (!content.is_string()) {
-              fail(ErrorKind::kCheckpoint, name, ": \"", item, "\" in __metadata__ is not a text");
+              fail(ErrorKind::kCheckpoint, name, ": \"", item, "\" in __metadata__ is not a string");
             }
             metadata_[item] = content.get<std::string>();
           }

@@ -83,10 +83,9 @@ void create_step_folder(const fs::path& root, const fs::path& folder) {
   std::error_code error;
   if (fs::exists(fs::symlink_status(folder, error))) {
     if (incompleteness(folder).empty()) {
-      fail(
-          ErrorKind::kCheckpoint, folder.string(),
-          " is a complete checkpoint already and is not overwritten; move it away, resume from it, or choose "
-          "another run.output_dir");
+      fail(ErrorKind::kCheckpoint, folder.string(),
+           " is already a complete checkpoint and is not overwritten; move it away, resume from "
+           "it, or choose another run.output_dir");
     }
     if (fs::exists(folder / kManifestName, error)) {
       // Damaged since it was finished, or of a newer format: a person may want to look at it.
@@ -100,7 +99,7 @@ void create_step_folder(const fs::path& root, const fs::path& folder) {
     }
   }
   fs::create_directory(folder, error);
-  if (error) fail(ErrorKind::kIo, "cannot make the folder ", folder.string(), ": ", error.message());
+  if (error) fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ", error.message());
   util::sync_path(root);
 }
 

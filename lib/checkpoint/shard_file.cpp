@@ -141,7 +141,7 @@ void refuse_links(hid_t file, const std::string& name, const fs::path& path) {
     if (H5Lget_info(file, step.c_str(), &info, H5P_DEFAULT) < 0) {
       H5Eclear2(H5E_DEFAULT);
       throw DamageError(path, concat(path.string(), " has no data set for the tensor ", name,
-                                     ", which the manifest says it holds"));
+                                     ", which the manifest lists in it"));
     }
     if (info.type != H5L_TYPE_HARD) {
       throw DamageError(path, concat(path.string(), ": \"", step, "\" on the way to the tensor ", name,
@@ -169,21 +169,21 @@ Hdf5Id open_dataset(hid_t file, int64_t file_bytes, const DatasetSpec& spec, con
   }
   Hdf5Id type(checked(H5Dget_type(set.get())), H5Tclose);
   if (checked(H5Tequal(type.get(), stored_type(spec.dtype).get())) == 0) {
-    refuse("has another type than ", util::dtype_name(spec.dtype), ", which the manifest gives");
+    refuse("is not of type ", util::dtype_name(spec.dtype), ", which the manifest gives");
   }
   Hdf5Id space(checked(H5Dget_space(set.get())), H5Sclose);
   int dimensions = checked(H5Sget_simple_extent_ndims(space.get()));
   hsize_t numel = 0;
   if (dimensions == 1) checked(H5Sget_simple_extent_dims(space.get(), &numel, nullptr));
   if (dimensions != 1 || numel != static_cast<hsize_t>(spec.numel)) {
-    refuse("has ", numel, " elements in ", dimensions, " dimensions where the manifest gives ", spec.numel,
+    refuse("has ", numel, " elements in ", dimensions, " dimensions, but the manifest gives ", spec.numel,
            " in one");
   }
   haddr_t offset = H5Dget_offset(set.get());
   auto bytes = static_cast<haddr_t>(spec.numel) * c10::elementSize(spec.dtype);
   auto file_size = static_cast<haddr_t>(file_bytes);
   if (offset == HADDR_UNDEF || offset > file_size || bytes > file_size - offset) {
-    refuse("does not lie in the file");
+    refuse("is outside of the file");
   }
   return set;
 }

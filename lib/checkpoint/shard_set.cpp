@@ -24,12 +24,12 @@ void ShardSet::verify(size_t file, const std::function<void(int64_t)>& on_bytes)
   FileDigest found = digest_file(path, on_bytes);
   if (found.bytes != entry.bytes) {
     throw DamageError(
-        path, concat(path.string(), " has ", found.bytes, " bytes where the manifest gives ", entry.bytes,
+        path, concat(path.string(), " has ", found.bytes, " bytes, but the manifest gives ", entry.bytes,
                      "; the file is cut off or altered, so use another checkpoint"));
   }
   if (found.xxh3_64 != entry.xxh3_64) {
     throw DamageError(
-        path, concat(path.string(), " is damaged: its hash is ", found.xxh3_64, " where the manifest gives ",
+        path, concat(path.string(), " is damaged: its hash is ", found.xxh3_64, ", but the manifest gives ",
                      entry.xxh3_64, "; restore it from a copy or use another checkpoint"));
   }
   verified_[file] = true;

@@ -66,7 +66,7 @@ FileEntry write_shard(const fs::path& path, const Weights& source, const std::ve
 ShardedResult write_sharded(const ShardedWrite& request, const Weights& source,
                             const std::vector<ShardedTensor>& tensors) {
   if (request.world_size < 1 || request.world_size > kLargestWorldSize) {
-    fail(ErrorKind::kUsage, "expected a world size from 1 to ", kLargestWorldSize, " and found ",
+    fail(ErrorKind::kUsage, "the world size must be from 1 to ", kLargestWorldSize, ", but is ",
          request.world_size);
   }
   FSDP_CHECK(!request.full || request.world_size == 1);

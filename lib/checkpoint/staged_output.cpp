@@ -49,7 +49,7 @@ bool is_empty_folder(const fs::path& path) {
 }
 
 void refuse_existing(const fs::path& path, const char* remedy) {
-  if (is_there(path)) fail(ErrorKind::kCheckpoint, path.string(), " is there already; ", remedy);
+  if (is_there(path)) fail(ErrorKind::kCheckpoint, path.string(), " already exists; ", remedy);
 }
 
 void replace_by_renaming(const fs::path& folder, const fs::path& by, const fs::path& aside) {
@@ -92,8 +92,7 @@ void StagedFolder::refuse_filled_target() const {
   const bool is_folder = fs::is_directory(target_, error);
   if (!is_there(target_) || is_empty_folder(target_) || (may_replace_ && is_folder)) return;
   fail(ErrorKind::kCheckpoint, target_.string(),
-       " is there already and is not an empty folder; choose another output",
-       is_folder ? " or remove it" : "");
+       " already exists and is not an empty folder; choose another output", is_folder ? " or remove it" : "");
 }
 
 void StagedFolder::clean() {
@@ -106,8 +105,7 @@ void StagedFolder::clean() {
     std::error_code ignored;
     fs::remove_all(replaced_, ignored);
   } else {
-    util::log_info(
-        concat("giving ", target_.string(), " its name back, which an interrupted run had replaced"));
+    util::log_info(concat("restoring ", target_.string(), ", which an interrupted run had moved aside"));
     util::rename_and_sync(replaced_, target_);
   }
 }
@@ -115,7 +113,7 @@ void StagedFolder::clean() {
 void StagedFolder::lock() {
   for (;;) {
     if (::mkdir(staging_.c_str(), 0755) != 0 && errno != EEXIST) {
-      fail(ErrorKind::kIo, "cannot make the folder ", staging_.string(), ": ", errno_text(errno));
+      fail(ErrorKind::kIo, "cannot create the folder ", staging_.string(), ": ", errno_text(errno));
     }
     fd_ = ::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd_ < 0 && errno == ENOENT) continue;
@@ -126,7 +124,7 @@ void StagedFolder::lock() {
       if (cause != EWOULDBLOCK)
         fail(ErrorKind::kIo, "cannot lock ", staging_.string(), ": ", errno_text(cause));
       fail(ErrorKind::kCheckpoint, staging_.string(),
-           " is being filled by another process; wait for it or choose another output");
+           " is being written by another process; wait for it or choose another output");
     }
     // Between open and lock the previous owner may have renamed the folder to its final name: it is not ours.
     struct stat opened {
@@ -155,7 +153,7 @@ void StagedFolder::commit(const std::function<bool(const std::string& name)>& re
     fd_ = -1;
     return;
   }
-  if (!may_replace_) refuse_existing(target_, "another process has made it in the meantime");
+  if (!may_replace_) refuse_existing(target_, "another process has created it in the meantime");
   keep(replaces);
   util::sync_path(staging_);
   replace_target();
@@ -170,7 +168,7 @@ void StagedFolder::keep(const std::function<bool(const std::string& name)>& repl
     if (is_there(kept)) {
       if (!is_folder) continue;
       fail(ErrorKind::kCheckpoint, entry.path().string(),
-           ": expected a file of this name, which is to be replaced; found a folder; remove it");
+           " must be a file, which is to be replaced, but is a folder; remove it");
     }
     if (!is_folder && replaces && replaces(name.string())) continue;
     std::error_code error;

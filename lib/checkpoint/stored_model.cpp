@@ -43,9 +43,9 @@ void Misfits::refuse_any(const std::string& who, const std::string& config) cons
   std::vector<std::string> problems;
   if (!missing.empty()) problems.push_back("missing: " + listed(missing));
   if (!unexpected.empty()) problems.push_back("unexpected: " + listed(unexpected));
-  if (!misshapen.empty()) problems.push_back("of another shape: " + listed(misshapen));
+  if (!misshapen.empty()) problems.push_back("of different shape: " + listed(misshapen));
   if (problems.empty()) return;
-  fail(ErrorKind::kCheckpoint, "the weights ", who, " are not those that ", config, " describes; ",
+  fail(ErrorKind::kCheckpoint, "the weights ", who, " do not match ", config, "; ",
        util::join(problems, "; "));
 }
 
@@ -53,7 +53,7 @@ void compare_shape(const std::string& name, const std::vector<int64_t>& found,
                    const std::vector<int64_t>& expected, Misfits& misfits) {
   if (found == expected) return;
   misfits.misshapen.push_back(
-      concat(name, " (", shape_text(found), " where ", shape_text(expected), " is expected)"));
+      concat(name, " (", shape_text(found), " instead of ", shape_text(expected), ")"));
 }
 
 MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& options,
@@ -71,7 +71,7 @@ MatchedWeights match_weights(const Weights& source, const nn::ModelOptions& opti
   for (const std::string& name : source.names()) {
     std::string known = shapes.contains(name) ? name : prefix + name;
     if (shapes.contains(known)) {
-      if (!matched.names.emplace(known, name).second) misfits.unexpected.push_back(name + " (there twice)");
+      if (!matched.names.emplace(known, name).second) misfits.unexpected.push_back(name + " (stored twice)");
     } else if (!is_buffer(name) && !(options.tie_word_embeddings && name == kHead) &&
                !util::matches_any(name, may_be_unused)) {
       misfits.unexpected.push_back(name);
@@ -102,7 +102,7 @@ std::map<std::string, std::string> match_initial_weights(const Weights& source,
   } catch (const util::Error& error) {
     if (matched.misfits.unexpected.empty()) throw;
     fail(error.kind(), error.what(),
-         "; where tensors that nothing uses may be left out, name them in model.init_unused = [\"PATTERN\"]");
+         "; to allow tensors that the model does not use, list them in model.init_unused = [\"PATTERN\"]");
   }
   return std::move(matched.names);
 }
@@ -110,18 +110,18 @@ std::map<std::string, std::string> match_initial_weights(const Weights& source,
 StoredModel open_model(const fs::path& path, bool ema) {
   const bool is_checkpoint = format_of(path) == WeightsFormat::kCheckpoint;
   if (ema && !is_checkpoint) {
-    fail(ErrorKind::kUsage, "averages of weights are part of checkpoints; ", path.string(),
-         " is none; fsdp-ckpt consolidate --ema writes them as weights");
+    fail(ErrorKind::kUsage, "averages of weights are part of checkpoints, but ", path.string(),
+         " is not a checkpoint; fsdp-ckpt consolidate --ema writes them as weights");
   }
   const std::optional<DescribedModel> described = described_model(path);
   if (!described && is_checkpoint) {
     fail(ErrorKind::kCheckpoint, (checkpoint_folder(path) / kManifestName).string(),
-         " does not say what the model is; fsdp-ckpt consolidate writes its weights, which need a "
-         "config.json beside them");
+         " does not describe the model; fsdp-ckpt consolidate writes its weights, which need "
+         "a config.json beside them");
   }
   if (!described) {
-    fail(ErrorKind::kCheckpoint, "expected the model's config at ", config_beside(path).string(),
-         " and found nothing; put the config.json of the weights there");
+    fail(ErrorKind::kCheckpoint, "there is no model config at ", config_beside(path).string(),
+         "; put the config.json of the weights there");
   }
   StoredModel model{*described, open_weights(is_checkpoint ? described->folder : path), {}};
   if (ema) {

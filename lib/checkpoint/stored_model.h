@@ -20,7 +20,7 @@ namespace fsdp::checkpoint {
 struct Misfits {
   std::vector<std::string> missing, unexpected, misshapen;
 
-  /// kCheckpoint that lists all, if there are any: the weights `who` are not those that `config` describes.
+  /// kCheckpoint that lists all, if there are any: the weights `who` do not match `config`.
   void refuse_any(const std::string& who, const std::string& config) const;
 };
 

@@ -56,15 +56,15 @@ int64_t Weights::numel(const std::string& name) const {
 void Weights::require_convertible(const std::string& name, at::ScalarType dtype) const {
   const Place& place = place_of(name);
   if (c10::isFloatingType(place.info.dtype) == c10::isFloatingType(dtype)) return;
-  fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place.source->path().string(), " has the type ",
-       util::dtype_name(place.info.dtype), " where ", util::dtype_name(dtype), " is expected");
+  fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place.source->path().string(), " must have the type ",
+       util::dtype_name(dtype), ", but has ", util::dtype_name(place.info.dtype));
 }
 
 void Weights::read_into(const std::string& name, const at::Tensor& tensor) const {
   const std::vector<int64_t>& found = shape(name);
   if (!std::equal(found.begin(), found.end(), tensor.sizes().begin(), tensor.sizes().end())) {
     fail(ErrorKind::kCheckpoint, "tensor ", name, " in ", place_of(name).source->path().string(),
-         " has the shape ", shape_text(found), " and the model expects ", shape_text(tensor.sizes().vec()),
+         " has the shape ", shape_text(found), ", but the model expects ", shape_text(tensor.sizes().vec()),
          "; check the [model] keys against the config that came with the weights");
   }
   FSDP_CHECK(tensor.is_contiguous(), name);
@@ -153,7 +153,7 @@ void Weights::add_files_of_index(const fs::path& folder) {
     if (file.empty() || file == "." || file == ".." ||
         file.find_first_of(std::string_view("/\0", 2)) != file.npos) {
       fail(ErrorKind::kCheckpoint, path.string(), ": tensor ", tensor,
-           " is said to lie in something that is not a file of the same folder");
+           " is mapped to something that is not a file of the same folder");
     }
     auto& reader = files[file];
     if (!reader) reader = std::make_shared<SafetensorsReader>(folder / file);
@@ -169,7 +169,7 @@ Weights open_weights(const fs::path& path) {
     weights.add(std::make_shared<ShardedSource>(checkpoint_folder(path)), kWeightsPrefix);
     if (weights.where_.empty()) {
       fail(ErrorKind::kCheckpoint, "the checkpoint ", path.string(),
-           " holds no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
+           " contains no weights (no tensor whose name starts with \"", kWeightsPrefix, "\")");
     }
     return weights;
   }
@@ -198,7 +198,7 @@ void require_averages(const TensorSource& checkpoint) {
     return;
   }
   fail(ErrorKind::kCheckpoint, "the checkpoint ", checkpoint.path().string(),
-       " holds no averages of weights (no tensor whose name starts with \"", kAveragePrefix,
+       " contains no averages of weights (no tensor whose name starts with \"", kAveragePrefix,
        "\"); a run keeps them with optimizer.ema_decay");
 }
 

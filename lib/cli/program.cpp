@@ -53,7 +53,7 @@ CLI::Validator number_that(const std::string& bounds, std::function<bool(double)
         const char* const end = text.data() + text.size();
         const auto [rest, error] = std::from_chars(text.data(), end, value);
         if (error == std::errc() && rest == end && std::isfinite(value) && is_allowed(value)) return "";
-        return concat("expected a number ", bounds, "; found ", text.empty() ? "an empty word" : text);
+        return concat("expected a number ", bounds, "; found ", text.empty() ? "an empty argument" : text);
       },
       bounds);
 }
@@ -111,7 +111,7 @@ std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv)
 CLI::Validator not_empty() {
   return CLI::Validator(
       [](const std::string& text) {
-        return text.empty() ? std::string("expected a name; found an empty word; is a variable not set?")
+        return text.empty() ? std::string("expected a name; found an empty argument; is a variable not set?")
                             : std::string();
       },
       "");
@@ -123,7 +123,7 @@ CLI::Validator one_of(const std::vector<std::string>& choices) {
         if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
         const std::string near = util::nearest_choice(text, choices);
         return concat("expected ", choices.size() > 1 ? "one of " : "", util::join(choices, ", "), "; found ",
-                      text.empty() ? "an empty word" : util::shell_word(text),
+                      text.empty() ? "an empty argument" : util::shell_word(text),
                       near.empty() ? "" : concat("; did you mean ", near, "?"));
       },
       concat("{", util::join(choices, ","), "}"));

@@ -25,12 +25,12 @@ std::optional<int> parse(CLI::App& app, const Page& page, int argc, char** argv)
 /// whether `completions` or `man-page` was requested and has been printed. Throws Error(kUsage).
 bool prepare(CLI::App& app, const Page& page, int argc, const char* const* argv);
 
-/// Prints to standard output. Throws Error(kIo) if that fails, as with a full disk, so that lost output is no
-/// success.
+/// Prints to standard output. Throws Error(kIo) if that fails, as on a full disk, so that lost output does
+/// not look like success.
 void print(const std::string& text);
 
-/// For an option that names a file or folder: the empty word that a shell makes of an unset variable is an
-/// error, unlike an option that is not given.
+/// For an option that names a file or folder: an empty argument, which a shell makes of an unset variable, is
+/// an error, unlike an option that is not given.
 CLI::Validator not_empty();
 
 /// The only values, which completions offer.

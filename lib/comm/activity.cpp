@@ -10,9 +10,9 @@
 namespace fsdp::comm {
 namespace {
 
-class NotingCommunicator final : public ForwardingCommunicator {
+class ActivityCommunicator final : public ForwardingCommunicator {
  public:
-  NotingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
+  ActivityCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
       : ForwardingCommunicator(std::move(inner)), activity_(std::move(activity)) {}
 
  protected:
@@ -27,7 +27,7 @@ class NotingCommunicator final : public ForwardingCommunicator {
   }
   std::shared_ptr<Communicator> new_subgroup(const std::string& name,
                                              const std::vector<int>& ranks) override {
-    return make_noting_communicator(inner().subgroup(name, ranks), activity_);
+    return make_activity_communicator(inner().subgroup(name, ranks), activity_);
   }
 
  private:
@@ -86,9 +86,9 @@ std::string describe(const Activity::Snapshot& snapshot) {
   return util::concat("computing, ", step, ", ", seconds, " after ", snapshot.last);
 }
 
-std::shared_ptr<Communicator> make_noting_communicator(std::shared_ptr<Communicator> inner,
-                                                       std::shared_ptr<Activity> activity) {
-  return std::make_shared<NotingCommunicator>(std::move(inner), std::move(activity));
+std::shared_ptr<Communicator> make_activity_communicator(std::shared_ptr<Communicator> inner,
+                                                         std::shared_ptr<Activity> activity) {
+  return std::make_shared<ActivityCommunicator>(std::move(inner), std::move(activity));
 }
 
 }  // namespace fsdp::comm

@@ -55,7 +55,7 @@ std::string describe(const Activity::Snapshot& snapshot);
 
 /// Records the collectives of `inner` and its subgroups in `activity` while they run. One that fails stays in
 /// progress.
-std::shared_ptr<Communicator> make_noting_communicator(std::shared_ptr<Communicator> inner,
-                                                       std::shared_ptr<Activity> activity);
+std::shared_ptr<Communicator> make_activity_communicator(std::shared_ptr<Communicator> inner,
+                                                         std::shared_ptr<Activity> activity);
 
 }  // namespace fsdp::comm

@@ -81,13 +81,13 @@ void CollectiveGuard::look() {
     switch (pending_.front().look()) {
       case Outcome::kUnderWay:
         if (Clock::now() - oldest_since_ > options_.timeout + options_.grace) {
-          note({.timeout = true, .cause = "it runs on the device and does not end"});
+          note({.timeout = true, .cause = "it does not finish on the device"});
         }
         return;
       case Outcome::kTimedOut:
         return note({.timeout = true, .cause = "time-out of c10d's watchdog"});
       case Outcome::kFailed:
-        return note({.timeout = false, .cause = "the library of collectives reports a failure"});
+        return note({.timeout = false, .cause = "the communication library reports a failure"});
       case Outcome::kDone:
         if (noted_) options_.activity->end_collective(*std::exchange(noted_, std::nullopt));
         pending_.pop_front();

@@ -190,7 +190,7 @@ GroupFailure share_failure(const RunStore& store, const std::string& prefix, con
   const Report& first = reports->first;
   GroupFailure failure{.timeout = first.sight.timeout, .cause = first.sight.cause};
   if (first.rank != group.global_rank()) {
-    failure.cause = util::concat("rank ", first.rank, " has seen first: ", failure.cause);
+    failure.cause = util::concat("rank ", first.rank, " noticed first: ", failure.cause);
   }
   failure.silent_ranks = reports->silent();
   if (!failure.silent_ranks.empty()) return failure;

@@ -36,7 +36,7 @@ int required(const char* name, int least, int most) {
   const auto value = integer_variable(name, least, most);
   if (!value) {
     util::fail(util::ErrorKind::kUsage, "environment variable ", name,
-               " is missing beside the others of the same launcher");
+               " is missing, although others of the same launcher are set");
   }
   return *value;
 }
@@ -52,7 +52,7 @@ int tasks_on_node(const std::string& text, int node) {
   }
   util::fail(util::ErrorKind::kUsage,
              "environment variable SLURM_STEP_TASKS_PER_NODE: expected the tasks of ",
-             "each node like 2(x3),1, this one being node SLURM_NODEID; found \"", text, "\"");
+             "each node, such as 2(x3),1, with this node at SLURM_NODEID; found \"", text, "\"");
 }
 
 /// "gpu[007-010,12],login" -> "gpu007".
@@ -110,8 +110,9 @@ LaunchEnvironment from_mpirun() {
                                 .local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks - 1),
                                 .local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks)};
   if (!environment.single_node() && !variable("MASTER_ADDR")) {
-    util::fail(util::ErrorKind::kUsage, "mpirun does not say where rank 0 is: with ", environment.world_size,
-               " processes on several nodes add -x MASTER_ADDR=HOST to its command line, the host of rank 0");
+    util::fail(util::ErrorKind::kUsage, "mpirun does not tell where rank 0 is; with ", environment.world_size,
+               " processes on several nodes, add -x MASTER_ADDR=HOST to its command line, where "
+               "HOST is that of rank 0");
   }
   return environment;
 }

@@ -19,7 +19,7 @@ namespace {
 [[noreturn]] void refuse_backend(RunStore& store, const LaunchEnvironment& environment,
                                  const std::string& expected, const std::string& found) {
   leave_store(store, environment);
-  util::fail(util::ErrorKind::kUsage, "comm.backend: expected ", expected, "; found that ", found,
+  util::fail(util::ErrorKind::kUsage, "comm.backend = ", expected, ", but ", found,
              "; set it to auto or gloo");
 }
 
@@ -29,7 +29,7 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
     return make_gloo_communicator(environment, options, std::move(store));
   HostRanks::Meeting meeting = HostRanks::meet(environment, store, host);
   if (options.backend == Backend::kShm && !(meeting.ranks && meeting.apart.empty())) {
-    refuse_backend(store, environment, "processes that can share memory for \"shm\"",
+    refuse_backend(store, environment, "\"shm\" requires processes that can share memory",
                    meeting.apart.empty() ? meeting.obstacle : meeting.apart);
   }
   GroupIdentity identity = run_identity(environment);
@@ -38,7 +38,7 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
   const std::string obstacle = meeting.ranks ? layout.odd_one() : meeting.obstacle;
   if (options.backend == Backend::kHierarchical && !obstacle.empty()) {
     refuse_backend(store, environment,
-                   "several hosts with the same number of processes, 2 or more, for \"hierarchical\"",
+                   "\"hierarchical\" requires several hosts with the same number of processes, 2 or more",
                    obstacle);
   }
   if (meeting.ranks && (obstacle.empty() || layout.hosts() == 1)) {
@@ -49,7 +49,7 @@ std::unique_ptr<Communicator> connect(const LaunchEnvironment& environment, cons
                          "run");
   }
   if (environment.rank == 0) {
-    util::log_info(util::concat("processes talk over gloo, not through shared memory: ", obstacle));
+    util::log_info(util::concat("processes communicate over gloo, not through shared memory: ", obstacle));
   }
   return make_gloo_communicator(environment, options, std::move(store));
 }
@@ -60,7 +60,7 @@ std::shared_ptr<Communicator> host_communicator(const LaunchEnvironment& environ
                                                 std::shared_ptr<Activity> activity,
                                                 const HostRanks::Options& host, RunStore store) {
   std::shared_ptr<Communicator> communicator = connect(environment, options, host, std::move(store));
-  if (activity) communicator = make_noting_communicator(std::move(communicator), std::move(activity));
+  if (activity) communicator = make_activity_communicator(std::move(communicator), std::move(activity));
   return make_queued_communicator(std::move(communicator));
 }
 
@@ -73,14 +73,13 @@ std::shared_ptr<Communicator> device_collectives(Backend backend, const NcclPlac
   const std::string obstacle = shared_gpu(all_gather_text(*host, mine, {.unit = "GPUs of the ranks"}));
   if (obstacle.empty()) return make_nccl_communicator(place);
   if (backend == Backend::kNccl) {
-    throw AgreedError(
-        util::ErrorKind::kUsage,
-        util::concat("comm.backend: expected a GPU of its own for each rank for \"nccl\"; found that ",
-                     obstacle, "; start fewer processes a host, or set it to auto"));
+    throw AgreedError(util::ErrorKind::kUsage,
+                      util::concat("comm.backend = \"nccl\" requires a GPU of its own for each rank, but ",
+                                   obstacle, "; start fewer processes per host, or set it to auto"));
   }
   if (host->rank() == 0) {
-    util::log_warning(util::concat("processes exchange what is on GPUs through host memory, which is slow: ",
-                                   obstacle, ", and NCCL needs one for each rank"));
+    util::log_warning(util::concat("processes exchange GPU tensors through host memory, which is slow: ",
+                                   obstacle, ", but NCCL needs one for each rank"));
   }
   return through_host();
 }
@@ -92,7 +91,7 @@ std::shared_ptr<Communicator> make_communicator(const LaunchEnvironment& environ
                                                 std::shared_ptr<Activity> activity,
                                                 const HostRanks::Options& host, at::Device device) {
   if (options.backend == Backend::kNccl && !device.is_cuda()) {
-    util::fail(util::ErrorKind::kUsage, "comm.backend: expected ranks on GPUs for \"nccl\"; found them on ",
+    util::fail(util::ErrorKind::kUsage, "comm.backend = \"nccl\" requires ranks on GPUs, but they are on ",
                device.str(), "; set training.device to cuda, or comm.backend to auto");
   }
   if (environment.world_size == 1) {

@@ -20,8 +20,8 @@ Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
       world_(std::move(world)),
       coordinate_(shape_.coordinate_of(world_->rank())) {
   if (shape_.model != 1) {
-    util::fail(util::ErrorKind::kUsage, "mesh.model: expected 1; found ", shape_.model,
-               "; this version has no tensor parallelism: give the ranks to mesh.data");
+    util::fail(util::ErrorKind::kUsage, "mesh.model must be 1, but is ", shape_.model,
+               "; this version has no tensor parallelism, so give the ranks to mesh.data");
   }
   using enum MeshAxis;
   for (const auto& axes : std::vector<std::vector<MeshAxis>>{{kDcn}, {kData}, {kModel}, {kDcn, kData}}) {

@@ -139,14 +139,14 @@ inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
   }
   if (rest != nullptr) {
     if (world_size % product != 0) {
-      refuse("[mesh]: expected a multiple of ", product, " processes for ", found, "; found ", world, ": ",
-             world_size, " = ", world_size / product, " x ", product, " + ", world_size % product,
-             "; start a multiple of ", product, " processes or change an axis");
+      refuse("[mesh]: the number of processes must be a multiple of ", product, " for ", found,
+             ", but the run has ", world, ": ", world_size, " = ", world_size / product, " x ", product,
+             " + ", world_size % product, "; start a multiple of ", product, " processes or change an axis");
     }
     *rest = world_size / product;
   } else if (product != world_size) {
-    refuse("[mesh]: expected as many processes as the axes multiply to, ", found, "; found ", world,
-           "; set one axis to -1 (the rest) or start ", detail::processes(product));
+    refuse("[mesh]: the number of processes must be the product of the axes, ", found, ", but the run has ",
+           world, "; set one axis to -1 (the rest) or start ", detail::processes(product));
   }
   return {static_cast<int>(sizes[0]), static_cast<int>(sizes[1]), static_cast<int>(sizes[2])};
 }

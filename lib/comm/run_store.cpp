@@ -37,8 +37,9 @@ void ignore_broken_pipes() {
 [[noreturn]] void not_all_came(const LaunchEnvironment& environment, const std::string& where,
                                milliseconds timeout, const std::string& cause) {
   util::fail(ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank, " waited ",
-             timeout.count() / 1000, " s and not all of the ", environment.world_size,
-             " processes came; check that all were started with the same MASTER_ADDR and MASTER_PORT (",
+             timeout.count() / 1000, " s, but not all of the ", environment.world_size,
+             " processes arrived; check that all were started with the same MASTER_ADDR and "
+             "MASTER_PORT (",
              cause, ")");
 }
 
@@ -154,7 +155,7 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
   std::string where = util::concat(environment.master_addr, ":", environment.master_port);
   if (!options.isServer && !wait_for_listener(environment.master_addr, environment.master_port,
                                               std::chrono::steady_clock::now() + timeout)) {
-    not_all_came(environment, where, timeout, "nobody listens there");
+    not_all_came(environment, where, timeout, "nothing listens there");
   }
   // Without this socket the store binds to the port itself, and says why if it cannot.
   if (options.isServer) {
@@ -168,9 +169,9 @@ RunStore join_run_store(const LaunchEnvironment& environment, std::chrono::milli
     if (!store) {
       util::fail(
           ErrorKind::kTimeout, "rendezvous at ", where, ": rank ", environment.rank,
-          " is connected, but expected the run's store; the process that listens there has not answered in ",
+          " is connected, but not to the run's store: the process that listens there has not answered in ",
           timeout.count() / 1000,
-          " s: it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
+          " s, so it is another program, or rank 0 is stopped; choose a free MASTER_PORT (fsdp-launch "
           "--master-port), the same for all processes, and check MASTER_ADDR");
     }
     return c10::make_intrusive<c10d::PrefixStore>(util::concat("fsdp/", environment.restarts), *store);

@@ -50,11 +50,11 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   segment->fd_ = ::memfd_create("fsdp-shared", kFlags | kNoExecution);
   if (segment->fd_ < 0 && errno == EINVAL) segment->fd_ = ::memfd_create("fsdp-shared", kFlags);
   if (segment->fd_ < 0) refuse("memfd_create failed", errno);
-  if (::ftruncate(segment->fd_, bytes) != 0) refuse("a memfd cannot be made large", errno);
+  if (::ftruncate(segment->fd_, bytes) != 0) refuse("a memfd cannot be enlarged", errno);
   // Access to memory removed by shrinking the file would end the process by SIGBUS.
   ::fcntl(segment->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   segment->map(true);
-  if (!segment->reserve(0, kPage)) refuse("no memory can be had for a memfd", ENOMEM);
+  if (!segment->reserve(0, kPage)) refuse("no memory is left for a memfd", ENOMEM);
   const uint64_t sign = random_sign();
   std::memcpy(segment->data_, &sign, sizeof(sign));
   segment->free_ = {util::FreeRanges(kControlBytes, segment->common_begin()),

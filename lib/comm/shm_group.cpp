@@ -125,7 +125,7 @@ void ShmGroup::find_control() {
       return;
     }
     if (!host_->present(maker)) fail({maker}, false, "it has ended", "connecting");
-    if (Clock::now() >= deadline) fail({maker}, true, "it did not come", "connecting");
+    if (Clock::now() >= deadline) fail({maker}, true, "it did not arrive", "connecting");
     futex_wait(host_->posts(maker), changes, kLookMilliseconds);
   }
 }
@@ -230,7 +230,7 @@ void ShmGroup::give_up(const std::vector<int>& silent, bool timeout, const std::
     if (std::ranges::find(silent, global) != silent.end()) member(rank).blamed.store(1);
   }
   publish_failure(timeout);
-  fail(silent, timeout, timeout ? "the time is up" : "it has ended or has given up", what);
+  fail(silent, timeout, timeout ? "timeout" : "it has ended or has given up", what);
 }
 
 void ShmGroup::abandon(bool timeout) {

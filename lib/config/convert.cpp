@@ -39,10 +39,9 @@ std::vector<std::string> homonyms(const std::string& name) {
 std::string unknown_section_text(const std::string& section) {
   std::string nearest = util::nearest_choice(section, section_names());
   if (nearest.empty())
-    return concat("expected one of the sections ", util::join(section_names(), ", "), "; found [",
-                  shown(section), "]");
-  return concat("expected a section that exists; found [", shown(section), "]; did you mean [", nearest,
-                "]?");
+    return concat("unknown section [", shown(section), "]; the sections are ",
+                  util::join(section_names(), ", "));
+  return concat("unknown section [", shown(section), "]; did you mean [", nearest, "]?");
 }
 
 std::string unknown_key_text(const std::string& section, const std::string& name) {
@@ -51,34 +50,32 @@ std::string unknown_key_text(const std::string& section, const std::string& name
     if (key.section == section) own.push_back(key.name);
     full.push_back(key.full_name());
   }
-  std::string what =
-      concat("expected a key that exists; found ", shown(section), ".", name.empty() ? "" : shown(name));
+  std::string what = concat("unknown key ", shown(section), ".", name.empty() ? "" : shown(name));
   std::string near_own = util::nearest_choice(name, own);
   if (!near_own.empty()) return concat(what, "; did you mean ", section, ".", near_own, "?");
   std::vector<std::string> elsewhere = homonyms(name);
   if (!elsewhere.empty()) return concat(what, "; did you mean ", util::join(elsewhere, " or "), "?");
   std::string near_full = util::nearest_choice(section + "." + name, full);
   if (!near_full.empty()) return concat(what, "; did you mean ", near_full, "?");
-  if (own.empty()) return concat(what, "; there are the sections ", util::join(section_names(), ", "));
-  return concat(what, "; [", section, "] has ", util::join(own, ", "));
+  if (own.empty()) return concat(what, "; the sections are ", util::join(section_names(), ", "));
+  return concat(what, "; the keys of [", section, "] are ", util::join(own, ", "));
 }
 
 std::string top_level_text(const std::string& name) {
   const std::vector<std::string> sections = section_names();
   if (std::find(sections.begin(), sections.end(), name) != sections.end()) {
-    return concat("expected the section [", name, "], a table; found another kind of value; write [", name,
-                  "] on a line of its own and its keys below");
+    return concat("[", name, "] must be a section (a table), but is another kind of value; write [", name,
+                  "] on a line of its own and its keys below it");
   }
   std::vector<std::string> meant = homonyms(name);
-  std::string what =
-      concat("expected every key in a section; found ", shown(name), " outside of all sections");
+  std::string what = concat("every key must be in a section, but ", shown(name), " is outside all sections");
   if (meant.empty()) {
     std::vector<std::string> names;
     for (const Key& key : all_keys()) names.push_back(key.name);
     meant = homonyms(util::nearest_choice(name, names));
   }
   if (!meant.empty()) return concat(what, "; did you mean ", util::join(meant, " or "), "?");
-  return concat(what, "; there are the sections ", util::join(sections, ", "));
+  return concat(what, "; the sections are ", util::join(sections, ", "));
 }
 
 std::string override_form_text(const std::string& name, bool has_value) {
@@ -120,24 +117,26 @@ struct IsList<std::vector<T>> : std::true_type {};
 template <typename T>
 Value read_value(const Key& key, const Literal& literal) {
   if constexpr (std::is_same_v<T, ParameterGroups>) {
-    if (literal.kind != Kind::kList) throw Misfit{misfit_text(key, described(literal)), literal.region};
+    if (literal.kind != Kind::kList)
+      throw Misfit{misfit_text(key, "is " + described(literal)), literal.region};
     try {
       return read_groups(literal);
     } catch (const GroupMisfit& misfit) {
       throw Misfit{misfit_text(key, misfit.found), misfit.region};
     }
   } else if constexpr (IsList<T>::value) {
-    if (literal.kind != Kind::kList) throw Misfit{misfit_text(key, described(literal)), literal.region};
+    if (literal.kind != Kind::kList)
+      throw Misfit{misfit_text(key, "is " + described(literal)), literal.region};
     T items;
     for (const Literal& item : literal.items) {
       auto read = read_as<typename T::value_type>(item);
-      if (!read) throw Misfit{misfit_text(key, described(item) + " in the list"), item.region};
+      if (!read) throw Misfit{misfit_text(key, "contains " + described(item)), item.region};
       items.push_back(*read);
     }
     return items;
   } else {
     auto read = read_as<T>(literal);
-    if (!read) throw Misfit{misfit_text(key, described(literal), literal.text), literal.region};
+    if (!read) throw Misfit{misfit_text(key, "is " + described(literal), literal.text), literal.region};
     return *read;
   }
 }
@@ -157,8 +156,8 @@ std::string nearest_value_text(const Key& key, const std::string& found) {
 
 std::string misfit_text(const Key& key, const std::string& found, const std::string& word) {
   Config defaults;
-  std::string text = key.full_name() + ": expected " + expectation(key.constraint, value_of(key, defaults)) +
-                     "; found " + found;
+  std::string text =
+      key.full_name() + " must be " + expectation(key.constraint, value_of(key, defaults)) + ", but " + found;
   const std::string near = nearest_value_text(key, word);
   if (!near.empty()) return text + near;
   if (!key.constraint.because.empty()) text += " (" + key.constraint.because + ")";
@@ -171,7 +170,7 @@ Value convert(const Key& key, const Literal& literal) {
       std::visit([&](const auto& held) { return read_value<std::decay_t<decltype(held)>>(key, literal); },
                  value_of(key, defaults));
   if (!allows(key.constraint, value)) {
-    throw Misfit{misfit_text(key, clipped(toml_text(value)), literal.text), literal.region};
+    throw Misfit{misfit_text(key, "is " + clipped(toml_text(value)), literal.text), literal.region};
   }
   return value;
 }

@@ -9,7 +9,7 @@
 
 namespace fsdp::config {
 
-/// Why a literal is not a value of a key ("fsdp.cpu_offload: expected false; found true (...)"), and its
+/// Why a literal is not a value of a key ("fsdp.cpu_offload must be false, but is true (...)"), and its
 /// place.
 struct Misfit {
   std::string message;
@@ -19,7 +19,8 @@ struct Misfit {
 /// The literal as a value that the key allows; an integer may stand for a float. Throws only Misfit.
 Value convert(const Key& key, const Literal& literal);
 
-/// The message of a Misfit. If `word`, the written value, is near a choice, suggests that choice.
+/// The message of a Misfit; `found` is a predicate: "is 3". If `word`, the written value, is near a choice,
+/// suggests that choice.
 std::string misfit_text(const Key& key, const std::string& found, const std::string& word = "");
 
 std::string unknown_section_text(const std::string& section);

@@ -107,13 +107,13 @@ std::string sections_with(const std::string& preset, const std::map<std::string,
 std::string finetune_toml(const fs::path& folder) {
   const auto stored = checkpoint::described_model(folder);
   if (!stored) {
-    util::fail(util::ErrorKind::kCheckpoint, "expected weights whose model is written beside them at ",
-               folder.string(), "; found no config.json there; put the config.json of the weights there");
+    util::fail(util::ErrorKind::kCheckpoint, "no config.json beside the weights at ", folder.string(),
+               " to describe their model; put the config.json of the weights there");
   }
   if (!stored->plugin_config.empty()) {
-    util::fail(util::ErrorKind::kUsage, "`from`: expected a model that is built in; found one of a plug-in, ",
-               stored->options.architecture, ", at ", folder.string(),
-               "; go on with the config.toml of its run, and model.init_from");
+    util::fail(util::ErrorKind::kUsage, "`from` must be a built-in model, but is ",
+               stored->options.architecture, ", from a plug-in, at ", folder.string(),
+               "; use the config.toml of its run, with model.init_from");
   }
   const nn::ModelOptions& model = stored->options;
   const std::string tokenizer = tokenizer_in(stored->folder);
@@ -130,7 +130,7 @@ std::string finetune_toml(const fs::path& folder) {
              "  fsdp-launch --nproc-per-node auto -- fsdp-train configs/finetune.toml\n"
              "  fsdp-ckpt export checkpoints/finetune/best finetuned\n");
   const std::string no_tokenizer =
-      "\"bytes\"  # name the tokenizer of your token files here: none lies beside the weights";
+      "\"bytes\"  # replace this by the tokenizer of your token files: there is none beside the weights";
   return as_comment(head) + "\n" +
          sections_with(
              find_preset("finetune").text,

@@ -32,15 +32,15 @@ void resolve_batch(Config& config, int64_t world_size) {
   const int64_t at_once = world_size * rows;
   if (batch % at_once != 0) {
     const int64_t below = batch / at_once * at_once;
-    fail(ErrorKind::kUsage, "training.global_batch_size: expected a multiple of ", world_size, " ranks * ",
-         rows, " (data.micro_batch_size) = ", at_once, "; found ", batch, " = ", batch / at_once, " * ",
-         at_once, " + ", batch % at_once, "; give ", below > 0 ? concat(below, " or ") : "", below + at_once,
-         other_micro_batch(batch, world_size, rows));
+    fail(ErrorKind::kUsage, "training.global_batch_size must be a multiple of ", world_size, " ranks * ",
+         rows, " (data.micro_batch_size) = ", at_once, ", but is ", batch, " = ", batch / at_once, " * ",
+         at_once, " + ", batch % at_once, "; set it to ", below > 0 ? concat(below, " or ") : "",
+         below + at_once, other_micro_batch(batch, world_size, rows));
   }
   if (micro_batches != 0 && micro_batches != batch / at_once) {
-    fail(ErrorKind::kUsage, "training.gradient_accumulation_steps: expected ", batch / at_once,
+    fail(ErrorKind::kUsage, "training.gradient_accumulation_steps must be ", batch / at_once,
          ", because training.global_batch_size = ", batch, " takes that many micro-batches of ", world_size,
-         " ranks * ", rows, " (data.micro_batch_size); found ", micro_batches,
+         " ranks * ", rows, " (data.micro_batch_size), but is ", micro_batches,
          "; leave one of the two out, or set it to 0");
   }
   micro_batches = batch / at_once;

@@ -25,7 +25,7 @@ template <typename Entry>
 Constraint one_of_registered(const util::Registry<Entry>& registry) {
   Constraint constraint = one_of(registry.names());
   if (constraint.choices.size() == 1)
-    constraint.because = "this version has no other; a plug-in can add some";
+    constraint.because = "this version has no other; a plug-in can add more";
   return constraint;
 }
 

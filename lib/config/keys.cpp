@@ -56,7 +56,7 @@ void add_plugin_section(const std::string& section, std::vector<Key> keys) {
   const std::vector<std::string> sections = section_names();
   if (std::find(sections.begin(), sections.end(), section) != sections.end()) {
     util::fail(util::ErrorKind::kUsage,
-               "expected the name of a plug-in that is no section of the config; found ", section,
+               "the name of a plug-in must not be that of a section of the config, but is ", section,
                "; choose another name");
   }
   std::vector<Key>& known = table().plugin_keys;

@@ -40,7 +40,7 @@ Region key_region(const Source& source, const Entry& entry) {
 
 /// Why an override cannot be parsed.
 std::optional<std::string> override_defect(const Source& source) {
-  if (source.line_count() != 1) return "expected section.key=value in one line; found a line break";
+  if (source.line_count() != 1) return "expected section.key=value on one line; found a line break";
   if (auto defect = byte_defect(source)) return defect->message;
   return std::nullopt;
 }
@@ -213,7 +213,8 @@ void Loader::read_override(const std::string& text) {
     given_[key->full_name()] = {&source, value_region, true};
     report_.add(
         source, value_region,
-        misfit_text(*key, value.empty() ? "nothing" : clipped(value) + ", which is no TOML value", value));
+        misfit_text(*key, value.empty() ? "is empty" : "is " + clipped(value) + ", which is not a TOML value",
+                    value));
   }
 }
 
@@ -223,7 +224,7 @@ void Loader::check_defaults(const Source& file) {
     bool is_given = given_.contains(key.full_name());
     if (!is_given && !allows(key.constraint, value_of(key, config_))) {
       given_[key.full_name()].is_wrong = true;
-      report_.add(file, std::nullopt, misfit_text(key, "no such key"));
+      report_.add(file, std::nullopt, misfit_text(key, "is missing"));
     }
   }
 }
@@ -277,10 +278,9 @@ void Loader::apply_stored_model() {
         return is_determined_by_weights(key.full_name()) && has(key);
       });
       if (any) return;
-      util::fail(util::ErrorKind::kUsage,
-                 "model.init_from: expected weights, which define the model of this run because "
-                 "[model] does not; found nothing at ",
-                 path, "; correct the path", util::hub_remedy(path));
+      util::fail(util::ErrorKind::kUsage, "model.init_from: there are no weights at ", path,
+                 ", which must define the model because [model] does not; correct the path",
+                 util::hub_remedy(path));
     }
     const auto stored = checkpoint::described_model(path);
     if (!stored) return;
@@ -407,7 +407,7 @@ std::vector<std::string> load_plugins(const std::vector<std::string>& named, Plu
   if (plugin_loader()) return plugin_loader()(named, by);
   if (named.empty()) return {};
   util::fail(util::ErrorKind::kUsage,
-             "run.plugins: expected none, because this program loads no plug-ins; found ",
+             "run.plugins must be empty, because this program loads no plug-ins, but is ",
              util::join(named, ", "), "; leave it out");
 }
 

@@ -41,8 +41,8 @@ nn::ModelOptions model_of(const checkpoint::DescribedModel& model) {
   if (model.plugin_config.empty()) return model.options;
   const std::string& name = model.options.architecture;
   if (nn::architectures().find(name) == nullptr) {
-    util::fail(util::ErrorKind::kCheckpoint, model.where, ": expected a model that is known (",
-               util::join(nn::architectures().names(), ", "), "); found ", name, " of the plug-in ",
+    util::fail(util::ErrorKind::kCheckpoint, model.where, ": the architecture must be one of ",
+               util::join(nn::architectures().names(), ", "), ", but is ", name, " of the plug-in ",
                util::join(model.plugins, ", "), "; load it with run.plugins or --plugin");
   }
   // The keys without defaults.
@@ -105,8 +105,8 @@ std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const
 }
 
 std::string difference_text(const ModelDifference& difference, const std::string& where) {
-  return util::concat(difference.key, ": expected ", difference.stored, ", as ", where,
-                      " says of the weights in model.init_from; found ", difference.given);
+  return util::concat(difference.key, " must be ", difference.stored, ", as in ", where,
+                      ", which describes the weights in model.init_from, but is ", difference.given);
 }
 
 void require_same_model(const nn::ModelOptions& given, const std::filesystem::path& weights) {

@@ -3,8 +3,8 @@
 // The description of a model beside its weights (checkpoint/described_model.h): written, read, and compared
 // with [model]. Hugging Face's config.json cannot describe models of plug-ins. For these it holds a part of a
 // configuration under "fsdp_config", namely [model] and those keys of the plug-in that weights determine
-// (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". No library is loaded
-// because a file names it.
+// (nn::Architecture::keys), and the names of the shared libraries under "fsdp_plugins". A library is never
+// loaded merely because a file names it.
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -38,8 +38,9 @@ std::vector<ModelDifference> compare_models(const nn::ModelOptions& given, const
 
 /// The remedy at the end of messages about differences.
 inline constexpr const char* kDifferenceRemedy =
-    "leave the key out, or name other weights; to train them on as another model on purpose, begin with "
-    "checkpoint.init_from (fsdp-ckpt import makes a checkpoint of a Hugging Face folder)";
+    "leave the key out, or choose other weights; to change the model on purpose, start "
+    "from checkpoint.init_from (fsdp-ckpt import makes a checkpoint of a Hugging Face "
+    "folder)";
 
 /// The message about a difference, with both values. `where` is the file that describes the weights.
 std::string difference_text(const ModelDifference& difference, const std::string& where);

@@ -15,7 +15,7 @@ std::vector<Key> output_keys() {
        "save after each validation with the lowest loss so far, keep that checkpoint and mark it by the link "
        "\"best\""},
       {KEY(checkpoint, kind),
-       "sharded: a file per process; full: one file with whole tensors, through rank 0"},
+       "sharded: one file per process; full: one file with whole tensors, written by rank 0"},
       {KEY(checkpoint, asynchronous), "copy the shards to host memory and write them while training goes on"},
       {KEY(checkpoint, permissions),
        "permissions of the files in the run's folder, restricted further by the umask: with 0640 the owner "
@@ -24,9 +24,9 @@ std::vector<Key> output_keys() {
       {KEY(checkpoint, verify_saved),
        "background: read each checkpoint back during training and compare hashes; a damaged one is renamed "
        "and the next step saved in its place; older ones are deleted only after that"},
-      {KEY(checkpoint, resume), "auto (the newest, else start anew), never, latest, or a path", non_empty()},
+      {KEY(checkpoint, resume), "auto (the newest, if there is one), never, latest, or a path", non_empty()},
       {KEY(checkpoint, init_from),
-       "a checkpoint of another run; where nothing is resumed, training starts at step 0 from its weights"},
+       "a checkpoint of another run: unless the run resumes, training starts at step 0 from its weights"},
       {KEY(checkpoint, init_only),
        "patterns (* and ?) of the parameters that are taken from init_from; none: all"},
       {KEY(checkpoint, init_missing),
@@ -47,11 +47,10 @@ std::vector<Key> output_keys() {
       {KEY(logging, nvtx), "on a GPU: name operations and units for Nsight Systems by NVTX ranges"},
       {KEY(logging, memory_snapshot),
        "on a GPU: record where memory is allocated, and write memory.rank<R>.pickle when it runs out"},
-      {KEY(logging, sample_every), "steps between texts that the model writes into the log; 0: never",
+      {KEY(logging, sample_every), "steps between samples of generated text in the log; 0: none",
        at_least(0)},
-      {KEY(logging, sample_prompt),
-       "the prompt of these texts, in data.tokenizer's tokens; empty: a new text"},
-      {KEY(logging, sample_tokens), "tokens of each of these texts", at_least(1)},
+      {KEY(logging, sample_prompt), "prompt of the samples, encoded with data.tokenizer; empty: a new text"},
+      {KEY(logging, sample_tokens), "tokens per sample", at_least(1)},
   };
 }
 

@@ -24,10 +24,11 @@ constexpr NumberField kNumbers[] = {
 std::vector<std::string> read_patterns(const Literal& literal) {
   // One pattern may stand alone.
   if (literal.kind == Kind::kString) return {literal.text};
-  if (literal.kind != Kind::kList) throw GroupMisfit{described(literal) + " as pattern", literal.region};
+  if (literal.kind != Kind::kList)
+    throw GroupMisfit{"has " + described(literal) + " as pattern", literal.region};
   std::vector<std::string> patterns;
   for (const Literal& item : literal.items) {
-    if (item.kind != Kind::kString) throw GroupMisfit{described(item) + " in pattern", item.region};
+    if (item.kind != Kind::kString) throw GroupMisfit{"has " + described(item) + " in pattern", item.region};
     patterns.push_back(item.text);
   }
   return patterns;
@@ -36,11 +37,11 @@ std::vector<std::string> read_patterns(const Literal& literal) {
 double read_number(const std::string& name, const Literal& literal) {
   if (!literal.out_of_range && literal.kind == Kind::kFloat) return literal.number;
   if (!literal.out_of_range && literal.kind == Kind::kInteger) return static_cast<double>(literal.integer);
-  throw GroupMisfit{described(literal) + " as " + name, literal.region};
+  throw GroupMisfit{"has " + described(literal) + " as " + name, literal.region};
 }
 
 Group read_group(const Literal& literal) {
-  if (literal.kind != Kind::kTable) throw GroupMisfit{described(literal) + " in the list", literal.region};
+  if (literal.kind != Kind::kTable) throw GroupMisfit{"contains " + described(literal), literal.region};
   Group group;
   for (const auto& [name, value] : literal.fields) {
     if (name == "pattern") {
@@ -55,7 +56,7 @@ Group read_group(const Literal& literal) {
     }
     if (known) continue;
     const std::string near = util::nearest(name, {"pattern", "lr", "lr_scale", "weight_decay"});
-    throw GroupMisfit{"the field " + clipped(name) + (near.empty() ? "" : "; did you mean " + near + "?"),
+    throw GroupMisfit{"has the field " + clipped(name) + (near.empty() ? "" : "; did you mean " + near + "?"),
                       value.region};
   }
   return group;

@@ -21,7 +21,7 @@ bool are_allowed(const ParameterGroups& groups);
 
 /// Why a literal is not a list of such tables, and its place.
 struct GroupMisfit {
-  std::string found;
+  std::string found;  ///< a predicate: "is a table"
   Region region;
 };
 

@@ -170,7 +170,7 @@ std::string plain_title(std::string title) {
 /// Plain words for the library's obscure titles; empty for the others.
 std::string plain_words(const std::string& title) {
   if (title.find("not a valid string") != std::string::npos) {
-    return "a string that is not closed in its line, or that has an escape that TOML lacks";
+    return "a string that is not closed on its line, or that has an escape unknown to TOML";
   }
   if (title.find("an invalid key appeared") != std::string::npos) {
     return "a line that is neither key = value nor [section]";
@@ -202,8 +202,7 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
 
   SyntaxError error;
   if (places.empty()) {
-    error.message =
-        "expected TOML; found that " + (title.empty() ? "it cannot be parsed" : clipped(title, 200));
+    error.message = "not valid TOML: " + (title.empty() ? "it cannot be parsed" : clipped(title, 200));
     return error;
   }
   const Shown& place = places.back();
@@ -212,22 +211,21 @@ SyntaxError syntax_error(const std::string& what, const Source& source) {
     // toml11 3 shows the first one first, toml11 4 last.
     const auto [first, second] = std::minmax(places.front().region, place.region, stands_before);
     error.region = second;
-    error.message =
-        util::concat("expected every key and section once; found a second one, the first is in line ",
-                     first.line, "; keep one of them");
+    error.message = util::concat("a key or section must appear only once, but this one is already on line ",
+                                 first.line, "; keep one of them");
     return error;
   }
   std::string word = word_at(source, place.region);
   if (!word.empty()) {
     error.region->length = word.size();
-    error.message = "expected TOML; found this: " + clipped(word) + " is no TOML value; text needs quotes";
+    error.message = "not valid TOML: " + clipped(word) + " is not a value; text needs quotes";
     return error;
   }
   if (std::string plain = plain_words(title); !plain.empty()) {
-    error.message = "expected TOML; found this: " + plain;
+    error.message = "not valid TOML: " + plain;
     return error;
   }
-  error.message = "expected TOML; found this: " + (title.empty() ? place.comment : title);
+  error.message = "not valid TOML: " + (title.empty() ? place.comment : title);
   if (!title.empty() && !place.comment.empty() && place.comment != "here") {
     error.message += " (" + place.comment + ")";
   }
@@ -247,7 +245,7 @@ std::vector<Entry> parse_toml(const Source& source) {
   } catch (const toml::exception& error) {
     throw syntax_error(error.what(), source);
   } catch (const std::exception& error) {
-    throw SyntaxError{util::concat("expected TOML; found that it cannot be parsed: ", error.what()), {}};
+    throw SyntaxError{util::concat("not valid TOML: it cannot be parsed: ", error.what()), {}};
   }
 }
 
@@ -257,10 +255,10 @@ std::string described(const Literal& literal) {
       return "the string " + quoted_text(clipped(literal.text));
     case Literal::Kind::kInteger:
       return "the integer " + clipped(literal.text) +
-             (literal.out_of_range ? ", which 64 bits do not hold" : "");
+             (literal.out_of_range ? ", which does not fit in 64 bits" : "");
     case Literal::Kind::kFloat:
       return "the float " + clipped(literal.text) +
-             (literal.out_of_range ? ", which 64 bits do not hold" : "");
+             (literal.out_of_range ? ", which does not fit in 64 bits" : "");
     case Literal::Kind::kBool:
       return literal.boolean ? "true" : "false";
     case Literal::Kind::kDate:

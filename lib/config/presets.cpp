@@ -44,8 +44,8 @@ const Preset& find_preset(std::string_view name) {
   for (const Preset& preset : all_presets()) {
     if (preset.name == name) return preset;
   }
-  util::fail(util::ErrorKind::kUsage, "expected a preset, one of ", util::join(preset_names(), ", "),
-             "; found \"", util::printable(name), "\"");
+  util::fail(util::ErrorKind::kUsage, "unknown preset \"", util::printable(name),
+             "\"; expected one of: ", util::join(preset_names(), ", "));
 }
 
 }  // namespace fsdp::config

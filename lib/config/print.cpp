@@ -103,9 +103,9 @@ std::string key_reference_markdown() {
   std::string text =
       "# Configuration reference\n\n"
       "<!-- Written by fsdp-train keys; a test compares this page with the table of keys. -->\n\n"
-      "Every key of a config, as `fsdp-train keys` prints them. Units are part of a name (`timeout_seconds`) or\n"
-      "stated in its meaning. Limits and choices stand in brackets at the end. [Configuration](configuration.md)\n"
-      "explains files, presets and overrides.\n";
+      "Every key of a config, as `fsdp-train keys` prints them. Units are part of the name (`timeout_seconds`)\n"
+      "or given with the meaning. Limits and choices are in brackets at the end.\n"
+      "[Configuration](configuration.md) explains files, presets and overrides.\n";
   std::string section;
   for (const Key& key : all_keys()) {
     if (key.section != section) {

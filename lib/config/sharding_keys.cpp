@@ -75,7 +75,7 @@ std::vector<Key> sharding_keys() {
       {KEY(loss_scaler, min_scale), "an overflow at this scale ends the run", above(0)},
 
       {KEY(activation_checkpointing, mode),
-       "what backward recomputes; full: everything in a stage but its input"},
+       "what backward recomputes; full: everything in a stage except its input"},
       {KEY(activation_checkpointing, stage_types), "types of the stages that are recomputed"},
 
       {KEY(mesh, dcn),

@@ -106,9 +106,9 @@ std::optional<TextDefect> byte_defect(const Source& source) {
       static const char* const kDigits = "0123456789abcdef";
       auto code = static_cast<unsigned char>(text[at]);
       Region region = region_at(text, at);
-      return TextDefect{region, util::concat("expected TOML, a text in UTF-8; found the byte 0x",
+      return TextDefect{region, util::concat("not valid TOML, which is UTF-8 text: found the byte 0x",
                                              kDigits[code >> 4], kDigits[code & 15], " in column ",
-                                             region.column + 1, "; write plain UTF-8 text")};
+                                             region.column + 1, "; remove or re-encode it")};
     }
     at += length;
   }
@@ -119,7 +119,7 @@ std::optional<TextDefect> shape_defect(const Source& source) {
   std::string_view text = source.text();
   if (auto at = too_deep(text)) {
     return TextDefect{region_at(text, *at),
-                      util::concat("expected a section, a key and a value; found more than ", kMaxNesting,
+                      util::concat("expected a section, a key and a value, but found more than ", kMaxNesting,
                                    " levels of nesting")};
   }
   for (size_t number = 1; number <= source.line_count(); ++number) {
@@ -127,7 +127,7 @@ std::optional<TextDefect> shape_defect(const Source& source) {
     if (length > kMaxLineBytes) {
       return TextDefect{Region{.line = number, .column = 0, .length = 1},
                         util::concat("expected at most ", kMaxLineBytes, " bytes in a line; found ", length,
-                                     "; give the entries of a list lines of their own")};
+                                     "; put the entries of the list on lines of their own")};
     }
   }
   return std::nullopt;
@@ -191,7 +191,7 @@ Source Source::from_override(std::string text) { return Source("command line", s
 
 Source Source::from_file(const fs::path& path) {
   const auto refuse = [&path](const auto&... found) {
-    util::fail(util::ErrorKind::kUsage, path.empty() ? "the configuration's path" : path.string(),
+    util::fail(util::ErrorKind::kUsage, path.empty() ? "the path of the config" : path.string(),
                ": expected a TOML file; found ", found...);
   };
   if (path.empty()) refuse("an empty path");
@@ -199,8 +199,7 @@ Source Source::from_file(const fs::path& path) {
   fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) {
     refuse(
-        "no file of that name; correct the name, or write a config to begin with: fsdp-train init "
-        "quickstart --output ",
+        "no such file; correct the name, or write a first config with: fsdp-train init quickstart --output ",
         path.string());
   }
   if (error) refuse("that it cannot be examined: ", error.message());
@@ -211,7 +210,7 @@ Source Source::from_file(const fs::path& path) {
   if (error) refuse("that it cannot be examined: ", error.message());
   if (size > kMaxFileBytes) {
     refuse(util::human_bytes(static_cast<int64_t>(size)), ", more than the ",
-           util::human_bytes(static_cast<int64_t>(kMaxFileBytes)), " that a configuration may have");
+           util::human_bytes(static_cast<int64_t>(kMaxFileBytes)), " that a config may have");
   }
   std::string text;
   try {
@@ -276,7 +275,7 @@ void Report::add(const Source& source, const std::optional<Region>& region, cons
 void Report::throw_if_any() const {
   if (problems_.empty()) return;
   if (problems_.size() == 1) throw util::Error(util::ErrorKind::kUsage, problems_.front());
-  std::string text = util::concat("the configuration has ", problems_.size(), " errors:");
+  std::string text = util::concat("the config has ", problems_.size(), " errors:");
   for (size_t i = 0; i < std::min(problems_.size(), kMaxShown); ++i) text += "\n" + problems_[i];
   if (problems_.size() > kMaxShown) text += util::concat("\nand ", problems_.size() - kMaxShown, " more");
   throw util::Error(util::ErrorKind::kUsage, text);

@@ -51,14 +51,16 @@ std::vector<Key> training_keys() {
       {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0)},
       {KEY(training, norm_type), "p of the gradient norm; inf: the largest magnitude", at_least_one_or_inf()},
       {KEY(training, device),
-       "what a rank computes on; auto: a GPU where the program and the machine have them, else the CPU"},
+       "device that a rank computes on; auto: a GPU if the program and the machine support it, else the CPU"},
       {KEY(training, float32_matmul_precision),
-       "precision of float32 matrix products: highest, or high: on GPUs TF32, factors of 10 bits, several "
-       "times as fast; on CPUs with matrix units (Intel AMX) factors of 16 bits, half the work"},
+       "precision of float32 matrix products: highest, or high: TF32 on GPUs (factors of 10 "
+       "bits, several times as fast), factors of 16 bits on CPUs with matrix units (Intel "
+       "AMX, half the work)"},
       {KEY(training, fused_kernels), "use kernels that fuse several operations into one pass over memory"},
       {KEY(training, matmul),
-       "what multiplies matrices on the CPU: MKL, oneDNN, or the cores' matrix units (Intel AMX), fp32 as "
-       "three parts in bf16; auto: the last of these that is available"},
+       "library for matrix products on the CPU: MKL, oneDNN, or amx: the matrix units of "
+       "the cores (Intel AMX), with fp32 split into three bf16 parts; auto: the last of "
+       "these that is available"},
       {KEY(training, float8),
        "tensorwise: linear layers multiply in 8-bit floating point, scaled tensor by tensor, on GPUs from "
        "compute capability 8.9; on the CPU for tests only"},
@@ -96,7 +98,8 @@ std::vector<Key> training_keys() {
       {KEY(optimizer, betas), "adamw, adam, lion: decay of the two averages", two_betas()},
       {KEY(optimizer, eps), "adamw, adam: added to the denominator", above(0)},
       {KEY(optimizer, momentum), "sgd, muon: momentum", from_up_to_below(0, 1)},
-      {KEY(optimizer, dampening), "sgd: share of a gradient that momentum leaves out", between(0, 1)},
+      {KEY(optimizer, dampening), "sgd: share of the gradient that does not enter the momentum",
+       between(0, 1)},
       {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum"},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
        "weight decay (decoupled from the gradient except in adam and sgd); not given: 0.1 with adamw and "
@@ -107,12 +110,13 @@ std::vector<Key> training_keys() {
       {KEY(optimizer, no_decay), "patterns (* and ?) of parameters without weight decay"},
       {KEY(optimizer, groups),
        "parameters with their own rate (lr, or lr_scale times the optimizer's) or weight_decay; the first "
-       "matching pattern counts: [[optimizer.groups]]"},
+       "matching pattern applies: [[optimizer.groups]]"},
       {KEY(optimizer, adamw_parameters), "muon: patterns of matrices that adamw updates"},
       {KEY(optimizer, ns_steps), "muon: steps of the Newton-Schulz iteration", between(1, 99)},
       {KEY(optimizer, ns_coefficients), "muon: coefficients of that iteration", three_numbers()},
       {KEY(optimizer, adjust_lr_fn),
-       "muon: how the rate of a matrix follows from its shape; match_rms_adamw: steps as long as adamw's"},
+       "muon: how the learning rate of a matrix depends on its shape; match_rms_adamw: "
+       "updates as large as adamw's"},
 
       {KEY(optimizer, ema_decay),
        "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",

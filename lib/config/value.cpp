@@ -208,8 +208,8 @@ std::string expectation(const Constraint& c, const Value& example) {
           return c.non_empty ? "a list of at least one non-empty string, such as [\"one\", \"two\"]"
                              : "a list of non-empty strings, such as [\"one\", \"two\"]";
         } else if constexpr (std::is_same_v<Held, ParameterGroups>) {
-          return "a list of tables, each with a pattern (names with * and ?), lr or lr_scale, weight_decay, "
-                 "of these at least one, numbers >= 0";
+          return "a list of tables, each with a pattern (names with * and ?) and at least one of lr "
+                 "or lr_scale, and weight_decay, which are numbers >= 0";
         } else if constexpr (std::is_same_v<Held, std::vector<int64_t>>) {
           return "a list of integers" + spaced(bounds_text(c));
         } else {

@@ -21,7 +21,7 @@ uint32_t needed_token(const Vocabulary& vocabulary, const std::string& token) {
   if (found == vocabulary.tokens.end()) {
     util::fail(util::ErrorKind::kData, "the vocabulary ", vocabulary.source, " has no token \"",
                for_message(token),
-               "\", which it needs; it is damaged or of another kind, so copy it anew or ", "use another");
+               "\", which it needs; it is damaged or of another kind, so copy it again or ", "use another");
   }
   return static_cast<uint32_t>(found->second);
 }

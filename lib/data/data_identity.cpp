@@ -82,9 +82,9 @@ std::optional<std::string> difference(const json& recorded, const json& found) {
     const std::string old_name = text_of(recorded[i], "name");
     return util::concat(
         "file ", i + 1, ", ", name, ", has ", text_of(found[i], "tokens"), " tokens",
-        name == old_name ? " and had " : util::concat(" where ", old_name, " had "),
+        name == old_name ? " and had " : util::concat(", but ", old_name, " had "),
         text_of(recorded[i], "tokens"),
-        text_of(found[i], "tokens") == text_of(recorded[i], "tokens") ? ", which are others" : "");
+        text_of(found[i], "tokens") == text_of(recorded[i], "tokens") ? ", but different ones" : "");
   }
   return std::nullopt;
 }

@@ -21,7 +21,7 @@ Documents::Documents(const TokenFiles& files, std::optional<int64_t> separator)
   for (size_t i = 0; i < files.paths().size() && !separator; ++i) {
     if (files.file(i).has_documents()) continue;
     util::fail(util::ErrorKind::kUsage, "data.documents: ", files.paths()[i],
-               " has no index of its documents, and no token is known that separates them; give "
+               " has no index of its documents, and the token that separates them is unknown; set "
                "data.document_separator, or a data.tokenizer that has an end-of-text token");
   }
 }

@@ -42,7 +42,7 @@ constexpr Signature kSignatures[] = {
     {"\x89PNG"sv, "is a picture", Way::kConvert, "a program that reads its text"},
     {"\x7f"
      "ELF"sv,
-     "is a program", Way::kConvert, "nothing: give a text"},
+     "is a program", Way::kConvert, "or use a text instead"},
 };
 
 std::optional<ForeignContent> known(std::string_view head, const std::string& path) {
@@ -50,8 +50,8 @@ std::optional<ForeignContent> known(std::string_view head, const std::string& pa
     if (!head.starts_with(signature.bytes)) continue;
     const std::string remedy =
         signature.way == Way::kDecompress
-            ? concat("give what is in it: ", signature.tool, " ", path, " | fsdp-data tokenize - ...")
-            : concat("make it plain text or .jsonl, an object a line, first (", signature.tool, ")");
+            ? concat("give its content: ", signature.tool, " ", path, " | fsdp-data tokenize - ...")
+            : concat("convert it to plain text or .jsonl, one object per line, first (", signature.tool, ")");
     return ForeignContent{signature.found, remedy};
   }
   return std::nullopt;
@@ -85,11 +85,11 @@ std::optional<ForeignContent> foreign_to_text(std::string_view head, const std::
   if (std::filesystem::path(path).extension() != ".json" || first == std::string_view::npos)
     return std::nullopt;
   if (head[first] != '[' && head[first] != '{') return std::nullopt;
-  return ForeignContent{head[first] == '[' ? "is a JSON array, not a JSON object a line"
+  return ForeignContent{head[first] == '[' ? "is a JSON array, not one JSON object per line"
                                            : "is a JSON object, and its name does not end with .jsonl",
                         head[first] == '['
                             ? concat("write its objects as lines: jq -c '.[]' ", path, " > texts.jsonl")
-                            : "name it .jsonl if it has an object a line"};
+                            : "name it .jsonl if it has one object per line"};
 }
 
 std::optional<ForeignContent> foreign_to_tokens(std::string_view head, std::string_view sample,
@@ -101,12 +101,11 @@ std::optional<ForeignContent> foreign_to_tokens(std::string_view head, std::stri
   }
   if (sample.size() < kLeast) return std::nullopt;
   if (is_text(sample)) {
-    return ForeignContent{"is text",
-                          concat("make tokens of it: fsdp-data tokenize ", path, " --output NAME.bin")};
+    return ForeignContent{"is text", concat("tokenize it: fsdp-data tokenize ", path, " --output NAME.bin")};
   }
   if (every_second_is_zero(sample)) {
-    return ForeignContent{"has 0 as every second number, as a file of four bytes a token has",
-                          "let its name end with .u32"};
+    return ForeignContent{"has 0 as every second number, like a file with four bytes per token",
+                          "rename it to NAME.u32"};
   }
   return std::nullopt;
 }

@@ -11,7 +11,7 @@ namespace fsdp::data {
 /// What a file is, and how to make it usable.
 struct ForeignContent {
   std::string found;   ///< "is compressed by gzip"
-  std::string remedy;  ///< "give what is in it: zcat PATH | fsdp-data tokenize - ..."
+  std::string remedy;  ///< "give its content: zcat PATH | fsdp-data tokenize - ..."
 };
 
 /// For a file that should be text: recognises compressed files, archives, tables, pictures and the like, and

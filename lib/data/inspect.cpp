@@ -100,7 +100,7 @@ std::string to_text(const TokenStatistics& statistics) {
   line("largest id", util::with_commas(statistics.largest_id));
   if (statistics.distinct_ids) line("distinct ids", util::with_commas(*statistics.distinct_ids));
   if (statistics.unigram_entropy_nats) {
-    line("unigram entropy", util::fixed(*statistics.unigram_entropy_nats, 4) + " nats a token");
+    line("unigram entropy", util::fixed(*statistics.unigram_entropy_nats, 4) + " nats per token");
   }
   line("whole samples", util::with_commas(statistics.samples) + " of " +
                             util::with_commas(statistics.sequence_length) + " tokens");

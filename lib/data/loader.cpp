@@ -34,7 +34,7 @@ const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const
 std::unique_ptr<Samples> open_entries(const std::vector<std::string>& entries, const char* key,
                                       const DataOptions& options, int64_t vocab_size) {
   if (entries.empty()) {
-    fail(ErrorKind::kUsage, key, " names no token file; list at least one (fsdp-data tokenize makes them)");
+    fail(ErrorKind::kUsage, key, " lists no token file; add at least one (fsdp-data tokenize writes them)");
   }
   return open_samples({.entries = entries, .options = options, .vocab_size = vocab_size});
 }
@@ -45,9 +45,9 @@ TrainLoader::Set open_set(const std::string& name, const std::vector<std::string
   const int64_t samples = opened->num_samples();
   // checked_samples_per_step() reports too few samples of the only set, with what a step needs.
   if (samples == 0 && !name.empty()) {
-    fail(ErrorKind::kData, "the set ", name, " of data.train holds ", opened->num_tokens(),
-         " tokens where a sample of data.sequence_length = ", options.sequence_length, " needs ",
-         options.sequence_length + 1, "; give more text or leave it out");
+    fail(ErrorKind::kData, "the data set ", name, " of data.train has ", opened->num_tokens(),
+         " tokens, but a sample of data.sequence_length = ", options.sequence_length, " needs ",
+         options.sequence_length + 1, "; use more text or leave it out");
   }
   return {.name = name,
           .samples = std::move(opened),
@@ -61,8 +61,8 @@ std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t voca
     return sets;
   }
   if (options.train_weights.size() != options.train.size()) {
-    fail(ErrorKind::kUsage, "data.train_weights has ", options.train_weights.size(),
-         " numbers where data.train has ", options.train.size(), " entries; give one for each");
+    fail(ErrorKind::kUsage, "data.train_weights must have one number for each of the ", options.train.size(),
+         " entries of data.train, but has ", options.train_weights.size(), "; add or remove some");
   }
   for (const std::string& entry : options.train) {
     // Each set has its own seed, so that sets of the same length are shuffled differently.
@@ -81,15 +81,15 @@ int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, cons
                   __builtin_mul_overflow(per_step, options.micro_batch_size, &per_step);
   const int64_t samples = first.num_samples();
   if (overflow || (sets.size() == 1 && samples < per_step)) {
-    fail(ErrorKind::kData, "the training files (data.train, from ", first.name(), " on) hold ", samples,
+    fail(ErrorKind::kData, "the training files (data.train, from ", first.name(), " on) have ", samples,
          " samples (",
-         options.documents == DocumentTreatment::kSplit ? "of documents apart: "
+         options.documents == DocumentTreatment::kSplit ? "of separate documents: "
                                                         : "(tokens - 1) / sequence_length: ",
          first.num_tokens(), " tokens, sequence_length ", options.sequence_length,
-         ") where one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
+         "), but one step consumes ", overflow ? "more than 2^63" : std::to_string(per_step), " (",
          placement.gradient_accumulation_steps, " accumulation steps * ", placement.world_size, " ranks * ",
          options.micro_batch_size,
-         " sequences a micro-batch); give more text, or lower data.sequence_length, ",
+         " sequences per micro-batch); use more text, or lower data.sequence_length, ",
          "data.micro_batch_size, training.gradient_accumulation_steps or the number of ranks");
   }
   return per_step;
@@ -196,9 +196,9 @@ ValidationLoader::ValidationLoader(const DataOptions& options, int64_t vocab_siz
       num_samples_(samples_->num_samples()) {
   FSDP_CHECK(max_samples >= 0, "max_samples ", max_samples);
   if (num_samples_ == 0) {
-    fail(ErrorKind::kData, "the validation files (data.validation, from ", samples_->name(), " on) hold ",
-         samples_->num_tokens(), " tokens where a sample of data.sequence_length = ", options.sequence_length,
-         " needs ", options.sequence_length + 1, "; give more text or lower data.sequence_length");
+    fail(ErrorKind::kData, "the validation files (data.validation, from ", samples_->name(), " on) have ",
+         samples_->num_tokens(), " tokens, but a sample of data.sequence_length = ", options.sequence_length,
+         " needs ", options.sequence_length + 1, "; use more text or lower data.sequence_length");
   }
   if (max_samples > 0) num_samples_ = std::min(num_samples_, max_samples);
   options_.micro_batch_size = std::min(options_.micro_batch_size, num_samples_);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Batches from the samples of a data set. Of token files, sample i of sequence length T is the tokens [i*T,
+// Batches from the samples of a data set. In token files, sample i of sequence length T is the tokens [i*T,
 // i*T + T + 1): the inputs, and the targets one token later. Tokens after the last whole sample are not used.
 //
 // Nothing here is collective and nothing is remembered between calls: a batch depends only on its global

@@ -35,7 +35,7 @@ class CharacterMap {
     auto damaged = [] {
       util::fail(util::ErrorKind::kData,
                  "the normalizer Precompiled has a map of characters (precompiled_charsmap) that is not a "
-                 "SentencePiece map; copy the tokenizer's file anew");
+                 "SentencePiece map; copy the tokenizer's file again");
     };
     uint32_t bytes = 0;
     if (map.size() < sizeof(bytes)) damaged();

@@ -39,8 +39,8 @@ class ForeignSamples final : public Samples {
         vocab_size_(request.vocab_size),
         masks_(request.options.documents == DocumentTreatment::kMask) {
     if (samples_ == nullptr || samples_->num_samples() < 0) {
-      fail(ErrorKind::kData, "data.dataset ", dataset_, ": expected samples of ",
-           util::join(request.entries, ", "), "; found none; correct the plug-in");
+      fail(ErrorKind::kData, "data.dataset ", dataset_, " returned no samples for ",
+           util::join(request.entries, ", "), "; correct the plug-in");
     }
   }
 
@@ -70,8 +70,8 @@ class ForeignSamples final : public Samples {
   void require_token(int64_t id, int64_t sample, int64_t place) const {
     if (id >= 0 && id < vocab_size_) return;
     fail(ErrorKind::kData, "data.dataset ", dataset_,
-         ": expected tokens below model.vocab_size = ", vocab_size_, "; found ", id, " at place ", place,
-         " of sample ", sample, " of ", name(), "; correct the data or raise model.vocab_size");
+         ": tokens must be less than model.vocab_size = ", vocab_size_, ", but found ", id, " at position ",
+         place, " of sample ", sample, " of ", name(), "; correct the data or raise model.vocab_size");
   }
 
   /// Attention relies on them: 0 first, ascending, inside the row.
@@ -84,9 +84,8 @@ class ForeignSamples final : public Samples {
     }
     if (fits) return;
     fail(ErrorKind::kData, "data.dataset ", dataset_,
-         ": expected ascending starts of documents from 0 on with data.documents = mask; found others in "
-         "sample ",
-         sample, " of ", name(), "; set data.documents to join, or correct the plug-in");
+         ": document starts must ascend from 0 with data.documents = mask, but do not in sample ", sample,
+         " of ", name(), "; set data.documents to join, or correct the plug-in");
   }
 
   nlohmann::json hash_of_rows() const {

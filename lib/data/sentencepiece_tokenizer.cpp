@@ -163,11 +163,11 @@ void check_training(const TrainTokenizerOptions& options) {
   }
   // Bytes, three special tokens and a few characters are in every vocabulary.
   if (options.vocab_size < 300 || options.vocab_size > (1 << 24)) {
-    fail(ErrorKind::kUsage, "`vocab_size` is ", options.vocab_size,
-         " where 300 to 16,777,216 was expected; 8,000 to 128,000 are usual");
+    fail(ErrorKind::kUsage, "`vocab_size` must be from 300 to 16,777,216, but is ", options.vocab_size,
+         "; 8,000 to 128,000 are usual");
   }
   if (options.model_type != "bpe" && options.model_type != "unigram") {
-    fail(ErrorKind::kUsage, "`model_type` is \"", options.model_type, "\" where bpe or unigram was expected");
+    fail(ErrorKind::kUsage, "`model_type` must be bpe or unigram, but is \"", options.model_type, "\"");
   }
   if (!options.output.ends_with(".model")) {
     fail(ErrorKind::kUsage, "the output ", options.output, " does not end with .model; name it NAME.model");

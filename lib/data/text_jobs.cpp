@@ -67,9 +67,9 @@ void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>&
 
 std::string TextJobs::document_of(std::string_view line, const TextPart& part) const {
   auto refuse = [&](const std::string& found) {
-    util::fail(util::ErrorKind::kData, "line ", part.line, " of ", files_[part.file], " ", for_message(found),
-               " where a JSON object with the text \"", json_field_,
-               "\" was expected; correct the line or name the field with `json_field`");
+    util::fail(util::ErrorKind::kData, "line ", part.line, " of ", files_[part.file],
+               " must be a JSON object with a string \"", json_field_, "\", but ", for_message(found),
+               "; correct the line or set the field with `json_field`");
   };
   nlohmann::json object;
   try {
@@ -77,7 +77,7 @@ std::string TextJobs::document_of(std::string_view line, const TextPart& part) c
   } catch (const util::JsonError& error) {
     refuse(error.what());
   }
-  if (!object.is_object()) refuse("is JSON but not an object");
+  if (!object.is_object()) refuse("is another JSON value");
   auto field = object.find(json_field_);
   if (field == object.end()) {
     std::vector<std::string> names;
@@ -204,9 +204,10 @@ void TextJobs::take_text(TextJob& job) {
     cut = tokenizer_.likely_cut(std::string_view(buffer_).substr(0, kJobBytes));
     if (cut > 0) break;
     if (buffer_.size() > kMaxWholeBytes) {
-      input_->refuse(util::concat("is longer than ", kMaxWholeBytes >> 20,
-                                  " MiB, and the tokenizer takes a document whole; cut it into several "
-                                  "files or JSON lines"));
+      input_->refuse(
+          util::concat("is longer than ", kMaxWholeBytes >> 20,
+                       " MiB, and the tokenizer needs each document as a whole; split it into several files "
+                       "or JSON lines"));
     }
     ends = fill(static_cast<int64_t>(2 * buffer_.size()));
   }
@@ -222,7 +223,7 @@ void TextJobs::take_lines(TextJob& job) {
     if (buffer_.size() > kMaxWholeBytes) {
       input_->refuse(
           util::concat("has a line of more than ", kMaxWholeBytes >> 20,
-                       " MiB where a JSON object a line was expected; check what kind of file it is"));
+                       " MiB, but must have one JSON object per line; check what kind of file it is"));
     }
     ends = fill(static_cast<int64_t>(2 * buffer_.size()));
   }

@@ -79,14 +79,15 @@ std::string remedy_for_id(int64_t id) {
         "number of tokens of the tokenizer that made the file (at least ",
         id + 1, ")");
   }
-  return "no vocabulary is so large, so the file holds something else than tokens of the width that its name "
-         "says; make it anew with fsdp-data tokenize, or with fsdp-data convert --input-format";
+  return "no vocabulary is that large, so the file does not contain tokens of the width that "
+         "its name implies; create it again with fsdp-data tokenize, or with fsdp-data "
+         "convert --input-format";
 }
 
 TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expected)
     : path_(tokens_path(path)) {
   file_ = std::make_unique<MappedFile>("token file", path_);
-  if (file_->size_bytes() == 0) file_->refuse("is empty", "make it anew with fsdp-data tokenize");
+  if (file_->size_bytes() == 0) file_->refuse("is empty", "create it again with fsdp-data tokenize");
   std::optional<TokenFormat> found;
   if (expected != TokenFormat::kU16 && expected != TokenFormat::kU32) found = format_of_content();
   bool four_bytes =
@@ -102,11 +103,10 @@ TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expecte
     open_flat();
   }
   if (expected && *expected != format_) {
-    file_->refuse(
-        concat("has the format ", to_string(format_), " where ", to_string(*expected), " was expected"),
-        "name the format that it has, or none");
+    file_->refuse(concat("must have the format ", to_string(*expected), ", but has ", to_string(format_)),
+                  "give the format that it has, or none");
   }
-  if (size_ == 0) file_->refuse("holds no tokens", "make it anew with fsdp-data tokenize");
+  if (size_ == 0) file_->refuse("contains no tokens", "create it again with fsdp-data tokenize");
 }
 
 std::optional<TokenFormat> TokenFile::format_of_content() const {
@@ -115,8 +115,10 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
     if (magic == LlmcHeader::kMagicU16) return TokenFormat::kLlmcU16;
     if (magic == LlmcHeader::kMagicU32) return TokenFormat::kLlmcU32;
     if (magic == LlmcHeader::kMagicEvaluation) {
-      file_->refuse("holds llm.c's questions with answers (magic 20240522), which are not text to train on",
-                    "give a file of tokens");
+      file_->refuse(
+          "contains llm.c's questions with answers (magic 20240522), which are not text to "
+          "train on",
+          "use a file of tokens");
     }
   }
   if (fs::path(path_).extension() != ".bin") return std::nullopt;
@@ -128,11 +130,11 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
     return TokenFormat::kMegatron;  // or fairseq's, as TokenIndex finds out
   }
   if (magic.starts_with("TNTIDX")) {
-    file_->refuse("is of fairseq's older kind of sets (TNTIDX)",
-                  "make it anew with fairseq-preprocess --dataset-impl mmap");
+    file_->refuse("has fairseq's older format (TNTIDX)",
+                  "create it again with fairseq-preprocess --dataset-impl mmap");
   }
   file_->refuse(concat("has ", index.string(), " beside it, which is not an index of tokens (MMIDIDX)"),
-                "copy the index anew, or move it away if the tokens need none");
+                "copy the index again, or move it away if the tokens need none");
 }
 
 /// Every file that is not recognised as something else counts as 16-bit tokens, so refuses what looks like
@@ -150,32 +152,32 @@ void TokenFile::open_flat() {
   int64_t bytes = file_->size_bytes(), width = bytes_of(type_);
   if (bytes % width != 0) {
     std::string what = width == 2 ? concat("has an odd number of bytes (", bytes, ")")
-                                  : concat("has ", bytes, " bytes, which is not a multiple of four,");
-    file_->refuse(concat(what, " where ", width == 2 ? "two" : "four", " bytes a token were expected"),
-                  "it was cut off or is not a token file, so make it anew with fsdp-data tokenize");
+                                  : concat("has ", bytes, " bytes, not a multiple of four");
+    file_->refuse(concat(what, ", but must have ", width == 2 ? "two" : "four", " bytes per token"),
+                  "it was cut off or is not a token file, so create it again with fsdp-data tokenize");
   }
   size_ = bytes / width;
 }
 
 void TokenFile::open_llmc() {
   const int32_t version = has_two_bytes(format_) ? LlmcHeader::kVersionU16 : LlmcHeader::kVersionU32;
-  const char* remedy = "it was cut off or is of another version, so make or copy it anew";
+  const char* remedy = "it was cut off or is of another version, so create or copy it again";
   header_bytes_ = LlmcHeader::kBytes;
   int64_t bytes = file_->size_bytes();
   if (bytes < header_bytes_) {
-    file_->refuse(concat("has llm.c's magic number and ", bytes, " bytes where a header of ", header_bytes_,
-                         " was expected"),
-                  remedy);
+    file_->refuse(
+        concat("has llm.c's magic number, but only ", bytes, " bytes instead of a header of ", header_bytes_),
+        remedy);
   }
   if (header_number(*file_, 1) != version) {
-    file_->refuse(concat("has version ", header_number(*file_, 1), " of llm.c's header where ", version,
-                         " was expected"),
-                  remedy);
+    file_->refuse(
+        concat("must have version ", version, " of llm.c's header, but has ", header_number(*file_, 1)),
+        remedy);
   }
   int64_t tokens = header_number(*file_, 2);
   if (tokens < 0 || bytes - header_bytes_ != tokens * bytes_of(type_)) {
-    file_->refuse(concat("says in llm.c's header that it holds ", tokens, " tokens of ", bytes_of(type_),
-                         " bytes, and ", bytes - header_bytes_, " bytes follow the header"),
+    file_->refuse(concat("declares ", tokens, " tokens of ", bytes_of(type_),
+                         " bytes in llm.c's header, but ", bytes - header_bytes_, " bytes follow the header"),
                   remedy);
   }
   size_ = tokens;
@@ -201,8 +203,8 @@ void TokenFile::copy(int64_t begin, int64_t count, int64_t* out) const {
   if (!outside) return;
   int64_t i = 0;
   while (out[i] >= 0 && out[i] <= int64_t{UINT32_MAX}) ++i;
-  file_->refuse(concat("has the id ", out[i], " at token ", begin + i, " where 0 to 2^32 - 1 was expected"),
-                "make it anew from the text");
+  file_->refuse(concat("has the id ", out[i], " at token ", begin + i, ", outside of 0 to 2^32 - 1"),
+                "create it again from the text");
 }
 
 void TokenFile::read(int64_t begin, int64_t count, int64_t* out) const {
@@ -212,7 +214,7 @@ void TokenFile::read(int64_t begin, int64_t count, int64_t* out) const {
   if (bytes < header_bytes_ + (begin + count) * bytes_of(type_)) {
     file_->refuse(concat("had ", size_, " tokens when it was opened and now has ",
                          std::max<int64_t>(bytes - header_bytes_, 0) / bytes_of(type_)),
-                  "leave it alone while it is in use (replace it by a rename) and start again");
+                  "do not change it while it is in use (replace it by a rename), and start again");
   }
   using Copy = void (TokenFile::*)(int64_t, int64_t, int64_t*) const;
   // In the order of TokenType.
@@ -295,7 +297,7 @@ void check_ids(const TokenFiles& files, int64_t begin, int64_t count, const int6
     if (ids[i] < vocab_size) continue;
     TokenFiles::Position where = files.locate(begin + i);
     util::fail(util::ErrorKind::kData, "token ", where.token, " of ", where.path, " has the id ", ids[i],
-               " where ids below model.vocab_size = ", vocab_size, " were expected; ", remedy_for_id(ids[i]));
+               ", but ids must be less than model.vocab_size = ", vocab_size, "; ", remedy_for_id(ids[i]));
   }
 }
 

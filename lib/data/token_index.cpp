@@ -26,7 +26,7 @@ TokenIndex::TokenIndex(const std::string& path, const std::string& tokens_path, 
 
 void TokenIndex::refuse(const std::string& found) const {
   file_.refuse(concat(found, " (the tokens are in ", tokens_path_, ")"),
-               "one of the two was cut off or belongs to another file, so make or copy both anew");
+               "one of the two was cut off or belongs to another file, so create or copy both again");
 }
 
 template <typename Number>
@@ -38,23 +38,23 @@ Number TokenIndex::at(int64_t offset) const {
 
 void TokenIndex::read_header() {
   if (file_.size_bytes() < kFairseqArrays) {
-    refuse(concat("has ", file_.size_bytes(), " bytes where a header of ", kFairseqArrays, " was expected"));
+    refuse(concat("has only ", file_.size_bytes(), " bytes instead of a header of ", kFairseqArrays));
   }
   if (auto version = at<uint64_t>(kIndexMagicBytes); version != kIndexVersion) {
-    refuse(concat("has version ", version, " where ", kIndexVersion, " was expected"));
+    refuse(concat("must have version ", kIndexVersion, ", but has ", version));
   }
   int code = at<uint8_t>(kTypeOffset);
   const std::optional<TokenType> type = type_of_index_code(code);
   if (!type) {
-    refuse(concat("has the dtype code ", code, (code == 6 || code == 7) ? " (floating point)" : "",
-                  " where a type of whole numbers (1 to 5, 8, 9 or 10) was expected"));
+    refuse(concat("must have the dtype code of an integer type (1 to 5, 8, 9 or 10), but has ", code,
+                  (code == 6 || code == 7) ? " (floating point)" : ""));
   }
   type_ = *type;
   // Bounds before products, since the counts come from the file and may be anything.
   auto sequences = at<uint64_t>(kSequencesOffset);
   auto size = static_cast<uint64_t>(file_.size_bytes());
   if (sequences > size / 12) {
-    refuse(concat("says that it holds ", sequences, " sequences of 12 bytes each and has ", size, " bytes"));
+    refuse(concat("declares ", sequences, " sequences of 12 bytes each, but has ", size, " bytes"));
   }
   sequences_ = static_cast<int64_t>(sequences);
   if (file_.size_bytes() == kFairseqArrays + 12 * sequences_) {
@@ -65,16 +65,16 @@ void TokenIndex::read_header() {
     if (file_.size_bytes() < kMegatronArrays) refuse(concat("has ", size, " bytes, too few for its counts"));
     auto entries = at<uint64_t>(kFairseqArrays);
     if (entries == 0 || entries > size / 8) {
-      refuse(concat("says that it holds ", entries, " document entries and has ", size, " bytes"));
+      refuse(concat("declares ", entries, " document entries, but has ", size, " bytes"));
     }
     int64_t expected = kMegatronArrays + 12 * sequences_ + 8 * static_cast<int64_t>(entries);
     if (file_.size_bytes() == expected + sequences_) {
-      file_.refuse("is of a multimodal set, whose sequences are not all text",
-                   "give a set of text alone (without modes)");
+      file_.refuse("belongs to a multimodal set, whose sequences are not all text",
+                   "use a set of text only (without modes)");
     }
     if (file_.size_bytes() != expected) {
-      refuse(concat("has ", size, " bytes where ", expected, " were expected for ", sequences_,
-                    " sequences and ", entries, " document entries"));
+      refuse(concat("must have ", expected, " bytes for ", sequences_, " sequences and ", entries,
+                    " document entries, but has ", size));
     }
     lengths_ = kMegatronArrays;
     documents_ = static_cast<int64_t>(entries) - 1;
@@ -91,18 +91,18 @@ void TokenIndex::check_sequences() const {
     int64_t pointer = at<int64_t>(pointers_ + 8 * i);
     if (length < 0) refuse(concat("gives sequence ", i, " the length ", length));
     if (pointer != end) {
-      refuse(concat("lets sequence ", i, " begin at byte ", pointer, " where byte ", end,
-                    ", the end of the one before it, was expected"));
+      refuse(concat("starts sequence ", i, " at byte ", pointer, " instead of byte ", end,
+                    ", the end of the one before it"));
     }
     // At most 2^31 * 8 above a value below 2^63 / 2: tokens_bytes_ bounds `end`.
     end += length * width;
     if (end > tokens_bytes_) {
-      refuse(concat("lets sequence ", i, " end at byte ", end, " where the tokens have ", tokens_bytes_,
-                    " bytes"));
+      refuse(
+          concat("ends sequence ", i, " at byte ", end, ", but the tokens have ", tokens_bytes_, " bytes"));
     }
   }
   if (end != tokens_bytes_) {
-    refuse(concat("accounts for ", end, " bytes of tokens where there are ", tokens_bytes_));
+    refuse(concat("accounts for ", end, " bytes of tokens, but there are ", tokens_bytes_));
   }
 }
 
@@ -112,14 +112,13 @@ void TokenIndex::check_documents() const {
     int64_t sequence = at<int64_t>(document_starts_ + 8 * i);
     bool fits = i == 0 ? sequence == 0 : sequence >= before && sequence <= sequences_;
     if (!fits) {
-      refuse(concat("lets document ", i, " begin at sequence ", sequence, " where ",
-                    i == 0 ? std::string("0") : concat("one from ", before, " to ", sequences_),
-                    " was expected"));
+      refuse(concat("starts document ", i, " at sequence ", sequence, " instead of ",
+                    i == 0 ? std::string("0") : concat("one from ", before, " to ", sequences_)));
     }
     before = sequence;
   }
   if (before != sequences_) {
-    refuse(concat("lets the last document end at sequence ", before, " where ", sequences_, " was expected"));
+    refuse(concat("ends the last document at sequence ", before, " instead of ", sequences_));
   }
 }
 
@@ -132,13 +131,13 @@ int64_t TokenIndex::document_begin(int64_t i) const {
   FSDP_CHECK(i >= 0 && i <= documents_, "document ", i, " of ", documents_);
   if (file_.current_size_bytes() < file_.size_bytes()) {
     file_.refuse("has become shorter since it was opened",
-                 "leave it alone while it is in use and start again");
+                 "do not change it while it is in use, and start again");
   }
   if (format_ == TokenFormat::kFairseq) return sequence_begin(i);
   int64_t sequence = at<int64_t>(document_starts_ + 8 * i);
   // Checked on opening; a file that is changed in place since then must not lead outside the mapping.
   if (sequence < 0 || sequence > sequences_) {
-    file_.refuse("was changed since it was opened", "leave it alone while it is in use and start again");
+    file_.refuse("was changed since it was opened", "do not change it while it is in use, and start again");
   }
   return sequence_begin(sequence);
 }

@@ -84,22 +84,22 @@ void OutputFile::fail_with_errno(const char* action) const {
 void check_output_name(const fs::path& path, TokenFormat format) {
   std::string extension = path.extension().string();
   if (format == TokenFormat::kU32 && extension != kUint32Extension) {
-    fail(ErrorKind::kUsage, "the output ", path.string(), " is to hold four bytes a token (u32), which is ",
-         "recognised by the name NAME", kUint32Extension, "; name it so or choose another `format`");
+    fail(ErrorKind::kUsage, "the output ", path.string(), " would have four bytes per token (u32), which is ",
+         "recognised by the name NAME", kUint32Extension, "; name it that way or choose another `format`");
   }
   if (format == TokenFormat::kU16 && extension == kUint32Extension) {
     fail(ErrorKind::kUsage, "the output ", path.string(),
-         " is to hold two bytes a token (u16), and the name ",
-         "stands for four; name it NAME.bin or choose the `format` u32");
+         " would have two bytes per token (u16), but its name ",
+         "implies four; name it NAME.bin or choose the `format` u32");
   }
   if (has_documents(format) && extension != ".bin") {
-    fail(ErrorKind::kUsage, "the output ", path.string(), " is to be a pair of files (", to_string(format),
+    fail(ErrorKind::kUsage, "the output ", path.string(), " would be a pair of files (", to_string(format),
          "), NAME.bin and NAME.idx; name it NAME.bin");
   }
   std::error_code error;
   if (!has_documents(format) && extension == ".bin" && fs::exists(index_path(path), error)) {
     fail(ErrorKind::kUsage, "the output ", path.string(), " would be read with ", index_path(path).string(),
-         ", which is there and belongs to other tokens; move that away or choose another name");
+         ", which exists and belongs to other tokens; move that away or choose another name");
   }
 }
 
@@ -129,8 +129,8 @@ void TokenWriter::append_as(const std::vector<int64_t>& ids) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] > largest) {
       fail(ErrorKind::kData, "token ", size_ + static_cast<int64_t>(i), " of the output ", path_.string(),
-           " has the id ", ids[i], " where the format ", to_string(format_), " holds 0 to ", largest, " (",
-           to_string(type_), "); choose a format of four bytes a token, such as u32");
+           " has the id ", ids[i], ", but the format ", to_string(format_), " allows 0 to ", largest, " (",
+           to_string(type_), "); choose a format with four bytes per token, such as u32");
     }
     tokens[i] = static_cast<Stored>(ids[i]);
   }
@@ -152,8 +152,9 @@ void TokenWriter::end_document() {
     int64_t length = size_ - document_begin_;
     if (length > INT32_MAX) {
       fail(ErrorKind::kData, "document ", documents_ - 1, " of the output ", path_.string(), " has ", length,
-           " tokens where the format ", to_string(format_), " holds at most ", INT32_MAX,
-           " a document; cut the text into documents or choose a format without them, such as u16");
+           " tokens, but the format ", to_string(format_), " allows at most ", INT32_MAX,
+           " per document; split the text into documents or choose a format without them, such "
+           "as u16");
     }
     auto stored = static_cast<int32_t>(length);
     index_->append(&stored, sizeof(stored));
@@ -186,7 +187,7 @@ void TokenWriter::finish() {
   if (is_llmc(format_)) {
     if (size_ > INT32_MAX) {
       fail(ErrorKind::kData, "the output ", path_.string(), " would have ", size_,
-           " tokens where llm.c's header counts to ", INT32_MAX,
+           " tokens, but llm.c's header counts only to ", INT32_MAX,
            "; write several files or choose another `format`");
     }
     const bool two_bytes = has_two_bytes(format_);

@@ -37,20 +37,21 @@ bool is_same_file(const std::string& a, const std::string& b) {
 void check_output(const std::string& output, const char* option, const std::vector<std::string>& files) {
   std::error_code error;
   if (output.empty() || !fs::path(output).has_filename() || fs::is_directory(output, error)) {
-    fail(ErrorKind::kUsage, "`", option, "` \"", output,
-         "\" is a folder where the name of a file was expected; ", "add a file name, such as train.bin");
+    fail(ErrorKind::kUsage, "`", option, "` must be the name of a file, but \"", output, "\" is a folder; ",
+         "add a file name, such as train.bin");
   }
   for (const std::string& text : files) {
     if (text != kStandardInput && is_same_file(text, output)) {
       fail(ErrorKind::kUsage, "`", option, "` ", output,
-           " is one of the texts, which would be lost; choose another name");
+           " would overwrite one of the texts; choose another name");
     }
   }
 }
 
 void check(const TokenizeOptions& options, const std::vector<std::string>& files) {
   if (std::count(files.begin(), files.end(), kStandardInput) > 1) {
-    fail(ErrorKind::kUsage, "- (standard input) is given more than once and can be read once; give it once");
+    fail(ErrorKind::kUsage,
+         "- (standard input) is given more than once, but can be read only once; give it once");
   }
   check_output(options.output, "output", files);
   if (options.validation_output.empty()) return;
@@ -60,8 +61,8 @@ void check(const TokenizeOptions& options, const std::vector<std::string>& files
          "; choose two names");
   }
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
-    fail(ErrorKind::kUsage, "`validation_fraction` is ", options.validation_fraction,
-         " where a number above 0 and below 1 was expected; give 0.1 for a tenth");
+    fail(ErrorKind::kUsage, "`validation_fraction` must be above 0 and below 1, but is ",
+         options.validation_fraction, "; 0.1 is a tenth");
   }
 }
 
@@ -73,13 +74,13 @@ ValidationShare validation_share(const TokenizeOptions& options, const std::vect
                       return file == kStandardInput || is_json_lines(file);
                     });
   if (options.validation_split == "end" && whole_only) {
-    fail(ErrorKind::kUsage, "`validation_split` end needs texts whose size is known, and JSON lines or ",
-         "standard input are among these; choose `validation_split` documents");
+    fail(ErrorKind::kUsage, "`validation_split` end needs texts whose size is known, but JSON lines or ",
+         "standard input are among them; choose `validation_split` documents");
   }
   if (!options.validation_split.empty() && options.validation_split != "end" &&
       options.validation_split != "documents") {
-    fail(ErrorKind::kUsage, "`validation_split` is \"", options.validation_split,
-         "\" where end or documents was expected");
+    fail(ErrorKind::kUsage, "`validation_split` must be end or documents, but is \"",
+         options.validation_split, "\"");
   }
   share.by_document = options.validation_split.empty() ? whole_only : options.validation_split == "documents";
   return share;
@@ -116,8 +117,8 @@ TokenFormat output_format(const TokenizeOptions& options, const std::string& out
   TokenFormat format = options.format.value_or(four ? TokenFormat::kU32 : TokenFormat::kU16);
   if (has_two_bytes(format) && vocab_size > largest_id_of(TokenType::kUint16) + 1) {
     fail(ErrorKind::kUsage, "the tokenizer ", options.tokenizer, " has ", vocab_size,
-         " tokens (with the separator of documents) and two bytes a token (", to_string(format),
-         ") hold 65536; name the output NAME", kUint32Extension,
+         " tokens (with the document separator), but two bytes per token (", to_string(format),
+         ") allow only 65536; name the output NAME", kUint32Extension,
          " or choose the `format` llm.c-u32, megatron or fairseq");
   }
   check_output_name(output, format);
@@ -148,8 +149,8 @@ std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokeniz
     const char* const begin = name.data() + std::strlen("id:");
     const auto [end, error] = std::from_chars(begin, name.data() + name.size(), id);
     if (error != std::errc() || end != name.data() + name.size() || id < 0 || id >= kMaxVocabSize) {
-      fail(ErrorKind::kUsage, "`document_separator` ", name, " where id:0 to id:", kMaxVocabSize - 1,
-           " was expected");
+      fail(ErrorKind::kUsage, "`document_separator` must be from id:0 to id:", kMaxVocabSize - 1, ", but is ",
+           name);
     }
     return {id};
   }
@@ -220,9 +221,9 @@ class Collector {
       fail(ErrorKind::kData, "a text has ", carried_.size(),
            " bytes without a place where the tokenizer may cut it, beginning with \"",
            for_message(std::string_view(carried_).substr(0, 40)),
-           "\"; leave the text out, break it into lines, or, where the tokenizer takes each text as a whole "
-           "(SentencePiece's, Llama 2's, Mistral's and T5's do), give it as several documents: files, or "
-           "lines of a .jsonl");
+           "\"; leave the text out, break it into lines, or, if the tokenizer takes each text "
+           "as a whole (as those of SentencePiece, Llama 2, Mistral and T5 do), split it into "
+           "several documents: files, or lines of a .jsonl");
     }
   }
 
@@ -268,7 +269,7 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
 
   if (train.size() == 0 || (validation && validation->size() == 0)) {
     if (validation) refuse_empty_part(options, train.size(), validation->size(), "tokens");
-    fail(ErrorKind::kData, "the texts hold no tokens; give texts that are not empty");
+    fail(ErrorKind::kData, "the texts contain no tokens; give texts that are not empty");
   }
   // Both are on the disk before either gets its name.
   train.finish();

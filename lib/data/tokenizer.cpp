@@ -52,7 +52,7 @@ class ByteTokenizer final : public Tokenizer {
  private:
   void check(int64_t id, size_t place) const {
     if (id >= 0 && id < vocab_size()) return;
-    util::fail(util::ErrorKind::kData, "the id ", id, " at place ", place,
+    util::fail(util::ErrorKind::kData, "the id ", id, " at position ", place,
                " is not a byte token (0 to 255); decode it with the tokenizer that made it");
   }
 };
@@ -76,7 +76,7 @@ std::unique_ptr<Tokenizer> make_from_folder(const fs::path& folder, const Tokeni
   if (fs::exists(folder / "tokenizer.model", error)) {
     return make_sentencepiece_tokenizer(folder / "tokenizer.model");
   }
-  util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " holds no vocabulary: expected ",
+  util::fail(util::ErrorKind::kData, "the folder ", folder.string(), " contains no vocabulary: expected ",
              "tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, or tokenizer.model; "
              "give the folder or file that does");
 }

@@ -85,8 +85,9 @@ class TokenBytes {
 
 /// What make_tokenizer() accepts, for messages and --help.
 inline constexpr const char* kTokenizerChoices =
-    "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that holds one, or vocab.json and "
-    "merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a .model of SentencePiece";
+    "bytes; a tokenizer.json of Hugging Face (BPE, Unigram); a folder that contains one, "
+    "or vocab.json and merges.txt (GPT-2, Qwen2), or encoder.json and vocab.bpe; a "
+    ".model of SentencePiece";
 
 struct TokenizerOptions {
   /// The name of a special token in a text is ordinary text, not that token (Hugging Face's option of this

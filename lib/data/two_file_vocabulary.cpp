@@ -41,8 +41,8 @@ std::string tokenizer_class(const fs::path& folder, const json& config) {
   std::string bare = name.ends_with("Fast") ? name.substr(0, name.size() - 4) : name;
   if (bare != "GPT2Tokenizer" && bare != "Qwen2Tokenizer") {
     VocabularyReader(source.string())
-        .refuse("says that its tokenizer is of the kind " + name +
-                    ", whose two files (vocab.json and merges.txt) do not tell how texts are split",
+        .refuse("gives its tokenizer the class " + name +
+                    ", whose two files (vocab.json and merges.txt) do not define how texts are split",
                 "give its tokenizer.json, which save_pretrained() of Hugging Face's AutoTokenizer writes");
   }
   return bare;

@@ -21,7 +21,7 @@ const utf8proc_property_t& property_of(uint32_t value) {
 /// Whether the text before the character has the same form without it. Marks combine with the character
 /// before them, and so do the parts of Korean syllables, including those that the compatibility forms make of
 /// other characters. (Only some of these do; a boundary that is missed costs nothing.)
-bool begins_anew(uint32_t value) {
+bool starts_segment(uint32_t value) {
   if (value < 0x300) return true;
   const utf8proc_propval_t category = property_of(value).category;
   if (category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
@@ -39,7 +39,7 @@ bool stays(uint32_t value, UnicodeForm form) {
   if (form == UnicodeForm::kNfc && value < 0x300) return true;
   const bool syllable = value >= 0xac00 && value <= 0xd7a3;  // not in utf8proc's table
   if (syllable) return form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
-  return begins_anew(value) && property_of(value).decomp_seqindex == UINT16_MAX;
+  return starts_segment(value) && property_of(value).decomp_seqindex == UINT16_MAX;
 }
 
 std::string formed(std::string_view text, UnicodeForm form) {
@@ -63,7 +63,7 @@ size_t last_form_boundary(std::string_view text) {
     do {
       --i;
     } while (i > 0 && is_continuation(text[i]));
-    if (begins_anew(first_code_point(text.substr(i)).value)) return i;
+    if (starts_segment(first_code_point(text.substr(i)).value)) return i;
   }
   return 0;
 }
@@ -96,7 +96,7 @@ FormedText::FormedText(std::string_view text, UnicodeForm form) : raw_(text) {
       continue;
     }
     CodePoint character = first_code_point(text.substr(i));
-    if (begins_anew(character.value)) end_part(i);
+    if (starts_segment(character.value)) end_part(i);
     may_change = may_change || !stays(character.value, form);
     i += character.bytes;
   }

@@ -228,7 +228,7 @@ class TokenizerJson : public VocabularyReader {
     if (at(value, "unk_id").is_null()) return;
     out_.unknown_id = id(at(value, "unk_id"), "unk_id");
     if (*out_.unknown_id >= static_cast<int64_t>(out_.pieces.size())) {
-      damaged("has an \"unk_id\" that is none of its pieces");
+      damaged("has an \"unk_id\" that is not one of its pieces");
     }
   }
 
@@ -257,14 +257,14 @@ class TokenizerJson : public VocabularyReader {
       std::string blank;
       pattern(at(value, "pattern"), blank, literal);
       if (!literal || text(value, "content") != " " || !decoding.blank.empty()) {
-        unsupported("a decoder that replaces something else than one text by a blank");
+        unsupported("a decoder that replaces anything other than one string by a blank");
       }
       decoding.blank = blank;
     } else if (type == "ByteFallback") {
       decoding.byte_fallback = true;
     } else if (type == "Strip") {
       const bool one = at(value, "start") == 1 && at(value, "stop") == 0 && text(value, "content") == " ";
-      if (!one) unsupported("a decoder Strip of something else than one blank at the beginning");
+      if (!one) unsupported("a decoder Strip of anything other than one blank at the beginning");
       decoding.strip_one_blank = true;
     } else if (type == "Metaspace") {
       decoding.blank = replacement(value);

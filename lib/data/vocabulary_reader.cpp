@@ -36,7 +36,7 @@ void VocabularyReader::unsupported(const std::string& what) const {
 }
 
 void VocabularyReader::damaged(const std::string& what) const {
-  refuse(what, "it is damaged or of another kind, so copy it anew");
+  refuse(what, "it is damaged or of another kind, so copy it again");
 }
 
 VocabularyReader::json VocabularyReader::parse(std::string_view text) const {
@@ -64,14 +64,14 @@ bool VocabularyReader::flag(const json& object, const char* key, bool otherwise)
 
 std::string VocabularyReader::text(const json& object, const char* key) const {
   const json& value = at(object, key);
-  if (!value.is_string()) damaged(concat("has no text \"", key, "\" where one was expected"));
+  if (!value.is_string()) damaged(concat("must have a string \"", key, "\", but has none"));
   return value.get<std::string>();
 }
 
 int64_t VocabularyReader::id(const json& value, const std::string& token) const {
   if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() > kMaxId) {
     damaged(concat("has the id ", value.dump(-1, ' ', true, json::error_handler_t::replace),
-                   " for the token \"", token, "\" where 0 to ", kMaxId, " was expected"));
+                   " for the token \"", token, "\", outside of 0 to ", kMaxId));
   }
   return value.get<int64_t>();
 }
@@ -101,7 +101,7 @@ void VocabularyReader::merge(const std::string& line, Vocabulary& out) const {
   size_t space = line.find(' ');
   if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
       line.find(' ', space + 1) != std::string::npos) {
-    damaged(concat("has the merge \"", line, "\" where two tokens with a blank between them were expected"));
+    damaged(concat("has the merge \"", line, "\", which is not two tokens separated by a blank"));
   }
   out.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
 }

@@ -54,7 +54,7 @@ class VocabularyReader {
 /// The first of the usual end-of-text tokens that is in the vocabulary; empty: none.
 std::string usual_end_of_text(const Vocabulary& vocabulary);
 
-/// Reads a file that the user named, or one beside it: that it cannot be read is an Error(kData).
+/// Reads a file that the user named, or one beside it. Throws Error(kData) if it cannot be read.
 std::string read_vocabulary_file(const std::filesystem::path& path);
 
 }  // namespace fsdp::data

@@ -64,7 +64,7 @@ Findings check_float8(const config::Config& config, const std::vector<util::Cuda
   if (gpus.empty() && config.training.device == config::DeviceChoice::kCuda) {
     finding.verdict = Verdict::kFail;
     finding.text += concat(" with training.device = cuda, and ", util::cuda_status().obstacle);
-    finding.remedy = concat("train where there is ", kFloat8Gpus, "; ", util::cuda_status().remedy);
+    finding.remedy = concat("train on ", kFloat8Gpus, "; ", util::cuda_status().remedy);
   } else if (gpus.empty() || config.training.device == config::DeviceChoice::kCpu) {
     finding.verdict = Verdict::kWarn;
     finding.text += " on the CPU: the same numbers as on a GPU, for tests, and slower than bfloat16";
@@ -90,10 +90,10 @@ Findings check_accelerators(const std::filesystem::path& root) {
     findings.back().verdict = Verdict::kWarn;
     findings.back().remedy = "the devices have no driver: load the module nvidia";
   }
-  findings.push_back(
-      {Verdict::kOk, "nccl",
-       cli::nccl_version().empty() ? "none: this build has the libtorch for the CPU" : cli::nccl_version(),
-       ""});
+  findings.push_back({Verdict::kOk, "nccl",
+                      cli::nccl_version().empty() ? "none: this build uses the CPU flavour of libtorch"
+                                                  : cli::nccl_version(),
+                      ""});
   return findings;
 }
 

@@ -38,7 +38,7 @@ std::string report_text(const Findings& findings) {
     text += line + finding.text + "\n";
     if (!finding.remedy.empty()) text += std::string(kTextColumn, ' ') + "-> " + finding.remedy + "\n";
   }
-  return util::concat(util::printable(text), counts[0], " ok, ", counts[1], " to look at, ", counts[2],
+  return util::concat(util::printable(text), counts[0], " ok, ", counts[1], " warnings, ", counts[2],
                       " failed\n");
 }
 

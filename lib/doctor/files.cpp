@@ -81,7 +81,7 @@ Finding check_speed(const fs::path& folder) {
   if (file.fd() < 0) {
     return {Verdict::kFail, "output folder",
             concat("cannot create a file in ", folder.string(), ": ", util::errno_text(errno)),
-            "choose another run.output_dir, or get the permission to write there"};
+            "choose another run.output_dir, or get write permission there"};
   }
   const double large = seconds_to_write(file.fd(), kBytes), small = seconds_to_write(file.fd(), kSmall);
   if (large < 0 || small < 0) {
@@ -117,7 +117,7 @@ Finding check_space(const fs::path& folder, const config::Config& config) {
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0) {
     return {Verdict::kWarn, "disk space", concat(folder.string(), ": ", util::errno_text(errno)),
-            "look at the mount"};
+            "check the mount"};
   }
   const auto free = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
   const int64_t one = checkpoint_bytes(config);
@@ -153,8 +153,7 @@ Finding check_first_weights(const nn::ModelOptions& model) {
 }
 
 constexpr const char* kRemedy =
-    "make them (fsdp-data tokenize) or correct the config; relative paths begin at the folder that the "
-    "program is started in";
+    "create them (fsdp-data tokenize) or correct the config; relative paths start at the current folder";
 
 /// Limit on the tokens that are read.
 constexpr int64_t kReadTokens = 250'000'000;
@@ -173,7 +172,7 @@ Finding check_tokens(const char* subject, const std::vector<std::string>& paths,
                    largest, ", model.vocab_size ", vocab_size),
             fits ? "" : data::remedy_for_id(largest)};
   } catch (const util::Error& error) {
-    return {Verdict::kFail, subject, error.what(), "make the files with fsdp-data tokenize"};
+    return {Verdict::kFail, subject, error.what(), "create the files with fsdp-data tokenize"};
   }
 }
 

@@ -111,7 +111,7 @@ Findings check_memory(const fs::path& root) {
   const fs::path file = root / "proc/meminfo";
   const auto total = util::kilobytes(file, "MemTotal"), available = util::kilobytes(file, "MemAvailable");
   if (!total || !available)
-    return {{Verdict::kWarn, "memory", file.string() + " does not say", "mount /proc"}};
+    return {{Verdict::kWarn, "memory", file.string() + " does not tell", "mount /proc"}};
   int64_t usable = *available;
   Finding finding{Verdict::kOk, "memory", "", ""};
   finding.text = concat(human_bytes(*available), " available of ", human_bytes(*total), ", swap ",
@@ -126,7 +126,7 @@ Findings check_memory(const fs::path& root) {
   if (usable < kLittle) {
     finding.verdict = Verdict::kWarn;
     finding.remedy =
-        "little for a run: end other programs or raise the limit; fsdp-plan CONFIG says what a rank needs";
+        "little for a run: end other programs or raise the limit; fsdp-plan CONFIG shows what a rank needs";
   }
   return {finding};
 }

@@ -42,15 +42,14 @@ Finding check_instructions() {
                         instructions());
   if (util::announces_tiles_without_palettes(util::cpu_identity())) {
     finding.text +=
-        concat("; AMX is announced without its tiles, as some virtual machines do: oneDNN may not use it, ",
+        concat("; AMX is reported without its tiles, as by some virtual machines: oneDNN may not use it, ",
                util::has_matrix_unit() ? "the program's products (training.matmul = amx) passed a trial"
                                        : "and the program's products failed a trial");
   }
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) {
     finding.verdict = Verdict::kWarn;
-    finding.remedy =
-        "without AVX2 everything computes slowly; in a virtual machine, let it see the host's CPU";
+    finding.remedy = "without AVX2 everything computes slowly; in a virtual machine, expose the host's CPU";
   }
 #endif
   return finding;
@@ -89,9 +88,10 @@ Finding check_cores() {
     finding.text += concat("; the control group grants the time of ", util::fixed(*quota, 1));
     if (*quota < allowed) {
       finding.verdict = Verdict::kWarn;
-      finding.remedy = concat("start at most ", std::max(1, static_cast<int>(*quota)),
-                              " processes and threads together, or raise the container's limit: "
-                              "more would be throttled");
+      finding.remedy =
+          concat("start at most ", std::max(1, static_cast<int>(*quota)),
+                 " processes and threads in total, or raise the container's limit: more would be "
+                 "throttled");
     }
   }
   return finding;
@@ -101,8 +101,8 @@ Finding check_threads() {
   const char* given = std::getenv("OMP_NUM_THREADS");
   const int threads = util::default_compute_threads();
   Finding finding{Verdict::kOk, "OMP_NUM_THREADS", "", ""};
-  finding.text = concat(given ? given : "not set", "; a process started as this one computes with ", threads,
-                        threads == 1 ? " thread" : " threads");
+  finding.text = concat(given ? given : "not set", "; a process started like this one computes with ",
+                        threads, threads == 1 ? " thread" : " threads");
   if (!given) {
     finding.text += ", under fsdp-launch with its share of the cores";
   } else if (std::atoi(given) < 1) {

@@ -24,21 +24,21 @@ using Clock = std::chrono::steady_clock;
 void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
            const GenerationOptions& options) {
   if (prompt.empty()) {
-    fail(ErrorKind::kUsage, "expected a prompt of at least one token; found none; give some text");
+    fail(ErrorKind::kUsage, "the prompt must have at least one token, but is empty; give some text");
   }
   for (int64_t id : prompt) {
     if (id >= 0 && id < model.vocab_size) continue;
-    fail(ErrorKind::kUsage, "expected tokens below ", model.vocab_size,
-         ", the model's vocab_size, in the prompt; found ", id,
-         "; the tokenizer is not the one that the model was trained with");
+    fail(ErrorKind::kUsage,
+         "tokens of the prompt must be less than the model's vocab_size = ", model.vocab_size,
+         ", but one is ", id, "; the tokenizer is not the one that the model was trained with");
   }
   FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
   // The sum of prompt and new tokens could overflow.
   if (options.max_new_tokens > nn::longest_sequence(model)) {
-    fail(ErrorKind::kUsage, "expected at most ", nn::longest_sequence(model),
-         " new tokens, the positions of the model (max_position_embeddings, or "
-         "sliding_window if less); found ",
-         options.max_new_tokens, "; ask for fewer");
+    fail(ErrorKind::kUsage, "at most ", nn::longest_sequence(model),
+         " new tokens are possible, the positions of the model (max_position_embeddings, or "
+         "sliding_window if less), but ",
+         options.max_new_tokens, " are requested; ask for fewer");
   }
 }
 

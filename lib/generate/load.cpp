@@ -42,7 +42,7 @@ at::ScalarType compute_type(const checkpoint::StoredModel& stored, const std::st
   for (const char* known : {"float32", "bfloat16", "float16"}) {
     if (name == known) return util::dtype_from_name(name);
   }
-  fail(ErrorKind::kUsage, "dtype: expected auto, float32, bfloat16 or float16; found \"", name,
+  fail(ErrorKind::kUsage, "dtype must be auto, float32, bfloat16 or float16, but is \"", name,
        "\"; choose one of these");
 }
 
@@ -93,9 +93,9 @@ std::unique_ptr<data::Tokenizer> find_tokenizer(const checkpoint::StoredModel& s
     if (!fs::exists(config, error)) continue;
     return data::make_tokenizer(config::load_resolved_config(config).data.tokenizer);
   }
-  fail(ErrorKind::kUsage, "expected a vocabulary in ", stored.folder.string(),
-       " (tokenizer.json, ...) or the config.toml of a run beside it; found neither; name "
-       "the tokenizer with `tokenizer`");
+  fail(ErrorKind::kUsage, "there is no vocabulary in ", stored.folder.string(),
+       " (tokenizer.json, ...) and no config.toml of a run beside it; give the tokenizer "
+       "with `tokenizer`");
 }
 
 std::vector<int64_t> stop_ids(const nlohmann::json& config, const data::Tokenizer& tokenizer) {

@@ -16,16 +16,17 @@ using util::fail;
 
 void check_sampling(const SamplingOptions& options) {
   if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
-    fail(ErrorKind::kUsage, "temperature: expected a number of at least 0; found ", options.temperature,
-         "; 0 always takes the likeliest token, 1 samples from the distribution that the model has learnt");
+    fail(ErrorKind::kUsage, "temperature must be at least 0, but is ", options.temperature,
+         "; 0 always takes the most likely token, 1 samples from the distribution that the "
+         "model has learned");
   }
   if (options.top_k < 0) {
-    fail(ErrorKind::kUsage, "top-k: expected a number of tokens; found ", options.top_k,
-         "; 0 lets all tokens count");
+    fail(ErrorKind::kUsage, "top-k must be a number of tokens, but is ", options.top_k,
+         "; 0 allows all tokens");
   }
   if (!(options.top_p > 0 && options.top_p <= 1)) {
-    fail(ErrorKind::kUsage, "top-p: expected a probability above 0 and at most 1; found ", options.top_p,
-         "; 1 lets all tokens count");
+    fail(ErrorKind::kUsage, "top-p must be a probability above 0 and at most 1, but is ", options.top_p,
+         "; 1 allows all tokens");
   }
 }
 
@@ -43,8 +44,8 @@ int64_t Sampler::choose(const at::Tensor& given, int64_t allowed) {
   for (int64_t id = 0; id < allowed; ++id) {
     if (std::isnan(data[id])) {
       fail(ErrorKind::kDiverged, "the score of token ", id,
-           " is not a number; expected finite ones; the weights are those of a run that diverged, or the "
-           "range of the type that they are computed in is too small for them");
+           " is not a number; either the weights come from a run that diverged, or the range of "
+           "the compute type is too small for them");
     }
     candidates_.push_back({data[id], id});
   }

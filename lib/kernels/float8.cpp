@@ -228,9 +228,9 @@ void require_float8(const std::string& key, const at::Device& device) {
   const util::CudaDevice gpu = util::cuda_device(device.index());
   if (has_float8_units(gpu.capability)) return;
   util::fail(util::ErrorKind::kUsage, key,
-             ": expected a GPU of compute capability 8.9, 9.0 or later, whose matrix units have 8-bit "
-             "floating point; found ",
-             gpu.name, " with ", gpu.capability, "; leave it out");
+             " requires a GPU of compute capability 8.9, 9.0 or later, whose matrix units have "
+             "8-bit floating point, but ",
+             gpu.name, " has ", gpu.capability, "; leave it out");
 }
 
 at::Tensor largest_magnitude(const at::Tensor& x) {

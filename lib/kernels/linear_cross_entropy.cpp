@@ -92,8 +92,8 @@ void check_targets(const at::Tensor& targets, int64_t vocabulary) {
     return token != kIgnored && (token < 0 || token >= vocabulary);
   });
   if (outside == first + targets.numel()) return;
-  util::fail(util::ErrorKind::kUsage, "target tokens: expected numbers below ", vocabulary,
-             ", the size of the vocabulary; found ", *outside);
+  util::fail(util::ErrorKind::kUsage, "target tokens must be below ", vocabulary,
+             ", the size of the vocabulary, but one is ", *outside);
 }
 
 }  // namespace

@@ -282,13 +282,12 @@ Matmul matmul_by_name(const std::string& name) {
   if (name == "onednn") return Matmul::kOneDnn;
   if (name == "amx") {
     if (util::has_matrix_unit()) return Matmul::kAmx;
-    util::fail(
-        util::ErrorKind::kUsage,
-        "training.matmul: expected a library that this machine has, found \"amx\", for which it has no "
-        "matrix unit (AMX in bf16) that this process may use; set \"auto\"");
+    util::fail(util::ErrorKind::kUsage,
+               "training.matmul = \"amx\" requires a matrix unit (AMX in bf16) that this process "
+               "may use, but the machine has none; set \"auto\"");
   }
   if (name == "auto") return fastest_here();
-  util::fail(util::ErrorKind::kUsage, "training.matmul: expected auto, mkl, onednn or amx; found \"", name,
+  util::fail(util::ErrorKind::kUsage, "training.matmul must be auto, mkl, onednn or amx, but is \"", name,
              "\"");
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // Kernels on meta tensors, which have shapes but no memory: every function of this component accepts them,
-// allocates the tensors that it would allocate on the device that they stand for, and computes nothing. So a
-// pass of the model itself shows the memory and compute of a step (plan/recorded_pass.h).
+// allocates the tensors that it would allocate on the device that they stand for, and computes nothing. A
+// pass of the model on them therefore shows the memory and compute of a step (plan/recorded_pass.h).
 //
 // libtorch has meta kernels of most of its operations; meta_operators.cpp adds those that lib/nn needs and
 // that libtorch has in Python only.

@@ -47,40 +47,42 @@ void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
   const auto add = [&](const std::string& name, auto& value, const std::string& help) {
     return app.add_option(spellings(name), value, help)->envname(variable_of(name))->capture_default_str();
   };
-  add("--nproc-per-node", texts.workers, "processes to start here; cpu, gpu, auto: one for each core or GPU");
+  add("--nproc-per-node", texts.workers,
+      "processes to start on this node; cpu, gpu, auto: one for each core or GPU");
   add("--nnodes", texts.nodes, "nodes of the run, or MIN:MAX of them");
   add("--node-rank", options.node_rank, "this node's number, with --rdzv-backend static");
   add("--master-addr", options.master_addr, "address of node 0, with --rdzv-backend static");
   add("--master-port", options.master_port,
-      "one node: the port that rank 0 listens on (0: one that is free); several: where node 0 meets the "
-      "others (0: 29500)");
+      "one node: the port that rank 0 listens on (0: a free one); several: the port where "
+      "node 0 meets the others (0: 29500)");
   add("--local-addr", options.local_addr, "address by which other nodes reach this one");
   add("--rdzv-backend", texts.backend, "static: nodes have fixed ranks; c10d: ranks as nodes come and go");
-  add("--rdzv-endpoint", texts.endpoint, "HOST[:PORT] where the nodes meet, one of them");
+  add("--rdzv-endpoint", texts.endpoint, "HOST[:PORT] of the node where all nodes meet");
   add("--rdzv-id", options.rendezvous.id, "name of the run, the same on all nodes");
   add("--rdzv-conf", texts.conf,
       "KEY=VALUE,...: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
       "keep_alive_max_attempt, is_host, token_file");
-  app.add_flag("--standalone", texts.standalone, "one node, whatever the options of --rdzv and --master say")
+  app.add_flag("--standalone", texts.standalone, "one node; the options of --rdzv and --master are ignored")
       ->envname("PET_STANDALONE");
-  add("--max-restarts", options.max_restarts, "how often all processes start again after a failure");
+  add("--max-restarts", options.max_restarts, "how often all processes are restarted after a failure");
   add("--monitor-interval", options.monitor_interval_seconds, "seconds between the heartbeats of nodes");
   add("--shutdown-timeout", options.shutdown_timeout_seconds,
       "seconds that workers have to end after SIGTERM before SIGKILL");
   add("--signals-to-handle", texts.signals, "signals that are passed on to the workers");
-  add("--log-dir", options.log_dir, "folder for a file a rank, rank<R>.log, that keeps its output");
+  add("--log-dir", options.log_dir, "folder for the output of each rank, rank<R>.log");
   app.add_option("-r,--redirects", texts.redirects,
-                 "streams that go to a file only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:THAT,...")
+                 "streams that go to a file only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,...")
       ->envname("PET_REDIRECTS")
       ->capture_default_str();
-  app.add_option("-t,--tee", texts.tee, "streams that go to a file and the console, as --redirects")
+  app.add_option("-t,--tee", texts.tee, "streams that go to a file and the console, written like --redirects")
       ->envname("PET_TEE")
       ->capture_default_str();
-  add("--local-ranks-filter", texts.filter, "local ranks whose output the console shows, as 0,1; empty: all");
+  add("--local-ranks-filter", texts.filter,
+      "local ranks whose output the console shows, such as 0,1; empty: all");
   add("--numa-binding", texts.binding, "cores a worker may use: node, socket, exclusive, core-complex");
   add("--role", options.role, "ROLE_NAME of the workers");
   app.add_flag("--no-python,--no_python", texts.no_python,
-               "for torchrun's command lines: PROGRAM is always run as it is")
+               "accepted as in torchrun's command lines: PROGRAM is always run as it is")
       ->envname("PET_NO_PYTHON");
 }
 
@@ -95,7 +97,7 @@ void read_texts(const OptionTexts& texts, LaunchOptions& options) {
   RendezvousOptions& rendezvous = options.rendezvous;
   if (texts.standalone) {
     if (options.is_multi_node()) {
-      util::fail(ErrorKind::kUsage, "--standalone is a run of one node, found --nnodes ", texts.nodes);
+      util::fail(ErrorKind::kUsage, "--standalone is a run of one node, but --nnodes is ", texts.nodes);
     }
     options.master_addr = LaunchOptions().master_addr;
     options.master_port = 0;
@@ -121,13 +123,13 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
   OptionTexts texts;
   CLI::App app(
       "Starts PROGRAM in several processes on this node, with the environment that torchrun sets, and\n"
-      "watches them: the first that fails ends the run, or starts all again (--max-restarts). Run it on each\n"
-      "node of a run of several. Options come before PROGRAM; each can also be set by torchrun's environment\n"
-      "variable for it.",
+      "supervises them: the first that fails ends the run, or restarts all of them (--max-restarts). In a\n"
+      "run of several nodes, start it on each node. Options come before PROGRAM; each can also be set by\n"
+      "torchrun's environment variable for it.",
       "fsdp-launch");
   app.footer(
       "Nodes trust the network between them. A token, the same in FSDP_LAUNCH_TOKEN on all nodes or in a file\n"
-      "that they share (--rdzv-conf token_file=PATH), keeps out those who do not know it.");
+      "that they share (--rdzv-conf token_file=PATH), keeps out processes that do not know it.");
   app.prefix_command();
   add_options(app, options, texts);
   if (hooks.prepare && hooks.prepare(app)) return std::nullopt;

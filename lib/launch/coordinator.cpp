@@ -38,7 +38,7 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   if (phase_ == Phase::kOver) return "the run is over";
   for (const auto& [other_id, other] : nodes_) {
     if (settings_.terms.is_static && other.info.node_rank == node.node_rank) {
-      return concat("node rank ", node.node_rank, " has been taken by ", other.info.host, " (pid ",
+      return concat("node rank ", node.node_rank, " has been in use by ", other.info.host, " (pid ",
                     other.info.pid, ") for ", util::fixed(seconds_between(other.joined_at, now), 1),
                     " seconds; give each node a --node-rank of its own");
     }
@@ -49,12 +49,13 @@ std::string Coordinator::join(int id, const NodeInfo& node, Time now) {
   if (!is_in_round()) {
     gather(now);
   } else if (is_elastic() && candidates().size() <= most && phase_ == Phase::kRunning) {
-    change_ = concat(name_of_node(joined), " has come");
-    stop_round(-1, change_ + ", so all start again with it");
+    change_ = concat(name_of_node(joined), " has joined");
+    stop_round(-1, change_ + ", so all workers are restarted with it");
   } else {
     settings_.send(
-        id, {{"type", "note"},
-             {"text", concat("the run has its ", most, " nodes; this one waits in case one is lost")}});
+        id,
+        {{"type", "note"},
+         {"text", concat("the run already has its ", most, " nodes; this one waits in case one is lost")}});
   }
   return "";
 }
@@ -110,7 +111,8 @@ std::string Coordinator::missing(double waited_seconds) const {
   }
   return concat("waited ", util::fixed(waited_seconds, 1), " of ",
                 util::fixed(settings_.join_timeout_seconds, 1), " seconds (join_timeout of --rdzv-conf) for ",
-                settings_.terms.nodes.min, " nodes, and ", here.size(), " came: ", util::join(here, ", "),
+                settings_.terms.nodes.min, " nodes, but only ", here.size(),
+                " joined: ", util::join(here, ", "),
                 absent.empty() ? "" : "; missing: ", util::join(absent, ", "));
 }
 
@@ -195,7 +197,7 @@ void Coordinator::leave(int id, int signal, Time now) {
   }
   const Verdict stopped{.exit_code = 128 + signal,
                         .cause = concat(name_of_node(node->second), " was told to stop by ",
-                                        signal_name(signal), " while the nodes gathered")};
+                                        signal_name(signal), " while the nodes were joining")};
   const bool ends_all = settings_.terms.is_static || node->second.info.is_host;
   if (ends_all && phase_ == Phase::kGathering) return finish(stopped);
   nodes_.erase(node);
@@ -278,7 +280,7 @@ void Coordinator::conclude(Time now) {
     return finish(verdict);
   }
   if (membership || saved_for_change) {
-    util::log_info(concat(change_.empty() ? "a node has left" : change_, ": all start again"));
+    util::log_info(concat(change_.empty() ? "a node has left" : change_, ": restarting all workers"));
   } else {
     log_restart(verdict, ++restarts_, settings_.terms.max_restarts);
   }

@@ -5,7 +5,7 @@
 // clock: coordinator_server.h passes it the nodes' messages and sends its orders.
 //
 //   gathering -- enough nodes --> running -- all workers finished --> over
-//       ^                           | a worker failed, a node was lost, left or came
+//       ^                           | a worker failed, a node was lost, left or joined
 //       +--- restarts are left --- stopping --- none is left ---> over
 //
 // With Backend::kStatic nodes keep their given ranks, and all of them must join. With kC10d the host has node

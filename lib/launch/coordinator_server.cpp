@@ -18,7 +18,7 @@ using util::concat;
 
 constexpr std::chrono::seconds kTimeToJoin{5};
 constexpr std::chrono::seconds kTimeToFinish{5};
-constexpr size_t kMostStrangers = 256;
+constexpr size_t kMaxUnknownPeers = 256;
 constexpr size_t kLongestLineBytes = 16 << 20;
 constexpr int kMostWorkersOfANode = 1 << 16;
 
@@ -52,7 +52,7 @@ CoordinatorServer::CoordinatorServer(Descriptor listener, const LaunchOptions& o
                    Clock::now()) {}
 
 void CoordinatorServer::add_poll_entries(std::vector<pollfd>& entries) const {
-  if (peers_.size() < kMostStrangers + static_cast<size_t>(terms_.nodes.max)) {
+  if (peers_.size() < kMaxUnknownPeers + static_cast<size_t>(terms_.nodes.max)) {
     entries.push_back({listener_.get(), POLLIN, 0});
   }
   for (const auto& [id, peer] : peers_) peer.socket.add_poll_entry(entries);
@@ -74,7 +74,7 @@ void CoordinatorServer::step() {
 
 void CoordinatorServer::accept_all() {
   std::string address;
-  while (peers_.size() < kMostStrangers + static_cast<size_t>(terms_.nodes.max)) {
+  while (peers_.size() < kMaxUnknownPeers + static_cast<size_t>(terms_.nodes.max)) {
     std::optional<Descriptor> socket = accept_from(listener_, address);
     if (!socket) return;
     const auto now = Clock::now();

@@ -102,7 +102,7 @@ Message to_message(const WorkerEnd& end) {
     message["last_lines"] = end.last_lines;
     message["message"] = end.message.substr(0, kLongestMessageBytes);
     message["log_path"] = end.log_path;
-    if (end.standing.is_said()) message["standing"] = to_json(end.standing);
+    if (end.standing.is_reported()) message["standing"] = to_json(end.standing);
   }
   return message;
 }

@@ -59,9 +59,9 @@ std::optional<std::string> job_token(const std::string& token_file, bool is_host
   struct stat info;
   if (!file.is_open() || ::fstat(file.get(), &info) != 0) fail_io("read", token_file);
   if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    util::fail(util::ErrorKind::kUsage, "expected the token file ", token_file,
-               " to be readable by its owner alone, found mode ", std::oct, info.st_mode & ACCESSPERMS,
-               "; chmod 600 it");
+    util::fail(util::ErrorKind::kUsage, "the token file ", token_file,
+               " must be readable by its owner alone, but has mode ", std::oct, info.st_mode & ACCESSPERMS,
+               "; use chmod 600");
   }
   char text[4096];
   const ssize_t count = ::read(file.get(), text, sizeof(text));
@@ -159,7 +159,7 @@ class NodeRendezvous final : public Rendezvous {
   void round_ended(const std::vector<WorkerEnd>& ends) override {
     in_round_ = false;
     stop_reason_.reset();
-    untold_ = ends;
+    unreported_ = ends;
     if (!socket_) return show_own_table();
     send({{"type", "round_ended"}, {"ends", to_message(ends)}});
   }
@@ -252,11 +252,11 @@ class NodeRendezvous final : public Rendezvous {
       util::log_info(message.at("text").get<std::string>());
     } else if (type == "table") {
       constexpr size_t kLongestTableBytes = 128 << 10;
-      untold_.clear();
-      util::log_error(concat("where the workers of all nodes stood:",
+      unreported_.clear();
+      util::log_error(concat("state of the workers on all nodes:",
                              message.at("text").get<std::string>().substr(0, kLongestTableBytes)));
     } else if (type == "start") {
-      untold_.clear();
+      unreported_.clear();
       start_ = placement_from(message.at("placement"));
       start_->role = options_.role;
       stop_reason_.reset();
@@ -274,10 +274,9 @@ class NodeRendezvous final : public Rendezvous {
   }
 
   void show_own_table() {
-    const std::string table = wait_table(std::exchange(untold_, {}), {});
+    const std::string table = wait_table(std::exchange(unreported_, {}), {});
     if (!table.empty()) {
-      util::log_error(
-          concat("where the workers of this node stood, with nothing heard of the other nodes:", table));
+      util::log_error(concat("state of the workers on this node, without reports from other nodes:", table));
     }
   }
 
@@ -302,7 +301,7 @@ class NodeRendezvous final : public Rendezvous {
   bool said_what_is_awaited_ = false;
   int leaving_ = 0;
   bool in_round_ = false;
-  std::vector<WorkerEnd> untold_;  ///< this node's, until the table of all nodes has come
+  std::vector<WorkerEnd> unreported_;  ///< this node's, until the table of all nodes has come
   std::optional<NodePlacement> start_;
   std::optional<std::string> stop_reason_;
   std::optional<Verdict> outcome_;

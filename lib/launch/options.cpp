@@ -42,19 +42,19 @@ std::optional<int> streams(const std::string& text) {
 void check_seconds(const char* option, double seconds, double least) {
   constexpr double kLongestSeconds = 1e6;
   if (std::isfinite(seconds) && seconds >= least && seconds <= kLongestSeconds) return;
-  refuse_option("expected ", option, " in seconds from ", least, " to 1000000, found ", seconds);
+  refuse_option(option, " must be from ", least, " to 1000000 seconds, but is ", seconds);
 }
 
 void check_port(const char* option, int port) {
   if (port >= 0 && port <= 65535) return;
-  refuse_option("expected ", option, " from 1 to 65535, or 0 for a free one, found ", port);
+  refuse_option(option, " must be from 1 to 65535, or 0 for a free port, but is ", port);
 }
 
 void check_local_ranks(const char* option, const std::set<int>& ranks, int workers) {
   if (ranks.empty() || (*ranks.begin() >= 0 && *ranks.rbegin() < workers)) return;
   const int wrong = *ranks.begin() < 0 ? *ranks.begin() : *ranks.rbegin();
-  refuse_option("expected ", option, " to name local ranks from 0 to ", workers - 1,
-                " with --nproc-per-node ", workers, ", found ", wrong);
+  refuse_option(option, " must list local ranks from 0 to ", workers - 1, " with --nproc-per-node ", workers,
+                ", but has ", wrong);
 }
 
 std::set<int> ranks_of(const StreamChoice& choice) {
@@ -66,26 +66,28 @@ std::set<int> ranks_of(const StreamChoice& choice) {
 void check_nodes(const LaunchOptions& options) {
   const auto& [least, most] = options.nnodes;
   if (least < 1 || most < least) {
-    refuse_option("expected --nnodes N or MIN:MAX with 1 <= MIN <= MAX, found ", least, ":", most);
+    refuse_option("--nnodes must be N or MIN:MAX with 1 <= MIN <= MAX, but is ", least, ":", most);
   }
   const RendezvousOptions& rendezvous = options.rendezvous;
   if (options.node_rank < 0 || options.node_rank >= most) {
-    refuse_option("expected --node-rank from 0 to ", most - 1, " with --nnodes ", most, ", found ",
+    refuse_option("--node-rank must be from 0 to ", most - 1, " with --nnodes ", most, ", but is ",
                   options.node_rank);
   }
   if (!options.is_multi_node()) return;
   if (rendezvous.is_static() && least != most) {
     refuse_option("--nnodes ", least, ":", most,
-                  " lets nodes come and go, which --rdzv-backend static cannot; use --rdzv-backend c10d");
+                  " lets nodes come and go, which --rdzv-backend static does not support; use "
+                  "--rdzv-backend c10d");
   }
   if (rendezvous.host.empty()) {
-    refuse_option("expected --rdzv-endpoint HOST[:PORT] with --nnodes ", most,
-                  " and --rdzv-backend c10d: the address of the node where all nodes meet");
+    refuse_option("--nnodes ", most,
+                  " with --rdzv-backend c10d requires --rdzv-endpoint HOST[:PORT], the address of the "
+                  "node where all nodes meet");
   }
   if (rendezvous.port < 1 || rendezvous.port > 65535) {
-    refuse_option("expected a port from 1 to 65535 in ",
-                  rendezvous.is_static() ? "--master-port" : "--rdzv-endpoint", " with --nnodes ", most,
-                  ", found ", rendezvous.port, ": nodes must know it beforehand");
+    refuse_option("the port of ", rendezvous.is_static() ? "--master-port" : "--rdzv-endpoint",
+                  " must be from 1 to 65535 with --nnodes ", most,
+                  ", because all nodes must know it in advance, but is ", rendezvous.port);
   }
 }
 
@@ -97,16 +99,17 @@ int workers_from_text(const std::string& text) {
     if (const int gpus = gpu_count()) return gpus;
     if (!automatic) {
       refuse_option(
-          "--nproc-per-node gpu starts one process for each GPU, and this node has none; "
-          "use --nproc-per-node cpu or a number");
+          "--nproc-per-node gpu starts one process for each GPU, but this node has none; use "
+          "--nproc-per-node cpu or a number");
     }
   }
   if (text == "cpu" || automatic) return available_cores();
   const std::optional<int> workers = number<int>(text);
   if (!workers || *workers < 1) {
     refuse_option(
-        "expected --nproc-per-node as a whole number from 1, \"cpu\", \"gpu\" or \"auto\", found \"", text,
-        "\"");
+        "--nproc-per-node must be a whole number of at least 1, \"cpu\", \"gpu\" or "
+        "\"auto\", but is \"",
+        text, "\"");
   }
   return *workers;
 }
@@ -116,7 +119,7 @@ NodeRange nodes_from_text(const std::string& text) {
   const auto least = number<int>(text.substr(0, colon));
   const auto most = colon == std::string::npos ? least : number<int>(text.substr(colon + 1));
   if (!least || !most || *least < 1 || *most < *least) {
-    refuse_option("expected --nnodes N or MIN:MAX with 1 <= MIN <= MAX, found \"", text, "\"");
+    refuse_option("--nnodes must be N or MIN:MAX with 1 <= MIN <= MAX, but is \"", text, "\"");
   }
   return {*least, *most};
 }
@@ -124,8 +127,9 @@ NodeRange nodes_from_text(const std::string& text) {
 StreamChoice streams_from_text(const std::string& option, const std::string& text) {
   StreamChoice choice;
   const auto refuse = [&] {
-    refuse_option("expected ", option,
-                  " as 0 (neither), 1 (stdout), 2 (stderr) or 3 (both), or as LOCAL_RANK:THAT,..., found \"",
+    refuse_option(option,
+                  " must be 0 (neither), 1 (stdout), 2 (stderr) or 3 (both), or "
+                  "LOCAL_RANK:STREAMS,..., but is \"",
                   text, "\"");
   };
   if (const auto all = streams(text)) {
@@ -148,7 +152,7 @@ std::set<int> ranks_from_text(const std::string& option, const std::string& text
   for (const std::string& part : split(text, ',')) {
     const auto rank = number<int>(part);
     if (!rank) {
-      refuse_option("expected ", option, " as local ranks with commas, like 0,1, found \"", text, "\"");
+      refuse_option(option, " must be local ranks separated by commas, such as 0,1, but is \"", text, "\"");
     }
     ranks.insert(*rank);
   }
@@ -166,7 +170,7 @@ std::vector<int> signals_from_text(const std::string& text) {
     }
     if (!found || found == SIGKILL || found == SIGSTOP || found == SIGCHLD) {
       refuse_option(
-          "expected --signals-to-handle as signals that can be handled, like SIGTERM,SIGINT, found \"", part,
+          "--signals-to-handle must be signals that can be handled, such as SIGTERM,SIGINT, but has \"", part,
           "\"");
     }
     signals.push_back(found);
@@ -182,13 +186,13 @@ NumaBinding numa_binding_from_text(const std::string& text) {
                                                                {"exclusive", kExclusive},
                                                                {"core-complex", kCoreComplex}};
   if (const auto found = kBindings.find(text); found != kBindings.end()) return found->second;
-  refuse_option("expected --numa-binding node, socket, exclusive or core-complex, found \"", text, "\"");
+  refuse_option("--numa-binding must be node, socket, exclusive or core-complex, but is \"", text, "\"");
 }
 
 RendezvousOptions::Backend backend_from_text(const std::string& text) {
   if (text == "static") return RendezvousOptions::Backend::kStatic;
   if (text == "c10d") return RendezvousOptions::Backend::kC10d;
-  refuse_option("expected --rdzv-backend static or c10d, found \"", text, "\"");
+  refuse_option("--rdzv-backend must be static or c10d, but is \"", text, "\"");
 }
 
 void read_endpoint(const std::string& text, int default_port, RendezvousOptions& options) {
@@ -198,7 +202,7 @@ void read_endpoint(const std::string& text, int default_port, RendezvousOptions&
   const auto port = colon == std::string::npos ? default_port : number<int>(text.substr(colon + 1));
   const std::string host = bracket == std::string::npos ? text.substr(0, colon) : text.substr(1, bracket - 1);
   if (host.empty() || !port || *port < 0 || *port > 65535) {
-    refuse_option("expected --rdzv-endpoint HOST[:PORT] (an IPv6 address in brackets), found \"", text, "\"");
+    refuse_option("--rdzv-endpoint must be HOST[:PORT] (an IPv6 address in brackets), but is \"", text, "\"");
   }
   options.host = host;
   options.port = *port;
@@ -219,14 +223,14 @@ void read_rendezvous_conf(const std::string& text, RendezvousOptions& options) {
     const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
     if (const auto member = kSeconds.find(key); member != kSeconds.end()) {
       const auto seconds = number<double>(value);
-      if (!seconds) refuse_option("expected ", key, " of --rdzv-conf in seconds, found \"", value, "\"");
+      if (!seconds) refuse_option(key, " of --rdzv-conf must be in seconds, but is \"", value, "\"");
       options.*member->second = *seconds;
     } else if (key == "keep_alive_max_attempt") {
       options.keep_alive_max_attempt = number<int>(value).value_or(0);
     } else if (key == "is_host") {
       const bool yes = value == "1" || value == "true" || value == "True";
       if (!yes && value != "0" && value != "false" && value != "False") {
-        refuse_option("expected is_host of --rdzv-conf as true or false, found \"", value, "\"");
+        refuse_option("is_host of --rdzv-conf must be true or false, but is \"", value, "\"");
       }
       options.is_host = yes;
     } else if (key == "token_file") {
@@ -246,14 +250,14 @@ int StreamChoice::of(int local_rank) const {
 
 void validate(const LaunchOptions& options) {
   const int workers = options.nproc_per_node;
-  if (workers < 1) refuse_option("expected --nproc-per-node of at least 1, found ", workers);
+  if (workers < 1) refuse_option("--nproc-per-node must be at least 1, but is ", workers);
   check_nodes(options);
   if (options.master_addr.empty()) {
-    refuse_option("expected --master-addr as a host name or address, found nothing");
+    refuse_option("--master-addr must be a host name or address, but is empty");
   }
   check_port("--master-port", options.master_port);
   if (options.max_restarts < 0) {
-    refuse_option("expected --max-restarts of at least 0, found ", options.max_restarts);
+    refuse_option("--max-restarts must be at least 0, but is ", options.max_restarts);
   }
   constexpr double kShortestIntervalSeconds = 0.001;
   check_seconds("--monitor-interval", options.monitor_interval_seconds, kShortestIntervalSeconds);
@@ -262,7 +266,7 @@ void validate(const LaunchOptions& options) {
   check_seconds("last_call_timeout of --rdzv-conf", options.rendezvous.last_call_timeout_seconds, 0);
   check_seconds("keep_alive_interval of --rdzv-conf", options.rendezvous.keep_alive_interval_seconds, 0);
   if (options.rendezvous.keep_alive_max_attempt < 1) {
-    refuse_option("expected keep_alive_max_attempt of --rdzv-conf of at least 1, found ",
+    refuse_option("keep_alive_max_attempt of --rdzv-conf must be at least 1, but is ",
                   options.rendezvous.keep_alive_max_attempt);
   }
   check_local_ranks("--local-ranks-filter", options.local_ranks_filter, workers);
@@ -270,8 +274,8 @@ void validate(const LaunchOptions& options) {
   check_local_ranks("--tee", ranks_of(options.tee), workers);
   if (options.program.empty() || options.program.front().empty()) {
     refuse_option(
-        "expected a program to start, found none: write it after the options, as in "
-        "fsdp-launch --nproc-per-node 2 -- PROGRAM ARGUMENTS");
+        "there is no program to start; write it after the options, as in fsdp-launch "
+        "--nproc-per-node 2 -- PROGRAM ARGUMENTS");
   }
 }
 

@@ -100,7 +100,7 @@ void RankLog::flush() {
       done += static_cast<size_t>(count);
     } else if (errno != EINTR) {
       util::log_warning(util::concat("cannot write ", path_.string(), ": ", util::errno_text(errno),
-                                     "; the run goes on without this file"));
+                                     "; the run continues without this file"));
       file_.close();
     }
   }

@@ -35,7 +35,7 @@ class LocalRendezvous final : public Rendezvous {
   void round_ended(const std::vector<WorkerEnd>& ends) override {
     Verdict verdict = judge(ends);
     const std::string table = verdict.is_failure() ? wait_table(ends, {}) : "";
-    if (!table.empty()) util::log_error("where the workers of this node stood:" + table);
+    if (!table.empty()) util::log_error("state of the workers on this node:" + table);
     if (!verdict.is_failure() || leaving_ || restarts_ == options_.max_restarts) {
       outcome_ = std::move(verdict);
       return;
@@ -69,8 +69,8 @@ std::unique_ptr<Rendezvous> make_rendezvous(const LaunchOptions& options) {
 void log_restart(const Verdict& verdict, int restarts, int max_restarts) {
   const std::string what =
       verdict.culprit ? name_of(*verdict.culprit) + " " + ending(verdict.culprit->status) : verdict.cause;
-  util::log_warning(util::concat(what, ": starting all workers again, restart ", restarts, " of ",
-                                 max_restarts, " (--max-restarts)"));
+  util::log_warning(util::concat(what, ": restarting all workers, restart ", restarts, " of ", max_restarts,
+                                 " (--max-restarts)"));
 }
 
 }  // namespace fsdp::launch

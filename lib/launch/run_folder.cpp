@@ -22,7 +22,7 @@ RunFolder::RunFolder(const std::string& parent, const std::string& run_id, bool 
   std::string pattern = (base / (name + "_XXXXXX")).string();
   if (::mkdtemp(pattern.data()) == nullptr) {
     util::fail(
-        util::ErrorKind::kIo, "cannot make a folder in ", base.string(), ": ", util::errno_text(errno),
+        util::ErrorKind::kIo, "cannot create a folder in ", base.string(), ": ", util::errno_text(errno),
         parent.empty() ? "; set TMPDIR to a folder for temporary files" : "; choose another --log-dir");
   }
   path_ = pattern;
@@ -38,7 +38,7 @@ std::filesystem::path RunFolder::of_worker(int restarts, int local_rank) const {
       path_ / util::concat("attempt_", restarts) / std::to_string(local_rank);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) util::fail(util::ErrorKind::kIo, "cannot make ", folder.string(), ": ", error.message());
+  if (error) util::fail(util::ErrorKind::kIo, "cannot create ", folder.string(), ": ", error.message());
   return folder;
 }
 

@@ -157,9 +157,9 @@ class Supervisor {
     if (may_repeat) {
       told_to_stop_ = signal;
       util::log_info(concat("received ", signal_name(signal), ", passed it on to ", running(),
-                            running() == 1 ? " worker" : " workers", ", to be killed in ",
-                            options_.shutdown_timeout_seconds, " seconds (--shutdown-timeout) or by another ",
-                            signal_name(signal)));
+                            running() == 1 ? " worker" : " workers", ", which will be killed in ",
+                            options_.shutdown_timeout_seconds,
+                            " seconds (--shutdown-timeout) or at the next ", signal_name(signal)));
     }
     if (stops) {
       stopping_ = true;
@@ -197,8 +197,8 @@ class Supervisor {
     passing_on_.reset();
     if (stopping_ || running() == 0) return;
     util::log_info(concat(reason, ", and ", running(),
-                          running() == 1 ? " other worker runs" : " other workers run",
-                          " on: telling them to stop too (SIGTERM)"));
+                          running() == 1 ? " other worker is" : " other workers are",
+                          " still running: sending SIGTERM to the rest too"));
     group_->send_to_all(SIGTERM);
   }
 
@@ -207,7 +207,7 @@ class Supervisor {
     tell_of_lost_peers();
     if (stopping_ || running() == 0) return;
     util::log_warning(concat(reason, ": stopping ", running(), group_->size() == running() ? "" : " other",
-                             running() == 1 ? " worker" : " workers", ", to be killed in ",
+                             running() == 1 ? " worker" : " workers", ", which will be killed in ",
                              options_.shutdown_timeout_seconds, " seconds (--shutdown-timeout)"));
     stopping_ = true;
     group_->send_to_all(SIGTERM);
@@ -218,7 +218,7 @@ class Supervisor {
     if (!kill_at_ || Clock::now() < *kill_at_) return;
     if (group_) {
       for (const std::string& name : group_->names_of_running()) {
-        util::log_warning(concat(name, " still runs ", options_.shutdown_timeout_seconds,
+        util::log_warning(concat(name, " is still running ", options_.shutdown_timeout_seconds,
                                  " seconds after it was told to stop: killing it"));
       }
     }
@@ -244,7 +244,7 @@ class Supervisor {
       warned_of_console_ = true;
       util::log_warning(concat("cannot write to the launcher's ", name, " (",
                                util::errno_text(stream->failure()),
-                               "): what the workers print there is dropped from now on; they go on"));
+                               "): the output of the workers to it is dropped from now on; they continue"));
     }
   }
 
@@ -264,7 +264,7 @@ class Supervisor {
     if (!is_shown) {
       for (const std::string& line : end.last_lines) last_lines += "\n    " + line;
     }
-    if (!last_lines.empty()) util::log_error(concat("rank ", end.rank, " wrote last:", last_lines));
+    if (!last_lines.empty()) util::log_error(concat("last output of rank ", end.rank, ":", last_lines));
     // Programs of this toolkit also log their message; others may only write it to the error file.
     if (!is_shown && !end.message.empty() && last_lines.find(end.message) == std::string::npos) {
       util::log_error(concat("rank ", end.rank, " says: ", end.message));
@@ -272,7 +272,7 @@ class Supervisor {
     const bool alone = options_.nproc_per_node == 1 && !options_.is_multi_node();
     util::log_error(
         concat(name_of(end), alone ? " failed: it " : " failed first: it ", ending(end.status),
-               end.status.signal == SIGKILL ? ", which is how the kernel answers a lack of memory" : "",
+               end.status.signal == SIGKILL ? ", as the kernel does when memory runs out" : "",
                options_.max_restarts > 0
                    ? concat(", after ", options_.max_restarts,
                             options_.max_restarts == 1 ? " restart" : " restarts", " (--max-restarts)")

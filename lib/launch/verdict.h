@@ -25,8 +25,8 @@ struct Standing {
   int64_t collectives = -1;       ///< ended so far; -1: unknown
   double seconds = 0;             ///< since the collective began, or since the last one ended
 
-  bool is_said() const { return !doing.empty(); }
-  bool is_in_collective() const { return is_said() && !collective.empty(); }
+  bool is_reported() const { return !doing.empty(); }
+  bool is_in_collective() const { return is_reported() && !collective.empty(); }
 };
 
 /// From an untrusted report or message: texts are cut and made one printable line; members of a wrong type are

@@ -68,7 +68,7 @@ std::string place_of_collective(const Standing& standing) {
 /// What the worker was doing, without the seconds: equal for workers at the same place.
 std::string place_of(const WorkerEnd& end) {
   const Standing& standing = end.standing;
-  if (!standing.is_said()) return "did not say";
+  if (!standing.is_reported()) return "no report";
   if (standing.is_in_collective()) return concat("in ", place_of_collective(standing));
   if (standing.last_collective.empty()) return standing.doing;
   return concat("computing, step ", standing.step, ", after ", standing.last_collective);
@@ -78,7 +78,7 @@ std::string place_of(const WorkerEnd& end) {
 std::string ending_worth_telling(const WorkerEnd& end) {
   const bool timed_out = end.status.code() == static_cast<int>(util::ErrorKind::kTimeout);
   const bool is_cause = kind_of(end) == EndKind::kFailed && !timed_out;
-  return is_cause || !end.standing.is_said() ? ending(end.status) : "";
+  return is_cause || !end.standing.is_reported() ? ending(end.status) : "";
 }
 
 /// The key by which workers share a line.
@@ -115,7 +115,7 @@ std::string rows(const Ends& ends, const std::vector<SilentNode>& silent) {
     for (const WorkerEnd* end : ends) {
       const Standing& standing = end->standing;
       const std::string how = ending_worth_telling(*end);
-      rows.push_back(concat(name_of(*end), ": ", standing.is_said() ? standing.doing : place_of(*end),
+      rows.push_back(concat(name_of(*end), ": ", standing.is_reported() ? standing.doing : place_of(*end),
                             how.empty() ? "" : "; ", how));
     }
   } else {
@@ -126,7 +126,7 @@ std::string rows(const Ends& ends, const std::vector<SilentNode>& silent) {
     }
   }
   for (const SilentNode& node : silent) {
-    rows.push_back(concat("node ", node.node_rank, " (", node.host, "): nothing heard"));
+    rows.push_back(concat("node ", node.node_rank, " (", node.host, "): no report"));
   }
   std::string text;
   for (size_t i = 0; i < std::min(rows.size(), kMostRows); ++i) text += concat(kRow, rows[i]);
@@ -139,7 +139,7 @@ class Waits {
  public:
   Waits(const Ends& ends, const std::vector<SilentNode>& silent) : ends_(ends), silent_(silent) {
     for (const WorkerEnd* end : ends) {
-      if (end->standing.is_said()) are_numbered_ = are_numbered_ && end->standing.collectives >= 0;
+      if (end->standing.is_reported()) are_numbered_ = are_numbered_ && end->standing.collectives >= 0;
     }
   }
 
@@ -167,7 +167,7 @@ class Waits {
 
   /// Whether the workers in `waiting`'s collective wait for `end`, which is not in it.
   bool is_behind(const WorkerEnd& end, const WorkerEnd& waiting) const {
-    if (!end.standing.is_said()) return true;
+    if (!end.standing.is_reported()) return true;
     if (number_of(end) != number_of(waiting)) return number_of(end) < number_of(waiting);
     return are_numbered_ || end.standing.is_in_collective() ||
            end.standing.last_collective != waiting.standing.collective;
@@ -192,7 +192,7 @@ class Waits {
     const bool is_one = group.size() == 1;
     std::string doing = is_one ? ", which is " : ", which are ", how = ending_worth_telling(first);
     doing += is_one ? first.standing.doing : place_of(first);
-    if (!first.standing.is_said()) doing = ", which did not say where";
+    if (!first.standing.is_reported()) doing = ", which sent no report";
     if (!is_one && how.starts_with("was ")) how.replace(0, 3, "were");
     return concat(names_of_ranks(group), doing, how.empty() ? "" : " and ", how);
   }
@@ -203,8 +203,7 @@ class Waits {
     for (const SilentNode& node : silent_) {
       parts.push_back(concat(node.workers == 1 ? "rank " : "ranks ", node.first_rank,
                              node.workers == 1 ? "" : concat("-", node.first_rank + node.workers - 1),
-                             " of node ", node.node_rank, " (", node.host,
-                             "), from which nothing was heard"));
+                             " of node ", node.node_rank, " (", node.host, "), which sent no report"));
     }
     shorten(parts, kMostWaitedFor);
     return util::join(parts, "; for ");
@@ -231,7 +230,7 @@ class Waits {
 }  // namespace
 
 std::string wait_table(std::vector<WorkerEnd> ends, const std::vector<SilentNode>& silent) {
-  if (std::ranges::none_of(ends, [](const auto& end) { return end.standing.is_said(); })) return "";
+  if (std::ranges::none_of(ends, [](const auto& end) { return end.standing.is_reported(); })) return "";
   std::ranges::sort(ends, {}, &WorkerEnd::rank);
   Ends sorted;
   for (const WorkerEnd& end : ends) sorted.push_back(&end);

@@ -192,8 +192,8 @@ void check_llama(const ModelOptions& options) {
   if (options.qkv_bias + options.attention_bias + (options.sliding_window > 0) > 1 ||
       (options.mlp_bias && (options.qkv_bias || options.sliding_window > 0))) {
     util::fail(ErrorKind::kUsage,
-               "no family of models has this combination: qkv_bias (Qwen2), sliding_window (Mistral), and "
-               "attention_bias or mlp_bias (Llama) exclude each other");
+               "qkv_bias (Qwen2), sliding_window (Mistral), and attention_bias or mlp_bias (Llama) "
+               "exclude each other, because no model family has more than one of them");
   }
 }
 
@@ -203,8 +203,8 @@ void check_gpt2(const ModelOptions& options) {
       options.sliding_window > 0 || options.rope_type != RopeType::kDefault ||
       options.hidden_act != Activation::kSilu) {
     util::fail(util::ErrorKind::kUsage,
-               "head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, sliding_window and rope_type are "
-               "llama's; leave them out for gpt2");
+               "head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, sliding_window and "
+               "rope_type apply to llama only; leave them out for gpt2");
   }
 }
 

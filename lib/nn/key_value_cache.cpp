@@ -19,16 +19,17 @@ KeyValueCache::KeyValueCache(const ModelOptions& options, int64_t capacity)
     : capacity_(capacity), max_positions_(longest_sequence(options)) {
   FSDP_CHECK(capacity > 0, capacity);
   if (capacity > max_positions_) {
-    fail(ErrorKind::kUsage, "expected a text of at most ", max_positions_,
-         " tokens, the positions of the model (max_position_embeddings, or sliding_window if less); found ",
+    fail(ErrorKind::kUsage, "a text may have at most ", max_positions_,
+         " tokens, the positions of the model (max_position_embeddings, or sliding_window if "
+         "less), but would have ",
          capacity, "; shorten the prompt or ask for fewer new tokens");
   }
 }
 
 void KeyValueCache::require_room(int64_t tokens) const {
   if (length_ + tokens <= capacity_) return;
-  fail(ErrorKind::kUsage, "expected at most ", capacity_, " tokens in the key-value cache; found ", length_,
-       " and ", tokens, " more; make it larger (the model has ", max_positions_,
+  fail(ErrorKind::kUsage, "the key-value cache has room for ", capacity_, " tokens, but ", length_, " + ",
+       tokens, " are needed; make it larger (the model has ", max_positions_,
        " positions) or ask for fewer tokens");
 }
 

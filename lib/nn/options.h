@@ -42,7 +42,7 @@ constexpr auto enum_names(MatmulChoice) {
 
 /// Shape of a decoder-only language model; the names are Hugging Face's (config.json of Llama and GPT-2).
 struct ModelOptions {
-  /// Of config/presets.h, whose values the options below have where nothing else was given; or empty.
+  /// A preset of config/presets.h, which gives the options below their defaults; empty: none.
   std::string preset = {};
   std::string architecture = "llama";  ///< one of architectures() (nn/architectures.h)
   int64_t vocab_size = 256;

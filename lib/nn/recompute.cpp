@@ -71,14 +71,15 @@ class RecomputeBackward final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
       util::fail(ErrorKind::kUsage,
-                 "a recomputed stage has first derivatives only, found a backward pass with create_graph; "
-                 "set activation_checkpointing.mode = \"none\" for higher derivatives");
+                 "recomputed stages have first derivatives only, but this backward pass has "
+                 "create_graph = true; set activation_checkpointing.mode = \"none\" for higher "
+                 "derivatives");
     }
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      util::fail(
-          ErrorKind::kUsage,
-          "a recomputed stage needs a backward pass over all leaves, found one for chosen inputs; call "
-          "backward() without inputs or set activation_checkpointing.mode = \"none\"");
+      util::fail(ErrorKind::kUsage,
+                 "recomputed stages need a backward pass over all leaves, but this one is restricted "
+                 "to certain inputs; call backward() without inputs or set "
+                 "activation_checkpointing.mode = \"none\"");
     }
     if (!gradients[0].defined()) return {at::Tensor()};
     at::Tensor input = input_.unpack();
@@ -143,8 +144,8 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
 void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_types) {
   if (stage_types.empty()) {
     util::fail(ErrorKind::kUsage,
-               "activation_checkpointing.stage_types is empty where the types of the "
-               "stages to recompute were expected; name one, such as \"block\"");
+               "activation_checkpointing.stage_types must list the types of the stages to "
+               "recompute, but is empty; add one, such as \"block\"");
   }
   std::set<std::string> known;
   for (const auto& module : root.modules(/*include_self=*/false)) {
@@ -154,14 +155,14 @@ void checkpoint_activations(Stage& root, const std::vector<std::string>& stage_t
   std::vector<std::string> names(known.begin(), known.end());
   for (const std::string& type : stage_types) {
     if (type == root.type_name()) {
-      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types holds \"", type,
-                 "\", the whole model, whose recomputation saves no memory; name stages inside it: ",
+      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types contains \"", type,
+                 "\", the whole model, whose recomputation saves no memory; list stages inside it: ",
                  util::join(names, ", "));
     }
     if (known.count(type) == 0) {
       std::string near = util::nearest(type, names);
-      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types holds \"", type,
-                 "\", which no stage of the model is; expected one of: ", util::join(names, ", "),
+      util::fail(ErrorKind::kUsage, "activation_checkpointing.stage_types contains \"", type,
+                 "\", but no stage of the model has that type; expected one of: ", util::join(names, ", "),
                  near.empty() ? "" : util::concat("; did you mean \"", near, "\"?"));
     }
   }

@@ -184,7 +184,7 @@ struct GraphedStage {
     } catch (const c10::Error& error) {
       util::fail(ErrorKind::kUnexpected, "recording the ", pass, " of ", name,
                  " as a CUDA graph: ", error.what_without_backtrace(),
-                 "; set training.cuda_graphs = false if it is the recording that fails");
+                 "; if the stage works without recording, set training.cuda_graphs = false");
     }
   }
 
@@ -232,13 +232,13 @@ class GraphedBackward final : public torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
       util::fail(ErrorKind::kUsage, "backward of ", stage_->name,
-                 ": expected first derivatives with training.cuda_graphs; found a backward pass with "
-                 "create_graph; set training.cuda_graphs = false");
+                 ": training.cuda_graphs supports first derivatives only, but this backward pass has "
+                 "create_graph = true; set training.cuda_graphs = false");
     }
     if (!holds_) {
       util::fail(ErrorKind::kUsage, "backward of ", stage_->name,
-                 ": expected the activations of its forward; found that a backward pass has given them back; "
-                 "call backward() with retain_graph = true before, or set training.cuda_graphs = false");
+                 ": an earlier backward pass has freed the activations of its forward; call that one "
+                 "with retain_graph = true, or set training.cuda_graphs = false");
     }
     const at::Tensor& gradient = gradients[0];
     if (!gradient.defined()) return variable_list(1 + stage_->parameters.size());

@@ -62,9 +62,11 @@ bool GradScaler::update(bool found_nonfinite) {
 
 void GradScaler::set_state(const GradScalerState& state) {
   if (!(state.scale > 0 && state.scale <= kMaxScale) || state.growth_tracker < 0) {
-    fail(ErrorKind::kCheckpoint, "a gradient scale of ", state.scale, " after ", state.growth_tracker,
-         " steps was found where a positive float32 number and a count were expected; the checkpoint is "
-         "damaged, resume from another one");
+    fail(ErrorKind::kCheckpoint,
+         "the gradient scale must be a positive float32 number and its step count at least 0, "
+         "but they are ",
+         state.scale, " and ", state.growth_tracker,
+         "; the checkpoint is damaged, so resume from another one");
   }
   state_ = state;
   state_.scale = std::max(state_.scale, options_.min_scale);

@@ -46,8 +46,8 @@ Muon::Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameter
           " must be a number above 0 and below 1 for muon; 0.95 is usual");
   require(options.ns_steps >= 1 && options.ns_steps <= kMostSteps, "optimizer.ns_steps = ", options.ns_steps,
           " must be a number from 1 to ", kMostSteps, "; 5 is usual");
-  require(options.ns_coefficients.size() == 3, "optimizer.ns_coefficients has ",
-          options.ns_coefficients.size(), " numbers where three were expected; leave it out");
+  require(options.ns_coefficients.size() == 3, "optimizer.ns_coefficients must have three numbers, but has ",
+          options.ns_coefficients.size(), "; leave it out");
 }
 
 void Muon::update_matrices(size_t i, const at::Tensor& gradient, double lr) {

@@ -184,8 +184,8 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double
 }
 
 void Optimizer::begin_step(double lr, double gradient_scale) {
-  require(!(open_), "expected weights between two steps of the optimizer; found those of step ", step_count_,
-          ", which failed when some of them were updated; load a checkpoint");
+  require(!(open_), "step ", step_count_,
+          " of the optimizer failed after it had updated some of the weights; load a checkpoint");
   open_ = {.lr = lr, .gradient_scale = gradient_scale, .averaged = std::vector<bool>(parameters_.size())};
   ++step_count_;
 }

@@ -37,7 +37,7 @@ struct FlatParameter {
   std::vector<Range> ranges;  ///< ascending, without overlap
 };
 
-/// Gives an optimizer over shards whole matrices. Implemented by what shards the parameters.
+/// Gives an optimizer over shards access to whole matrices. Implemented where parameters are sharded.
 class WholeMatrices {
  public:
   /// matrix: [rows, columns], contiguous float32 -> the same shape

@@ -100,7 +100,7 @@ std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps
   std::vector<std::string> cuts;
   const auto cut = [&](const char* key, int64_t wanted, int64_t room) {
     if (wanted > room)
-      cuts.push_back(util::concat("lr_scheduler.", key, " is ", room, " in place of ", wanted));
+      cuts.push_back(util::concat("lr_scheduler.", key, " is cut from ", wanted, " to ", room));
   };
   if (schedule.warmup_ratio == 0) cut("warmup_steps", schedule.warmup_steps, warmup);
   if (schedule.name == "wsd") cut("decay_steps", schedule.decay_steps, left);
@@ -110,7 +110,7 @@ std::string cut_of_schedule(const ScheduleOptions& schedule, int64_t total_steps
     cut("decay_steps", schedule.decay_steps, left - hold);
   }
   if (cuts.empty()) return "";
-  return util::concat("the run has ", total_steps, " steps, so ", util::join(cuts, " and "),
+  return util::concat("the run has only ", total_steps, " steps, so ", util::join(cuts, " and "),
                       "; a longer run has the whole schedule");
 }
 

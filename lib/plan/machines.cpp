@@ -22,8 +22,8 @@ const util::GpuDataSheet& sheet_of(const std::string& name) {
   if (sheet != nullptr) return *sheet;
   const std::vector<std::string> known = util::gpu_data_sheet_names();
   const std::string near = util::nearest_choice(name, known);
-  fail(ErrorKind::kUsage, "`gpu`: expected a GPU whose data sheet is known; found ", name,
-       near.empty() ? "; there are " + util::join(known, ", ") : "; did you mean " + near + "?");
+  fail(ErrorKind::kUsage, "`gpu` must be a GPU whose data sheet is known, but is ", name,
+       near.empty() ? "; known are " + util::join(known, ", ") : "; did you mean " + near + "?");
 }
 
 /// Peak rate of matrix products in the config's type of compute.
@@ -33,9 +33,8 @@ double rate_of(const util::GpuDataSheet& sheet, const config::Config& config) {
                     config.training.float32_matmul_precision == config::Float32Precision::kHigh;
   const double rate = sheet.dense_tflops(tf32 ? "tf32" : type);
   if (rate > 0) return rate;
-  fail(ErrorKind::kUsage, "`gpu`: expected a GPU with matrix products in ", type,
-       " (mixed_precision.param_dtype); found ", std::string(sheet.name),
-       ", which has none; choose another type");
+  fail(ErrorKind::kUsage, "`gpu` must have matrix products in ", type, " (mixed_precision.param_dtype), but ",
+       std::string(sheet.name), " has none; choose another type");
 }
 
 }  // namespace
@@ -51,8 +50,8 @@ double parse_tokens(const std::string& text) {
   if (counts && at != std::string::npos) value *= std::pow(1000.0, static_cast<double>(at + 1));
   if (!counts || !(value >= 1) || !std::isfinite(value)) {
     fail(ErrorKind::kUsage,
-         "`tokens`: expected a number of tokens with K, M, B or T behind it, such as 15T; found ",
-         text.empty() ? "an empty word" : text);
+         "`tokens` must be a number of tokens with K, M, B or T after it, such as 15T, but is ",
+         text.empty() ? "an empty argument" : text);
   }
   return value;
 }
@@ -63,8 +62,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.bandwidth_gbps = given.bandwidth_gbps;
   machines.dcn_bandwidth_gbps = given.dcn_bandwidth_gbps;
   if (!(given.efficiency > 0 && given.efficiency <= 1)) {
-    fail(ErrorKind::kUsage, "`efficiency`: expected a share above 0 and of at most 1; found ",
-         given.efficiency);
+    fail(ErrorKind::kUsage, "`efficiency` must be above 0 and at most 1, but is ", given.efficiency);
   }
   if (!given.gpu.empty()) {
     const util::GpuDataSheet& sheet = sheet_of(given.gpu);
@@ -81,7 +79,7 @@ PlanOptions machines_of(const config::Config& config, const GivenMachines& given
   machines.gpus_per_node = given.gpus_per_node.value_or(machines.gpus_per_node);
   if (!given.tokens.empty()) machines.tokens = parse_tokens(given.tokens);
   if (given.node_bandwidth_gbps && machines.gpus_per_node == 0) {
-    fail(ErrorKind::kUsage, "`node_bandwidth_gbps`: expected `gpus_per_node` beside it; found none; add it");
+    fail(ErrorKind::kUsage, "`node_bandwidth_gbps` requires `gpus_per_node`; add it");
   }
   return machines;
 }

@@ -10,7 +10,7 @@ namespace fsdp::plan {
 
 struct MetaMemory::State {
   Listener listener;
-  bool hears = true, lives = true;
+  bool notifies = true, lives = true;
   uintptr_t next = kAlignment;
 
   static constexpr uintptr_t kAlignment = 256;  ///< as CUDA's allocator aligns
@@ -37,7 +37,7 @@ class MetaAllocator final : public c10::Allocator {
     const c10::Device device(c10::kMeta);
     if (!of_thread) return {nullptr, nullptr, &release, device};
     void* address = of_thread->address(bytes);
-    if (!of_thread->hears || bytes == 0) return {address, nullptr, &release, device};
+    if (!of_thread->notifies || bytes == 0) return {address, nullptr, &release, device};
     auto* block = new Block{of_thread, of_thread->listener.takes(static_cast<int64_t>(bytes))};
     return {address, block, &release, device};
   }
@@ -70,7 +70,7 @@ MetaMemory::~MetaMemory() {
   MetaAllocator::of_thread.reset();
 }
 
-MetaMemory::Unheard::Unheard() : before_(std::exchange(MetaAllocator::of_thread->hears, false)) {}
-MetaMemory::Unheard::~Unheard() { MetaAllocator::of_thread->hears = before_; }
+MetaMemory::Muted::Muted() : before_(std::exchange(MetaAllocator::of_thread->notifies, false)) {}
+MetaMemory::Muted::~Muted() { MetaAllocator::of_thread->notifies = before_; }
 
 }  // namespace fsdp::plan

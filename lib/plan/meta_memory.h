@@ -23,12 +23,12 @@ class MetaMemory {
   MetaMemory& operator=(const MetaMemory&) = delete;
 
   /// Within its scope, the listener is not notified of new memory.
-  class Unheard {
+  class Muted {
    public:
-    Unheard();
-    ~Unheard();
-    Unheard(const Unheard&) = delete;
-    Unheard& operator=(const Unheard&) = delete;
+    Muted();
+    ~Muted();
+    Muted(const Muted&) = delete;
+    Muted& operator=(const Muted&) = delete;
 
    private:
     bool before_;

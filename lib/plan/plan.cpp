@@ -27,18 +27,18 @@ void check_machines(const PlanOptions& options) {
                                                     {"`flops_tflops`", options.flops_tflops}};
   if (options.gpus_per_node < 0 || !(options.node_bandwidth_gbps >= 0) ||
       !std::isfinite(options.node_bandwidth_gbps)) {
-    util::fail(
-        util::ErrorKind::kUsage, "`gpus_per_node`, `node_bandwidth_gbps`: expected numbers above 0; found ",
-        options.gpus_per_node, " and ", options.node_bandwidth_gbps, "; leave them out for the default");
+    util::fail(util::ErrorKind::kUsage, "`gpus_per_node` and `node_bandwidth_gbps` must be above 0, but are ",
+               options.gpus_per_node, " and ", options.node_bandwidth_gbps,
+               "; leave them out for the default");
   }
   for (const auto& [name, value] : numbers) {
     if (value > 0 && std::isfinite(value)) continue;
-    util::fail(util::ErrorKind::kUsage, name, ": expected a number above 0; found ", value,
+    util::fail(util::ErrorKind::kUsage, name, " must be above 0, but is ", value,
                "; leave it out for the default");
   }
   if (options.world_size < 0 || options.world_size > std::numeric_limits<int>::max()) {
-    util::fail(util::ErrorKind::kUsage, "`world_size`: expected a number of ranks; found ",
-               options.world_size, "; leave it out where [mesh] gives every axis a size");
+    util::fail(util::ErrorKind::kUsage, "`world_size` must be a number of ranks, but is ", options.world_size,
+               "; leave it out if [mesh] gives every axis a size");
   }
 }
 

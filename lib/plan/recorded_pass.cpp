@@ -46,7 +46,7 @@ class Recorder {
         device_guard_(device_),
         callback_(at::addThreadLocalCallback(
             at::RecordFunctionCallback(&called).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {
-    if (!counts_memory) unheard_.emplace();
+    if (!counts_memory) muted_.emplace();
   }
   ~Recorder() { at::removeCallback(callback_); }
   Recorder(const Recorder&) = delete;
@@ -89,7 +89,7 @@ class Recorder {
   std::vector<RecordedPass::Event> events_;
   std::set<size_t> open_;  ///< kTake events without a kGive
   MetaMemory memory_;
-  std::optional<MetaMemory::Unheard> unheard_;
+  std::optional<MetaMemory::Muted> muted_;
   kernels::MetaDevice device_;
   kernels::MetaDeviceGuard device_guard_;
   at::CallbackHandle callback_;
@@ -138,7 +138,7 @@ class UnitGradient final : public kernels::GradientSink {
   };
   UnitGradient(const at::Tensor& parameter, const Options& options)
       : options_(options), holds_(options.holds) {
-    const MetaMemory::Unheard unheard;
+    const MetaMemory::Muted muted;
     memory_ = at::empty(parameter.sizes(), parameter.options().dtype(options.type).requires_grad(false));
   }
 
@@ -220,7 +220,7 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   std::vector<std::string> paths;
   std::shared_ptr<nn::Stage> model;
   {
-    const MetaMemory::Unheard unheard;
+    const MetaMemory::Muted muted;
     model = meta_model(config.model, util::scalar_type(config.mixed_precision.param_dtype),
                        util::scalar_type(config.mixed_precision.buffer_dtype));
     use_float8(*model, config);
@@ -330,8 +330,9 @@ RecordedPass record_pass(const config::Config& config, PassDevice device) {
     return record(config, on_cpu ? c10::kCPU : c10::kCUDA);
   } catch (const c10::Error& error) {
     util::fail(util::ErrorKind::kUsage, "model.architecture \"", config.model.architecture,
-               "\": expected operations of which libtorch knows the results' sizes (meta kernels), found ",
-               error.what_without_backtrace(), "; such a model cannot be planned");
+               "\" cannot be planned, because libtorch has no meta kernel for one of its "
+               "operations: ",
+               error.what_without_backtrace());
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// RecordedPass: what one forward and backward of a model take of tensor memory and compute, event by event.
+// RecordedPass: the tensor memory and compute of one forward and backward of a model, event by event.
 //
 // The events come from the model itself: it is built on meta tensors, which have shapes but no memory, and
 // runs as in training, with its recomputation, its kernels (kernels/meta.h) and libtorch's autograd. An
@@ -22,7 +22,7 @@
 
 namespace fsdp::plan {
 
-/// Adds up what a step takes and gives back of tensor memory.
+/// Adds up the tensor memory that a step allocates and frees.
 class MemoryTape {
  public:
   void take(int64_t bytes) {

@@ -116,7 +116,7 @@ std::string communication_table(const Plan& plan) {
                  plan.step.backward_all_gathers, " backward), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
   if (collectives(plan.optimizer_traffic) > 0) {
-    text += row("besides, whole matrices for muon", plan.optimizer_traffic, "");
+    text += row("in addition, whole matrices for muon", plan.optimizer_traffic, "");
   }
   return text;
 }
@@ -225,11 +225,11 @@ std::string summary(const Plan& plan) {
   std::string text;
   if (plan.fits()) {
     text +=
-        titled("memory", concat(peak, " of ", limit, " a rank: it fits, with data.micro_batch_size up to ",
+        titled("memory", concat(peak, " of ", limit, " per rank: it fits, with data.micro_batch_size up to ",
                                 plan.largest_micro_batch));
   } else {
-    text += titled("memory", concat(peak, " where a rank has ", limit,
-                                    ": IT DOES NOT FIT; see the end for what to change"));
+    text += titled("memory",
+                   concat(peak, " of ", limit, " per rank: IT DOES NOT FIT; see the end for what to change"));
   }
   if (plan.time.step() > 0) {
     std::string speed =

@@ -106,8 +106,8 @@ std::vector<std::string> joined(const std::vector<std::string>& named, const std
     const std::vector<std::string>& files = loaded_files();
     if (found == given.end() && by == config::PluginsNamedBy::kStoredFile &&
         of_same_name(files, path) == files.end()) {
-      fail(ErrorKind::kUsage, "run.plugins: expected plug-ins that are loaded; found ", path,
-           "; if you trust that library, add --plugin ", util::shell_word(path));
+      fail(ErrorKind::kUsage, "run.plugins lists ", path,
+           ", which is not loaded; if you trust that library, add --plugin ", util::shell_word(path));
     }
     all.push_back(found == given.end() ? path : *found);
   }

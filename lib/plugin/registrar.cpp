@@ -30,7 +30,8 @@ void Registrar::add_key(const std::string& name, util::PluginValue initial, std:
   require_word("a key of " + plugin_, name);
   const std::string full_name = plugin_ + "." + name;
   for (const config::Key& key : keys_) {
-    if (key.name == name) fail(ErrorKind::kUsage, full_name, ": expected one key of this name; found two");
+    if (key.name == name)
+      fail(ErrorKind::kUsage, full_name, " must be registered once, but is registered twice");
   }
   keys_.push_back({.section = plugin_,
                    .name = name,

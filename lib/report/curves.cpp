@@ -27,13 +27,13 @@ struct Subject {
 
 const std::vector<Subject>& subjects() {
   static const std::vector<Subject> kSubjects = {
-      {"Loss (nats a token)",
+      {"Loss (nats per token)",
        {{"loss", "training"}, {"validation_loss", "validation"}},
        Scale::kNumber,
        false},
       {"Gradient norm, before clipping", {{"grad_norm", "gradient norm"}}},
       {"Learning rate", {{"lr", "learning rate"}}},
-      {"Tokens a second, all processes", {{"tokens_per_second", "tokens a second"}}},
+      {"Tokens per second, all processes", {{"tokens_per_second", "tokens per second"}}},
       {"Peak memory of process 0", {{"peak_memory_bytes", "peak memory"}}, Scale::kBytes},
       {"Model FLOPs utilisation", {{"mfu", "utilisation"}}, Scale::kPercent},
       {"Loss scale", {{"loss_scale", "loss scale"}}, Scale::kNumber, false}};
@@ -128,7 +128,7 @@ std::string swatch(size_t curve) {
 
 std::string charts(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
   const std::string text = runs.size() == 1 ? charts_of_one(runs.front()) : charts_of_several(runs, names);
-  return text.empty() ? "<p class=\"card\">No step was logged so far.</p>\n"
+  return text.empty() ? "<p class=\"card\">No step has been logged yet.</p>\n"
                       : concat("<div class=\"charts\">\n", text, "</div>\n");
 }
 

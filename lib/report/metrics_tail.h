@@ -14,9 +14,9 @@ class MetricsTail {
  public:
   explicit MetricsTail(std::filesystem::path path) : path_(std::move(path)) {}
 
-  /// Passes the lines that have been completed since the last call to `line`; the end of a line that is not
-  /// there yet is waited for. Where the file was replaced or has shrunk, as when a run resumes, `restart` is
-  /// called and all lines follow again. False while there is no file.
+  /// Passes the lines that have been completed since the last call to `line`; an incomplete line waits until
+  /// it is complete. Where the file was replaced or has shrunk, as when a run resumes, `restart` is called
+  /// and all lines follow again. False while there is no file.
   bool poll(const std::function<void()>& restart, const std::function<void(const std::string&)>& line);
 
  private:

@@ -58,7 +58,7 @@ std::vector<Fact> facts(const RunRecord& run) {
     found.push_back({"tokens seen", value_text(tokens.back().y, Scale::kNumber)});
   }
   if (const auto& speed = run.values("tokens_per_second"); !speed.empty()) {
-    found.push_back({"tokens a second, mean", value_text(std::round(mean_of(speed)), Scale::kNumber)});
+    found.push_back({"tokens per second, mean", value_text(std::round(mean_of(speed)), Scale::kNumber)});
   }
   if (const auto& mfu = run.values("mfu"); !mfu.empty()) {
     found.push_back({"model FLOPs utilisation, mean", util::fixed(100 * mean_of(mfu), 1) + "%"});
@@ -223,8 +223,9 @@ std::string html_page(const std::vector<RunRecord>& runs) {
 
 fs::path write_report(const std::vector<fs::path>& folders, const fs::path& output) {
   if (folders.size() > kMostCurves) {
-    util::fail(util::ErrorKind::kUsage, "expected at most ", kMostCurves,
-               " runs, whose curves can be told from each other; found ", folders.size(), "; compare fewer");
+    util::fail(util::ErrorKind::kUsage, "at most ", kMostCurves,
+               " runs can be compared, so that their curves remain distinguishable, but ", folders.size(),
+               " are given; compare fewer");
   }
   std::vector<RunRecord> runs;
   for (const fs::path& folder : folders) runs.push_back(read_run(folder));

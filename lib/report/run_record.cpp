@@ -49,8 +49,8 @@ bool add_metrics(const std::string& line, RunRecord& run) {
 
 void require_metrics(const fs::path& folder) {
   if (util::is_there(folder / "metrics.jsonl")) return;
-  util::fail(util::ErrorKind::kUsage, "expected the folder of a run, with metrics.jsonl; found none in ",
-             folder.string(), "; name the run.output_dir of a run that has begun");
+  util::fail(util::ErrorKind::kUsage, "there is no metrics.jsonl in ", folder.string(),
+             "; give the run.output_dir of a run that has started");
 }
 
 namespace {

@@ -146,7 +146,7 @@ const WatchedState& WatchedRun::poll(Clock::time_point now) {
     state_.events.clear();
     checkpoints_.clear();
     skipped_ = 0;
-    add_event(0, concat("the file began anew, after step ", step));
+    add_event(0, concat("the file was started again, after step ", step));
   };
   state_.has_metrics = tail_.poll(restart, [this](const std::string& line) { add_line(line); });
   if (!state_.has_metrics) return state_;

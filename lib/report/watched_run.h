@@ -1,6 +1,6 @@
 #pragma once
 
-// A run under way: what its folder and the processes of this host tell of it.
+// The state of a run under way, from its folder and the processes of this host.
 
 #include <sys/types.h>
 

@@ -11,7 +11,7 @@ namespace fsdp::shard {
 /// By unit: the norm of this rank's part of its gradient, where it has been computed before.
 using KnownNorms = std::vector<std::optional<double>>;
 
-/// The norm of this rank's part of the gradient of unit i, which must have one. Not collective.
+/// The norm of this rank's part of the gradient of unit i, which must have a gradient. Not collective.
 double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 
 /// p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest magnitude);

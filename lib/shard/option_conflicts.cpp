@@ -45,25 +45,25 @@ class OptionChecks {
   }
 
  private:
-  /// If `wrong`, adds "<field>: expected <expected>; found <found>; <remedy>", where `field` is the first of
+  /// If `wrong`, adds "<field> must be <expected>, but is <found>; <remedy>", where `field` is the first of
   /// `fields` unless it is given.
   void refuse_if(bool wrong, Texts fields, const std::string& expected, const std::string& found,
                  const std::string& remedy, std::string field = "") {
     if (!wrong) return;
     if (field.empty()) field = fields.front();
     found_.push_back(
-        {std::move(fields), concat(field, ": expected ", expected, "; found ", found, "; ", remedy)});
+        {std::move(fields), concat(field, " must be ", expected, ", but is ", found, "; ", remedy)});
   }
 
   void check_values() {
-    refuse_if(options_.min_num_params < 0, {"fsdp.min_num_params"}, "at least 0, a number of parameters",
+    refuse_if(options_.min_num_params < 0, {"fsdp.min_num_params"}, "at least 0",
               concat(options_.min_num_params), "set it to 0 to make a unit of every stage with parameters");
-    refuse_if(options_.replica_check_interval < 0, {"fsdp.replica_check_interval"},
-              "at least 0, a number of steps", concat(options_.replica_check_interval),
+    refuse_if(options_.replica_check_interval < 0, {"fsdp.replica_check_interval"}, "at least 0",
+              concat(options_.replica_check_interval),
               "set it to 0 to compare replicas before the first step only");
     const double factor = options_.gradient_predivide_factor;
     refuse_if(!std::isfinite(factor) || factor < 0, {"fsdp.gradient_predivide_factor"},
-              "a finite number of at least 0, because gradients are divided by it", concat(factor),
+              "finite and at least 0, because gradients are divided by it", concat(factor),
               "set it to 0 for the default");
   }
 
@@ -72,21 +72,20 @@ class OptionChecks {
                 &exclude = options_.exclude_stages;
     const bool manual = !options_.units.empty(), has_policy = static_cast<bool>(options_.wrap_policy);
     const std::string why =
-        concat(", because units lists all units beside the root (", options_.units.size(), ")");
+        concat(", because units lists all units except the root (", options_.units.size(), ")");
     const char* remedy = "leave one of the two out";
-    refuse_if(manual && has_policy, {"units", "wrap_policy"}, "none" + why,
-              "one, which would never be called", remedy, "wrap_policy");
+    refuse_if(manual && has_policy, {"units", "wrap_policy"}, "empty" + why, "given", remedy, "wrap_policy");
     refuse_if(manual && !wrap.empty(), {"units", "fsdp.wrap_stages"}, "[]" + why, shown(wrap), remedy,
               "fsdp.wrap_stages");
     refuse_if(manual && !leaf.empty(), {"units", "fsdp.leaf_stages"}, "[]" + why, shown(leaf), remedy,
               "fsdp.leaf_stages");
     refuse_if(!manual && has_policy && !wrap.empty(), {"wrap_policy", "fsdp.wrap_stages"},
-              "[], because wrap_policy decides in its place", shown(wrap),
-              "join the two with any_of and stage_type_policy", "fsdp.wrap_stages");
+              "[], because wrap_policy replaces it", shown(wrap),
+              "combine the two with any_of and stage_type_policy", "fsdp.wrap_stages");
     for (const std::string& type : wrap) {
       refuse_if(is_one_of(type, exclude), {"fsdp.wrap_stages", "fsdp.exclude_stages"},
-                concat("no type that fsdp.exclude_stages = ", shown(exclude), " keeps from being a unit"),
-                concat("\"", type, "\" in both"), "take it out of one of the two");
+                concat("disjoint from fsdp.exclude_stages = ", shown(exclude)), shown(wrap),
+                concat("take \"", type, "\" out of one of the two"));
     }
   }
 
@@ -116,13 +115,13 @@ class OptionChecks {
     const bool replicates = is_hybrid(options_.strategy) || shards_nothing(options_.strategy) ||
                             !options_.replicated_parameters.empty() ||
                             (options_.layout == Layout::kPerParameter && !options_.shard_1d_parameters);
-    refuse_if(!replicates && options_.replica_check_interval > 0,
-              {"fsdp.replica_check_interval", "fsdp.strategy"},
-              concat("0, because with fsdp.strategy = ", options_.strategy, " no parameter is on two ranks"),
-              concat(options_.replica_check_interval), "leave it out or set fsdp.strategy = hybrid_shard");
+    refuse_if(
+        !replicates && options_.replica_check_interval > 0, {"fsdp.replica_check_interval", "fsdp.strategy"},
+        concat("0, because with fsdp.strategy = ", options_.strategy, " every parameter is on one rank only"),
+        concat(options_.replica_check_interval), "leave it out or set fsdp.strategy = hybrid_shard");
     refuse_if(options_.reshard_root_after_forward && is_one_of("root", options_.keep_after_forward),
               {"fsdp.keep_after_forward", "fsdp.reshard_root_after_forward"},
-              "no \"root\", because fsdp.reshard_root_after_forward = true frees it",
+              "without \"root\", because fsdp.reshard_root_after_forward = true frees that unit",
               shown(options_.keep_after_forward),
               "take \"root\" out or set fsdp.reshard_root_after_forward = false");
 
@@ -141,14 +140,14 @@ class OptionChecks {
 
   void check_flat_layout() {
     const std::string why =
-        ", because with fsdp.layout = flat a unit is cut as one, wherever the cuts fall in its parameters";
+        ", because with fsdp.layout = flat a unit is cut as a whole, regardless of its parameters";
     const char* remedy = "leave it out or set fsdp.layout = per_parameter";
     refuse_if(options_.shard_dimension == ShardDimension::kFirst, {"fsdp.shard_dimension", "fsdp.layout"},
               "largest, the default" + why, "\"first\"", remedy);
     refuse_if(options_.shard_1d_parameters, {"fsdp.shard_1d_parameters", "fsdp.layout"}, "false" + why,
               "true", remedy);
-    refuse_if(static_cast<bool>(options_.dimension_policy), {"dimension_policy", "fsdp.layout"}, "none" + why,
-              "one", remedy);
+    refuse_if(static_cast<bool>(options_.dimension_policy), {"dimension_policy", "fsdp.layout"},
+              "empty" + why, "given", remedy);
   }
 
   void check_memory_and_prefetch() {
@@ -185,8 +184,8 @@ class OptionChecks {
     refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.buffer_dtype),
               {"mixed_precision.buffer_dtype", "mixed_precision.param_dtype"},
               expected +
-                  ", because bfloat16 and float16 promote to float32, and the next matrix product would "
-                  "get two types",
+                  ", because bfloat16 and float16 together promote to float32, and the operands of the "
+                  "next matrix product would differ in type",
               mixed_.buffer_dtype.name(), "set it to one of these");
   }
 

@@ -72,8 +72,8 @@ std::string BlocksInRoot::text(int64_t min_num_params) const {
       "the root unit holds ", util::with_commas(numel), " parameters of ", blocks, " blocks (", first,
       " ... ", last, "), which stay gathered from the beginning of forward to the end of backward and take ",
       util::human_bytes(unsharded_bytes), " on every rank; ",
-      too_high ? util::concat("expected fsdp.min_num_params of at most ", least_numel,
-                              ", so that each block becomes a unit; found ", min_num_params)
+      too_high ? util::concat("fsdp.min_num_params must be at most ", least_numel,
+                              " to make each block a unit, but is ", min_num_params)
                : "leave their stages out of fsdp.exclude_stages and fsdp.leaf_stages, or name them in "
                  "fsdp.wrap_stages");
 }

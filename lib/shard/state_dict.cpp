@@ -58,7 +58,7 @@ std::string fault_of(const at::Tensor& tensor, int64_t numel, at::ScalarType exp
   if (tensor.scalar_type() != expected && !(tensor.is_floating_point() && c10::isFloatingType(expected))) {
     return c10::toString(tensor.scalar_type());
   }
-  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements in place of ", numel);
+  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements instead of ", numel);
   return "";
 }
 
@@ -109,7 +109,7 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
     const TensorSlice& place = places[found->second];
     std::string fault = fault_of(slice.data, slice.numel(), place.data.scalar_type());
     if (fault.empty() && slice.shape != place.shape) {
-      fault = util::concat(at::IntArrayRef(slice.shape), " in place of ", at::IntArrayRef(place.shape));
+      fault = util::concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(place.shape));
     }
     given[found->second].push_back(&slice);
     if (fault.empty()) continue;

@@ -45,8 +45,8 @@ void check_patterns(const char* option, const Names& patterns, const Names& name
       return util::matches_any(name, {pattern});
     });
     if (matched) continue;
-    fail(ErrorKind::kUsage, option, ": expected ", expected, "; found \"", pattern,
-         "\", which matches none; ", remedy_for(pattern, names));
+    fail(ErrorKind::kUsage, option, ": the pattern \"", pattern, "\" must match ", expected,
+         ", but matches none; ", remedy_for(pattern, names));
   }
 }
 
@@ -102,8 +102,8 @@ class Chooser {
                                         std::pair("fsdp.leaf_stages", &options_.leaf_stages)}) {
       for (const std::string& type : *given) {
         if (types.contains(type)) continue;
-        fail(ErrorKind::kUsage, option, ": expected types of stages that the model has (", list_of(known),
-             "); found \"", type, "\"; ", remedy_for(type, known));
+        fail(ErrorKind::kUsage, option, ": the model has no stage of type \"", type, "\", only of ",
+             list_of(known), "; ", remedy_for(type, known));
       }
     }
   }
@@ -145,10 +145,9 @@ class Chooser {
     for (const nn::OutlineParameter& parameter : model_.parameters) {
       names.insert(names.end(), parameter.names.begin(), parameter.names.end());
     }
-    check_patterns(
-        option, patterns, names,
-        concat("patterns that match names of parameters",
-               names.empty() ? ", of which the model has none" : concat(" such as \"", names.front(), "\"")));
+    check_patterns(option, patterns, names,
+                   concat("parameters", names.empty() ? " (the model has none)"
+                                                      : concat(" such as \"", names.front(), "\"")));
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
       for (const std::string& name : model_.parameters[i].names) {
         if (util::matches_any(name, patterns)) assigned_[i].*mark = true;
@@ -292,8 +291,7 @@ std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardO
 
 void check_unit_patterns(const char* option, const std::vector<std::string>& patterns,
                          const std::vector<std::string>& names) {
-  check_patterns(option, patterns, names,
-                 concat("patterns that match names of units (", list_of(names), ")"));
+  check_patterns(option, patterns, names, concat("units (", list_of(names), ")"));
 }
 
 }  // namespace fsdp::shard

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a model's units are like, as numbers: options, sizes, traffic. The cost of a step is computed from
+// The numbers that describe a model's units: options, sizes, traffic. The cost of a step is computed from
 // these (shard/step_formula.h). They come from an engine (shard/engine_sizes.h) or, without one, from the
 // choice of the units and the arithmetic of the layout, which need shapes only: an outline of the model is
 // enough to plan it for any world size. Needs no libtorch.

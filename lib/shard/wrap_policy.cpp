@@ -112,7 +112,7 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
 std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& options) {
   const ModelTree tree = make_model_tree(root);
   if (tree.modules.front() == nullptr) {
-    fail(ErrorKind::kUsage, "fully_shard(): expected a root module whose calls hooks can see; found a plain ",
+    fail(ErrorKind::kUsage, "fully_shard(): expected a root module whose calls can be hooked; found a plain ",
          root.name(), "; declare it as fsdp::nn::Hooked<", root.name(), ">, or derive it from nn::Stage");
   }
   std::vector<UnitPlan> plans;

@@ -71,7 +71,7 @@ RunPosition Checkpointer::restore() {
     if (!is_first_rank()) return;
     take_folder();
     for (const fs::path& removed : checkpoint::remove_leftovers(output_folder())) {
-      say(concat("removed ", removed.string(), ", which a run that was stopped had left unfinished"));
+      say(concat("removed ", removed.string(), ", left unfinished by a run that was stopped"));
     }
   });
   if (config_.checkpoint.asynchronous) {
@@ -114,15 +114,17 @@ void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::
     const std::string seen = checkpoint::damage_in(
         folder, [&](const auto& name) { return std::find(files.begin(), files.end(), name) != files.end(); });
     if (seen.empty()) {
-      util::fail(util::ErrorKind::kIo, cause, "; but read again by rank 0, ", folder.string(),
-                 " is whole: check the memory and the storage of the machines of this run");
+      util::fail(util::ErrorKind::kIo, cause, "; but ", folder.string(),
+                 " is intact when rank 0 reads it again: check the memory and the storage of the "
+                 "machines of this run");
     }
     const auto found = checkpoint::find_checkpoints(output_folder()).complete;
     const int64_t step = checkpoint::step_of_folder_name(folder.filename().string()).value_or(0);
     if (std::none_of(found.begin(), found.end(), [&](const auto& other) { return other.step < step; })) {
-      util::fail(
-          util::ErrorKind::kCheckpoint, cause, "; no older checkpoint is left in ", output_folder().string(),
-          ": start anew with checkpoint.resume=never or another run.output_dir, unless there is a copy");
+      util::fail(util::ErrorKind::kCheckpoint, cause, "; no older checkpoint is left in ",
+                 output_folder().string(),
+                 ": start from scratch with checkpoint.resume=never or another run.output_dir, unless "
+                 "there is a copy");
     }
     aside = checkpoint::set_aside(folder);
   });
@@ -188,8 +190,8 @@ void Checkpointer::load_all(const fs::path& folder) {
   }
   if (keeps_averages != has_averages) {
     say(keeps_averages
-            ? "the checkpoint has no averages of the weights; they begin with its weights"
-            : "the averages of the weights in the checkpoint are left, as optimizer.ema_decay is 0");
+            ? "the checkpoint has no averages of the weights; they start from its weights"
+            : "the averages of the weights in the checkpoint are ignored, because optimizer.ema_decay is 0");
   }
   restored_ = restore_training_record(manifest.training, manifest.step, state_,
                                       (folder / checkpoint::kManifestName).string());
@@ -213,7 +215,9 @@ void Checkpointer::load_weights(const fs::path& folder) {
   started_from_ = folder;
   say(concat("starting from the weights of ", folder.string(), " (step ", manifest.step,
              "): ", manifest.tensors.size(), " tensors",
-             missing.empty() ? "" : concat("; it lacks ", util::join(missing, ", "), ", as it may")));
+             missing.empty()
+                 ? ""
+                 : concat("; it lacks ", util::join(missing, ", "), ", as checkpoint.init_missing allows")));
 }
 
 void Checkpointer::save(const RunPosition& position) {
@@ -326,7 +330,7 @@ void Checkpointer::prune() {
       say("removed " + removed.string());
     }
   } catch (const util::Error& error) {
-    say(concat("old checkpoints are still there: ", error.what()), /*warning=*/true);
+    say(concat("old checkpoints could not be removed: ", error.what()), /*warning=*/true);
   }
 }
 
@@ -347,7 +351,7 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   say("saved " + saved.folder.string());
   for (const fs::path& removed : saved.removed) say("removed " + removed.string());
   if (!saved.removal_failure.empty()) {
-    say("old checkpoints are still there: " + saved.removal_failure, /*warning=*/true);
+    say("old checkpoints could not be removed: " + saved.removal_failure, /*warning=*/true);
   }
   if (verifies()) return begin_verification(saved.folder);
   if (best_is_being_saved_) mark_best(step_being_saved_);
@@ -383,7 +387,7 @@ void Checkpointer::failed(const comm::AgreedError& error) {
                  : concat("; the newest checkpoint is ",
                           (last_saved_.empty() ? resumed_from_ : last_saved_).string())));
   if (training_is_over_ || step_being_saved_ >= config_.training.steps) return;
-  say(concat(failure_->what(), "; training goes on, and the next save is the next try"), /*warning=*/true);
+  say(concat(failure_->what(), "; training continues until the next save"), /*warning=*/true);
 }
 
 void Checkpointer::require_last_save() const {

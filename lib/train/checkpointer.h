@@ -31,7 +31,7 @@ class Checkpointer {
  public:
   /// Each may be empty.
   struct Hooks {
-    /// On rank 0 before each message, which would otherwise interrupt a progress bar.
+    /// Called on rank 0 before each message, which would otherwise interrupt a progress bar.
     std::function<void()> before_speaking;
     /// SaveRequest::in_the_middle of a save of this step.
     std::function<void(int64_t step)> in_the_middle;

@@ -40,7 +40,7 @@ c10::Device training_device(util::Named<config::DeviceChoice> choice, int local_
 
 void require_gpu(const std::string& key, const c10::Device& device) {
   if (device.is_cuda()) return;
-  util::fail(util::ErrorKind::kUsage, key, ": expected a run on a GPU; found one on ", device.str(),
+  util::fail(util::ErrorKind::kUsage, key, " requires a GPU, but the run is on ", device.str(),
              "; set training.device to cuda, or leave it out");
 }
 
@@ -65,9 +65,9 @@ c10::Device prepare_device(const config::TrainingOptions& training, int local_ra
                           float32_products_are_shorter(kernels::matmul_by_name(training.matmul.name()));
   if (!has_effect && warns) {
     util::log_warning(
-        util::concat("training.float32_matmul_precision: expected \"highest\" on a CPU without a matrix "
-                     "unit (training.matmul = \"amx\"), which multiplies in full precision; found \"",
-                     training.float32_matmul_precision, "\", which does nothing here; leave it out"));
+        util::concat("training.float32_matmul_precision = \"", training.float32_matmul_precision,
+                     "\" has no effect on a CPU without a matrix unit (training.matmul = \"amx\"), which "
+                     "multiplies in full precision; leave it out"));
   }
   return device;
 }

@@ -67,7 +67,7 @@ std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool
     return std::make_unique<data::TokenBytes>(*data::make_tokenizer(config.data.tokenizer));
   } catch (const util::Error& error) {
     if (is_first_rank) {
-      util::log_warning(util::concat("validations will not tell the bits per byte: ", error.what()));
+      util::log_warning(util::concat("validation will not report bits per byte: ", error.what()));
     }
     return nullptr;
   }
@@ -84,8 +84,8 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
     config::check_world(config, communicator->world_size());
     if (config.data.validation.empty()) {
       util::fail(util::ErrorKind::kUsage,
-                 "data.validation: expected the token files to evaluate on; found none; name them in the "
-                 "config or as data.validation='[\"FILE\"]'");
+                 "data.validation must list the token files to evaluate on, but is empty; set it in "
+                 "the config or as data.validation='[\"FILE\"]'");
     }
     loader.emplace(open_validation_data(config, *communicator));
   });

@@ -25,7 +25,7 @@ struct Validation {
   std::optional<int64_t> bytes;  ///< of the text that these tokens stand for, where it is known
 
   double perplexity() const { return std::exp(loss); }
-  /// Comparable among tokenizers: the bits that compression by the model would take for a byte of the text.
+  /// The bits per byte of text that compression by the model would take: comparable among tokenizers.
   std::optional<double> bits_per_byte() const;
 };
 

@@ -152,7 +152,8 @@ void check_timeline(const std::filesystem::path& path) {
   if (path.empty()) return;
   if (!is_picture(path) && path.extension() != ".json") {
     util::fail(util::ErrorKind::kUsage,
-               "--timeline: expected a file that ends in .svg (a picture) or .json (a Chrome trace); found ",
+               "--timeline must be a file that ends in .svg (a picture) or .json (a Chrome trace), "
+               "but is ",
                path.string(), "; add one of these endings");
   }
   const std::filesystem::path probe = util::temporary_name(path);

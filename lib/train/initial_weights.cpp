@@ -58,7 +58,7 @@ class StoredWeights final : public shard::ParameterSource {
     }
     if (name == names_.end()) {
       util::fail(util::ErrorKind::kCheckpoint, "the weights of model.init_from ", weights_.path().string(),
-                 " are not those that [model] describes; missing: ", parameter.name);
+                 " do not match [model]; missing: ", parameter.name);
     }
     checkpoint::Misfits misfits;
     checkpoint::compare_shape(parameter.name, weights_.info(name->second).shape,

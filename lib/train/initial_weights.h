@@ -17,10 +17,10 @@ namespace fsdp::train {
 /// columns of a parameter, the whole parameter is made for a moment.
 std::unique_ptr<shard::ParameterSource> random_weights(const nn::ModelOptions& options, uint64_t seed);
 
-/// Stored weights, of which only what is asked for is read, under the names that they are found with in the
-/// wild (checkpoint/stored_model.h). Throws Error(kCheckpoint), before anything is read, that lists
-/// every parameter of the model that is missing or has another shape or kind of type, and every tensor that
-/// nothing uses and options.init_unused does not allow.
+/// Stored weights, read as requested, under any of the names in use (checkpoint/stored_model.h). Throws
+/// Error(kCheckpoint), before anything is read, that lists every parameter of the model that is missing or
+/// has another shape or kind of type, and every tensor that nothing uses and options.init_unused does not
+/// allow.
 std::unique_ptr<shard::ParameterSource> stored_weights(const nn::ModelOptions& options,
                                                        checkpoint::Weights weights);
 

@@ -21,9 +21,10 @@ void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
   };
   if (std::any_of(layers.excluded.begin(), layers.excluded.end(), matches)) return;
   const std::vector<std::string>& some = layers.chosen.empty() ? layers.unfit : layers.chosen;
-  util::fail(ErrorKind::kUsage, "training.float8_exclude: expected patterns of weights of linear layers",
-             some.empty() ? "" : concat(" such as ", some.front(), ".weight"), "; found \"", pattern,
-             "\", which matches none; correct or remove it");
+  util::fail(ErrorKind::kUsage, "training.float8_exclude: the pattern \"", pattern,
+             "\" must match weights of linear layers",
+             some.empty() ? "" : concat(" such as ", some.front(), ".weight"),
+             ", but matches none; correct it or take it out");
 }
 
 constexpr const char* kBlock = "block";
@@ -45,10 +46,11 @@ nn::Float8Layers apply_float8(const config::Config& config, nn::Stage& model, co
   nn::Float8Layers layers = nn::use_float8(model, exclude);
   for (const std::string& pattern : config.training.float8_exclude) require_match(pattern, layers);
   if (layers.chosen.empty()) {
-    util::fail(ErrorKind::kUsage, "training.float8: expected linear layers whose sizes are multiples of ",
-               kernels::kFloat8Multiple, "; found ", layers.unfit.size(), " with other sizes and ",
+    util::fail(ErrorKind::kUsage, "training.float8 requires linear layers whose sizes are multiples of ",
+               kernels::kFloat8Multiple, ", but ", layers.unfit.size(), " have other sizes and ",
                layers.excluded.size(),
-               " that training.float8_exclude or mixed_precision.keep_float32 names; leave it out");
+               " are excluded by training.float8_exclude or mixed_precision.keep_float32; leave it "
+               "out");
   }
   return layers;
 }
@@ -57,7 +59,7 @@ std::string describe(const nn::Float8Layers& layers, const c10::Device& device) 
   std::string text = concat("training.float8: ", layers.chosen.size(),
                             " linear layers multiply in 8 bits, embedding and output head do not");
   if (!layers.unfit.empty()) {
-    text += concat("; ", layers.unfit.size(), " stay in bfloat16, whose sizes are no multiples of ",
+    text += concat("; ", layers.unfit.size(), " stay in bfloat16, because their sizes are not multiples of ",
                    kernels::kFloat8Multiple, ": ", util::name_list(layers.unfit));
   }
   if (!layers.excluded.empty()) text += concat("; ", layers.excluded.size(), " are excluded");
@@ -68,7 +70,7 @@ std::string describe(const nn::Float8Layers& layers, const c10::Device& device) 
 void prepare_graphs(const config::Config& config, const c10::Device& device) {
   if (!config.training.cuda_graphs) return;
   if (!device.is_cuda()) {
-    util::fail(ErrorKind::kUsage, "training.cuda_graphs: expected a GPU; found training on ", device.str(),
+    util::fail(ErrorKind::kUsage, "training.cuda_graphs requires a GPU, but training is on ", device.str(),
                "; leave it out");
   }
   util::use_own_cuda_stream(device.index());
@@ -85,10 +87,11 @@ std::shared_ptr<const nn::GraphCounts> graph_blocks(nn::Stage& model, const shar
       const auto* module = modules.find(around);
       if (module == nullptr || !is_block(module->get())) continue;
       util::fail(ErrorKind::kUsage,
-                 "training.cuda_graphs: expected units that are whole blocks or hold several; found unit ",
-                 name, " inside block ", around,
-                 ", which cannot be gathered in the middle of a graph; raise fsdp.min_num_params or set "
-                 "fsdp.wrap_stages = [\"block\"]");
+                 "training.cuda_graphs requires units that are whole blocks or contain several, but "
+                 "unit ",
+                 name, " is inside block ", around,
+                 " and cannot be gathered in the middle of a graph; raise fsdp.min_num_params "
+                 "or set fsdp.wrap_stages = [\"block\"]");
     }
   }
   return nn::graph_stages(model, {kBlock}, std::move(make_pool));

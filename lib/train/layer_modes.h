@@ -1,7 +1,7 @@
 #pragma once
 
-// How the layers of a run compute, beside what the model says: in 8 bits (training.float8), and as graphs of
-// the GPU (training.cuda_graphs, nn/stage_graphs.h).
+// How the layers of a run compute, apart from the options of the model: in 8 bits (training.float8), and as
+// graphs of the GPU (training.cuda_graphs, nn/stage_graphs.h).
 
 #include <c10/core/Device.h>
 

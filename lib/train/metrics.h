@@ -61,8 +61,8 @@ struct MetricsFormats {
 class MetricsFile {
  public:
   /// Opens folder/metrics.jsonl. Lines that are not `kept` are dropped: the run writes them again. A run that
-  /// starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl. So for metrics.csv, of which
-  /// a table with other columns is put aside too.
+  /// starts anew (resumed_step 0) puts an older file aside as metrics.<n>.jsonl. The same applies to
+  /// metrics.csv; a table with other columns is put aside too.
   MetricsFile(const std::filesystem::path& folder, const KeptMetrics& kept,
               const MetricsFormats& formats = {});
 

@@ -139,7 +139,8 @@ std::optional<int64_t> end_of_text(const std::string& tokenizer) {
   try {
     return data::make_tokenizer(tokenizer)->end_of_text();
   } catch (const util::Error& error) {
-    util::log_warning(concat("checkpoints of this run will not say which token ends a text: ", error.what()));
+    util::log_warning(
+        concat("checkpoints of this run will not record which token ends a text: ", error.what()));
     return std::nullopt;
   }
 }

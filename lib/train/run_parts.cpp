@@ -44,9 +44,9 @@ void require_tokenizer_fits(const config::Config& config) {
     return;
   }
   if (tokenizer->vocab_size() <= config.model.vocab_size) return;
-  util::fail(util::ErrorKind::kUsage, "model.vocab_size: expected at least ", tokenizer->vocab_size(),
-             ", the number of tokens of data.tokenizer ", config.data.tokenizer, "; found ",
-             config.model.vocab_size, "; make it larger or name the tokenizer of this model");
+  util::fail(util::ErrorKind::kUsage, "model.vocab_size must be at least ", tokenizer->vocab_size(),
+             ", the number of tokens of data.tokenizer ", config.data.tokenizer, ", but is ",
+             config.model.vocab_size, "; increase it or set data.tokenizer to the tokenizer of this model");
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
     } catch (const util::Error& error) {
-      util::log_info(util::concat("buffers are allocated as the first step asks for them: ", error.what()));
+      util::log_info(util::concat("buffers are allocated when the first step needs them: ", error.what()));
     }
     // After sharding, so that what is recomputed lies inside the units and reuses their parameters.
     nn::apply_checkpointing(*parts.model, config.activation_checkpointing);
@@ -130,9 +130,9 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
         })) {
       return;
     }
-    util::log_warning(util::concat(key, ": expected patterns of names of parameters such as ",
-                                   segments.front().name, "; found ", util::name_list(patterns),
-                                   ", which match none, and so it does nothing; correct or remove it"));
+    util::log_warning(util::concat(key, " has no effect, because ", util::name_list(patterns),
+                                   " matches no parameter such as ", segments.front().name,
+                                   "; correct it or take it out"));
   };
   check("optimizer.no_decay", options.no_decay);
   if (options.name == "muon") check("optimizer.adamw_parameters", options.adamw_parameters);

@@ -76,7 +76,7 @@ std::string difference(const json& first, const json& other) {
     return changes.empty() ? "the config" : util::join(changes, "; ");
   }
   for (const char* key : {"data.train", "data.validation"}) {
-    if (first[key] != other[key]) return concat("what is in the files of ", key);
+    if (first[key] != other[key]) return concat("the contents of the files of ", key);
   }
   return {};
 }
@@ -98,11 +98,11 @@ void require_same_run(const config::Config& config, comm::Communicator& communic
     json other = json::parse(all[rank]);
     std::string what = difference(first, other);
     if (what.empty()) continue;
-    throw comm::AgreedError(util::ErrorKind::kUsage,
-                            concat("expected the same run on all ranks; found rank ", rank, " on ",
-                                   other["host"].get<std::string>(), " to differ from rank 0 on ",
-                                   first["host"].get<std::string>(), " in ", what,
-                                   "; start all processes with the same program, config and data"));
+    throw comm::AgreedError(
+        util::ErrorKind::kUsage,
+        concat("all ranks must have the same program, config and data, but rank ", rank, " on ",
+               other["host"].get<std::string>(), " differs from rank 0 on ", first["host"].get<std::string>(),
+               " in ", what, "; start all processes alike"));
   }
 }
 
@@ -136,7 +136,7 @@ std::string how(const config::Config& config) {
 /// With float8, MFU could be taken for a share of its peak.
 std::string base_of_mfu(const config::Config& config) {
   if (config.training.float8 == config::Float8Recipe::kNone) return "";
-  return concat(", in ", config.mixed_precision.param_dtype, ", of which mfu is the share");
+  return concat(", in ", config.mixed_precision.param_dtype, ", to which mfu is relative");
 }
 
 /// ", 2.0 GiB for the optimizer", or nothing.
@@ -191,7 +191,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
       peak.is_given() ? "" : concat(" (", peak.source, ")"), base_of_mfu(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
-                   " and z-loss ", config.training.z_loss, "; validations have neither\n");
+                   " and z-loss ", config.training.z_loss, "; validation uses neither\n");
   }
   if (config.model.attention_dropout > 0) {
     text +=

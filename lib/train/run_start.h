@@ -1,6 +1,6 @@
 #pragma once
 
-// The start of a run: whether all ranks run the same, and what the log and the folder say of it.
+// The start of a run: checks that all ranks run the same, and describes the run in the log and in its folder.
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -21,15 +21,17 @@ SampleText::SampleText(const config::Config& config)
       ids_(generate::encode_prompt(*tokenizer_, prompt_)) {
   for (int64_t id : ids_) {
     if (id < model_.vocab_size) continue;
-    fail(ErrorKind::kUsage, "logging.sample_prompt: expected tokens of ", tokenizer_->name(),
-         " below model.vocab_size = ", model_.vocab_size, "; found ", id,
+    fail(ErrorKind::kUsage, "logging.sample_prompt must have tokens of ", tokenizer_->name(),
+         " below model.vocab_size = ", model_.vocab_size, ", but has ", id,
          "; change the prompt, data.tokenizer or model.vocab_size");
   }
   const auto length = static_cast<int64_t>(ids_.size()) + tokens_;
   if (length > model_.max_position_embeddings) {
-    fail(ErrorKind::kUsage, "logging.sample_tokens: expected at most model.max_position_embeddings = ",
-         model_.max_position_embeddings, " tokens together with the prompt; found ", ids_.size(), " + ",
-         tokens_, "; shorten logging.sample_prompt or set logging.sample_tokens lower");
+    fail(ErrorKind::kUsage,
+         "logging.sample_tokens and the prompt must have at most "
+         "model.max_position_embeddings = ",
+         model_.max_position_embeddings, " tokens, but have ", tokens_, " + ", ids_.size(),
+         "; shorten logging.sample_prompt or reduce logging.sample_tokens");
   }
 }
 

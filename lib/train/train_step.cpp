@@ -163,18 +163,18 @@ void TrainStep::report_divergence(const StepPosition& position, double local_los
     where = util::concat(", the largest gradient in unit ", shard::unit_with_largest_gradient(parts_.engine));
   }
   if (!result.skip_reason.empty()) {
-    how =
-        util::concat("; ", result.skip_reason, ", and it is skipped step ", parts_.guard->skipped_in_a_row(),
-                     " in a row where training.max_skipped_steps allows ", parts_.guard->max_skipped_steps());
+    how = util::concat("; ", result.skip_reason, ", and this is skipped step ",
+                       parts_.guard->skipped_in_a_row(), " in a row, but training.max_skipped_steps allows ",
+                       parts_.guard->max_skipped_steps());
   }
   throw comm::AgreedError(
       util::ErrorKind::kDiverged,
-      util::concat("training diverged at step ", position.step, samples, ": loss ", result.loss,
-                   ", gradient norm ", result.grad_norm, where, how, "; the weights were ",
-                   updates_as_gradients_arrive_ ? "updated as the gradients arrived, and are of no use"
-                                                : "not updated",
-                   "; go on from the last checkpoint with a lower "
-                   "optimizer.lr, a longer warm-up or a smaller training.max_grad_norm"));
+      util::concat(
+          "training diverged at step ", position.step, samples, ": loss ", result.loss, ", gradient norm ",
+          result.grad_norm, where, how, "; the weights were ",
+          updates_as_gradients_arrive_ ? "updated as the gradients arrived, and are unusable" : "not updated",
+          "; resume from the last checkpoint with a lower optimizer.lr, a longer warm-up or a "
+          "smaller training.max_grad_norm"));
 }
 
 }  // namespace fsdp::train

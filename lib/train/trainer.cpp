@@ -93,7 +93,7 @@ void Trainer::report_batch_change() {
   const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
   position_.samples_per_step = now;
   if (before == 0 || before == now || !is_first_rank()) return;
-  util::log_info(util::concat("the global batch is ", now, " samples a step from here on (",
+  util::log_info(util::concat("the global batch is ", now, " samples per step from here on (",
                               communicator_->world_size(), " ranks x ", config_.data.micro_batch_size, " x ",
                               config_.training.gradient_accumulation_steps, " micro-batches); it was ",
                               before, " up to step ", position_.step,
@@ -128,7 +128,7 @@ void Trainer::count_steps() {
   config::Config counted = config_;
   counted.training.epochs = 0;
   for (const config::Conflict& conflict : config::find_conflicts(counted)) {
-    util::fail(util::ErrorKind::kUsage, "training.epochs = ", config_.training.epochs, " are ", steps,
+    util::fail(util::ErrorKind::kUsage, "training.epochs = ", config_.training.epochs, " means ", steps,
                " steps here; ", conflict.message);
   }
 }
@@ -141,10 +141,10 @@ void Trainer::prepare_output() {
   }
   auto found = checkpoint::find_checkpoints(output_folder());
   if (!found.complete.empty() && found.complete.back().step > position_.step) {
-    util::fail(
-        util::ErrorKind::kUsage, "run.output_dir ", output_folder().string(), " already holds ",
-        found.complete.back().folder.filename().string(), ", later than step ", position_.step,
-        " where this run starts; choose another run.output_dir, remove it, or set checkpoint.resume to auto");
+    util::fail(util::ErrorKind::kUsage, "run.output_dir ", output_folder().string(), " already contains ",
+               found.complete.back().folder.filename().string(), ", later than step ", position_.step,
+               " at which this run starts; choose another run.output_dir, remove it, or set "
+               "checkpoint.resume to auto");
   }
   if (const fs::path& from = checkpointer_->resumed_from(); !from.empty()) {
     // Beside the checkpoint, which may lie in another run's folder.
@@ -226,7 +226,7 @@ void Trainer::report_out_of_memory() const {
     advice = "logging.memory_snapshot = true would record what held the memory";
   }
   util::fail(util::ErrorKind::kUnexpected, "the device is out of memory in step ", position_.step + 1, found,
-             "; expected room for a micro-batch of ", config_.data.micro_batch_size,
+             "; it has no room for a micro-batch of ", config_.data.micro_batch_size,
              " sequences: lower data.micro_batch_size (and raise training.gradient_accumulation_steps), "
              "set activation_checkpointing.mode to full, or fsdp.cpu_offload to true; "
              "fsdp-plan computes what each saves, and ",

@@ -80,8 +80,9 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     }
   } catch (const nlohmann::json::exception&) {
     util::fail(util::ErrorKind::kCheckpoint, where,
-               ": expected samples_seen, tokens_seen and optimizer_steps under \"training\"; it was not "
-               "written by fsdp-train; start from its weights with checkpoint.init_from instead");
+               " must have samples_seen, tokens_seen and optimizer_steps under \"training\", but "
+               "was not written by fsdp-train; start from its weights with checkpoint.init_from "
+               "instead");
   }
   return position;
 }
@@ -102,13 +103,13 @@ void require_same_data(const nlohmann::json& recorded, const nlohmann::json& fou
     if (!recorded.is_object() || !recorded.contains(key)) continue;
     const auto difference = data::difference(recorded.at(key), files);
     if (!difference) continue;
-    const std::string what = util::concat("data.", key, ": expected the tokens that ", where,
-                                          " was trained with; found that ", *difference);
+    const std::string what =
+        util::concat("data.", key, " differs from the data that ", where, " was trained on: ", *difference);
     if (!may_differ) {
       util::fail(util::ErrorKind::kData, what,
-                 "; put the file back, or set data.allow_changed=true to go on with what is there now");
+                 "; put the file back, or set data.allow_changed=true to continue with the present data");
     }
-    util::log_warning(util::concat(what, "; the run goes on with it, as data.allow_changed says"));
+    util::log_warning(util::concat(what, "; the run continues with it, because data.allow_changed is true"));
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// "training" in a checkpoint's manifest: what a run needs to go on, beside its tensors.
+// "training" in a checkpoint's manifest: what a run needs to resume, apart from its tensors.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 #pragma once
 
 // Decides which steps skip their update: those whose loss or gradient norm is not finite, and those where one
-// of the two lies far above its values in the steps before (a spike). A run that skips too many steps in a
+// of the two is far above its values in the preceding steps (a spike). A run that skips too many steps in a
 // row stops.
 //
 // Arithmetic on numbers that are the same on every rank, not collective: so all ranks decide alike, and,
@@ -27,7 +27,7 @@ class UpdateGuard {
   /// Whether a step whose loss or norm is not finite is skipped rather than ends the run.
   bool skips_nonfinite() const { return skip_nonfinite_; }
 
-  /// Why a step with these finite numbers is to be skipped: "its loss 9.2 lies 7.3 standard deviations above
+  /// Why a step with these finite numbers is to be skipped: "its loss 9.2 is 7.3 standard deviations above
   /// the mean 3.1 of 128 steps". Empty: it is not skipped, as until a whole window of steps was updated, and
   /// for numbers below the mean.
   std::string outlier(double loss, double grad_norm) const;

@@ -73,15 +73,15 @@ void Watchdog::look(double seconds_since_last) {
       return;
     }
     std::string message =
-        util::concat("rank ", options_.rank, " does not move: ", describe(now),
-                     "; others wait for it, at most comm.timeout_seconds = ", options_.timeout_seconds);
+        util::concat("rank ", options_.rank, " makes no progress: ", describe(now),
+                     "; other ranks wait for it, at most comm.timeout_seconds = ", options_.timeout_seconds);
     util::log_warning(message);
     write_report(message);
   } else if (now.seconds > options_.timeout_seconds + kGraceOfCollective &&
              !std::exchange(told_of_collective_, true)) {
     std::string message = util::concat("rank ", options_.rank, " is stuck ", describe(now),
                                        ", beyond comm.timeout_seconds = ", options_.timeout_seconds,
-                                       "; another process of the run has stopped or is out of reach");
+                                       "; another process of the run has stopped or is unreachable");
     util::log_error(message);
     failed_ = true;
     write_report(message);

@@ -78,7 +78,7 @@ bool is_there(const fs::path& path) {
   std::error_code error;
   const auto type = fs::status(path, error).type();
   if (type == fs::file_type::none) {
-    fail(ErrorKind::kIo, "cannot look at ", path.string(), ": ", error.message());
+    fail(ErrorKind::kIo, "cannot examine ", path.string(), ": ", error.message());
   }
   return type != fs::file_type::not_found;
 }
@@ -143,7 +143,7 @@ void make_writable_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error || !fs::is_directory(folder)) {
-    fail(ErrorKind::kIo, "cannot make the folder ", folder.string(), ": ",
+    fail(ErrorKind::kIo, "cannot create the folder ", folder.string(), ": ",
          error ? error.message() : "a file of that name is in the way");
   }
   fs::path probe = folder / concat(kProbePrefix, ::getpid());

@@ -1,6 +1,6 @@
 #pragma once
 
-// NVIDIA's data sheets of GPUs: peak rates for utilization, and for plans of machines that are not at hand.
+// NVIDIA's data sheets of GPUs: peak rates for utilization, and for plans of machines that are not available.
 
 #include <cstdint>
 #include <string>

@@ -34,8 +34,8 @@ void prepare_for_limits() {
   ::setrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_cur >= kFewestFiles) return;
   fail(ErrorKind::kUsage, "this process may have only ", files.rlim_cur,
-       " files and connections open at once (ulimit -n), where at least ", kFewestFiles,
-       " were expected; raise the limit, for example with ulimit -n ", kUsualFiles);
+       " files and connections open at once (ulimit -n), but needs at least ", kFewestFiles,
+       "; raise the limit, for example with ulimit -n ", kUsualFiles);
 }
 
 std::string file_size_limit_text() { return limit_text(RLIMIT_FSIZE, "the size of files, ulimit -f"); }

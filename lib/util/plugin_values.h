@@ -25,10 +25,10 @@ class PluginValues {
   const T& get(const std::string& key) const {
     const auto found = values_.find(key);
     if (found == values_.end()) {
-      fail(ErrorKind::kUsage, key, ": expected a key that a plug-in has added; found none of that name");
+      fail(ErrorKind::kUsage, "no plug-in has added the key ", key);
     }
     if (const T* value = std::get_if<T>(&found->second)) return *value;
-    fail(ErrorKind::kUsage, key, ": expected a key of the type that is asked for; found another type");
+    fail(ErrorKind::kUsage, "the key ", key, " is of another type than the requested one");
   }
   const PluginValue* find(const std::string& key) const {
     const auto found = values_.find(key);

@@ -29,8 +29,8 @@ class Registry {
   /// Throws Error(kUsage) if the name is empty or taken.
   void add(std::string name, Entry entry) {
     if (name.empty() || find(name) != nullptr) {
-      fail(ErrorKind::kUsage, "expected a name for the ", kind_, " that no other has; found \"", name,
-           "\"; choose another name");
+      fail(ErrorKind::kUsage, "the name of each ", kind_, " must be unique, but \"", name,
+           "\" is taken; choose another name");
     }
     entries_.push_back({std::move(name), std::move(entry)});
   }

@@ -178,7 +178,7 @@ TEST(Consolidate, WritesAveragesInPlaceOfTheWeightsThatHaveThem) {
   fs::path plain = save_checkpoint(root.path(), {{"model/w", w}}, 1, 200);
   auto [kind, text] = error_of([&] { consolidate(plain, root / "other.safetensors", {.ema = true}); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("holds no averages"));
+  EXPECT_THAT(text, HasSubstr("contains no averages"));
   EXPECT_EQ(
       error_of([&] { consolidate(step, root / "x", {.ema = true, .full = true, .optimizer = true}); }).first,
       ErrorKind::kUsage);
@@ -188,7 +188,7 @@ TEST(Consolidate, RefusesACheckpointWithoutWeights) {
   TemporaryFolder root;
   fs::path step = save_checkpoint(root.path(), {{"optimizer/m", at::ones({5})}}, 1);
   EXPECT_THAT(error_of([&] { consolidate(step, root.path() / "o.safetensors", {}); }).second,
-              HasSubstr("holds no weights"));
+              HasSubstr("contains no weights"));
 }
 
 TEST(Consolidate, AndSavingNeedMemoryForSlicesNotForTensors) {

@@ -131,7 +131,7 @@ TEST_F(Folders, AutoStartsAnewWhereNothingIsComplete) {
   fs::path torn = tear(3);
   ResumeChoice choice = resolve_resume(root_.path(), "auto");
   EXPECT_FALSE(choice.folder);
-  EXPECT_THAT(choice.message, AllOf(HasSubstr("starting anew"), HasSubstr(torn.string())));
+  EXPECT_THAT(choice.message, AllOf(HasSubstr("starting from scratch"), HasSubstr(torn.string())));
   EXPECT_FALSE(resolve_resume(root_.path() / "absent", "auto").folder);
 }
 
@@ -168,7 +168,7 @@ TEST_F(Folders, WhatCannotBeLookedAtIsNotTakenForMissing) {
   fs::create_symlink("loop", loop);
   auto [kind, text] = error_of([&] { checkpoint_folder(loop / "run"); });
   EXPECT_EQ(kind, ErrorKind::kIo);
-  EXPECT_THAT(text, HasSubstr("cannot look at " + (loop / "run").string() + ": "));
+  EXPECT_THAT(text, HasSubstr("cannot examine " + (loop / "run").string() + ": "));
 }
 
 /// Complete checkpoints of these steps in the folder.

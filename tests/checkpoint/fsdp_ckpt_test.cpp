@@ -111,7 +111,7 @@ TEST_F(FsdpCkpt, InspectsCheckpointsAndSafetensors) {
 TEST_F(FsdpCkpt, VerifiesAndNamesEveryDamagedFile) {
   fs::path step = save_checkpoint(root_.path(), assorted_tensors(), 3);
   EXPECT_EQ(run("verify " + quoted(step)), 0);
-  EXPECT_THAT(out_, HasSubstr("is whole"));
+  EXPECT_THAT(out_, HasSubstr("is intact"));
   flip_byte(step / "rank-00000.h5", 3000);
   fs::remove(step / "rank-00002.h5");
   EXPECT_EQ(run("verify " + quoted(step)), 4);
@@ -193,7 +193,7 @@ TEST_F(FsdpCkpt, DrawsProgressOnATerminalOnly) {
   ProgramResult shown =
       testing::run({program_.string(), "verify", step.string()}, {.env = {}, .terminal_columns = 80});
   EXPECT_EQ(shown.exit_code, 0);
-  EXPECT_THAT(shown.out, AllOf(HasSubstr("verifying [##"), HasSubstr("is whole")));
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("verifying [##"), HasSubstr("is intact")));
   EXPECT_EQ(run("verify " + quoted(step)), 0);
   EXPECT_EQ(err_, "");
 }

@@ -118,7 +118,7 @@ TEST_F(HuggingFaceModel, IsACheckpointOfWeightsOnly) {
   auto [kind, text] = error_of([&] { require_state(manifest, output()); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
   EXPECT_THAT(text,
-              AllOf(HasSubstr("holds weights only"), HasSubstr("model.init_from=" + output().string())));
+              AllOf(HasSubstr("contains weights only"), HasSubstr("model.init_from=" + output().string())));
   for (const std::string& resume : {std::string("auto"), std::string("latest"), output().string()}) {
     EXPECT_EQ(error_of([&] { resolve_resume(root_.path(), resume); }).second, text) << resume;
   }
@@ -189,7 +189,7 @@ TEST_F(HuggingFaceModel, ThatDoesNotFitItsConfigIsRefusedWithAllThatIsWrong) {
   write(tiny_options(), weights);
   expect_refused("missing: model.norm.weight");
   expect_refused("unexpected: model.norm.wieght");
-  expect_refused("model.layers.1.mlp.up_proj.weight ([12, 20] where [20, 12] is expected)");
+  expect_refused("model.layers.1.mlp.up_proj.weight ([12, 20] instead of [20, 12])");
 
   weights = weights_of(tiny_options());
   weights.front().second = weights.front().second.to(at::kInt);
@@ -211,7 +211,7 @@ TEST_F(HuggingFaceModel, NeverReplacesACheckpoint) {
   const std::string manifest = util::read_file(output() / "manifest.json");
   auto [kind, text] = error_of([&] { import(3); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("is there already"));
+  EXPECT_THAT(text, HasSubstr("already exists"));
   EXPECT_EQ(util::read_file(output() / "manifest.json"), manifest);
 }
 
@@ -226,7 +226,7 @@ TEST_F(HuggingFaceModel, IsExportedOnlyFromACheckpointThatHasAllOfIt) {
   expect_no_export(save_checkpoint(root_.path() / "a", {{"model/w", at::ones({5})}}, 1), "\"model_type\"");
   fs::path step = save_checkpoint(root_.path() / "b", {{"model/w", at::ones({5})}}, 1);
   edit_manifest(step, [](nlohmann::json& manifest) { manifest["model"] = nullptr; });
-  expect_no_export(step, "does not say what the model is");
+  expect_no_export(step, "does not describe the model");
   edit_manifest(step,
                 [](nlohmann::json& manifest) { manifest["model"] = hugging_face_config(tiny_options()); });
   expect_no_export(step, "unexpected: w");

@@ -78,7 +78,7 @@ TEST_F(Damage, AMissingShardIsNamed) {
 TEST_F(Damage, AFolderInAShardsPlaceIsRefused) {
   fs::remove(step_ / "rank-00002.h5");
   fs::create_directory(step_ / "rank-00002.h5");
-  expect_refused("rank-00002.h5 was expected to be a file");
+  expect_refused("rank-00002.h5 must be a file");
 }
 
 TEST_F(Damage, AllDamagedFilesAreListed) {
@@ -136,9 +136,9 @@ const Lie kLies[] = {
        embedding(m)["ranges"][0]["file"] = "rank-00001.h5";
        embedding(m)["ranges"][1]["file"] = "rank-00000.h5";
      },
-     "embed_tokens.weight has 46 elements in 1 dimensions where the manifest gives 45"},
+     "embed_tokens.weight has 46 elements in 1 dimensions, but the manifest gives 45"},
     {"overlap", [](Json& m) { embedding(m)["ranges"][1]["begin"] = 45; },
-     "embed_tokens.weight is there twice"},
+     "embed_tokens.weight is stored twice"},
     {"gap", [](Json& m) { embedding(m)["ranges"][1]["begin"] = 47; },
      "embed_tokens.weight lacks elements 46 to 47, before those in rank-00001.h5"},
     {"no_end", [](Json& m) { embedding(m)["ranges"].erase(1); },

@@ -129,7 +129,7 @@ const Malformed kMalformed[] = {
      "whose name has 1001 bytes, more than the 1000"},
     {"key_twice_in_entry", one(R"({"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]})"),
      "\"shape\" twice"},
-    {"metadata_number", safetensors_bytes(R"({"__metadata__":{"a":1}})", ""), "not a text"},
+    {"metadata_number", safetensors_bytes(R"({"__metadata__":{"a":1}})", ""), "not a string"},
     {"metadata_list", safetensors_bytes(R"({"__metadata__":[]})", ""), "not an object"},
     {"entry_number", one("5"), "tensor w is not described"},
     {"no_dtype", one(R"({"shape":[2],"data_offsets":[0,8]})"), "tensor w is not described"},

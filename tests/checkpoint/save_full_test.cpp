@@ -74,7 +74,7 @@ TEST(SaveFull, FailsOnEveryRankAndLeavesNothing) {
       save_full({.root = root.path(), .step = 1, .layout = "flat", .training = {}, .model = {}},
                 slices_of({{"model/w", at::ones({4})}}, 0, 1), communicator);
     });
-    failures += kind == ErrorKind::kCheckpoint && text.find("model/w is there twice") != std::string::npos;
+    failures += kind == ErrorKind::kCheckpoint && text.find("model/w is stored twice") != std::string::npos;
   });
   EXPECT_EQ(failures, 3);
   EXPECT_FALSE(fs::exists(root.path() / "step-00000001"));

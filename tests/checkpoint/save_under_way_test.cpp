@@ -75,7 +75,7 @@ TEST(SaveUnderWay, FailsOnEveryRankAndGivesItsSpaceBack) {
       while (!save.advance()) {
       }
     });
-    EXPECT_THAT(text, HasSubstr("model/w is there twice"));
+    EXPECT_THAT(text, HasSubstr("model/w is stored twice"));
     failures += kind == ErrorKind::kCheckpoint;
   });
   EXPECT_EQ(failures, 3);

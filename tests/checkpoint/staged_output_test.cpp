@@ -52,7 +52,7 @@ TEST_F(StagedOutput, ReplacesAnEmptyFolderAndNoOther) {
   std::ofstream(target() / "precious") << "1";
   auto [kind, text] = error_of([&] { StagedFolder staged(target(), false); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("is there already"));
+  EXPECT_THAT(text, HasSubstr("already exists"));
   fs::path file = root_.write("file", "1");
   EXPECT_EQ(error_of([&] { StagedFolder staged(file, true); }).first, ErrorKind::kCheckpoint);
 }

@@ -136,7 +136,7 @@ TEST(FsdpTrain, TakesNoEmptyWordForAnOptionThatIsNotGiven) {
     command.insert(command.end(), words.begin(), words.end());
     const auto result = testing::run(command);
     EXPECT_EQ(result.exit_code, 2) << words.front();
-    EXPECT_NE(result.err.find("found an empty word"), std::string::npos) << words.front() << result.err;
+    EXPECT_NE(result.err.find("found an empty argument"), std::string::npos) << words.front() << result.err;
     EXPECT_EQ(result.out, "");
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));

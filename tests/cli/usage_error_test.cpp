@@ -102,8 +102,8 @@ TEST(UsageErrors, SayWhatIsMissing) {
   expect_refused(
       {{"fsdp-ckpt",
         {"reshard", "a", "b"},
-        "expected fsdp-ckpt reshard [OPTIONS] CHECKPOINT OUTPUT; found no --world-size (files to "
-        "cut the tensors into); see fsdp-ckpt reshard --help"},
+        "expected fsdp-ckpt reshard [OPTIONS] CHECKPOINT OUTPUT; found no --world-size (number of "
+        "files to shard the tensors into); see fsdp-ckpt reshard --help"},
        {"fsdp-ckpt",
         {"inspect", "--json"},
         "expected fsdp-ckpt inspect [OPTIONS] PATH; found no PATH (a checkpoint, a run's output folder, a "

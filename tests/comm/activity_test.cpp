@@ -34,7 +34,7 @@ class ActivityTest : public ::testing::Test {
   void SetUp() override {
     auto looking = std::make_shared<Looking>(single_, *activity_);
     looking_ = looking.get();
-    communicator_ = make_noting_communicator(std::move(looking), activity_);
+    communicator_ = make_activity_communicator(std::move(looking), activity_);
   }
   void all_reduce() {
     at::Tensor one = at::ones({1});

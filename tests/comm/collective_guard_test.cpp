@@ -124,7 +124,7 @@ TEST(CollectiveGuard, TellsRanksThatWaitAndNamesThoseThatDoNot) {
     EXPECT_TRUE(becomes([&] { return waiting.guard.failed(); })) << "long before its own time-out";
     EXPECT_THAT(waiting.failure(util::ErrorKind::kTimeout),
                 AllOf(HasSubstr("all_gather of layer 1 (forward) failed on rank 1 of 3"),
-                      HasSubstr("no answer from rank 2"), HasSubstr("rank 0 has seen first")));
+                      HasSubstr("no answer from rank 2"), HasSubstr("rank 0 noticed first")));
     EXPECT_EQ(waiting.aborts, 1);
   });
   EXPECT_THAT(first.failure(util::ErrorKind::kTimeout), HasSubstr("no answer from rank 2"));

@@ -316,7 +316,7 @@ TEST(GlooCommunicator, ARendezvousThatStaysIncompleteSaysHowManyWereExpected) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
-    EXPECT_NE(std::string(error.what()).find("not all of the 2 processes came"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("not all of the 2 processes arrived"), std::string::npos)
         << error.what();
   }
 }

@@ -34,22 +34,22 @@ TEST(MeshShape, TheRestTakesWhatTheOtherAxesLeave) {
 }
 
 TEST(MeshShape, SpellsOutWhatDoesNotFit) {
-  EXPECT_EQ(
-      refusal({.dcn = 2, .data = 3, .model = 1}, 4),
-      "[mesh]: expected as many processes as the axes multiply to, mesh.dcn 2 x mesh.data 3 x mesh.model "
-      "1 = 6; found 4 processes; set one axis to -1 (the rest) or start 6 processes");
-  EXPECT_EQ(
-      refusal({.dcn = 1, .data = 1, .model = 1}, 2),
-      "[mesh]: expected as many processes as the axes multiply to, mesh.dcn 1 x mesh.data 1 x mesh.model "
-      "1 = 1; found 2 processes; set one axis to -1 (the rest) or start 1 process");
-  EXPECT_EQ(
-      refusal({.dcn = 2, .data = -1, .model = 3}, 8),
-      "[mesh]: expected a multiple of 6 processes for mesh.dcn 2 x mesh.data the rest (-1) x mesh.model 3; "
-      "found 8 processes: 8 = 1 x 6 + 2; start a multiple of 6 processes or change an axis");
-  EXPECT_EQ(
-      refusal({.dcn = 4, .data = -1}, 1),
-      "[mesh]: expected a multiple of 4 processes for mesh.dcn 4 x mesh.data the rest (-1) x mesh.model 1; "
-      "found 1 process: 1 = 0 x 4 + 1; start a multiple of 4 processes or change an axis");
+  EXPECT_EQ(refusal({.dcn = 2, .data = 3, .model = 1}, 4),
+            "[mesh]: the number of processes must be the product of the axes, mesh.dcn 2 x "
+            "mesh.data 3 x mesh.model "
+            "1 = 6, but the run has 4 processes; set one axis to -1 (the rest) or start 6 processes");
+  EXPECT_EQ(refusal({.dcn = 1, .data = 1, .model = 1}, 2),
+            "[mesh]: the number of processes must be the product of the axes, mesh.dcn 1 x "
+            "mesh.data 1 x mesh.model "
+            "1 = 1, but the run has 2 processes; set one axis to -1 (the rest) or start 1 process");
+  EXPECT_EQ(refusal({.dcn = 2, .data = -1, .model = 3}, 8),
+            "[mesh]: the number of processes must be a multiple of 6 for mesh.dcn 2 x mesh.data "
+            "the rest (-1) x mesh.model 3, but the run has 8 processes: 8 = 1 x 6 + 2; start a "
+            "multiple of 6 processes or change an axis");
+  EXPECT_EQ(refusal({.dcn = 4, .data = -1}, 1),
+            "[mesh]: the number of processes must be a multiple of 4 for mesh.dcn 4 x mesh.data "
+            "the rest (-1) x mesh.model 1, but the run has 1 process: 1 = 0 x 4 + 1; start a "
+            "multiple of 4 processes or change an axis");
   EXPECT_EQ(
       refusal({.dcn = -1, .data = -1}, 4),
       "[mesh]: expected -1 (the rest) at most once; found mesh.dcn the rest (-1) x mesh.data the rest (-1) "
@@ -59,7 +59,7 @@ TEST(MeshShape, SpellsOutWhatDoesNotFit) {
             "mesh.model 1; set mesh.data = -1 and the others to 1 for the default");
   int64_t huge = std::numeric_limits<int64_t>::max() / 2;
   EXPECT_NE(refusal({.dcn = huge, .data = 3}, 4).find("more than can be counted"), std::string::npos);
-  EXPECT_NE(refusal({.dcn = huge, .data = -1}, 4).find("expected a multiple of"), std::string::npos);
+  EXPECT_NE(refusal({.dcn = huge, .data = -1}, 4).find("must be a multiple of"), std::string::npos);
 }
 
 TEST(MeshShape, NumbersRanksRowByRow) {
@@ -123,7 +123,7 @@ TEST(Mesh, RefusesAModelAxis) {
       ADD_FAILURE() << "expected an error";
     } catch (const util::Error& error) {
       EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-      EXPECT_NE(std::string(error.what()).find("mesh.model: expected 1; found 2"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("mesh.model must be 1, but is 2"), std::string::npos);
     }
   });
 }

@@ -226,7 +226,7 @@ TEST(TracedSubgroup, WritesToTheSameTrace) {
 TEST(NotedSubgroup, TellsTheSameActivity) {
   testing::run_ranks_over_gloo({.world_size = 3, .queued = false}, [](Group& world) {
     auto activity = std::make_shared<Activity>();
-    Group noted = make_noting_communicator(world, activity);
+    Group noted = make_activity_communicator(world, activity);
     if (world->rank() < 2) {
       EXPECT_EQ(sum_over(*noted->subgroup("two", {0, 1}), 1), 2);
       EXPECT_EQ(activity->snapshot().last, "all_reduce of test (other)");

@@ -25,7 +25,7 @@ TEST(Conflicts, TheCpuHasNoHistoryOfItsMemory) {
   config.logging.memory_snapshot = true;
   EXPECT_TRUE(find_conflicts(config).empty());
   config.training.device = "cpu";
-  EXPECT_EQ(only_conflict(config).find("logging.memory_snapshot: expected training.device"), 0u);
+  EXPECT_EQ(only_conflict(config).find("logging.memory_snapshot requires training.device"), 0u);
 }
 
 TEST(Conflicts, DefaultsHaveNone) { EXPECT_TRUE(find_conflicts(Config{}).empty()); }
@@ -34,22 +34,22 @@ TEST(Conflicts, HeadsDivideTheHiddenSize) {
   Config config;
   config.model.num_attention_heads = config.model.num_key_value_heads = 7;
   EXPECT_EQ(only_conflict(config),
-            "model.hidden_size: expected a multiple of model.num_attention_heads; found 256 = 36 * 7 + 4; "
-            "change one of the two");
+            "model.hidden_size must be a multiple of model.num_attention_heads, but is 256 = 36 "
+            "* 7 + 4; change one of the two");
 }
 
 TEST(Conflicts, KeyValueHeadsDivideTheHeads) {
   Config config;
   config.model.num_key_value_heads = 3;
-  EXPECT_NE(only_conflict(config).find("found 8 = 2 * 3 + 2"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("but 8 = 2 * 3 + 2"), std::string::npos);
   config.model.num_key_value_heads = 16;
-  EXPECT_NE(only_conflict(config).find("found 16 > 8"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("but 16 > 8"), std::string::npos);
 }
 
 TEST(Conflicts, LlamaHeadsHaveAnEvenWidthAndThoseOfGpt2Any) {
   Config config;
   config.model.hidden_size = 24;
-  EXPECT_NE(only_conflict(config).find("found 24 / 8 = 3"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("but is 24 / 8 = 3"), std::string::npos);
   config.model.architecture = "gpt2";
   EXPECT_TRUE(find_conflicts(config).empty());
 }
@@ -58,25 +58,26 @@ TEST(Conflicts, Gpt2HasNoGroupedQueryAttention) {
   Config config;
   config.model.architecture = "gpt2";
   config.model.num_key_value_heads = 4;
-  EXPECT_NE(only_conflict(config).find("because gpt2 has no grouped-query attention; found 4; leave it out"),
+  EXPECT_NE(only_conflict(config).find("because gpt2 has no grouped-query attention, but is 4; leave it out"),
             std::string::npos);
 }
 
 TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
   Config config;
   config.training.float8_exclude = {"*.0.*"};
-  EXPECT_EQ(only_conflict(config),
-            "training.float8_exclude: expected none with training.float8 = \"none\"; found 1; leave it out");
+  EXPECT_EQ(
+      only_conflict(config),
+      "training.float8_exclude must be empty with training.float8 = \"none\", but is *.0.*; leave it out");
   config.training.float8 = "tensorwise";
   EXPECT_EQ(only_conflict(config),
-            "training.float8: expected mixed_precision.param_dtype = \"bfloat16\", in which everything else "
-            "is computed; found float32; change one of the two");
+            "training.float8 requires mixed_precision.param_dtype = \"bfloat16\", in which "
+            "everything else is computed, but that is float32; change one of the two");
   config.mixed_precision.param_dtype = "bfloat16";
   EXPECT_TRUE(find_conflicts(config).empty());
   config.data.sequence_length = 250;
   config.data.micro_batch_size = 3;
   EXPECT_NE(only_conflict(config).find(
-                "found 3 (data.micro_batch_size) * 250 (data.sequence_length) = 750 = 46 * 16 + 14"),
+                "but that is 3 (data.micro_batch_size) * 250 (data.sequence_length) = 750 = 46 * 16 + 14"),
             std::string::npos);
 }
 
@@ -97,7 +98,7 @@ TEST(Conflicts, GraphsAreOfAGpuAndOfWhatIsTheSameInEveryStep) {
     Config changed = config;
     change(changed);
     const std::string message = only_conflict(changed);
-    EXPECT_EQ(message.find("training.cuda_graphs: expected "), 0u) << message;
+    EXPECT_EQ(message.find("training.cuda_graphs requires "), 0u) << message;
     EXPECT_NE(message.find(key), std::string::npos) << message;
     EXPECT_NE(message.find("leave "), std::string::npos) << message;
   }
@@ -107,18 +108,17 @@ TEST(Conflicts, SamplesFitThePositions) {
   Config config;
   config.data.sequence_length = 1025;
   EXPECT_EQ(only_conflict(config),
-            "data.sequence_length: expected at most model.max_position_embeddings = 1024; found 1025; "
-            "change one of the two");
+            "data.sequence_length must be at most model.max_position_embeddings = 1024, but is "
+            "1025; change one of the two");
 }
 
 TEST(Conflicts, TheSeparatorOfDocumentsIsAToken) {
   Config config;
   config.data.document_separator = 256;
   config.data.documents = "mask";
-  EXPECT_EQ(
-      only_conflict(config),
-      "data.document_separator: expected a token below model.vocab_size = 256; found 256, which no text "
-      "has; change one of the two");
+  EXPECT_EQ(only_conflict(config),
+            "data.document_separator must be less than model.vocab_size = 256, but is 256, which "
+            "occurs in no text; change one of the two");
   config.data.document_separator = 255;
   EXPECT_TRUE(find_conflicts(config).empty());
 }
@@ -127,7 +127,7 @@ TEST(Conflicts, BatchesAndRunsStayCountable) {
   Config config;
   config.data.micro_batch_size = 100'000;
   config.model.max_position_embeddings = config.data.sequence_length = 10'001;
-  EXPECT_NE(only_conflict(config).find("found 100000 * 10001 (data.sequence_length)"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("but is 100000 * 10001;"), std::string::npos);
   config = Config{};
   config.training.steps = 1'000'000'000;
   config.training.gradient_accumulation_steps = 1000;
@@ -137,25 +137,25 @@ TEST(Conflicts, BatchesAndRunsStayCountable) {
 TEST(Conflicts, OptionsOfSgdAreForSgd) {
   Config config;
   config.optimizer.nesterov = true;
-  EXPECT_NE(only_conflict(config).find("found true with adamw"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("but is true with optimizer.name = adamw"), std::string::npos);
   config.optimizer.name = "sgd";
   EXPECT_NE(only_conflict(config).find("optimizer.momentum = 0"), std::string::npos);
   config.optimizer.momentum = 0.9;
   EXPECT_TRUE(find_conflicts(config).empty());
   config.optimizer.dampening = 0.1;
-  EXPECT_NE(only_conflict(config).find("optimizer.nesterov: expected false"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("optimizer.nesterov must be false"), std::string::npos);
   config.optimizer.nesterov = false;
   EXPECT_TRUE(find_conflicts(config).empty());
   config.optimizer.momentum = 0;
-  EXPECT_NE(only_conflict(config).find("optimizer.dampening: expected 0"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("optimizer.dampening must be 0"), std::string::npos);
 }
 
 TEST(Conflicts, TheStagesFitTheRun) {
   Config config;
   config.lr_scheduler.hold_steps = 10;
-  EXPECT_NE(only_conflict(config).find("hold_steps: expected 0 unless"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("hold_steps must be 0 unless"), std::string::npos);
   config.lr_scheduler.name = "tri_stage";
-  EXPECT_NE(only_conflict(config).find("min_lr_ratio: expected a number above 0"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("min_lr_ratio must be above 0"), std::string::npos);
   config.lr_scheduler.min_lr_ratio = 0.01;
   config.lr_scheduler.warmup_steps = 50;
   config.lr_scheduler.decay_steps = 140;
@@ -165,7 +165,7 @@ TEST(Conflicts, TheStagesFitTheRun) {
 TEST(Conflicts, MuonNeedsMomentum) {
   Config config;
   config.optimizer.name = "muon";
-  EXPECT_NE(only_conflict(config).find("optimizer.momentum: expected a number above 0"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("optimizer.momentum must be above 0"), std::string::npos);
   config.optimizer.momentum = 0.95;
   config.optimizer.nesterov = true;
   EXPECT_TRUE(find_conflicts(config).empty());
@@ -179,16 +179,15 @@ TEST(Conflicts, AShortTrialNeedsNoOtherSchedule) {
   config.training.steps = 5;
   EXPECT_TRUE(find_conflicts(config).empty());
   config.lr_scheduler.warmup_ratio = 0.03;
-  EXPECT_EQ(
-      only_conflict(config),
-      "lr_scheduler.warmup_ratio: expected 0 beside lr_scheduler.warmup_steps; found 0.03 and 700 steps; "
-      "leave one of the two out, or set it to 0");
+  EXPECT_EQ(only_conflict(config),
+            "lr_scheduler.warmup_ratio must be 0 if lr_scheduler.warmup_steps is set, but they "
+            "are 0.03 and 700; leave one of the two out, or set it to 0");
 }
 
 TEST(Conflicts, RegularValidationNeedsFiles) {
   Config config;
   config.evaluation.interval_steps = 10;
-  EXPECT_NE(only_conflict(config).find("data.validation names no files"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("must be 0 without files in data.validation"), std::string::npos);
   config.data.validation = {"v.bin"};
   EXPECT_TRUE(find_conflicts(config).empty());
 }
@@ -196,7 +195,8 @@ TEST(Conflicts, RegularValidationNeedsFiles) {
 TEST(Conflicts, ABatchOfOneMicroStepHasNoWarmup) {
   Config config;
   config.training.batch_warmup_steps = 5;
-  EXPECT_NE(only_conflict(config).find("training.batch_warmup_steps: expected 0 with one micro-batch"),
+  EXPECT_NE(only_conflict(config).find(
+                "training.batch_warmup_steps must be 0 if training.gradient_accumulation_steps is 1"),
             std::string::npos);
   config.training.gradient_accumulation_steps = 2;
   EXPECT_TRUE(find_conflicts(config).empty());
@@ -206,11 +206,11 @@ TEST(Conflicts, PatienceAndTheBestNeedValidations) {
   Config config;
   config.data.validation = {"validation.bin"};
   config.evaluation.patience = 3;
-  EXPECT_NE(only_conflict(config).find("evaluation.patience: expected 0 without validations"),
+  EXPECT_NE(only_conflict(config).find("evaluation.patience must be 0 without validation"),
             std::string::npos);
   config.evaluation.patience = 0;
   config.checkpoint.keep_best = true;
-  EXPECT_NE(only_conflict(config).find("checkpoint.keep_best: expected false"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("checkpoint.keep_best must be false"), std::string::npos);
   config.evaluation.patience = 3;
   config.evaluation.interval_steps = 10;
   EXPECT_TRUE(find_conflicts(config).empty());
@@ -219,7 +219,7 @@ TEST(Conflicts, PatienceAndTheBestNeedValidations) {
 TEST(Conflicts, NoMicroStepsNeedAGlobalBatch) {
   Config config;
   config.training.gradient_accumulation_steps = 0;
-  EXPECT_NE(only_conflict(config).find("found 0; give one of the two"), std::string::npos);
+  EXPECT_NE(only_conflict(config).find("but is 0; set one of the two"), std::string::npos);
   config.training.global_batch_size = 64;
   config.training.batch_warmup_steps = 5;
   EXPECT_TRUE(find_conflicts(config).empty());
@@ -233,8 +233,9 @@ TEST(CheckWorld, AsksForTheProductOfTheMesh) {
   EXPECT_NE(world_error(config, 8).find("8 = 1 x 6 + 2; start a multiple of 6 processes"), std::string::npos);
   config.mesh = {.dcn = 2, .data = 3, .model = 1};
   check_world(config, 6);
-  EXPECT_NE(world_error(config, 4).find("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6; found 4 processes"),
-            std::string::npos);
+  EXPECT_NE(
+      world_error(config, 4).find("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6, but the run has 4 processes"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -34,18 +34,17 @@ TEST(GlobalBatch, IsTheSameOnAnyNumberOfRanks) {
 }
 
 TEST(GlobalBatch, ThatMicroBatchesDoNotMakeIsRefusedWithTheNearestOnes) {
-  EXPECT_EQ(
-      refusal(batch_of(64, 4), 3),
-      "training.global_batch_size: expected a multiple of 3 ranks * 4 (data.micro_batch_size) = 12; found "
-      "64 = 5 * 12 + 4; give 60 or 72");
-  EXPECT_EQ(
-      refusal(batch_of(64, 5), 8),
-      "training.global_batch_size: expected a multiple of 8 ranks * 5 (data.micro_batch_size) = 40; found "
-      "64 = 1 * 40 + 24; give 40 or 80, or data.micro_batch_size = 4");
-  EXPECT_EQ(
-      refusal(batch_of(6, 4), 2),
-      "training.global_batch_size: expected a multiple of 2 ranks * 4 (data.micro_batch_size) = 8; found 6 "
-      "= 0 * 8 + 6; give 8, or data.micro_batch_size = 3");
+  EXPECT_EQ(refusal(batch_of(64, 4), 3),
+            "training.global_batch_size must be a multiple of 3 ranks * 4 "
+            "(data.micro_batch_size) = 12, but is 64 = 5 * 12 + 4; set it to 60 or 72");
+  EXPECT_EQ(refusal(batch_of(64, 5), 8),
+            "training.global_batch_size must be a multiple of 8 ranks * 5 "
+            "(data.micro_batch_size) = 40, but is 64 = 1 * 40 + 24; set it to 40 or 80, or "
+            "data.micro_batch_size = 4");
+  EXPECT_EQ(refusal(batch_of(6, 4), 2),
+            "training.global_batch_size must be a multiple of 2 ranks * 4 "
+            "(data.micro_batch_size) = 8, but is 6 = 0 * 8 + 6; set it to 8, or "
+            "data.micro_batch_size = 3");
 }
 
 TEST(GlobalBatch, AgreesWithMicroStepsThatAreGiven) {
@@ -55,9 +54,9 @@ TEST(GlobalBatch, AgreesWithMicroStepsThatAreGiven) {
   EXPECT_EQ(config.training.gradient_accumulation_steps, 8);
   EXPECT_EQ(
       refusal(config, 4),
-      "training.gradient_accumulation_steps: expected 4, because training.global_batch_size = 64 takes that "
-      "many micro-batches of 4 ranks * 4 (data.micro_batch_size); found 8; leave one "
-      "of the two out, or set it to 0");
+      "training.gradient_accumulation_steps must be 4, because training.global_batch_size = 64 takes that "
+      "many micro-batches of 4 ranks * 4 (data.micro_batch_size), but is 8; leave one of "
+      "the two out, or set it to 0");
 }
 
 TEST(GlobalBatch, IsPrintedSoThatItServesAnyNumberOfRanks) {

@@ -45,29 +45,29 @@ TEST(ParameterGroups, DifferIfAnythingOfThemDiffers) {
 TEST(ParameterGroups, SayWhatIsWrongAndWhere) {
   auto refused = [](const std::string& fields, const std::string& found) {
     const std::string message = error_of(kTrain + "[[optimizer.groups]]\n" + fields + "\n");
-    EXPECT_NE(message.find("optimizer.groups: expected a list of tables"), std::string::npos) << message;
+    EXPECT_NE(message.find("optimizer.groups must be a list of tables"), std::string::npos) << message;
     EXPECT_NE(message.find(found), std::string::npos) << message;
   };
-  refused("pattern = [\"a\"]\nlr_scale = -1", "; found [{ pattern = [\"a\"], lr_scale = -1.0 }]");
-  refused("pattern = [\"a\"]", "; found [{ pattern = [\"a\"] }]");
-  refused("lr = 1", "; found [{ pattern = [], lr = 1.0 }]");
-  refused("pattern = [\"\"]\nlr = 1", "; found ");
-  refused("pattern = [\"a\"]\nlr = 1\nlr_scale = 1", "; found ");
-  refused("pattern = [\"a\"]\nlr = inf", "; found ");
-  refused("pattern = [\"a\"]\nlr = \"fast\"", "found the string \"fast\" as lr\n");
-  refused("pattern = [3]\nlr = 1", "found the integer 3 in pattern");
-  refused("pattern = 3\nlr = 1", "found the integer 3 as pattern");
-  refused("pattern = [\"a\"]\nweigt_decay = 1", "found the field weigt_decay; did you mean weight_decay?");
-  EXPECT_NE(error_of(kTrain + "[optimizer]\ngroups = [1]\n").find("found the integer 1 in the list"),
+  refused("pattern = [\"a\"]\nlr_scale = -1", ", but is [{ pattern = [\"a\"], lr_scale = -1.0 }]");
+  refused("pattern = [\"a\"]", ", but is [{ pattern = [\"a\"] }]");
+  refused("lr = 1", ", but is [{ pattern = [], lr = 1.0 }]");
+  refused("pattern = [\"\"]\nlr = 1", ", but is ");
+  refused("pattern = [\"a\"]\nlr = 1\nlr_scale = 1", ", but is ");
+  refused("pattern = [\"a\"]\nlr = inf", ", but is ");
+  refused("pattern = [\"a\"]\nlr = \"fast\"", "but has the string \"fast\" as lr\n");
+  refused("pattern = [3]\nlr = 1", "but has the integer 3 in pattern");
+  refused("pattern = 3\nlr = 1", "but has the integer 3 as pattern");
+  refused("pattern = [\"a\"]\nweigt_decay = 1", "but has the field weigt_decay; did you mean weight_decay?");
+  EXPECT_NE(error_of(kTrain + "[optimizer]\ngroups = [1]\n").find("but contains the integer 1"),
             std::string::npos);
-  EXPECT_NE(error_of(kTrain + "[optimizer.groups]\npattern = \"a\"\n").find("found a table"),
+  EXPECT_NE(error_of(kTrain + "[optimizer.groups]\npattern = \"a\"\n").find("but is a table"),
             std::string::npos);
 }
 
 TEST(ParameterGroups, NeedARateToFollowTheSchedule) {
   const std::string message =
       error_of(kTrain, {"optimizer.lr=0", R"(optimizer.groups=[{pattern="*", lr=1}])"});
-  EXPECT_NE(message.find("optimizer.groups: expected no lr with optimizer.lr = 0"), std::string::npos)
+  EXPECT_NE(message.find("optimizer.groups must not set lr if optimizer.lr is 0"), std::string::npos)
       << message;
 }
 

@@ -83,15 +83,16 @@ TEST_F(StoredModel, FillsInWhatAConfigLeavesOutSoThatItIsTheModelOfTheWeights) {
 TEST_F(StoredModel, RefusesEveryKeyThatContradictsItWithBothValues) {
   const std::string message =
       error_of(with("qkv_bias = false\nrope_theta = 10000.0\n"), {"model.num_hidden_layers=4"});
-  EXPECT_THAT(message, AllOf(HasSubstr("c.toml:5: model.qkv_bias: expected true, as "),
-                             HasSubstr("config.json says of the weights in model.init_from; found false"),
-                             HasSubstr("model.rope_theta: expected 1e+6"), HasSubstr("found 10000.0"),
-                             HasSubstr("model.num_hidden_layers: expected 3"), HasSubstr("found 4")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("c.toml:5: model.qkv_bias must be true, as in "),
+                    HasSubstr("config.json, which describes the weights in model.init_from, but is false"),
+                    HasSubstr("model.rope_theta must be 1e+6"), HasSubstr("but is 10000.0"),
+                    HasSubstr("model.num_hidden_layers must be 3"), HasSubstr("but is 4")));
   EXPECT_THAT(error_of(with("preset = \"qwen2.5-0.5b\"\n")),
-              AllOf(HasSubstr("preset qwen2.5-0.5b"), HasSubstr("model.hidden_size: expected 64")));
+              AllOf(HasSubstr("preset qwen2.5-0.5b"), HasSubstr("model.hidden_size must be 64")));
   // Another architecture has other keys, which are not worth a line each.
   EXPECT_THAT(error_of(with("architecture = \"gpt2\"\n")),
-              AllOf(HasSubstr("model.architecture: expected \"llama\""), Not(HasSubstr("rope_theta"))));
+              AllOf(HasSubstr("model.architecture must be \"llama\""), Not(HasSubstr("rope_theta"))));
 }
 
 TEST_F(StoredModel, LeavesFreeWhatIsNoPartOfTheWeights) {
@@ -167,7 +168,7 @@ TEST_F(StoredModel, ThatIsNotThereMustBeGiven) {
   const std::string there = kTrain + "[model]\ninit_from = \"meta-llama/Llama-3.2-1B\"\n";
   EXPECT_THAT(
       error_of(there),
-      AllOf(HasSubstr("c.toml:4: model.init_from: expected weights"),
+      AllOf(HasSubstr("c.toml:4: model.init_from: there are no weights at meta-llama/Llama-3.2-1B"),
             HasSubstr("huggingface-cli download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B")));
   EXPECT_EQ(parse_config(there + "preset = \"llama3.2-1b\"\n", "c.toml").model.num_hidden_layers, 16);
 }
@@ -180,7 +181,7 @@ TEST_F(StoredModel, ThatIsPickledIsRefusedWithTheRemedy) {
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kCheckpoint);
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("found pytorch_model.bin"), HasSubstr("safe_serialization=True")));
+                AllOf(HasSubstr("but has pytorch_model.bin"), HasSubstr("safe_serialization=True")));
   }
 }
 

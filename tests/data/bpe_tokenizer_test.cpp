@@ -255,7 +255,7 @@ TEST_F(BpeFile, RefusesDamagedFiles) {
 
 TEST(MakeTokenizer, RefusesFoldersAndFilesWithoutAVocabulary) {
   TemporaryFolder folder;
-  expect_error(ErrorKind::kData, {folder.path(), "holds no vocabulary"},
+  expect_error(ErrorKind::kData, {folder.path(), "contains no vocabulary"},
                [&] { make_tokenizer(folder.path()); });
   std::string text = folder.write("a.txt", "x");
   expect_error(ErrorKind::kUsage, {text, "a file of another kind"}, [&] { make_tokenizer(text); });

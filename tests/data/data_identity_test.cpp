@@ -43,7 +43,7 @@ TEST(DataIdentity, ChangesWithEveryTokenOfASmallFile) {
     change_token(folder / "a.bin", token);
     const auto found = difference(before, identity_of({folder / "a.bin"}));
     ASSERT_TRUE(found.has_value()) << token;
-    EXPECT_EQ(*found, "file 1, \"a.bin\", has 131000 tokens and had 131000, which are others");
+    EXPECT_EQ(*found, "file 1, \"a.bin\", has 131000 tokens and had 131000, but different ones");
   }
 }
 
@@ -64,7 +64,7 @@ TEST(DataIdentity, NamesTheFirstFileThatIsOther) {
   const std::string a = folder / "a.bin", b = folder / "b.bin", c = folder / "c.bin";
   const nlohmann::json before = identity_of({a, b});
   EXPECT_EQ(difference(before, identity_of({a, c})),
-            "file 2, \"c.bin\", has 600 tokens where \"b.bin\" had 500");
+            "file 2, \"c.bin\", has 600 tokens, but \"b.bin\" had 500");
   EXPECT_EQ(difference(before, identity_of({a, b, c})), "file 3, \"c.bin\", is new");
   EXPECT_EQ(difference(before, identity_of({a})), "file 2, \"b.bin\", is missing");
   for (const char* text : {"null", "3", "[3]", "[{}]", "{\"a\": 1}", "[[]]"}) {

@@ -74,10 +74,10 @@ TEST(TrainLoader, RefusesSetsThatCannotBeMixed) {
   TemporaryFolder folder;
   DataOptions options = small_options(write_tokens(folder, "a", counting(41)));
   options.train_weights = {1, 2};
-  expect_error(ErrorKind::kUsage, {"data.train_weights has 2", "1 entries"},
+  expect_error(ErrorKind::kUsage, {"one number for each of the 1 entries", "but has 2"},
                [&] { TrainLoader(options, 256, 1, {}); });
   options.train.push_back(write_tokens(folder, "short", counting(4)));
-  expect_error(ErrorKind::kData, {"short", "holds 4 tokens"}, [&] { TrainLoader(options, 256, 1, {}); });
+  expect_error(ErrorKind::kData, {"short", "has 4 tokens"}, [&] { TrainLoader(options, 256, 1, {}); });
 }
 
 TEST(TrainLoader, TakesPatternsOfFiles) {
@@ -150,14 +150,14 @@ TEST(TrainLoader, ExplainsTheArithmeticWhenThereAreTooFewSamples) {
   DataOptions options = small_options(write_tokens(folder, "a", counting(33)));
   TrainLoader(options, 256, 1, {0, 2, 2});  // exactly 8
   expect_error(ErrorKind::kData,
-               {"hold 8 samples", "33 tokens", "consumes 12", "3 accumulation", "2 ranks", "2 seq"}, [&] {
+               {"have 8 samples", "33 tokens", "consumes 12", "3 accumulation", "2 ranks", "2 seq"}, [&] {
                  TrainLoader(options, 256, 1, {0, 2, 3});
                });
-  expect_error(ErrorKind::kData, {"hold 8 samples"}, [&] {
+  expect_error(ErrorKind::kData, {"have 8 samples"}, [&] {
     TrainLoader(options, 256, 1, {0, 2, INT64_MAX / 2});
   });
   options.sequence_length = INT64_MAX;
-  expect_error(ErrorKind::kData, {"hold 0 samples"}, [&] { TrainLoader(options, 256, 1, {}); });
+  expect_error(ErrorKind::kData, {"have 0 samples"}, [&] { TrainLoader(options, 256, 1, {}); });
 }
 
 TEST(TrainLoader, RefusesAnIdOutsideTheVocabularyAtOpening) {

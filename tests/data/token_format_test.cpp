@@ -99,7 +99,7 @@ TEST_F(TokenFormats, AFlatFormatThatIsToldIsBelieved) {
   std::string path = folder.write("a.bin", stored<uint32_t>({7, 70000}));
   EXPECT_EQ(read_all(TokenFile(path, TokenFormat::kU32)), (std::vector<int64_t>{7, 70000}));
   EXPECT_EQ(TokenFile(path).size(), 4);
-  expect_error(ErrorKind::kData, {"format u16", "llm.c-u16 was expected"},
+  expect_error(ErrorKind::kData, {"must have the format llm.c-u16", "but has u16"},
                [&] { TokenFile file(path, TokenFormat::kLlmcU16); });
 }
 
@@ -118,12 +118,12 @@ TEST_F(TokenFormats, RefusesHeadersOfLlmcThatDoNotFit) {
     expect_error(ErrorKind::kData, parts, [&] { TokenFile file(path); });
   };
   expect(llmc(20240520, 1, 6, six).substr(0, 1023), {"1023 bytes", "header of 1024"});
-  expect(llmc(20240520, 2, 6, six), {"version 2", "where 1"});
-  expect(llmc(20240801, 1, 3, six), {"version 1", "where 7"});
+  expect(llmc(20240520, 2, 6, six), {"must have version 1", "but has 2"});
+  expect(llmc(20240801, 1, 3, six), {"must have version 7", "but has 1"});
   expect(llmc(20240520, 1, 7, six), {"7 tokens of 2 bytes", "12 bytes follow"});
   expect(llmc(20240520, 1, -1, six), {"-1 tokens"});
   expect(llmc(20240801, 7, 6, six), {"6 tokens of 4 bytes"});
-  expect(llmc(20240520, 1, 0, ""), {"holds no tokens"});
+  expect(llmc(20240520, 1, 0, ""), {"contains no tokens"});
   expect(llmc(20240522, 1, 6, six), {"questions with answers"});
 }
 
@@ -178,11 +178,11 @@ TEST_F(TokenFormats, ReadsEveryTypeOfWholeNumbers) {
 TEST_F(TokenFormats, RefusesAnIndexWhoseHeaderDoesNotFit) {
   IndexParts parts;
   parts.version = 2;
-  expect_refused(parts, {"version 2"});
+  expect_refused(parts, {"must have version 1, but has 2"});
   for (uint8_t code : {0, 6, 7, 11, 255}) {
     parts = {};
     parts.code = code;
-    expect_refused(parts, {"dtype code " + std::to_string(code)});
+    expect_refused(parts, {"dtype code", "but has " + std::to_string(code)});
   }
   parts = {};
   parts.sequences = UINT64_MAX;
@@ -197,7 +197,7 @@ TEST_F(TokenFormats, RefusesAnIndexWhoseHeaderDoesNotFit) {
   }
   parts = {};
   parts.sequences = 2;
-  expect_refused(parts, {"were expected for 2 sequences"});
+  expect_refused(parts, {"bytes for 2 sequences"});
   folder.write("p.idx", IndexParts().bytes().substr(0, 20));
   expect_error(ErrorKind::kData, {"20 bytes"}, [&] { TokenFile file(folder / "p.bin"); });
   folder.write("p.idx", IndexParts().bytes() + std::string(3, '\0'));
@@ -207,11 +207,11 @@ TEST_F(TokenFormats, RefusesAnIndexWhoseHeaderDoesNotFit) {
 TEST_F(TokenFormats, RefusesSequencesThatOverlapLeaveTheFileOrHaveGaps) {
   IndexParts parts;
   parts.pointers = {0, 2, 6};
-  expect_refused(parts, {"sequence 1 begin at byte 2 where byte 4"});
+  expect_refused(parts, {"sequence 1 at byte 2 instead of byte 4"});
   parts.pointers = {0, 4, 8};
-  expect_refused(parts, {"sequence 2 begin at byte 8"});
+  expect_refused(parts, {"sequence 2 at byte 8"});
   parts.pointers = {INT64_MIN, 4, 6};
-  expect_refused(parts, {"sequence 0 begin at byte -9223372036854775808"});
+  expect_refused(parts, {"sequence 0 at byte -9223372036854775808"});
   parts = {};
   parts.lengths = {-1, 1, 3};
   expect_refused(parts, {"sequence 0 the length -1"});

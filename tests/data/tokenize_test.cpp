@@ -96,7 +96,7 @@ TEST(Tokenize, RefusesToWriteOverAText) {
   std::filesystem::create_symlink(folder / "a", folder / "link");
   for (std::string output : {folder / "a", folder / "./a", folder / "link"}) {
     options.output = output;
-    expect_error(ErrorKind::kUsage, {"would be lost"}, [&] { tokenize(options); });
+    expect_error(ErrorKind::kUsage, {"would overwrite one of the texts"}, [&] { tokenize(options); });
   }
   EXPECT_EQ(folder.read("a"), "text");
 }
@@ -356,8 +356,8 @@ TEST(Tokenize, RefusesLinesThatAreNoDocuments) {
     }
   };
   refuse("no json", "is not valid JSON");
-  refuse("[1]", "not an object");
-  refuse("{\"content\": \"x\", \"id\": 1}", "has the fields \"content\", \"id\" where");
+  refuse("[1]", "is another JSON value");
+  refuse("{\"content\": \"x\", \"id\": 1}", "has the fields \"content\", \"id\";");
   refuse("{\"text\": 3}", "has a number");
   refuse("{\"text\": \"\xff\"}", "is not valid JSON");
   refuse(std::string(1000, '['), "nests deeper");
@@ -378,7 +378,7 @@ TEST(Tokenize, RefusesOutputsThatCannotHoldTheVocabulary) {
 
 TEST(Tokenize, RefusesAPatternThatNothingFits) {
   TemporaryFolder folder;
-  expect_error(ErrorKind::kData, {"no file fits", "*.none"},
+  expect_error(ErrorKind::kData, {"no file matches", "*.none"},
                [&] { tokenize(options_for(folder, {folder / "*.none"})); });
 }
 

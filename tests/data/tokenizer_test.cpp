@@ -29,7 +29,7 @@ TEST(Tokenizer, EncodesPieceByPiece) {
 
 TEST(Tokenizer, RefusesToDecodeWhatItCannotHaveMade) {
   auto tokenizer = make_tokenizer("bytes");
-  expect_error(util::ErrorKind::kData, {"id 256", "place 1"}, [&] { tokenizer->decode({65, 256}); });
+  expect_error(util::ErrorKind::kData, {"id 256", "position 1"}, [&] { tokenizer->decode({65, 256}); });
   expect_error(util::ErrorKind::kData, {"id -1"}, [&] { tokenizer->decode({-1}); });
 }
 

@@ -37,7 +37,7 @@ TEST(Report, HasALineAFindingAndItsRemedy) {
             "ok    cpu               fast\n"
             "fail  disk              full\n"
             "                        -> free it\n"
-            "1 ok, 0 to look at, 1 failed\n");
+            "1 ok, 0 warnings, 1 failed\n");
   EXPECT_EQ(exit_code(findings), 1);
   EXPECT_EQ(exit_code({{Verdict::kWarn, "cpu", "slow", "wait"}}), 0);
 }

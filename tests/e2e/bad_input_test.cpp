@@ -97,7 +97,7 @@ TEST_F(BadInput, APeerThatNeverComesIsATimeout) {
        "data.train=[\"" + (folder_ / "train.bin").string() + "\"]"},
       {.env = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(testing::free_port())}}});
   EXPECT_EQ(result.exit_code, 6) << result.err;
-  EXPECT_NE(result.err.find("not all of the 2 processes came"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("not all of the 2 processes arrived"), std::string::npos) << result.err;
   EXPECT_LT(result.seconds, 20);
 }
 

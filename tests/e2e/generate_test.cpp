@@ -148,11 +148,13 @@ TEST_F(GenerateProgram, SaysWhatIsWrongInOneLine) {
     std::string message;
   } cases[] = {
       {{path("run"), "--prompt", "x", "--max-new-tokens", "96"}, 2, "shorten the prompt or ask for fewer"},
-      {{path("run"), "--prompt", "x", "--max-new-tokens", "999999999"}, 2, "found 999999999; ask for fewer"},
-      {{path("run"), "--prompt", std::string(96, 'x')}, 2, "expected a prompt of fewer than 96 tokens"},
-      {{path("run"), "--top-p", "0"}, 2, "top-p: expected a probability above 0 and at most 1; found 0"},
-      {{path("run"), "--dtype", "int8"}, 2, "dtype: expected auto"},
-      {{path("run"), "--begin-token", "<s>"}, 2, "--begin-token: expected"},
+      {{path("run"), "--prompt", "x", "--max-new-tokens", "999999999"},
+       2,
+       "but 999999999 are requested; ask for fewer"},
+      {{path("run"), "--prompt", std::string(96, 'x')}, 2, "the prompt must have fewer than 96 tokens"},
+      {{path("run"), "--top-p", "0"}, 2, "top-p must be a probability above 0 and at most 1, but is 0"},
+      {{path("run"), "--dtype", "int8"}, 2, "dtype must be auto"},
+      {{path("run"), "--begin-token", "<s>"}, 2, "--begin-token must be the text of a token"},
       {{path("nowhere")}, 4, "nowhere"},
       {{path("exported"), "--ema"}, 2, "--ema"},
       {{path("run"), "--prompt-file", path("nowhere")}, 7, "nowhere"},

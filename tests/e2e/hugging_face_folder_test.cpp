@@ -143,7 +143,8 @@ TEST_F(HuggingFaceFolder, OfAnotherKindOfModelIsNeitherTrainedNorEvaluated) {
   const auto refused = run(
       "fsdp-train", on_data({toml, "model.vocab_size=704", "model.rope_theta=1e4", "--evaluate", "source"}));
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("model.rope_theta: expected 5e+5, as source/config.json says"));
+  EXPECT_THAT(refused.err,
+              HasSubstr("model.rope_theta must be 5e+5, as in source/config.json, which describes"));
 }
 
 }  // namespace

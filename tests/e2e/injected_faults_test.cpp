@@ -80,7 +80,7 @@ TEST_P(InjectedFaultOver, AKilledRankIsTheCauseWhereverItWas) {
   }
 }
 
-TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
+TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersReportWhereTheyAre) {
   for (const char* place : {"forward", "collective", "save", "write"}) {
     SCOPED_TRACE(place);
     ProgramResult result =
@@ -88,7 +88,7 @@ TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersSayWhereTheyStand) {
     EXPECT_THAT(result.exit_code, AnyOf(5, 6)) << result.err;
     EXPECT_LT(result.seconds, 40);
     EXPECT_THAT(result.err, HasSubstr("no answer from rank 1"));
-    EXPECT_THAT(result.err, HasSubstr("where the workers of this node stood:\n    rank 0 (pid "));
+    EXPECT_THAT(result.err, HasSubstr("state of the workers on this node:\n    rank 0 (pid "));
     EXPECT_THAT(result.err, HasSubstr(": in "));
     EXPECT_THAT(result.err, HasSubstr("step 8"));
   }
@@ -101,7 +101,7 @@ TEST_F(InjectedFault, ARankThatSleepsPastTheTimeOutSaysSo) {
   ProgramResult result = run("rank=1,step=3,at=forward,do=sleep:60");
   EXPECT_THAT(result.exit_code, AnyOf(5, 6)) << result.err;
   EXPECT_LT(result.seconds, 40);
-  EXPECT_THAT(result.err, HasSubstr("rank 1 does not move: computing, step 3, "));
+  EXPECT_THAT(result.err, HasSubstr("rank 1 makes no progress: computing, step 3, "));
 }
 
 TEST_F(InjectedFault, TheExitCodeOfTheRankThatFailedFirstIsTheRuns) {
@@ -127,12 +127,12 @@ TEST_F(InjectedFault, ARankWithAnotherConfigIsNamedBeforeTraining) {
   words.insert(separator + 1, {"/bin/sh", "-c", "exec \"$@\" optimizer.lr=0.00$((RANK + 1))", "sh"});
   ProgramResult result = testing::run(words, {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 60});
   EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("found rank 1 on "));
+  EXPECT_THAT(result.err, HasSubstr("but rank 1 on "));
   EXPECT_THAT(result.err, HasSubstr("optimizer.lr: 0.001 -> 0.002"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }
 
-TEST_F(InjectedFault, RestartsGoOnFromTheCheckpointToTheSameLosses) {
+TEST_F(InjectedFault, RestartsContinueFromTheCheckpointToTheSameLosses) {
   ASSERT_EQ(run("", "undisturbed").exit_code, 0);
   for (const char* fault : {"rank=1,step=7,at=forward,do=kill", "rank=0,step=11,at=collective,do=throw"}) {
     SCOPED_TRACE(fault);

@@ -224,7 +224,7 @@ TEST_F(MultiNodeTraining, AllNodesShowWhoWaitsForARankThatSleeps) {
   for (auto& node : nodes) {
     const ProgramResult result = node->wait();
     EXPECT_THAT(result.exit_code, ::testing::AnyOf(5, 6)) << result.err;
-    EXPECT_THAT(result.err, AllOf(HasSubstr("where the workers of all nodes stood:\n    rank 0 (pid "),
+    EXPECT_THAT(result.err, AllOf(HasSubstr("state of the workers on all nodes:\n    rank 0 (pid "),
                                   HasSubstr("ranks 0, 1 and 3 wait in "),
                                   HasSubstr("for rank 2, which is computing, step 3, ")));
   }

@@ -65,7 +65,7 @@ TEST(DryRun, PreparesItsDeviceAsARunDoes) {
   };
   const testing::ProgramResult high = dry_run("high");
   EXPECT_EQ(high.exit_code, 0) << high.err;
-  EXPECT_NE(high.err.find("training.float32_matmul_precision: expected \"highest\" on a CPU"),
+  EXPECT_NE(high.err.find("training.float32_matmul_precision = \"high\" has no effect on a CPU"),
             std::string::npos)
       << high.err;
   EXPECT_EQ(dry_run("highest").err.find("float32_matmul_precision"), std::string::npos);

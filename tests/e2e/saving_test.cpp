@@ -189,7 +189,7 @@ TEST_F(Saving, ASecondRunInTheSameFolderIsRefused) {
   checkpoint::RunLock lock(folder_ / "out");
   auto result = launch_training(2, folder_ / "config.toml", overrides({}));
   EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("expected no other run in run.output_dir"));
+  EXPECT_THAT(result.err, HasSubstr(" is in use by another run: "));
   EXPECT_THAT(result.err, HasSubstr("process " + std::to_string(::getpid())));
 }
 

@@ -287,8 +287,8 @@ TEST_F(CoordinatorTest, SendsTheTableToAllBeforeTheEnd) {
   for (int id : {0, 2}) {
     const Message& table = orders_[id][orders_[id].size() - 2];
     EXPECT_EQ(table.at("type"), "table");
-    EXPECT_THAT(table.at("text").get<std::string>(), AllOf(HasSubstr("rank 0 waits in barrier of start"),
-                                                           HasSubstr("node 1 (h1): nothing heard")));
+    EXPECT_THAT(table.at("text").get<std::string>(),
+                AllOf(HasSubstr("rank 0 waits in barrier of start"), HasSubstr("node 1 (h1): no report")));
     EXPECT_EQ(last(id), "finish");
   }
 }

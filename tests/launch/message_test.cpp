@@ -72,7 +72,7 @@ TEST(Message, StandingOfAnotherFormIsAsIfItWereAbsent) {
                            R"({"step": -4, "collectives": -9, "seconds": -1.5})", R"({"seconds": 1e999})"}) {
     const Message message = Message::parse(text, nullptr, false);
     const Standing standing = standing_from(message);
-    EXPECT_FALSE(standing.is_said()) << text;
+    EXPECT_FALSE(standing.is_reported()) << text;
     EXPECT_EQ(standing.step, 0) << text;
     EXPECT_EQ(standing.collectives, -1) << text;
     EXPECT_EQ(standing.seconds, 0) << text;
@@ -88,9 +88,9 @@ TEST(Message, TextsAreCutBetweenCharactersAndPutOnOneLine) {
 
 TEST(Message, ActivityFileSaysNothingWhenItIsNotThereOrTorn) {
   testing::TemporaryFolder folder;
-  EXPECT_FALSE(read_activity_file(folder / "missing").is_said());
+  EXPECT_FALSE(read_activity_file(folder / "missing").is_reported());
   for (const char* text : {"", "{", "[]", "{}", R"({"doing": 7})"}) {
-    EXPECT_FALSE(read_activity_file(folder.write("torn", text)).is_said()) << text;
+    EXPECT_FALSE(read_activity_file(folder.write("torn", text)).is_reported()) << text;
   }
   EXPECT_EQ(read_activity_file(folder.write("good", R"({"doing": "in a", "collective": "a"})")).collective,
             "a");

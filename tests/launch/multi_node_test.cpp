@@ -52,7 +52,7 @@ TEST_F(MultiNode, ShowsTheSameCauseOnAllNodes) {
   for (RunningProgram* node : {&first, &second}) {
     const ProgramResult result = node->wait();
     EXPECT_EQ(result.exit_code, 7);
-    EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 wrote last:\n    no such file\n"),
+    EXPECT_THAT(result.err, AllOf(HasSubstr("last output of rank 1:\n    no such file\n"),
                                   HasSubstr("failed first: it ended with exit code 7\n")));
     EXPECT_LT(result.seconds, 20);
   }
@@ -116,7 +116,8 @@ TEST_F(MultiNode, NamesTheNodesThatNeverCame) {
   RunningProgram& host = start_static(0, 3, "true", patience);
   const ProgramResult result = host.wait();
   EXPECT_EQ(result.exit_code, 6);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("for 3 nodes, and 1 came"), HasSubstr("missing: node 1, node 2")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("for 3 nodes, but only 1 joined"), HasSubstr("missing: node 1, node 2")));
   const ProgramResult alone = start_static(1, 3, "true", patience).wait();
   EXPECT_EQ(alone.exit_code, 6);
   EXPECT_THAT(alone.err, AllOf(HasSubstr("Connection refused"), HasSubstr("waited 0.")));
@@ -135,7 +136,7 @@ TEST_F(MultiNode, RefusesANodeThatComesTwiceOrWithOtherTerms) {
   ASSERT_TRUE(second.wait_for("ready"));
   const ProgramResult twin = start_static(1, 2, "true").wait();
   EXPECT_EQ(twin.exit_code, 2);
-  EXPECT_THAT(twin.err, HasSubstr("node rank 1 has been taken by"));
+  EXPECT_THAT(twin.err, HasSubstr("node rank 1 has been in use by"));
   EXPECT_EQ(second.wait().exit_code, 0);
   EXPECT_EQ(first.wait().exit_code, 0);
 }
@@ -148,7 +149,7 @@ TEST_F(MultiNode, NamesAPortThatIsInUse) {
   EXPECT_THAT(second.err, AllOf(HasSubstr("the port is in use"), HasSubstr(std::to_string(port_))));
   first.send(SIGTERM);
   EXPECT_EQ(first.wait().exit_code, 143);
-  EXPECT_THAT(first.err(), HasSubstr("was told to stop by SIGTERM while the nodes gathered"));
+  EXPECT_THAT(first.err(), HasSubstr("was told to stop by SIGTERM while the nodes were joining"));
 }
 
 TEST_F(MultiNode, GoesOnWhateverStrangersSendToThePort) {
@@ -223,7 +224,7 @@ TEST_F(MultiNode, ElasticRunGrowsAndShrinks) {
   folder.write("end", "");
   EXPECT_EQ(first.wait().exit_code, 0);
   EXPECT_THAT(first.err(),
-              AllOf(HasSubstr("has come"), HasSubstr("a node has left"), Not(HasSubstr("restart "))));
+              AllOf(HasSubstr("has joined"), HasSubstr("a node has left"), Not(HasSubstr("restart "))));
 }
 
 TEST_F(MultiNode, ElasticNodesOfOneMachineMeetThoughNoneCouldListenAtFirst) {

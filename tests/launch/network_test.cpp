@@ -69,8 +69,8 @@ TEST_F(Network, CauseNamesTheHostOfAnotherNode) {
   for (auto& node : nodes_) {
     const ProgramResult result = node->wait();
     EXPECT_EQ(result.exit_code, 9);
-    EXPECT_THAT(result.err,
-                AllOf(HasSubstr("rank 3 wrote last:\n    broken\n"), HasSubstr("on host1) failed first")));
+    EXPECT_THAT(result.err, AllOf(HasSubstr("last output of rank 3:\n    broken\n"),
+                                  HasSubstr("on host1) failed first")));
   }
 }
 

@@ -51,7 +51,7 @@ TEST_F(StoppedNodes, EveryNodeShowsOneTableOfAllRanks) {
   for (RunningProgram* node : {&first, &second}) {
     const ProgramResult result = node->wait();
     EXPECT_EQ(result.exit_code, 6);
-    EXPECT_THAT(result.err, HasSubstr("error: where the workers of all nodes stood:\n    rank 0 (pid "));
+    EXPECT_THAT(result.err, HasSubstr("error: state of the workers on all nodes:\n    rank 0 (pid "));
     EXPECT_THAT(result.err,
                 HasSubstr("\n    ranks 0, 1 and 3 wait in all_gather of a, step 4, for rank 2, which "
                           "is computing, step 4, for 5.0 s\n"));
@@ -84,7 +84,7 @@ TEST_F(StoppedNodes, AKilledNodeIsShownAsSilentAndDelaysNothing) {
   const ProgramResult result = first.wait();
   EXPECT_LT(std::chrono::steady_clock::now() - killed_at, std::chrono::seconds(5));
   EXPECT_EQ(result.exit_code, 5);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("\n    node 1 ("), HasSubstr("): nothing heard\n"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("\n    node 1 ("), HasSubstr("): no report\n"),
                                 HasSubstr("rank 0 waits in all_gather of a, step 4, for rank 1 of node 1 ("),
                                 HasSubstr("error: lost node 1 (")));
 }
@@ -98,7 +98,7 @@ TEST_F(StoppedNodes, WithoutTheHostANodeShowsItsOwnWorkers) {
   first.send(SIGKILL);
   const ProgramResult result = second.wait();
   EXPECT_EQ(result.exit_code, 5);
-  EXPECT_THAT(result.err, HasSubstr("where the workers of this node stood, with nothing heard of the other "
+  EXPECT_THAT(result.err, HasSubstr("state of the workers on this node, without reports from other "
                                     "nodes:\n    rank 1 (pid "));
 }
 

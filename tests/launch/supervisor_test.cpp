@@ -141,7 +141,7 @@ TEST(Supervisor, EndsTheRunWithTheFirstFailure) {
       launch_captured(shells(3, "[ $RANK = 1 ] && { echo 'no such file' >&2; exit 7; }; exec sleep 100"));
   EXPECT_EQ(outcome.exit_code, 7);
   EXPECT_LT(outcome.seconds, 10);
-  EXPECT_THAT(outcome.err, HasSubstr("rank 1 wrote last:\n    no such file\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("last output of rank 1:\n    no such file\n"));
   EXPECT_THAT(
       last_line(outcome.err),
       MatchesRegex("error: rank 1 \\(pid [0-9]+ on [^ ]+\\) failed first: it ended with exit code 7"));

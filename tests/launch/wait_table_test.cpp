@@ -79,19 +79,17 @@ TEST(WaitTable, SaysHowThoseEndedWhoDidNotSay) {
   const std::string table = wait_table({waiting(0, "all_gather of b", 4), ended(1, {}, {.signal = SIGKILL}),
                                         ended(2, {}, {.signal = SIGKILL}), ended(3, {}, {.exit_code = 3})},
                                        {});
-  EXPECT_THAT(table,
-              AllOf(HasSubstr("\n    rank 1 (pid 101 on h): did not say; was ended by SIGKILL\n"),
-                    EndsWith("for ranks 1 and 2, which did not say where and were ended by SIGKILL; for "
-                             "rank 3, which did not say where and ended with exit code 3")));
+  EXPECT_THAT(table, AllOf(HasSubstr("\n    rank 1 (pid 101 on h): no report; was ended by SIGKILL\n"),
+                           EndsWith("for ranks 1 and 2, which sent no report and were ended by SIGKILL; for "
+                                    "rank 3, which sent no report and ended with exit code 3")));
 }
 
-TEST(WaitTable, ShowsNodesOfWhichNothingWasHeard) {
+TEST(WaitTable, ShowsNodesThatSentNoReport) {
   const std::string table = wait_table({waiting(0, "all_gather of b", 4)},
                                        {{.node_rank = 1, .host = "h1", .first_rank = 1, .workers = 8}});
-  EXPECT_THAT(table,
-              AllOf(HasSubstr("\n    node 1 (h1): nothing heard\n"),
-                    EndsWith("rank 0 waits in all_gather of b, step 4, for ranks 1-8 of node 1 (h1), from "
-                             "which nothing was heard")));
+  EXPECT_THAT(table, AllOf(HasSubstr("\n    node 1 (h1): no report\n"),
+                           EndsWith("rank 0 waits in all_gather of b, step 4, for ranks 1-8 of node 1 (h1), "
+                                    "which sent no report")));
 }
 
 TEST(WaitTable, TellsWhoCameLateWhenAllAreInTheSameCollective) {

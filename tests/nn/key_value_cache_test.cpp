@@ -116,8 +116,9 @@ TEST(KeyValueCache, EndsWithThePositionsOfTheModel) {
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
     EXPECT_STREQ(error.what(),
-                 "expected a text of at most 16 tokens, the positions of the model "
-                 "(max_position_embeddings, or sliding_window if less); found 17; shorten the prompt or ask "
+                 "a text may have at most 16 tokens, the positions of the model "
+                 "(max_position_embeddings, or sliding_window if less), but would have 17; shorten "
+                 "the prompt or ask "
                  "for fewer new tokens");
   }
   for (const char* architecture : {"llama", "gpt2"}) {

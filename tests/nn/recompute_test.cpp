@@ -297,7 +297,8 @@ TEST(Recompute, RefusesWhatItCannotDo) {
   expect_usage_error(
       [&] { stage->forward(input).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
       "first derivatives only");
-  expect_usage_error([&] { torch::autograd::grad({stage->forward(input).sum()}, {input}); }, "chosen inputs");
+  expect_usage_error([&] { torch::autograd::grad({stage->forward(input).sum()}, {input}); },
+                     "restricted to certain inputs");
   at::Tensor changed = some_input();
   at::Tensor output = stage->forward(changed);
   changed.add_(1);
@@ -338,7 +339,7 @@ TEST(CheckpointActivations, NamesTheTypesThatThereAre) {
         checkpoint_activations(*model, {"block", "llama"});
       },
       "\"llama\", the whole model");
-  expect_usage_error([&] { checkpoint_activations(*model, {}); }, "stage_types is empty");
+  expect_usage_error([&] { checkpoint_activations(*model, {}); }, "but is empty; add one");
 }
 
 TEST(ApplyCheckpointing, FollowsTheMode) {

@@ -72,7 +72,7 @@ TEST(GradScaler, StaysWithinTheRangeOfFloat32) {
   EXPECT_EQ(scales_after(scaler, {false, false}), (Scales{options.init_scale, options.init_scale}));
 }
 
-TEST(GradScaler, GoesOnFromASavedStateAsIfNeverStopped) {
+TEST(GradScaler, ContinuesFromASavedStateAsIfUninterrupted) {
   const std::vector<bool> before = {false, false, false, true, false, false},
                           after = {false, false, true, false, false, false, false};
   GradScaler through(short_interval()), first(short_interval()), second(short_interval());
@@ -128,7 +128,7 @@ TEST(GradScaler, RefusesImpossibleNumbers) {
   GradScaler scaler(short_interval());
   for (GradScalerState bad : {GradScalerState{0, 0}, {nan, 0}, {infinity, 0}, {64, -1}}) {
     expect_scaler_refused([&] { scaler.set_state(bad); }, util::ErrorKind::kCheckpoint,
-                          "a gradient scale of ");
+                          "the gradient scale must be ");
   }
   EXPECT_EQ(scaler.scale(), 64);
 }

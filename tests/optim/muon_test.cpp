@@ -161,7 +161,7 @@ TEST(Muon, FusedAgreesWithComposed) {
   EXPECT_TRUE(fused->state("momentum_buffer", 0).allclose(composed->state("momentum_buffer", 0), 1e-5, 1e-6));
 }
 
-TEST(Muon, GoesOnFromASavedStateAsIfNeverStopped) {
+TEST(Muon, ContinuesFromASavedStateAsIfUninterrupted) {
   at::Tensor value = random_values(40, "value").view({5, 8}), gradient = random_values(40, "gradient");
   LocalMatrices matrices({{0, 5, 8}});
   auto through = over_matrix(muon_options(), value, matrices),

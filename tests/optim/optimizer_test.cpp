@@ -128,7 +128,8 @@ TEST_P(EveryOptimizer, RefusesToGoOnAfterAStepThatDidNotEnd) {
     FAIL() << "went on";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what()).find("of step 1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("step 1 of the optimizer failed"), std::string::npos)
+        << error.what();
   }
   optimizer->set_step_count(0);  // as when a checkpoint is loaded
   optimizer->step({gradient}, 1e-2);
@@ -209,7 +210,7 @@ TEST_P(EveryOptimizer, DecaysOnlyTheRangesThatDecay) {
   EXPECT_TRUE(decayed->parameters()[0].value.ne(plain->parameters()[0].value).all().item<bool>());
 }
 
-TEST_P(EveryOptimizer, GoesOnFromSavedStateAsIfNeverStopped) {
+TEST_P(EveryOptimizer, ContinuesFromSavedStateAsIfUninterrupted) {
   at::Tensor value = random_values(77, "value"), gradient = random_values(77, "gradient");
   auto through = make({parameter_of(value)});
   take_steps(*through, 6, gradient, 1e-2);
@@ -394,9 +395,9 @@ TEST(MakeOptimizer, RefusesOptionsWithoutMeaning) {
   expect_refused(options, "optimizer.weight_decay = inf");
   options = {};
   options.betas = {0.9};
-  expect_refused(options, "betas has 1");
+  expect_refused(options, "betas must have two numbers, but has 1");
   options.betas = {0.9, 1.0};
-  expect_refused(options, "betas holds 1");
+  expect_refused(options, "betas must be at least 0 and below 1, but one of them is 1");
   options = {};
   options.eps = -1;
   expect_refused(options, "optimizer.eps = -1");

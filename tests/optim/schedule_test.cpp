@@ -136,12 +136,12 @@ TEST(Schedule, TakesTheWarmUpAsAShareOfAllSteps) {
 TEST(Schedule, IsCutToARunThatIsTooShortForIt) {
   EXPECT_EQ(cut_of_schedule(schedule_named("cosine", 5), 5), "");
   EXPECT_EQ(cut_of_schedule(schedule_named("cosine", 700), 5),
-            "the run has 5 steps, so lr_scheduler.warmup_steps is 5 in place of 700; a "
+            "the run has only 5 steps, so lr_scheduler.warmup_steps is cut from 700 to 5; a "
             "longer run has the whole schedule");
   ScheduleOptions stages = schedule_named("tri_stage", 2, 0.1);
   stages.hold_steps = 2;
   stages.decay_steps = 9;
-  EXPECT_NE(cut_of_schedule(stages, 5).find("decay_steps is 1 in place of 9"), std::string::npos);
+  EXPECT_NE(cut_of_schedule(stages, 5).find("decay_steps is cut from 9 to 1"), std::string::npos);
   EXPECT_EQ(shares(schedule_named("cosine", 700), 4), (std::vector<double>{0.25, 0.5, 0.75, 1}));
 }
 

@@ -107,7 +107,7 @@ TEST(Sgd, AgreesWithTorchsOwn) {
 }
 
 // The first gradient fills the buffer undampened, in the parameter's first step only.
-TEST(Sgd, GoesOnWithDampeningAsIfNeverStopped) {
+TEST(Sgd, ContinuesWithDampeningAsIfUninterrupted) {
   at::Tensor value = random_values(100, "value"), gradient = random_values(100, "gradient");
   const OptimizerOptions options = sgd_options(Variant{0.9, 0.5, false}, true);
   auto through = make_optimizer(options, {parameter_of(value)});

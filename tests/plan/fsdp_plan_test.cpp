@@ -97,11 +97,11 @@ TEST(FsdpPlan, EndsWithTheExitCodeOfAUsageErrorAndSaysWhatWasExpected) {
   expect({"--preset", "llama3-8B"}, "found llama3-8B; did you mean llama3-8b?");
   expect({"--preset", "llama3-8b", "c.toml"},
          "expected a config or --preset; found c.toml and --preset llama3-8b");
-  expect({config_path("13b"), "--gpu", "h10"}, "--gpu: expected a GPU whose data sheet is known; found h10");
-  expect({config_path("13b"), "--tokens", "15X"}, "--tokens: expected a number of tokens");
+  expect({config_path("13b"), "--gpu", "h10"}, "--gpu must be a GPU whose data sheet is known, but is h10");
+  expect({config_path("13b"), "--tokens", "15X"}, "--tokens must be a number of tokens");
   expect({"/nonexistent/none.toml"}, "none.toml");
   expect({config_path("13b"), "training.stps=3"}, "training.steps");
-  expect({config_path("13b"), "--flops-tflops", "0"}, "--flops-tflops: expected a number above 0");
+  expect({config_path("13b"), "--flops-tflops", "0"}, "--flops-tflops must be above 0");
   expect({config_path("13b"), "fsdp.wrap_stages=[\"atention\"]"}, "did you mean \"attention\"?");
 }
 

@@ -58,7 +58,7 @@ TEST(Machines, WithoutAGpuAreTheDefaults) {
 TEST(Machines, ThatCannotBeAreRefused) {
   GivenMachines given;
   given.gpu = "h10";
-  EXPECT_NE(refusal({}, given).find("`gpu`: expected a GPU whose data sheet is known; found h10"),
+  EXPECT_NE(refusal({}, given).find("`gpu` must be a GPU whose data sheet is known, but is h10"),
             std::string::npos);
   given.gpu = "v100";
   EXPECT_NE(refusal(in_bfloat16(), given).find("products in bfloat16"), std::string::npos);

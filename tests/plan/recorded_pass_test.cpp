@@ -127,7 +127,7 @@ TEST(RecordedPass, MultipliesAThirdMoreWhereBlocksAreRecomputed) {
   }
 }
 
-TEST(RecordedPass, TellsStagesInTheOrderOfBackward) {
+TEST(RecordedPass, ReportsStagesInTheOrderOfBackward) {
   config::Config config = config_of("llama", "float32");
   config.model.num_hidden_layers = 1;
   std::vector<std::string> ended;

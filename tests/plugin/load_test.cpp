@@ -48,7 +48,7 @@ TEST(LoadWithConfigs, NamesThePlaceOfAPluginThatIsNotThere) {
   EXPECT_NE(error_of({"no.so"}, kTrain).find("found none at no.so"), std::string::npos);
 }
 
-TEST(LoadWithConfigs, RefusesFilesThatAreNoPlugins) {
+TEST(LoadWithConfigs, RefusesFilesThatAreNotPlugins) {
   testing::TemporaryFolder folder;
   const std::string path = folder.path() / "text.so";
   std::ofstream(path) << "no library";

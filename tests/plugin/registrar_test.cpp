@@ -117,7 +117,7 @@ TEST_F(Plugin, HasKeysThatAreReadCheckedAndPrintedAsBuiltInOnesAre) {
   EXPECT_EQ(config::to_toml(config::parse_config(text, "again.toml")), text);
   EXPECT_NE(config::key_reference().find("width of the sums [>= 1 and <= 9]"), std::string::npos);
 
-  EXPECT_NE(error_of({"sums.factor=10"}).find("sums.factor: expected an integer >= 1 and <= 9; found 10"),
+  EXPECT_NE(error_of({"sums.factor=10"}).find("sums.factor must be an integer >= 1 and <= 9, but is 10"),
             std::string::npos);
   EXPECT_NE(error_of({"sums.mode=sined"}).find("did you mean \"signed\"?"), std::string::npos);
   EXPECT_NE(error_of({"sums.fator=1"}).find("did you mean sums.factor?"), std::string::npos);
@@ -145,7 +145,7 @@ TEST_F(Plugin, HasALossThatSeesTheLogits) {
                                       {.function = nn::losses().get(config.training.loss, "training.loss"),
                                        .plugin_values = config.plugin_values});
   EXPECT_EQ(loss.item<double>(), model->forward(ids).select(-1, 0).sum().item<double>() * 2);
-  EXPECT_NE(error_of({"training.loss=first_logit", "training.z_loss=0.1"}).find("leave these out"),
+  EXPECT_NE(error_of({"training.loss=first_logit", "training.z_loss=0.1"}).find("leave these two out"),
             std::string::npos);
 }
 
@@ -192,7 +192,7 @@ TEST_F(Plugin, IsDescribedBesideItsWeightsAndReadBack) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
-    EXPECT_NE(std::string(error.what()).find("found unheard_of of the plug-in libsums.so"),
+    EXPECT_NE(std::string(error.what()).find("but is unheard_of of the plug-in libsums.so"),
               std::string::npos);
   }
 }

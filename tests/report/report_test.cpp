@@ -109,17 +109,17 @@ TEST(Report, ShowsNoTextOfAFileAsMarkup) {
 TEST(Report, TellsOfARunThatHasLoggedNothing) {
   TemporaryFolder folder;
   write(folder / "metrics.jsonl", "");
-  EXPECT_THAT(html_page({read_run(folder.path())}), HasSubstr("No step was logged so far."));
+  EXPECT_THAT(html_page({read_run(folder.path())}), HasSubstr("No step has been logged yet."));
 }
 
-TEST(Report, RefusesAFolderThatIsNoRuns) {
+TEST(Report, RefusesAFolderWithoutARun) {
   TemporaryFolder folder;
   try {
     read_run(folder.path());
     FAIL() << "accepted";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_THAT(error.what(), HasSubstr("expected the folder of a run, with metrics.jsonl; found none in "));
+    EXPECT_THAT(error.what(), HasSubstr("there is no metrics.jsonl in "));
   }
 }
 
@@ -131,7 +131,7 @@ TEST(Report, SaysWhenTheFolderCannotBeLookedAt) {
     FAIL() << "accepted";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kIo);
-    EXPECT_THAT(error.what(), HasSubstr("cannot look at "));
+    EXPECT_THAT(error.what(), HasSubstr("cannot examine "));
   }
 }
 
@@ -227,7 +227,7 @@ TEST(Comparison, RefusesMoreRunsThanCanBeToldApart) {
     FAIL() << "accepted";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_THAT(error.what(), HasSubstr("expected at most 8 runs"));
+    EXPECT_THAT(error.what(), HasSubstr("at most 8 runs can be compared"));
   }
 }
 

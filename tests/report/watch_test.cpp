@@ -97,7 +97,7 @@ TEST(WatchView, SumsUpManyProcesses) {
           "ranks: CPU 25% (rank 7) to 90%, memory 1.0 KiB to 1.0 KiB (32 of 64 ranks are on this host)"));
 }
 
-TEST(WatchView, SaysWhenLinesStayAway) {
+TEST(WatchView, ReportsWhenLinesStop) {
   WatchedState state = state_of_a_run();
   state.seconds_since_line = 95;
   EXPECT_THAT(watch_view(state, 100, 24).front(), HasSubstr("last line 1m35s ago (usually one in 2s)"));
@@ -140,14 +140,14 @@ TEST_F(WatchedRunOf, ReadsLinesAsTheyAreCompleted) {
   EXPECT_EQ(state.run.skipped_lines, 0);
 }
 
-TEST_F(WatchedRunOf, BeginsAnewWithAFileThatWasReplaced) {
+TEST_F(WatchedRunOf, StartsAgainWithAFileThatWasReplaced) {
   append(metrics_line(1, 5) + metrics_line(2, 4) + metrics_line(3, 3));
   EXPECT_EQ(run_.poll().step(), 3);
   util::write_file_atomically(folder_ / "metrics.jsonl", metrics_line(1, 5) + metrics_line(2, 4.25));
   const WatchedState& state = run_.poll();
   EXPECT_EQ(state.run.values("loss").size(), 2u);
   EXPECT_EQ(state.run.values("loss").back().y, 4.25);
-  EXPECT_EQ(state.events.front().text, "the file began anew, after step 3");
+  EXPECT_EQ(state.events.front().text, "the file was started again, after step 3");
 }
 
 TEST_F(WatchedRunOf, DropsWhatIsTrainedAgain) {

@@ -35,52 +35,52 @@ const std::vector<ConflictCase>& single_conflicts() {
       {"ReplicaCheckWithoutReplicas",
        [](ShardOptions& o) { o.replica_check_interval = 10; },
        {"fsdp.replica_check_interval", "fsdp.strategy"},
-       {"found 10", "fsdp.strategy = full_shard", "hybrid_shard"}},
+       {"but is 10", "fsdp.strategy = full_shard", "hybrid_shard"}},
       {"ReplicaCheckInterval",
        [](ShardOptions& o) { o.replica_check_interval = -1; },
        {"fsdp.replica_check_interval"},
-       {"found -1", "at least 0"}},
+       {"but is -1", "at least 0"}},
       {"ReshardRootOfHybridZero2",
        [](ShardOptions& o) {
          o.strategy = "hybrid_shard_zero2";
          o.reshard_root_after_forward = true;
        },
        {"fsdp.reshard_root_after_forward", "fsdp.strategy"},
-       {"found true", "fsdp.strategy = hybrid_shard_zero2", "set fsdp.strategy = hybrid_shard and"}},
+       {"but is true", "fsdp.strategy = hybrid_shard_zero2", "set fsdp.strategy = hybrid_shard and"}},
       {"NegativeThreshold",
        [](ShardOptions& o) { o.min_num_params = -1; },
        {"fsdp.min_num_params"},
-       {"found -1"}},
+       {"but is -1"}},
       {"NegativePredivide",
        [](ShardOptions& o) { o.gradient_predivide_factor = -0.5; },
        {"fsdp.gradient_predivide_factor"},
-       {"found -0.5"}},
+       {"but is -0.5"}},
       {"InfinitePredivide",
        [](ShardOptions& o) { o.gradient_predivide_factor = std::numeric_limits<double>::infinity(); },
        {"fsdp.gradient_predivide_factor"},
-       {"found inf"}},
+       {"but is inf"}},
       {"PredivideThatIsNoNumber",
        [](ShardOptions& o) { o.gradient_predivide_factor = std::nan(""); },
        {"fsdp.gradient_predivide_factor"},
-       {"found nan"}},
+       {"but is nan"}},
       {"GradientsInHostMemoryWithoutWeights",
        [](ShardOptions& o) { o.move_grads_to_cpu = true; },
        {"fsdp.move_grads_to_cpu", "fsdp.cpu_offload"},
-       {"found true", "fsdp.cpu_offload = false"}},
+       {"but is true", "fsdp.cpu_offload = false"}},
       {"NoLimitWithoutPrefetch",
        [](ShardOptions& o) {
          o.limit_all_gathers = false;
          o.forward_prefetch = "none";
        },
        {"fsdp.limit_all_gathers", "fsdp.forward_prefetch"},
-       {"found false", "fsdp.forward_prefetch = none"}},
+       {"but is false", "fsdp.forward_prefetch = none"}},
       {"LowPrecisionGradsOfAFloat32Reduction",
        [](ShardOptions& o) {
          o.mixed_precision.param_dtype = "bfloat16";
          o.mixed_precision.keep_low_precision_grads = true;
        },
        {"mixed_precision.keep_low_precision_grads", "mixed_precision.reduce_dtype"},
-       {"found true", "mixed_precision.reduce_dtype = float32"}},
+       {"but is true", "mixed_precision.reduce_dtype = float32"}},
       {"KeepFloat32OfFloat32",
        [](ShardOptions& o) {
          o.mixed_precision.keep_float32 = {"*norm*", "*.bias"};
@@ -94,28 +94,28 @@ const std::vector<ConflictCase>& single_conflicts() {
          o.mixed_precision.reduce_dtype = "float16";
        },
        {"mixed_precision.reduce_dtype", "mixed_precision.param_dtype"},
-       {"found float16", "mixed_precision.param_dtype = bfloat16"}},
+       {"but is float16", "mixed_precision.param_dtype = bfloat16"}},
       {"BuffersOfTheOtherLowType",
        [](ShardOptions& o) {
          o.mixed_precision.param_dtype = "float16";
          o.mixed_precision.buffer_dtype = "bfloat16";
        },
        {"mixed_precision.buffer_dtype", "mixed_precision.param_dtype"},
-       {"found bfloat16", "mixed_precision.param_dtype = float16"}},
+       {"but is bfloat16", "mixed_precision.param_dtype = float16"}},
       {"ReshardRootOfShardGradOp",
        [](ShardOptions& o) {
          o.strategy = "shard_grad_op";
          o.reshard_root_after_forward = true;
        },
        {"fsdp.reshard_root_after_forward", "fsdp.strategy"},
-       {"found true", "fsdp.strategy = shard_grad_op"}},
+       {"but is true", "fsdp.strategy = shard_grad_op"}},
       {"ReshardLastWithoutResharding",
        [](ShardOptions& o) {
          o.reshard_after_forward = false;
          o.reshard_last_after_forward = true;
        },
        {"fsdp.reshard_last_after_forward", "fsdp.reshard_after_forward"},
-       {"found true", "fsdp.reshard_after_forward = false"}},
+       {"but is true", "fsdp.reshard_after_forward = false"}},
       {"KeepSomeOfNoShard",
        [](ShardOptions& o) {
          o.strategy = "no_shard";
@@ -144,7 +144,7 @@ const std::vector<ConflictCase>& single_conflicts() {
          o.limit_all_gathers = false;
        },
        {"fsdp.limit_all_gathers", "fsdp.strategy"},
-       {"found false", "fsdp.strategy = no_shard"}},
+       {"but is false", "fsdp.strategy = no_shard"}},
       {"ReplicatedInNoShard",
        [](ShardOptions& o) {
          o.strategy = "no_shard";
@@ -158,21 +158,21 @@ const std::vector<ConflictCase>& single_conflicts() {
          o.wrap_policy = wrap_nothing;
        },
        {"units", "wrap_policy"},
-       {"beside the root (1)"}},
+       {"except the root (1)"}},
       {"UnitsAndWrapStages",
        [](ShardOptions& o) {
          o.units = {some_stage(), some_stage()};
          o.wrap_stages = {"block"};
        },
        {"units", "fsdp.wrap_stages"},
-       {"beside the root (2)", "[\"block\"]"}},
+       {"except the root (2)", "[\"block\"]"}},
       {"UnitsAndLeafStages",
        [](ShardOptions& o) {
          o.units = {some_stage()};
          o.leaf_stages = {"block"};
        },
        {"units", "fsdp.leaf_stages"},
-       {"beside the root (1)", "[\"block\"]"}},
+       {"except the root (1)", "[\"block\"]"}},
       {"PolicyAndWrapStages",
        [](ShardOptions& o) {
          o.wrap_policy = wrap_nothing;
@@ -185,7 +185,7 @@ const std::vector<ConflictCase>& single_conflicts() {
          o.wrap_stages = {"block", "attention"};
        },  // excluded unless told otherwise
        {"fsdp.wrap_stages", "fsdp.exclude_stages"},
-       {"fsdp.exclude_stages = [\"attention\"]", "\"attention\" in both"}},
+       {"fsdp.exclude_stages = [\"attention\"]", "take \"attention\" out of one of the two"}},
       {"DimensionOfAFlatUnit",
        [](ShardOptions& o) { o.shard_dimension = "first"; },
        {"fsdp.shard_dimension", "fsdp.layout"},
@@ -197,7 +197,7 @@ const std::vector<ConflictCase>& single_conflicts() {
       {"DimensionPolicyOfAFlatUnit",
        [](ShardOptions& o) { o.dimension_policy = shard_dimension_policy("first", true); },
        {"dimension_policy", "fsdp.layout"},
-       {"found one", "per_parameter"}},
+       {"but is given", "per_parameter"}},
   };
   return cases;
 }
@@ -216,8 +216,8 @@ TEST(OptionConflicts, FindsEachConflictAndNamesItsFieldsAndTheirValues) {
     const std::string& message = found[0].message;
     for (const std::string& field : each.fields) EXPECT_THAT(message, HasSubstr(field));
     for (const std::string& word : each.words) EXPECT_THAT(message, HasSubstr(word));
-    EXPECT_THAT(message, HasSubstr("expected"));
-    EXPECT_THAT(message, HasSubstr("found"));
+    EXPECT_THAT(message, HasSubstr(" must be "));
+    EXPECT_THAT(message, HasSubstr(", but is "));
     EXPECT_THAT(message, HasSubstr("; ")) << "a remedy";
     EXPECT_EQ(message.find('\n'), std::string::npos);
     EXPECT_NE(message.back(), '.');
@@ -344,7 +344,7 @@ TEST(OptionConflicts, AreThrownTogetherAsOneUsageError) {
     FAIL() << "expected an error";
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_THAT(error.what(), HasSubstr("fsdp.min_num_params: expected at least 0"));
+    EXPECT_THAT(error.what(), HasSubstr("fsdp.min_num_params must be at least 0"));
     EXPECT_THAT(error.what(), HasSubstr("\nfsdp.move_grads_to_cpu"));
   }
 }

@@ -35,8 +35,9 @@ TEST(BlocksInRoot, AreAttentionsWhereFeedForwardsAloneAreUnits) {
   EXPECT_EQ(
       found.text(100'000),
       "the root unit holds 263,168 parameters of 4 blocks (model.layers.0 ... model.layers.3), which stay "
-      "gathered from the beginning of forward to the end of backward and take 1.0 MiB on every rank; expected "
-      "fsdp.min_num_params of at most 65792, so that each block becomes a unit; found 100000");
+      "gathered from the beginning of forward to the end of backward and take 1.0 MiB on "
+      "every rank; fsdp.min_num_params must be at most 65792 to make each block a unit, "
+      "but is 100000");
   EXPECT_EQ(found_with(from(found.least_numel)).text(found.least_numel), "") << "what is advised mends it";
 }
 

@@ -338,12 +338,12 @@ TEST(StateDict, NamesEverythingThatDoesNotFitAndWritesNothing) {
                            {"head", at::zeros({3})}};
     EXPECT_EQ(refusal([&] { load_full_state_dict(*engine, state); }),
               "load_full_state_dict(): expected the parameters and buffers of the model; found missing bias, "
-              "layers.2.weight; unexpected layers.3.weight, head; misshapen layers.1.weight ([9] in place of "
+              "layers.2.weight; unexpected layers.3.weight, head; misshapen layers.1.weight ([9] instead of "
               "[3, 3]); pass a state dict of the same model");
     EXPECT_EQ(
         refusal([&] { load_full_state_dict(*engine, state, /*strict=*/false); }),
         "load_full_state_dict(): expected the parameters and buffers of the model; found misshapen layers.1.weight "
-        "([9] in place of [3, 3]); pass a state dict of the same model");
+        "([9] instead of [3, 3]); pass a state dict of the same model");
     FullStateDict integers = {{"layers.0.weight", at::zeros({3, 3}, at::kLong)}, {"bias", {}}};
     EXPECT_NE(refusal([&] {
                 load_full_state_dict(*engine, integers);
@@ -377,7 +377,7 @@ TEST(StateDict, RangesMustCoverWhatTheRankHas) {
     EXPECT_TRUE(at::equal(full_state_dict(*engine)[0].tensor, at::arange(5, at::kFloat).view({1, 5})));
     ShardedStateDict torn = {range(0, 5)};
     torn[0].data = at::zeros({4});
-    EXPECT_NE(refusal([&] { load_sharded_state_dict(*engine, torn); }).find("4 elements in place of 5"),
+    EXPECT_NE(refusal([&] { load_sharded_state_dict(*engine, torn); }).find("4 elements instead of 5"),
               std::string::npos);
   });
 }
@@ -398,7 +398,7 @@ TEST(StateDict, LocalErrorsNameTheUnit) {
     LocalStateDict bad = good;
     bad[1].tensor = at::zeros({9});
     refused(bad, util::concat("expected a shard of ", numel,
-                              " elements of unit layers.0; found 9 elements in place of ", numel));
+                              " elements of unit layers.0; found 9 elements instead of ", numel));
     bad = good;
     bad.pop_back();
     refused(bad, util::concat("expected a shard of ", numel, " elements of unit layers.1; found none"));

@@ -85,23 +85,23 @@ TEST(UnitPlans, RefusesPatternsThatMatchNothing) {
   auto options = with_threshold(16);
   options.replicated_parameters = {"*bias", "layers.0.wieght"};
   EXPECT_EQ(refusal(chain, options),
-            "fsdp.replicated_parameters: expected patterns that match names of parameters such as \"bias\"; "
-            "found \"layers.0.wieght\", which matches none; did you mean \"layers.0.weight\"?");
+            "fsdp.replicated_parameters: the pattern \"layers.0.wieght\" must match parameters "
+            "such as \"bias\", but matches none; did you mean \"layers.0.weight\"?");
   options.replicated_parameters = {};
   options.mixed_precision.keep_float32 = {"*normalisation*"};
   EXPECT_EQ(refusal(chain, options), "no error") << "it has no effect in fp32";
   options.mixed_precision.param_dtype = "bfloat16";
   EXPECT_EQ(refusal(chain, options),
-            "mixed_precision.keep_float32: expected patterns that match names of parameters such as "
-            "\"bias\"; found \"*normalisation*\", which matches none; correct it or take it out");
+            "mixed_precision.keep_float32: the pattern \"*normalisation*\" must match parameters "
+            "such as \"bias\", but matches none; correct it or take it out");
   options.mixed_precision.keep_float32 = {};
   options.keep_after_forward = {"root", "layers.?"};
   EXPECT_EQ(refusal(chain, options), "no error");
   options.keep_after_forward = {"layers.*", "model.layers.*"};
   EXPECT_EQ(refusal(chain, options),
-            "fsdp.keep_after_forward: expected patterns that match names of units (root, layers.0, "
-            "layers.1, layers.2, layers.3, layers.4, layers.5, layers.6, layers.7, layers.8 and 3 more); "
-            "found \"model.layers.*\", which matches none; correct it or take it out");
+            "fsdp.keep_after_forward: the pattern \"model.layers.*\" must match units (root, layers.0, "
+            "layers.1, layers.2, layers.3, layers.4, layers.5, layers.6, layers.7, layers.8 and "
+            "3 more), but matches none; correct it or take it out");
 }
 
 // ---- units given by hand

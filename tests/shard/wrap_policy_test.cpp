@@ -178,13 +178,13 @@ TEST(WrapPolicy, RefusesATypeThatNoStageHas) {
   ShardOptions options;
   options.wrap_stages = {"block", "blok"};
   EXPECT_EQ(refusal(*model, options),
-            "fsdp.wrap_stages: expected types of stages that the model has (attention, block, embedding, "
-            "feed_forward, gpt2, head); found \"blok\"; did you mean \"block\"?");
+            "fsdp.wrap_stages: the model has no stage of type \"blok\", only of attention, "
+            "block, embedding, feed_forward, gpt2, head; did you mean \"block\"?");
   options.wrap_stages = {};
   options.leaf_stages = {"convolution"};
   EXPECT_EQ(refusal(*model, options),
-            "fsdp.leaf_stages: expected types of stages that the model has (attention, block, embedding, "
-            "feed_forward, gpt2, head); found \"convolution\"; correct it or take it out");
+            "fsdp.leaf_stages: the model has no stage of type \"convolution\", only of "
+            "attention, block, embedding, feed_forward, gpt2, head; correct it or take it out");
   options.leaf_stages = {};
   options.exclude_stages = {"convolution"};
   EXPECT_EQ(refusal(*model, options), "no error") << "nothing is lost when there is nothing to exclude";

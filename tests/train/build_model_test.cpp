@@ -77,7 +77,7 @@ TEST_F(BuildModelTest, ListsEverythingThatDoesNotFitAtOnce) {
   std::string text = failure(options);
   EXPECT_NE(text.find("missing: model.layers.3."), std::string::npos) << text;
   EXPECT_NE(text.find("model.layers.3.self_attn.q_proj.weight"), std::string::npos) << text;
-  EXPECT_NE(text.find("lm_head.weight ([17, 12] where [19, 12] is expected)"), std::string::npos) << text;
+  EXPECT_NE(text.find("lm_head.weight ([17, 12] instead of [19, 12])"), std::string::npos) << text;
 }
 
 TEST_F(BuildModelTest, NamesAFileThatIsNotThere) {

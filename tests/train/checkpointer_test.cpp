@@ -183,7 +183,7 @@ TEST_F(CheckpointerTest, ASecondAsynchronousSaveWaitsForTheFirst) {
   EXPECT_EQ(checkpoint::find_checkpoints(folder_ / "out").complete.size(), 3u);
 }
 
-TEST_F(CheckpointerTest, AnAsynchronousSaveThatIsAbandonedIsNoCheckpointAndIsCleanedLater) {
+TEST_F(CheckpointerTest, AnAbandonedAsynchronousSaveIsNotACheckpointAndIsRemovedLater) {
   config_.checkpoint.asynchronous = true;
   on_ranks(2, config_, [](Rank& rank) {
     rank.train(1);
@@ -194,7 +194,7 @@ TEST_F(CheckpointerTest, AnAsynchronousSaveThatIsAbandonedIsNoCheckpointAndIsCle
   EXPECT_NE(checkpoint::incompleteness(torn), "");
   on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 0); });
   EXPECT_FALSE(fs::exists(torn));
-  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("starting anew"), HasSubstr(torn.string()))));
+  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("starting from scratch"), HasSubstr(torn.string()))));
   EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("removed "), HasSubstr(torn.string()))));
 }
 
@@ -224,13 +224,14 @@ TEST_F(CheckpointerTest, AFailedSaveIsReportedAndTriedAgainAtTheNext) {
       EXPECT_NO_THROW(rank.checkpointer.require_last_save());
       EXPECT_EQ(rank.checkpointer.saved_step(), 3);
     });
-    EXPECT_THAT(warnings_, ::testing::ElementsAre(AllOf(HasSubstr("step 2 could not be saved"),
-                                                        HasSubstr("the next save is the next try"))));
+    EXPECT_THAT(warnings_,
+                ::testing::ElementsAre(AllOf(HasSubstr("step 2 could not be saved"),
+                                             HasSubstr("training continues until the next save"))));
     EXPECT_EQ(checkpoint::find_checkpoints(folder_ / "out").complete.size(), 2u);
   }
 }
 
-TEST_F(CheckpointerTest, AFailureAfterTheLastStepDoesNotSayThatTrainingGoesOn) {
+TEST_F(CheckpointerTest, AFailureAfterTheLastStepDoesNotSayThatTrainingContinues) {
   on_ranks(2, config_, [&](Rank& rank) {
     rank.train(1);
     rank.checkpointer.end_of_training();
@@ -259,7 +260,7 @@ TEST_F(CheckpointerTest, AFailureOfOneRankIsOneOnEveryRank) {
   EXPECT_EQ(warnings_.size(), 1u);
 }
 
-TEST_F(CheckpointerTest, NothingIsSavedIntoAFolderThatIsNotTheRunsAnyMore) {
+TEST_F(CheckpointerTest, NothingIsSavedIntoAFolderThatNoLongerBelongsToTheRun) {
   for (bool asynchronous : {false, true}) {
     config_.checkpoint.asynchronous = asynchronous;
     std::atomic<int> failures = 0;
@@ -344,7 +345,7 @@ TEST_F(CheckpointerTest, ASecondRunInTheFolderIsRefused) {
   on_ranks(1, config_, [&](Rank&) {
     auto [kind, text] = error_of([&] { on_ranks(2, config_, [](Rank&) { FAIL(); }); });
     EXPECT_EQ(kind, ErrorKind::kUsage);
-    EXPECT_THAT(text, AllOf(HasSubstr("no other run"), HasSubstr((folder_ / "out").string()),
+    EXPECT_THAT(text, AllOf(HasSubstr("is in use by another run"), HasSubstr((folder_ / "out").string()),
                             HasSubstr("process " + std::to_string(::getpid())), HasSubstr("wait for it")));
   });
   on_ranks(1, config_, [](Rank&) {});
@@ -374,10 +375,10 @@ TEST_F(CheckpointerTest, AveragesMayBeSwitchedOnAndOff) {
     rank.train(1);
     rank.checkpointer.save(rank.position);
   });
-  EXPECT_THAT(lines_, Contains(HasSubstr("has no averages of the weights; they begin with its weights")));
+  EXPECT_THAT(lines_, Contains(HasSubstr("has no averages of the weights; they start from its weights")));
   config_.optimizer.ema_decay = 0;
   on_ranks(2, config_, [](Rank& rank) { EXPECT_EQ(rank.position.step, 3); });
-  EXPECT_THAT(lines_, Contains(HasSubstr("averages of the weights in the checkpoint are left")));
+  EXPECT_THAT(lines_, Contains(HasSubstr("averages of the weights in the checkpoint are ignored")));
 }
 
 TEST_F(CheckpointerTest, AMisfitIsToldInAFewNamesWithARemedy) {
@@ -395,7 +396,7 @@ TEST_F(CheckpointerTest, AResumeRefusesOptimizerStateThatItHasNoPlaceFor) {
   config_.optimizer.name = "sgd";
   auto [kind, text] = error_of([&] { on_ranks(1, config_, [](Rank&) {}); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("in it but not here: optimizer/exp_avg/"));
+  EXPECT_THAT(text, HasSubstr("unexpected: optimizer/exp_avg/"));
 }
 
 }  // namespace

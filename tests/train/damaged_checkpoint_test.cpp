@@ -51,7 +51,7 @@ class DamagedCheckpoint : public CheckpointerTest {
   }
 };
 
-TEST_F(DamagedCheckpoint, AutoGoesBackToTheNewestThatIsWholeAndKeepsTheOthersAside) {
+TEST_F(DamagedCheckpoint, AutoFallsBackToTheNewestIntactOneAndSetsTheOthersAside) {
   save_until(8);
   flip_byte(step(8) / "rank-00001.h5", 4000);  // seen by the rank that reads it
   flip_byte(step(6) / "manifest.json", 100);   // seen by the choice
@@ -64,7 +64,7 @@ TEST_F(DamagedCheckpoint, AutoGoesBackToTheNewestThatIsWholeAndKeepsTheOthersAsi
   }
   EXPECT_THAT(warnings_, Contains(AllOf(HasSubstr("rank-00001.h5 is damaged: its hash is"),
                                         HasSubstr(aside(step(8)).string()))));
-  EXPECT_THAT(warnings_, Contains(HasSubstr("1000 bytes where the manifest gives")));
+  EXPECT_THAT(warnings_, Contains(HasSubstr("1000 bytes, but the manifest gives")));
 }
 
 TEST_F(DamagedCheckpoint, TheLastOneStaysWhereItIsAndIsAnError) {
@@ -78,7 +78,7 @@ TEST_F(DamagedCheckpoint, TheLastOneStaysWhereItIsAndIsAnError) {
     EXPECT_TRUE(fs::exists(step(2)));
   }
   flip_byte(step(2) / "manifest.json", 100);
-  EXPECT_THAT(refusal().second, HasSubstr("is whole"));
+  EXPECT_THAT(refusal().second, HasSubstr("is intact"));
   EXPECT_TRUE(fs::exists(step(2)));
 }
 
@@ -92,7 +92,7 @@ TEST_F(DamagedCheckpoint, LatestAndAPathStayStrict) {
   }
 }
 
-TEST_F(DamagedCheckpoint, NothingIsRenamedForWhatIsNoDamage) {
+TEST_F(DamagedCheckpoint, NothingIsRenamedWithoutDamage) {
   save_until(4);
   const fs::path shard = step(4) / "rank-00001.h5";
   config::Config other = config_;

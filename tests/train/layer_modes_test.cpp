@@ -35,7 +35,7 @@ TEST(BlockGraphs, AreOfAGpu) {
   prepare_graphs(config, at::kCPU);
   config.training.cuda_graphs = true;
   EXPECT_EQ(refusal([&] { prepare_graphs(config, at::kCPU); }),
-            "training.cuda_graphs: expected a GPU; found training on cpu; leave it out");
+            "training.cuda_graphs requires a GPU, but training is on cpu; leave it out");
 }
 
 TEST(BlockGraphs, TakeUnitsThatAreOrHoldBlocksAndRefuseThoseInside) {
@@ -51,7 +51,7 @@ TEST(BlockGraphs, TakeUnitsThatAreOrHoldBlocksAndRefuseThoseInside) {
   EXPECT_THAT(refusal([&] {
                 graphs_with({"block", "feed_forward"});
               }),
-              ::testing::HasSubstr("found unit model.layers.0.mlp inside block model.layers.0, which"));
+              ::testing::HasSubstr("but unit model.layers.0.mlp is inside block model.layers.0 and"));
 }
 
 TEST(BlockGraphs, AreCountedInALine) {
@@ -121,7 +121,7 @@ TEST_F(Float8Training, SaysWhichLayersItIsFor) {
   EXPECT_EQ(
       describe(apply_float8(config_, *model, c10::kCPU), c10::kCPU),
       "training.float8: 8 linear layers multiply in 8 bits, embedding and output head do not; 6 stay in "
-      "bfloat16, whose sizes are no multiples of 16: model.layers.1.mlp.gate_proj, "
+      "bfloat16, because their sizes are not multiples of 16: model.layers.1.mlp.gate_proj, "
       "model.layers.1.mlp.up_proj, model.layers.1.mlp.down_proj, model.layers.2.mlp.gate_proj, "
       "model.layers.2.mlp.up_proj, model.layers.2.mlp.down_proj; 7 are excluded; on a CPU this is for "
       "tests, and slower than bfloat16");
@@ -136,15 +136,15 @@ TEST_F(Float8Training, LeavesOutWhatStaysInFloat32) {
 TEST_F(Float8Training, RefusesPatternsAndModelsWithoutLayers) {
   config_.training.float8_exclude = {"*.0.*", "*.k_porj.*"};
   EXPECT_EQ(refusal(),
-            "training.float8_exclude: expected patterns of weights of linear layers such as "
-            "model.layers.1.self_attn.q_proj.weight; found \"*.k_porj.*\", which "
-            "matches none; correct or remove it");
+            "training.float8_exclude: the pattern \"*.k_porj.*\" must match weights of linear "
+            "layers such as model.layers.1.self_attn.q_proj.weight, but matches none; correct it "
+            "or take it out");
   config_.training.float8_exclude.clear();
   config_.model.hidden_size = 20;
-  EXPECT_EQ(
-      refusal(),
-      "training.float8: expected linear layers whose sizes are multiples of 16; found 21 with other sizes "
-      "and 0 that training.float8_exclude or mixed_precision.keep_float32 names; leave it out");
+  EXPECT_EQ(refusal(),
+            "training.float8 requires linear layers whose sizes are multiples of 16, but 21 have "
+            "other sizes and 0 are excluded by training.float8_exclude or "
+            "mixed_precision.keep_float32; leave it out");
 }
 
 }  // namespace

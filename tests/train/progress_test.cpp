@@ -29,7 +29,7 @@ std::string drawn(int columns, const StepMetrics& metrics) {
   return text.substr(3, text.size() - 4);
 }
 
-TEST(Progress, WritesPlainLinesWhereThereIsNoTerminal) {
+TEST(Progress, WritesPlainLinesWithoutATerminal) {
   std::ostringstream out;
   Progress progress({&out, 0}, 200);
   progress.show(kStep);
@@ -140,7 +140,7 @@ TEST(Progress, DrawsWhatIsUnderWayBetweenStepsThatAreLogged) {
   EXPECT_EQ(out.str(), "") << "other output follows";
 }
 
-TEST(Progress, DrawsNothingBetweenLinesWhereThereIsNoTerminal) {
+TEST(Progress, DrawsNothingBetweenLinesWithoutATerminal) {
   std::ostringstream out;
   Progress progress({&out, 0}, 200);
   const auto begin = Progress::Clock::now();

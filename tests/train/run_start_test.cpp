@@ -49,7 +49,7 @@ TEST(Banner, SaysThatLinearLayersMultiplyInFloat8) {
     const std::string text = banner(config, *engine, loader, {0.25e12, "logging.peak_tflops"});
     EXPECT_NE(
         text.find("compute    bfloat16, fused kernels, linear layers in float8 (tensorwise); at best 0.250 "
-                  "TFLOP/s a rank, in bfloat16, of which mfu is the share\n"),
+                  "TFLOP/s a rank, in bfloat16, to which mfu is relative\n"),
         std::string::npos)
         << text;
   });

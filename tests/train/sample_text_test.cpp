@@ -125,9 +125,9 @@ TEST_F(SampleTextTest, ANewTextNeedsNoPrompt) {
 
 TEST_F(SampleTextTest, RefusesWhatCannotBeSampled) {
   config_.logging.sample_tokens = 14;
-  expect_refused("found 3 + 14; shorten logging.sample_prompt or set logging.sample_tokens lower");
+  expect_refused("but have 14 + 3; shorten logging.sample_prompt or reduce logging.sample_tokens");
   config_.logging.sample_prompt = "a";
-  expect_refused("logging.sample_prompt: expected tokens of bytes below model.vocab_size = 17; found 97");
+  expect_refused("logging.sample_prompt must have tokens of bytes below model.vocab_size = 17, but has 97");
   config_.data.tokenizer = "/nowhere/tokenizer.json";
   expect_refused("/nowhere/tokenizer.json");
 }

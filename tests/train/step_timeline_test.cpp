@@ -83,7 +83,7 @@ TEST(StepTimeline, CountsWhatIsLiveAfterEachEvent) {
   EXPECT_EQ(find(events, "freed").live_bytes, 2048);
 }
 
-TEST(StepTimeline, TellsWaitingFromWhatIsHidden) {
+TEST(StepTimeline, DistinguishesWaitingFromHiddenTime) {
   StepRecord step{.events = {waited_for(collective("all_gather", "late", 1000, 3000), 1500),
                              waited_for(collective("reduce_scatter", "early", 4000, 6000), 7000)}};
   auto events = timeline_of(step);
@@ -191,7 +191,7 @@ TEST(ComputeRecorder, UnitsComputeOneAfterAnotherInsideTheRoot) {
   for (size_t i = 6; i < 8; ++i) EXPECT_GE(spans[i].begin_us(), *spans[i - 1].done_us);
 }
 
-TEST(ComputeRecorder, TellsRecomputationFromForward) {
+TEST(ComputeRecorder, DistinguishesRecomputationFromForward) {
   auto spans = spans_of_a_step({.mode = "full"});
   EXPECT_EQ(units_of(spans, "forward").size(), 4u);
   Names backwards = {"model.layers.2", "model.layers.1", "model.layers.0"};

@@ -233,7 +233,7 @@ TEST_F(TrainerTest, AFinishedRunHasNothingToTrain) {
 TEST_F(TrainerTest, RefusesAFolderWithLaterStepsOfAnotherRun) {
   train(1, config_);
   config_.checkpoint.resume = "never";
-  EXPECT_EQ(failure(1, config_, "already holds step-00000006"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "already contains step-00000006"), util::ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, ADivergedRunSaysSoAndKeepsTheLastGoodCheckpoint) {

@@ -107,7 +107,7 @@ TEST_F(TrainerTest, CutsTheWarmUpOfAShortTrialWithAWarning) {
   config_.training.steps = 2;
   config_.lr_scheduler.warmup_steps = 700;
   const std::string lines = testing::log_lines([&] { EXPECT_EQ(train(2, config_).step, 2); });
-  EXPECT_NE(lines.find("the run has 2 steps, so lr_scheduler.warmup_steps is 2 in place of 700"),
+  EXPECT_NE(lines.find("the run has only 2 steps, so lr_scheduler.warmup_steps is cut from 700 to 2"),
             std::string::npos)
       << lines;
   EXPECT_EQ(values_of(folder_ / "out/metrics.jsonl", "lr").back(), config_.optimizer.lr);
@@ -131,7 +131,7 @@ TEST_F(TrainerTest, SeesTheSameGlobalBatchOnAnyNumberOfRanks) {
   expect_near(values_of(folder_ / "on/metrics.jsonl", "loss"), {whole.begin() + 3, whole.end()});
   EXPECT_EQ(values_of(folder_ / "on/metrics.jsonl", "tokens").back(), tokens.back());
   config_.training.global_batch_size = 9;
-  EXPECT_EQ(failure(2, config_, "found 9 = 2 * 4 + 1; give 8 or 12"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(2, config_, "but is 9 = 2 * 4 + 1; set it to 8 or 12"), util::ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, SaysWhenAResumeChangesTheGlobalBatch) {
@@ -140,10 +140,10 @@ TEST_F(TrainerTest, SaysWhenAResumeChangesTheGlobalBatch) {
   config_.training.steps = 3;
   util::set_log_level(util::LogLevel::kInfo);
   const std::string lines = testing::log_lines([&] { train(1, config_); });
-  EXPECT_NE(
-      lines.find("the global batch is 2 samples a step from here on (1 ranks x 2 x 1 micro-batches); it was "
-                 "4 up to step 2; training.global_batch_size = 4 keeps it"),
-      std::string::npos)
+  EXPECT_NE(lines.find("the global batch is 2 samples per step from here on (1 ranks x 2 x 1 "
+                       "micro-batches); it was "
+                       "4 up to step 2; training.global_batch_size = 4 keeps it"),
+            std::string::npos)
       << lines;
 }
 
@@ -166,12 +166,12 @@ TEST_F(TrainerTest, EndsItsEpochsAfterTheSameSamplesWhateverTheRanks) {
 
 TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
   config_.data.tokenizer = std::string(FSDP_SOURCE_DIR) + "/tests/data/bpe/gpt2_kind.json";
-  EXPECT_EQ(failure(2, config_, "model.vocab_size: expected at least"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(2, config_, "model.vocab_size must be at least"), util::ErrorKind::kUsage);
 }
 
 TEST_F(TrainerTest, RefusesToRecordGpuMemoryWithoutAGpu) {
   config_.logging.memory_snapshot = true;
-  EXPECT_EQ(failure(2, config_, "logging.memory_snapshot: expected a run on a GPU; found one on cpu"),
+  EXPECT_EQ(failure(2, config_, "logging.memory_snapshot requires a GPU, but the run is on cpu"),
             util::ErrorKind::kUsage);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }

@@ -46,7 +46,7 @@ struct StoppedRun {
 
 class StoppedAroundAValidation : public TrainerTest, public ::testing::WithParamInterface<StoppedRun> {};
 
-TEST_P(StoppedAroundAValidation, GoesOnAsIfNeverStopped) {
+TEST_P(StoppedAroundAValidation, ContinuesAsIfUninterrupted) {
   config_.training.steps = 8;
   config_.evaluation.interval_steps = 4;
   config_.evaluation.patience = 1;

@@ -35,8 +35,8 @@ TEST(UpdateGuard, FindsSpikesOfLossAndNormAboveTheMean) {
   UpdateGuard guard = after_steps(looking_for_spikes(5, 20), 20);
   EXPECT_EQ(guard.outlier(3.1, 6.1), "");
   EXPECT_EQ(guard.outlier(-100, 0), "") << "below the mean is no spike";
-  EXPECT_NE(guard.outlier(5, 6).find("its loss 5 lies "), std::string::npos) << guard.outlier(5, 6);
-  EXPECT_NE(guard.outlier(3, 9).find("its gradient norm 9 lies "), std::string::npos);
+  EXPECT_NE(guard.outlier(5, 6).find("its loss 5 is "), std::string::npos) << guard.outlier(5, 6);
+  EXPECT_NE(guard.outlier(3, 9).find("its gradient norm 9 is "), std::string::npos);
   EXPECT_NE(guard.outlier(3, 9).find("of 20 steps"), std::string::npos);
 }
 
@@ -85,7 +85,7 @@ TEST(UpdateGuard, BearsSoManySkippedStepsInARow) {
   EXPECT_FALSE(UpdateGuard(options).skip());
 }
 
-TEST(UpdateGuard, GoesOnFromASavedStateAsIfNeverStopped) {
+TEST(UpdateGuard, ContinuesFromASavedStateAsIfUninterrupted) {
   const config::TrainingOptions options = looking_for_spikes(5, 8);
   UpdateGuard through = after_steps(options, 11), resumed(options);
   EXPECT_TRUE(through.skip());

@@ -40,11 +40,11 @@ class WatchdogTest : public ::testing::Test {
   bool told_ = false;
 };
 
-TEST_F(WatchdogTest, TellsOfARankThatComputesForTooLong) {
+TEST_F(WatchdogTest, ReportsARankThatComputesForTooLong) {
   activity_->end_collective(activity_->begin_collective("all_gather", {.unit = "root", .pass = "forward"}));
   activity_->begin_step(4);
   Watchdog watchdog(activity_, options());
-  EXPECT_THAT(next_line(), HasSubstr("rank 2 does not move: computing, step 4"));
+  EXPECT_THAT(next_line(), HasSubstr("rank 2 makes no progress: computing, step 4"));
 }
 
 TEST_F(WatchdogTest, EndsACollectiveThatDoesNotTimeOutByItself) {

@@ -17,7 +17,7 @@ TEST(Dtype, HasTheNameAndTheSizeOfLibtorchs) {
   }
 }
 
-TEST(Dtype, RefusesANameThatIsNone) { EXPECT_THROW(dtype_from_name("float8"), Error); }
+TEST(Dtype, RefusesAnUnknownName) { EXPECT_THROW(dtype_from_name("float8"), Error); }
 
 TEST(Dtype, HasNoSizeForWhatIsNeverStored) {
   EXPECT_THROW(element_size(c10::ScalarType::ComplexFloat), std::exception);

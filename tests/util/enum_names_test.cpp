@@ -29,7 +29,7 @@ TEST(EnumNames, NamesAreThoseOfTheTableBothWays) {
   EXPECT_EQ(names_of_enum<Colour>(), (std::vector<std::string>{"dark_blue", "red"}));
 }
 
-TEST(EnumNames, WhatTheTableLacksIsNoName) {
+TEST(EnumNames, NamesOutsideTheTableAreUnknown) {
   EXPECT_EQ(parse_enum<Colour>("Red"), std::nullopt);
   EXPECT_EQ(parse_enum<Colour>(""), std::nullopt);
   EXPECT_THROW(name_of(Colour::kUnlisted), Error);
@@ -45,7 +45,7 @@ TEST(Named, TakesTheValueOrItsName) {
   EXPECT_EQ(concat(option), "dark_blue");
 }
 
-TEST(Named, RefusesANameThatTheTableLacksAndStaysAsItWas) {
+TEST(Named, RefusesAnUnknownNameAndKeepsItsValue) {
   Named<Colour> option = Colour::kRed;
   try {
     option = std::string("green");

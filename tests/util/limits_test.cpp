@@ -49,7 +49,7 @@ TEST(LimitsDeathTest, RefusesAProcessThatMayOpenFewFiles) {
                 limit(RLIMIT_NOFILE, 63);
                 prepare_for_limits();
               }),
-              ::testing::ExitedWithCode(2), "only 63 files .*ulimit -n.* 64 ");
+              ::testing::ExitedWithCode(2), "only 63 files .*ulimit -n.* at least 64;");
 }
 
 TEST(LimitsDeathTest, RaisesTheLimitOnOpenFilesAsFarAsItMay) {

@@ -12,13 +12,13 @@ namespace {
 
 constexpr uint32_t kTiles = 1u << 24;
 
-TEST(MatrixUnits, AreBrokenWhereTilesAreAnnouncedAndNotDescribed) {
+TEST(MatrixUnits, AreBrokenIfTilesAreAnnouncedButNotDescribed) {
   EXPECT_TRUE(announces_tiles_without_palettes({.features = kTiles, .highest_leaf = 0x1c, .palettes = 0}));
   EXPECT_FALSE(announces_tiles_without_palettes({.features = kTiles, .highest_leaf = 0x20, .palettes = 1}));
   EXPECT_FALSE(announces_tiles_without_palettes({.features = ~kTiles, .highest_leaf = 0x1c, .palettes = 0}));
 }
 
-TEST(MatrixUnits, AreNotUsedByOneDnnWhereTheyAreBroken) {
+TEST(MatrixUnits, AreNotUsedByOneDnnIfBroken) {
   keep_onednn_from_broken_tiles();
   if (!announces_tiles_without_palettes(cpu_identity())) GTEST_SKIP() << "this CPU's tiles are described";
   const char* named = std::getenv("DNNL_MAX_CPU_ISA");
@@ -32,7 +32,7 @@ TEST(MatrixUnits, Bf16ProductsRunOnThisCpu) {
   EXPECT_EQ(at::mm(x, x).to(at::kFloat).sum().item<float>(), 64.0f * 64 * 64);
 }
 
-TEST(MatrixUnits, AreThereOnlyWhereTheyAreAnnouncedAndMultiplyRight) {
+TEST(MatrixUnits, ArePresentOnlyIfAnnouncedAndCorrect) {
   if (!has_matrix_unit()) GTEST_SKIP() << "no matrix unit that this process may use";
   EXPECT_NE(cpu_identity().features & kTiles, 0u);
   EXPECT_TRUE(tiles_pass_a_trial());

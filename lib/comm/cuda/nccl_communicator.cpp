@@ -211,14 +211,14 @@ class NcclCommunicator final : public Communicator {
       leave();
       if (cause.find("Duplicate GPU") != std::string::npos || cause.starts_with("ncclInvalidUsage")) {
         util::fail(ErrorKind::kUsage, what, " failed on rank ", place_.identity.global_rank(),
-                   place_.identity.shown(), ": expected a GPU of its own for each process; found: ", cause,
-                   "; start no more processes a host than it has GPUs, or set comm.backend to gloo");
+                   place_.identity.shown(), ": each process needs a GPU of its own, but NCCL reports ", cause,
+                   "; start no more processes per host than it has GPUs, or set comm.backend to gloo");
       }
       guard_->fail(what, {.timeout = says_timeout(cause), .cause = cause});
     }
     if (in_time) return;
     leave();
-    guard_->fail(what, {.timeout = true, .cause = "NCCL_DEBUG=INFO shows how far it came"});
+    guard_->fail(what, {.timeout = true, .cause = "NCCL_DEBUG=INFO shows how far it got"});
   }
 
   template <typename Issue>

@@ -59,7 +59,7 @@ c10::DeviceIndex checked(int index) {
   const int devices = cuda_status().devices;
   if (index < 0 || index >= devices) {
     fail(ErrorKind::kUsage, who, ": expected a GPU for each process of this host; found ", devices,
-         "; start no more processes a host than it has GPUs (fsdp-launch --nproc-per-node auto)");
+         "; start no more processes per host than it has GPUs (fsdp-launch --nproc-per-node auto)");
   }
   return static_cast<c10::DeviceIndex>(index);
 }
