@@ -138,7 +138,7 @@ TEST_F(Float8Training, RefusesPatternsAndModelsWithoutLayers) {
   EXPECT_EQ(refusal(),
             "training.float8_exclude: expected patterns of weights of linear layers such as "
             "model.layers.1.self_attn.q_proj.weight; found \"*.k_porj.*\", which "
-            "matches none; correct or remove it");
+            "matches none; did you mean \"*.k_proj.*\"?");
   config_.training.float8_exclude.clear();
   config_.model.hidden_size = 20;
   EXPECT_EQ(
