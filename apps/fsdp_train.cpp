@@ -33,6 +33,7 @@
 #include "train_commands.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
 #include "util/mapped_allocator.h"
 #include "util/stop_signal.h"
 #include "util/text.h"
@@ -211,6 +212,9 @@ int run(const Arguments& arguments) {
   config::Config config;
   try {
     config::TracedConfig traced = config::trace_config(arguments.config_path, overrides_of(arguments));
+    if (environment.rank == 0) {
+      for (const std::string& warning : traced.warnings) util::log_warning(warning);
+    }
     if (arguments.print_config) {
       if (environment.rank == 0) cli::print(config::to_toml(traced));
       return 0;

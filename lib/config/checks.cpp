@@ -45,23 +45,7 @@ void check_heads(const nn::ModelOptions& model, Conflicts& conflicts) {
   conflicts.unless(divides, {"model.hidden_size", "model.num_attention_heads", "model.head_dim"},
                    "must be a multiple of model.num_attention_heads, but is ",
                    division(model.hidden_size, heads), "; change one of the two");
-  if (model.architecture == "gpt2") {
-    const bool has_none = model.head_dim == 0 && !model.attention_bias && !model.qkv_bias &&
-                          !model.mlp_bias && model.sliding_window == 0 &&
-                          model.rope_type == nn::RopeType::kDefault &&
-                          model.hidden_act == nn::Activation::kSilu;
-    conflicts.unless(has_none,
-                     {"model.architecture", "model.head_dim", "model.attention_bias", "model.qkv_bias",
-                      "model.mlp_bias", "model.hidden_act", "model.sliding_window", "model.rope_type"},
-                     "must be llama if head_dim, attention_bias, qkv_bias, mlp_bias, hidden_act, "
-                     "sliding_window or rope_type is set, but is gpt2; leave these keys out");
-    conflicts.unless(key_value_heads == heads,
-                     {"model.num_key_value_heads", "model.num_attention_heads", "model.architecture"},
-                     "must equal model.num_attention_heads = ", heads,
-                     ", because gpt2 has no grouped-query attention, but is ", key_value_heads,
-                     "; leave it out");
-    return;
-  }
+  if (model.architecture == "gpt2") return;
   conflicts.unless(
       heads % key_value_heads == 0, {"model.num_key_value_heads", "model.num_attention_heads"},
       "must divide model.num_attention_heads, but ",
@@ -89,17 +73,7 @@ void check_family(const nn::ModelOptions& model, Conflicts& conflicts) {
                    "leave out all but one");
 }
 
-void check_first_weights(const nn::ModelOptions& model, Conflicts& conflicts) {
-  conflicts.unless(model.init_unused.empty() || !model.init_from.empty(),
-                   {"model.init_unused", "model.init_from"}, "must be empty without model.init_from, but is ",
-                   util::join(model.init_unused, ", "), "; leave it out or set model.init_from");
-}
-
 void check_rotary(const nn::ModelOptions& model, Conflicts& conflicts) {
-  conflicts.unless(model.rope_type != nn::RopeType::kDefault || model.rope_factor == 1,
-                   {"model.rope_factor", "model.rope_type"},
-                   "must be 1 if model.rope_type is default, but is ", model.rope_factor,
-                   "; set model.rope_type to linear or llama3, or leave it out");
   conflicts.unless(
       model.rope_type != nn::RopeType::kLlama3 || model.rope_low_freq_factor < model.rope_high_freq_factor,
       {"model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_type"},
@@ -161,26 +135,15 @@ void check_sets(const Config& config, Conflicts& conflicts) {
 
 void check_optimizer(const Config& config, Conflicts& conflicts) {
   const optim::OptimizerOptions& options = config.optimizer;
-  const bool sgd = options.name == "sgd", muon = options.name == "muon", momentum = options.momentum != 0;
-  conflicts.unless(!muon || momentum, {"optimizer.momentum", "optimizer.name"},
-                   "must be above 0 with optimizer.name = muon, but is 0; 0.95 is usual");
+  conflicts.unless(
+      options.name != "muon" || options.momentum != 0, {"optimizer.momentum", "optimizer.name"},
+      "must be above 0 with optimizer.name = muon, but is 0; 0.95 is usual");
   const bool has_rates = std::any_of(options.groups.begin(), options.groups.end(),
                                      [](const auto& group) { return group.lr.has_value(); });
   conflicts.unless(!has_rates || options.lr != 0, {"optimizer.groups", "optimizer.lr"},
                    "must not set lr if optimizer.lr is 0, because groups follow the schedule of "
                    "optimizer.lr, but one does; set optimizer.lr, and lr_scale = 0 for the other "
                    "parameters");
-  conflicts.unless(options.dampening == 0 || (sgd && momentum),
-                   {"optimizer.dampening", "optimizer.name", "optimizer.momentum"},
-                   "must be 0 unless optimizer.name is sgd with a momentum, but is ", options.dampening,
-                   " with optimizer.name = ", options.name, " and optimizer.momentum = ", options.momentum,
-                   "; leave it out");
-  conflicts.unless(!options.nesterov || muon || (sgd && momentum && options.dampening == 0),
-                   {"optimizer.nesterov", "optimizer.name", "optimizer.momentum", "optimizer.dampening"},
-                   "must be false unless optimizer.name is muon, or sgd with a momentum and without "
-                   "dampening, but is true with optimizer.name = ",
-                   options.name, ", optimizer.momentum = ", options.momentum,
-                   " and optimizer.dampening = ", options.dampening, "; leave it out");
 }
 
 void check_schedule(const Config& config, Conflicts& conflicts) {
@@ -191,31 +154,16 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
                    {"lr_scheduler.warmup_ratio", "lr_scheduler.warmup_steps"},
                    "must be 0 if lr_scheduler.warmup_steps is set, but they are ", schedule.warmup_ratio,
                    " and ", schedule.warmup_steps, "; leave one of the two out, or set it to 0");
-  const bool tri_stage = schedule.name == "tri_stage";
-  conflicts.unless(tri_stage || schedule.hold_steps == 0, {"lr_scheduler.hold_steps", "lr_scheduler.name"},
-                   "must be 0 unless lr_scheduler.name is tri_stage, but is ", schedule.hold_steps,
-                   "; leave it out");
-  conflicts.unless(!tri_stage || schedule.min_lr_ratio > 0,
+  conflicts.unless(schedule.name != "tri_stage" || schedule.min_lr_ratio > 0,
                    {"lr_scheduler.min_lr_ratio", "lr_scheduler.name"},
                    "must be above 0 for tri_stage, whose decay is exponential, but is 0; 0.01 is usual");
 }
 
 void check_training(const Config& config, Conflicts& conflicts) {
   const TrainingOptions& training = config.training;
-  conflicts.unless(
-      training.loss == nn::kCrossEntropy || (training.label_smoothing == 0 && training.z_loss == 0),
-      {"training.loss", "training.label_smoothing", "training.z_loss"},
-      "must be cross_entropy if training.label_smoothing or training.z_loss is set, "
-      "because these are terms of it, but is ",
-      training.loss, "; leave these two out");
   conflicts.unless(training.gradient_accumulation_steps > 0 || training.global_batch_size > 0,
                    {"training.gradient_accumulation_steps"},
                    "must be at least 1 without training.global_batch_size, but is 0; set one of the two");
-  conflicts.unless(training.batch_warmup_steps == 0 || training.gradient_accumulation_steps != 1,
-                   {"training.batch_warmup_steps", "training.gradient_accumulation_steps"},
-                   "must be 0 if training.gradient_accumulation_steps is 1, but is ",
-                   training.batch_warmup_steps,
-                   "; raise training.gradient_accumulation_steps, to which the batch grows, or leave it out");
 }
 
 void check_float8(const Config& config, Conflicts& conflicts) {
@@ -233,10 +181,6 @@ void check_float8(const Config& config, Conflicts& conflicts) {
                    "its 8-bit matrix products, but that is ",
                    config.data.micro_batch_size, " (data.micro_batch_size) * ", config.data.sequence_length,
                    " (data.sequence_length) = ", division(rows, 16), "; change one of the two");
-  conflicts.unless(float8 || config.training.float8_exclude.empty(),
-                   {"training.float8_exclude", "training.float8"},
-                   "must be empty with training.float8 = \"none\", but is ",
-                   util::join(config.training.float8_exclude, ", "), "; leave it out");
 }
 
 /// A graph repeats exactly what was captured.
@@ -244,9 +188,6 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
   const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
     conflicts.unless(!config.training.cuda_graphs || condition, {"training.cuda_graphs", key}, message);
   };
-  unless(config.training.device != DeviceChoice::kCpu, "training.device",
-         "requires training.device = \"cuda\", but that is \"cpu\", which has no graphs; "
-         "leave training.cuda_graphs out");
   unless(config.activation_checkpointing.mode == nn::RecomputeMode::kNone, "activation_checkpointing.mode",
          concat("requires activation_checkpointing.mode = \"none\", because graphs of recomputed "
                 "blocks would keep their activations, but that is \"",
@@ -264,34 +205,11 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
                 config.model.embedding_dropout, "; leave one of the two out"));
 }
 
-void check_evaluation(const Config& config, Conflicts& conflicts) {
-  conflicts.unless(config.evaluation.interval_steps == 0 || !config.data.validation.empty(),
-                   {"evaluation.interval_steps", "data.validation"},
-                   "must be 0 without files in data.validation, but is ", config.evaluation.interval_steps,
-                   "; set it to 0 or list files in data.validation");
-  conflicts.unless(config.evaluation.patience == 0 || config.evaluation.interval_steps > 0,
-                   {"evaluation.patience", "evaluation.interval_steps"},
-                   "must be 0 without validation during the run, but is ", config.evaluation.patience,
-                   "; set evaluation.interval_steps, or leave it out");
-  conflicts.unless(!config.checkpoint.keep_best || config.evaluation.interval_steps > 0,
-                   {"checkpoint.keep_best", "evaluation.interval_steps"},
-                   "must be false without validation during the run, but is true; set "
-                   "evaluation.interval_steps, or leave it out");
-}
-
 void check_samples(const Config& config, Conflicts& conflicts) {
   const LoggingOptions& logging = config.logging;
   conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
                    "cannot be combined with logging.profile_steps, because libtorch runs one profiler "
                    "at a time; leave one of the two out");
-  conflicts.unless(!logging.nvtx || config.training.device != DeviceChoice::kCpu,
-                   {"logging.nvtx", "training.device"},
-                   "requires training.device = \"cuda\", but that is \"cpu\", which has no NVTX ranges; "
-                   "leave logging.nvtx out");
-  conflicts.unless(!logging.memory_snapshot || config.training.device != DeviceChoice::kCpu,
-                   {"logging.memory_snapshot", "training.device"},
-                   "requires training.device = \"cuda\", but that is \"cpu\", whose memory is not "
-                   "recorded; leave logging.memory_snapshot out");
   conflicts.unless(logging.sample_every == 0 || logging.sample_tokens < nn::longest_sequence(config.model),
                    {"logging.sample_tokens", "model.max_position_embeddings", "model.sliding_window"},
                    "must be less than the longest sequence of the model, ",
@@ -301,14 +219,6 @@ void check_samples(const Config& config, Conflicts& conflicts) {
 
 void check_loss_scaler(const Config& config, Conflicts& conflicts) {
   const optim::GradScalerOptions& scaler = config.loss_scaler;
-  const shard::MixedPrecisionOptions& precision = config.mixed_precision;
-  const auto half = util::FloatType::kFloat16;
-  const bool float16 = precision.param_dtype == half || precision.reduce_dtype == half;
-  conflicts.unless(
-      scaler.enabled != optim::ScalerChoice::kTrue || float16,
-      {"loss_scaler.enabled", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
-      "must be auto or false, because only float16 gradients can overflow, but is true with param_dtype ",
-      precision.param_dtype, " and reduce_dtype ", precision.reduce_dtype, "; leave it out");
   conflicts.unless(scaler.min_scale <= scaler.init_scale, {"loss_scaler.min_scale", "loss_scaler.init_scale"},
                    "must be at most loss_scaler.init_scale = ", scaler.init_scale, ", but is ",
                    scaler.min_scale, "; change one of the two");
@@ -316,27 +226,10 @@ void check_loss_scaler(const Config& config, Conflicts& conflicts) {
 
 void check_checkpoints(const Config& config, Conflicts& conflicts) {
   const checkpoint::CheckpointOptions& options = config.checkpoint;
-  conflicts.unless(!options.asynchronous || options.kind == checkpoint::CheckpointKind::kSharded,
-                   {"checkpoint.asynchronous", "checkpoint.kind"},
-                   "must be false with checkpoint.kind = \"full\", because rank 0 collects the shards "
-                   "between steps, but is true; leave one of the two out (fsdp-ckpt consolidate turns a "
-                   "sharded checkpoint into one file)");
-  conflicts.unless(options.keep_every == 0 || options.keep_last > 0,
-                   {"checkpoint.keep_every", "checkpoint.keep_last"},
-                   "must be 0 with checkpoint.keep_last = 0, which keeps every checkpoint, but is ",
-                   options.keep_every, "; leave it out or set checkpoint.keep_last");
-  const bool starts_elsewhere = !options.init_from.empty();
-  conflicts.unless(!starts_elsewhere || config.model.init_from.empty(),
+  conflicts.unless(options.init_from.empty() || config.model.init_from.empty(),
                    {"checkpoint.init_from", "model.init_from"},
                    "cannot be combined with model.init_from, because initial weights have one source; "
                    "leave one of the two out");
-  const std::pair<const char*, const std::vector<std::string>*> lists[] = {
-      {"checkpoint.init_only", &options.init_only}, {"checkpoint.init_missing", &options.init_missing}};
-  for (const auto& [key, patterns] : lists) {
-    conflicts.unless(starts_elsewhere || patterns->empty(), {key, "checkpoint.init_from"},
-                     "must be empty without checkpoint.init_from, but is ", util::join(*patterns, ", "),
-                     "; leave it out or set checkpoint.init_from");
-  }
 }
 
 void check_sharding(const Config& config, Conflicts& conflicts) {
@@ -352,7 +245,6 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_heads(config.model, conflicts);
   check_family(config.model, conflicts);
   check_rotary(config.model, conflicts);
-  check_first_weights(config.model, conflicts);
   check_lengths(config, conflicts);
   check_sets(config, conflicts);
   check_optimizer(config, conflicts);
@@ -360,7 +252,6 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_training(config, conflicts);
   check_float8(config, conflicts);
   check_cuda_graphs(config, conflicts);
-  check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);

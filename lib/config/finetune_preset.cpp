@@ -65,10 +65,9 @@ std::string model_lines(const nn::ModelOptions& model) {
     const Value value = value_of(key, config);
     // Sizes are always given, other keys where they differ from the default.
     if (value == value_of(key, defaults) && !std::holds_alternative<int64_t>(value)) continue;
-    if (model.architecture == "gpt2" && key.name == "num_key_value_heads") continue;
     const bool is_unused = (key.name == "head_dim" && model.head_dim == 0) ||
                            (key.name == "sliding_window" && model.sliding_window == 0) ||
-                           (key.name == "rope_original_length" && model.rope_type != nn::RopeType::kLlama3);
+                           (key.matters.holds && !key.matters.holds(config));
     if (!is_unused) lines += concat(key.name, " = ", toml_text(value), "\n");
   }
   return lines;

@@ -29,6 +29,9 @@ Constraint one_of_registered(const util::Registry<Entry>& registry) {
   return constraint;
 }
 
+/// With validations during the run, not only after it.
+Condition validates_regularly();
+
 std::vector<Key> model_keys();
 std::vector<Key> training_keys();
 std::vector<Key> sharding_keys();

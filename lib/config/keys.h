@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "config/condition.h"
 #include "config/config.h"
 #include "config/value.h"
 #include "util/enum_names.h"
@@ -52,6 +53,7 @@ struct Key {
   Field field;
   std::string description;      ///< one line
   Constraint constraint = {};   ///< all_keys() adds the choices of an enum
+  Condition matters = {};       ///< where it does not hold, a value that the user gave is refused or ignored
   std::string follows = {};     ///< key of the same section that gives the default value
   std::string default_of = {};  ///< key of the same section that determines the default
 

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "checkpoint/described_model.h"
@@ -16,10 +17,13 @@
 #include "config/source.h"
 #include "util/error.h"
 #include "util/file.h"
+#include "util/log.h"
 #include "util/text.h"
 
 namespace fsdp::config {
 namespace {
+
+using util::concat;
 
 std::string trimmed(const std::string& text) {
   size_t first = text.find_first_not_of(" \t");
@@ -55,19 +59,23 @@ class Loader {
   /// First, because the keys of plug-ins have to be known.
   void load_plugins(const Source& source, const std::vector<std::string>& overrides);
   void read_file(const Source& source);
-  void read_override(const std::string& text);
+  void read_overrides(const std::vector<std::string>& texts);
   /// Completes and checks the configuration; throws if anything was wrong. Errors without a place name
   /// `file`.
   Config finish(const Source& file);
   std::map<std::string, std::string> origins(const Source& file) const;
+  /// Of given keys that are ignored.
+  std::vector<std::string> take_warnings() { return std::move(warnings_); }
 
  private:
   struct Given {
     const Source* source = nullptr;
+    size_t layer = 0;  ///< of the source; a value in a later layer replaces one in an earlier
     Region region;
     bool is_wrong = false;  ///< reported already; other checks ignore the key
   };
 
+  void read_override(const std::string& text);
   void apply(const Key& key, const Literal& literal, const Source& source);
   void refuse_unknown(const Source& source, const Entry& entry);
   void apply_preset();
@@ -78,6 +86,9 @@ class Loader {
   void share_values();
   /// Whether the key was given a valid value.
   bool has(const Key& key) const;
+  /// Keys that have no effect get their default.
+  void drop_keys_without_effect();
+  void report_without_effect(const Key& key, Config& config);
   void check_defaults(const Source& file);
   std::string default_origin(const Key& key) const;
   void check_conflicts(const Source& file);
@@ -89,6 +100,8 @@ class Loader {
   std::map<std::string, std::string> stored_;  ///< keys set from a description of weights: its file
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
+  size_t layer_ = 0;  ///< of the sources that are read
+  std::vector<std::string> warnings_;
   std::vector<std::string> plugins_;
   bool file_was_read_ = true;
 };
@@ -138,6 +151,7 @@ void Loader::read_file(const Source& source) {
     file_was_read_ = false;
     return;
   }
+  ++layer_;
   for (const Entry& entry : entries) {
     const Key* key = find_key(entry.section, entry.name);
     if (key) {
@@ -163,6 +177,7 @@ void Loader::refuse_unknown(const Source& source, const Entry& entry) {
 void Loader::apply(const Key& key, const Literal& literal, const Source& source) {
   Given& given = given_[key.full_name()];
   given.source = &source;
+  given.layer = layer_;
   given.region = literal.region;
   try {
     set_value(key, config_, convert(key, literal));
@@ -170,6 +185,11 @@ void Loader::apply(const Key& key, const Literal& literal, const Source& source)
     given.is_wrong = true;
     report_.add(source, misfit.region, misfit.message);
   }
+}
+
+void Loader::read_overrides(const std::vector<std::string>& texts) {
+  ++layer_;
+  for (const std::string& text : texts) read_override(text);
 }
 
 void Loader::read_override(const std::string& text) {
@@ -210,7 +230,7 @@ void Loader::read_override(const std::string& text) {
       if (entry.section == key->section && entry.name == key->name) apply(*key, entry.value, source);
     }
   } catch (const SyntaxError&) {
-    given_[key->full_name()] = {&source, value_region, true};
+    given_[key->full_name()] = {&source, layer_, value_region, true};
     report_.add(
         source, value_region,
         misfit_text(*key, value.empty() ? "is empty" : "is " + clipped(value) + ", which is not a TOML value",
@@ -253,6 +273,7 @@ void Loader::apply_preset() {
   const ModelPreset* preset = find_model_preset(config_.model.preset);
   if (!preset) return;
   const Source& source = preset_source_.emplace(Source::from_text("preset " + preset->name, preset->toml));
+  layer_ = 0;
   for (const Entry& entry : parse_toml(source)) {
     const Key* key = find_key(entry.section, entry.name);
     if (!key || given_.contains(key->full_name())) continue;  // no key: the section's own entry
@@ -321,6 +342,71 @@ void Loader::refuse_differences(const nn::ModelOptions& stored, const std::strin
   }
 }
 
+void Loader::drop_keys_without_effect() {
+  Config as_given = config_;
+  std::set<std::string> wrong;  // what depends on these is not known
+  for (const auto& [name, given] : given_) {
+    if (given.is_wrong) wrong.insert(name);
+  }
+  // A key that is dropped may leave others without effect.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const Key& key : all_keys()) {
+      const std::vector<std::string>& deciding = key.matters.keys;
+      Config now = config_;
+      if (deciding.empty() || key.matters.holds(now) ||
+          std::any_of(deciding.begin(), deciding.end(),
+                      [&](const auto& name) { return wrong.contains(name); })) {
+        continue;
+      }
+      Config defaults;
+      const Value initial =
+          key.follows.empty() ? value_of(key, defaults) : value_of(*find_key(key.section, key.follows), now);
+      if (value_of(key, now) == initial) continue;
+      report_without_effect(key, as_given);
+      set_value(key, config_, initial);
+      changed = true;
+    }
+  }
+}
+
+/// What stands together and contradicts itself is a mistake. Where a later layer has changed what the key
+/// depends on, as optimizer.name=sgd on the command line does for betas in the file, there is only a warning.
+void Loader::report_without_effect(const Key& key, Config& config) {
+  const std::string name = key.full_name();
+  const auto found = given_.find(name);
+  if (found == given_.end() || found->second.layer == 0) return;
+  Given& given = found->second;
+  bool has_later = false;
+  std::string others;
+  for (const std::string& each : key.matters.keys) {
+    const size_t dot = each.find('.');
+    const Key& deciding = *find_key(each.substr(0, dot), each.substr(dot + 1));
+    const auto other = given_.find(each);
+    const bool is_given = other != given_.end();
+    // Its default may be another key's.
+    const auto origin = is_given || deciding.default_of.empty()
+                            ? other
+                            : given_.find(concat(deciding.section, ".", deciding.default_of));
+    has_later = has_later || (origin != given_.end() && origin->second.layer > given.layer);
+    others +=
+        concat(others.empty() ? "" : " and ", each, " = ", toml_text(value_of(deciding, config)), " (",
+               is_given ? other->second.source->where(other->second.region) : default_origin(deciding), ")");
+  }
+  const std::string value = toml_text(value_of(key, config));
+  if (has_later) {
+    warnings_.push_back(concat(given.source->where(given.region), ": ", name, " = ", value,
+                               " is ignored, because it matters only when ", key.matters.words, "; found ",
+                               others, "; leave it out if that is to stay"));
+    given_.erase(found);
+  } else {
+    given.is_wrong = true;
+    report_.add(*given.source, given.region,
+                concat(name, " matters only when ", key.matters.words, ", but is ", value, " with ", others,
+                       "; leave it out, or change what it depends on"));
+  }
+}
+
 Config Loader::finish(const Source& file) {
   config_.run.plugins = plugins_;
   apply_preset();
@@ -335,6 +421,7 @@ Config Loader::finish(const Source& file) {
   if (config_.training.global_batch_size > 0 && !given_.contains("training.gradient_accumulation_steps")) {
     config_.training.gradient_accumulation_steps = 0;
   }
+  if (completeness_ == Completeness::kMayLackTheModel && file_was_read_) drop_keys_without_effect();
   share_values();
   if (file_was_read_) {  // otherwise every required key would be missing
     check_defaults(file);
@@ -389,9 +476,14 @@ TracedConfig load(const Source& source, const std::vector<std::string>& override
   Loader loader(completeness);
   loader.load_plugins(source, overrides);
   loader.read_file(source);
-  for (const std::string& text : overrides) loader.read_override(text);
+  loader.read_overrides(overrides);
   Config config = loader.finish(source);
-  return {config, loader.origins(source)};
+  return {config, loader.origins(source), loader.take_warnings()};
+}
+
+Config with_warnings_logged(const TracedConfig& traced) {
+  for (const std::string& warning : traced.warnings) util::log_warning(warning);
+  return traced.config;
 }
 
 PluginLoader& plugin_loader() {
@@ -420,7 +512,7 @@ void try_to_load_plugins(const std::filesystem::path& file, const std::vector<st
 }
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  return trace_config(file, overrides).config;
+  return with_warnings_logged(trace_config(file, overrides));
 }
 
 TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
@@ -433,7 +525,7 @@ Config load_resolved_config(const std::filesystem::path& file) {
 
 Config parse_config(const std::string& text, const std::string& name,
                     const std::vector<std::string>& overrides) {
-  return load(Source::from_text(name, text), overrides).config;
+  return with_warnings_logged(load(Source::from_text(name, text), overrides));
 }
 
 }  // namespace fsdp::config

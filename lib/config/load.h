@@ -21,6 +21,10 @@ namespace fsdp::config {
 /// run.name="trial" mean the same. Paths are relative to the working directory. optimizer.fused,
 /// model.fused_kernels and model.matmul follow [training].
 ///
+/// A given key whose condition in the table (Key::matters) does not hold is wrong. If it was given before a key
+/// that it depends on (in the file, and that one by an override), it gets its default, with a warning. Default
+/// values are fine anywhere, so that a whole config, as --print-config prints it, can be changed.
+///
 /// Throws one util::Error(kUsage) that lists everything wrong in the file and the overrides, each with its
 /// place; Error(kCheckpoint) for weights of an unsupported model, if nothing else is wrong. Does not include
 /// check_world() (config/checks.h), which needs the world size.
@@ -32,9 +36,10 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 struct TracedConfig {
   Config config;
   std::map<std::string, std::string> origins;
+  std::vector<std::string> warnings;  ///< a sentence for each given key that is ignored
 };
 
-/// load_config() with the origins.
+/// load_config() with the origins, and without logging the warnings.
 TracedConfig trace_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 
 /// Reads config.toml of a run, which has every key, so that the weights in model.init_from, which may be gone

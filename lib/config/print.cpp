@@ -31,7 +31,7 @@ std::string markdown_cell(const std::string& text) {
 
 }  // namespace
 
-std::string to_toml(const Config& config) { return to_toml(TracedConfig{config, {}}); }
+std::string to_toml(const Config& config) { return to_toml(TracedConfig{config, {}, {}}); }
 
 std::string to_toml(const TracedConfig& traced) {
   constexpr size_t kCommentColumn = 44;
@@ -68,7 +68,9 @@ std::string section_toml(const Config& config, const std::string& section) {
 std::string help_of(const Key& key) {
   Config defaults;
   const std::string bounds = limits(key.constraint, value_of(key, defaults));
-  return key.description + (bounds.empty() ? "" : " [" + bounds + "]");
+  const std::string& condition = key.matters.words;
+  return key.description + (condition.empty() ? "" : "; matters when " + condition) +
+         (bounds.empty() ? "" : " [" + bounds + "]");
 }
 
 std::string key_reference() {
@@ -103,9 +105,10 @@ std::string key_reference_markdown() {
   std::string text =
       "# Configuration reference\n\n"
       "<!-- Written by fsdp-train keys; a test compares this page with the table of keys. -->\n\n"
-      "Every key of a config, as `fsdp-train keys` prints them. Units are part of the name (`timeout_seconds`)\n"
-      "or given with the meaning. Limits and choices are in brackets at the end.\n"
-      "[Configuration](configuration.md) explains files, presets and overrides.\n";
+      "Every key of a config, as `fsdp-train keys` prints them. Units are part of the name (`timeout_seconds`) or\n"
+      "given with the meaning. Limits and choices are in brackets at the end. [Configuration](configuration.md)\n"
+      "explains files, presets, overrides, and what happens to a key where it does not matter. The models, optimizers\n"
+      "and schedules of plug-ins may read any key.\n";
   std::string section;
   for (const Key& key : all_keys()) {
     if (key.section != section) {

@@ -13,6 +13,18 @@ Constraint strictly_between(double min, double max) {
   return {.min = min, .max = max, .above_min = true, .below_max = true};
 }
 
+Condition shards() { return is_not("fsdp.strategy", "no_shard"); }
+Condition reshards() { return is("fsdp.strategy", {"full_shard", "hybrid_shard"}); }
+Condition has_replicas() {
+  return is("fsdp.strategy", {"hybrid_shard", "hybrid_shard_zero2", "no_shard"}) ||
+         is_given("fsdp.replicated_parameters") ||
+         (is("fsdp.layout", {"per_parameter"}) && is("fsdp.shard_1d_parameters", {"false"}));
+}
+Condition has_float16() {
+  return is("mixed_precision.param_dtype", {"float16"}) || is("mixed_precision.reduce_dtype", {"float16"});
+}
+Condition scales_the_loss() { return is_not("loss_scaler.enabled", "false") && has_float16(); }
+
 }  // namespace
 
 std::vector<Key> sharding_keys() {
@@ -24,33 +36,59 @@ std::vector<Key> sharding_keys() {
        "how the parameters of a unit are sharded: flat: concatenated, evenly; per_parameter: each on one "
        "dimension"},
       {KEY(fsdp, shard_dimension),
-       "per_parameter: the dimension that is cut: the largest (the first of equal ones), or the first"},
+       "the dimension that is cut: the largest (the first of equal ones), or the first",
+       {},
+       is("fsdp.layout", {"per_parameter"})},
       {KEY(fsdp, shard_1d_parameters),
-       "per_parameter: cut biases and weights of norms too; off: whole on every rank, gradients all-reduced"},
+       "cut biases and weights of norms too; off: whole on every rank, gradients all-reduced",
+       {},
+       is("fsdp.layout", {"per_parameter"})},
       {KEY(fsdp, min_num_params), "a stage with at least this many parameters of its own becomes a unit",
        at_least(0)},
       {KEY(fsdp, wrap_stages), "stage types that become units whatever their size"},
       {KEY(fsdp, exclude_stages), "stage types that stay in the unit around them"},
       {KEY(fsdp, leaf_stages), "stage types inside which nothing becomes a unit"},
       {KEY(fsdp, replicated_parameters),
-       "patterns (* and ?) of parameters that stay whole on every rank; their gradients are all-reduced"},
+       "patterns (* and ?) of parameters that stay whole on every rank; their gradients are all-reduced",
+       {},
+       shards()},
       {KEY(fsdp, replica_check_interval),
-       "steps between comparisons of the replicas; 0: only before the first step", at_least(0)},
+       "steps between comparisons of the replicas; 0: only before the first step", at_least(0),
+       has_replicas()},
       {KEY(fsdp, reshard_after_forward),
-       "full_shard, hybrid_shard: free gathered parameters between forward and backward"},
+       "free gathered parameters between forward and backward",
+       {},
+       reshards()},
       {KEY(fsdp, keep_after_forward),
-       "patterns (* and ?) of units that stay gathered between forward and backward"},
-      {KEY(fsdp, reshard_root_after_forward), "free the root unit between forward and backward too"},
+       "patterns (* and ?) of units that stay gathered between forward and backward",
+       {},
+       reshards() && is("fsdp.reshard_after_forward", {"true"})},
+      {KEY(fsdp, reshard_root_after_forward),
+       "free the root unit between forward and backward too",
+       {},
+       reshards() && is("fsdp.reshard_after_forward", {"true"})},
       {KEY(fsdp, reshard_last_after_forward),
-       "free the unit that forward uses last and backward first between the two as well"},
+       "free the unit that forward uses last and backward first between the two as well",
+       {},
+       reshards() && is("fsdp.reshard_after_forward", {"true"})},
       {KEY(fsdp, forward_prefetch),
        "gather the next unit during this one's compute, in the order of the previous forward; explicit: one "
-       "order, checked across ranks"},
+       "order, checked across ranks",
+       {},
+       shards()},
       {KEY(fsdp, backward_prefetch),
-       "when backward gathers the next unit: before (pre) or after (post) this one's reduction, or on use"},
-      {KEY(fsdp, limit_all_gathers), "gather at most one unit ahead of the one in use"},
+       "when backward gathers the next unit: before (pre) or after (post) this one's reduction, or on use",
+       {},
+       shards()},
+      {KEY(fsdp, limit_all_gathers),
+       "gather at most one unit ahead of the one in use",
+       {},
+       shards() && is_not("fsdp.forward_prefetch", "none")},
       {KEY(fsdp, cpu_offload), "keep master weights and optimizer state in host memory"},
-      {KEY(fsdp, move_grads_to_cpu), "with cpu_offload: the shards' gradients too"},
+      {KEY(fsdp, move_grads_to_cpu),
+       "keep the shards' gradients in host memory too",
+       {},
+       is("fsdp.cpu_offload", {"true"})},
       {KEY(fsdp, gradient_predivide_factor),
        "divides gradients before the sum over ranks; 0: 1, or for float16 about the square root of the "
        "number of ranks",
@@ -61,22 +99,34 @@ std::vector<Key> sharding_keys() {
       {KEY(mixed_precision, buffer_dtype), "type of the model's buffers"},
       {KEY(mixed_precision, cast_forward_inputs), "cast the inputs of units to param_dtype"},
       {KEY(mixed_precision, keep_low_precision_grads),
-       "the shard's gradient stays in reduce_dtype until the optimizer uses it"},
-      {KEY(mixed_precision, keep_float32), "patterns (* and ?) of parameters that stay float32: \"*norm*\""},
+       "the shard's gradient stays in reduce_dtype until the optimizer uses it",
+       {},
+       is_not("mixed_precision.reduce_dtype", "float32")},
+      {KEY(mixed_precision, keep_float32),
+       "patterns (* and ?) of parameters that stay float32: \"*norm*\"",
+       {},
+       is_not("mixed_precision.param_dtype", "float32") || is_not("mixed_precision.reduce_dtype", "float32")},
 
       {KEY(loss_scaler, enabled),
-       "scale the loss to stay in float16's range; auto: when a float16 type is in use"},
-      {KEY(loss_scaler, init_scale), "initial scale", above(0)},
+       "scale the loss to stay in float16's range; auto: when a float16 type is in use",
+       {},
+       has_float16()},
+      {KEY(loss_scaler, init_scale), "initial scale", above(0), scales_the_loss()},
       {KEY(loss_scaler, growth_factor),
-       "the scale grows by this factor after growth_interval steps without overflow", above(1)},
+       "the scale grows by this factor after growth_interval steps without overflow", above(1),
+       scales_the_loss()},
       {KEY(loss_scaler, backoff_factor), "the scale is multiplied by this after an overflow",
-       strictly_between(0, 1)},
-      {KEY(loss_scaler, growth_interval), "steps without overflow before the scale grows", at_least(1)},
-      {KEY(loss_scaler, min_scale), "an overflow at this scale ends the run", above(0)},
+       strictly_between(0, 1), scales_the_loss()},
+      {KEY(loss_scaler, growth_interval), "steps without overflow before the scale grows", at_least(1),
+       scales_the_loss()},
+      {KEY(loss_scaler, min_scale), "an overflow at this scale ends the run", above(0), scales_the_loss()},
 
       {KEY(activation_checkpointing, mode),
        "what backward recomputes; full: everything in a stage except its input"},
-      {KEY(activation_checkpointing, stage_types), "types of the stages that are recomputed"},
+      {KEY(activation_checkpointing, stage_types),
+       "types of the stages that are recomputed",
+       {},
+       is_not("activation_checkpointing.mode", "none")},
 
       {KEY(mesh, dcn),
        "groups of processes over the slow network: replicas with fsdp.strategy hybrid_shard; -1: the rest",

@@ -23,7 +23,16 @@ Constraint an_optimizer() {
   return constraint;
 }
 
+/// A step may have more than one.
+Condition several_micro_batches() {
+  return is_not("training.gradient_accumulation_steps", "1") || is_above_0("training.global_batch_size");
+}
+
 }  // namespace
+
+Condition validates_regularly() {
+  return is_given("data.validation") && is_above_0("evaluation.interval_steps");
+}
 
 std::vector<Key> training_keys() {
   return {
@@ -39,15 +48,15 @@ std::vector<Key> training_keys() {
        between(0, 1'000'000)},
       {KEY(training, batch_warmup_steps),
        "steps over which the micro-batches per step grow from 1 to gradient_accumulation_steps; 0: no growth",
-       at_least(0)},
+       at_least(0), several_micro_batches()},
       {KEY(training, loss), "what training minimizes; validation always reports the cross entropy",
        one_of_registered(nn::losses())},
       {KEY(training, label_smoothing),
        "share of a target's probability that the loss spreads evenly over the vocabulary",
-       from_up_to_below(0, 1)},
+       from_up_to_below(0, 1), is("training.loss", {nn::kCrossEntropy})},
       {KEY(training, z_loss),
-       "weight of the squared log of the sum of exp(logits) in the loss; 1e-4 is usual; 0: none",
-       at_least(0)},
+       "weight of the squared log of the sum of exp(logits) in the loss; 1e-4 is usual; 0: none", at_least(0),
+       is("training.loss", {nn::kCrossEntropy})},
       {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0)},
       {KEY(training, norm_type), "p of the gradient norm; inf: the largest magnitude", at_least_one_or_inf()},
       {KEY(training, device),
@@ -58,20 +67,27 @@ std::vector<Key> training_keys() {
        "AMX, half the work)"},
       {KEY(training, fused_kernels), "use kernels that fuse several operations into one pass over memory"},
       {KEY(training, matmul),
-       "library for matrix products on the CPU: MKL, oneDNN, or amx: the matrix units of "
-       "the cores (Intel AMX), with fp32 split into three bf16 parts; auto: the last of "
-       "these that is available"},
+       "library for matrix products on the CPU: MKL, oneDNN, or amx: the matrix units of the cores (Intel AMX), "
+       "with fp32 split into three bf16 parts; auto: the last of these that is available",
+       {},
+       is_not("training.device", "cuda")},
       {KEY(training, float8),
        "tensorwise: linear layers multiply in 8-bit floating point, scaled tensor by tensor, on GPUs from "
        "compute capability 8.9; on the CPU for tests only"},
       {KEY(training, float8_exclude),
-       "patterns (* and ?) of weights whose linear layers do not use float8: \"*.layers.0.*\""},
+       "patterns (* and ?) of weights whose linear layers do not use float8: \"*.layers.0.*\"",
+       {},
+       is_not("training.float8", "none")},
       {KEY(training, cuda_graphs),
        "capture the forward and backward of each block in CUDA graphs and replay them: for models whose "
-       "kernels are shorter than their launches; activations keep their memory between steps"},
+       "kernels are shorter than their launches; activations keep their memory between steps",
+       {},
+       is_not("training.device", "cpu")},
       {KEY(training, no_sync),
        "accumulate gradients of micro-batches unsharded and reduce after the last: less traffic, more "
-       "memory"},
+       "memory",
+       {},
+       several_micro_batches()},
       {KEY(training, skip_nonfinite),
        "skip the update of a step whose loss or gradient norm is not finite; off: such a step ends the run"},
       {KEY(training, skip_zscore),
@@ -79,44 +95,62 @@ std::vector<Key> training_keys() {
        "mean; 0: off",
        at_least(0)},
       {KEY(training, skip_window), "number of past updates from which skip_zscore takes mean and deviation",
-       between(2, 100'000)},
+       between(2, 100'000), is_above_0("training.skip_zscore")},
       {KEY(training, max_skipped_steps),
-       "consecutive skipped steps that are tolerated; one more ends the run", at_least(0)},
+       "consecutive skipped steps that are tolerated; one more ends the run", at_least(0),
+       is("training.skip_nonfinite", {"true"}) || is_above_0("training.skip_zscore")},
 
-      {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step",
-       at_least(0)},
-      {KEY(evaluation, max_samples), "maximum number of validation samples; 0: all", at_least(0)},
+      {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step", at_least(0),
+       is_given("data.validation")},
+      {KEY(evaluation, max_samples), "maximum number of validation samples; 0: all", at_least(0),
+       is_given("data.validation")},
       {KEY(evaluation, patience),
-       "end the run after this many consecutive validations without a better loss; 0: never", at_least(0)},
-      {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0)},
+       "end the run after this many consecutive validations without a better loss; 0: never", at_least(0),
+       validates_regularly()},
+      {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0),
+       validates_regularly()},
 
       {KEY(optimizer, name),
        "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
        "steps of whole matrices, adamw for the rest",
        an_optimizer()},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0)},
-      {KEY(optimizer, betas), "adamw, adam, lion: decay of the two averages", two_betas()},
-      {KEY(optimizer, eps), "adamw, adam: added to the denominator", above(0)},
-      {KEY(optimizer, momentum), "sgd, muon: momentum", from_up_to_below(0, 1)},
-      {KEY(optimizer, dampening), "sgd: share of the gradient that does not enter the momentum",
-       between(0, 1)},
-      {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum"},
+      {KEY(optimizer, betas), "decay of the two averages", two_betas(), optimizer_reads("betas")},
+      {KEY(optimizer, eps), "added to the denominator", above(0), optimizer_reads("eps")},
+      {KEY(optimizer, momentum), "momentum", from_up_to_below(0, 1),
+       optimizer_reads("momentum")},
+      {KEY(optimizer, dampening), "share of the gradient that does not enter the momentum", between(0, 1),
+       optimizer_reads("dampening") && is_above_0("optimizer.momentum")},
+      {KEY(optimizer, nesterov),
+       "Nesterov's momentum",
+       {},
+       optimizer_reads("nesterov") && is_above_0("optimizer.momentum") && is("optimizer.dampening", {"0.0"})},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
        "weight decay (decoupled from the gradient except in adam and sgd); not given: 0.1 with adamw and "
        "muon, 0 with the others",
        at_least(0),
        {},
+       {},
        "name"},
-      {KEY(optimizer, no_decay), "patterns (* and ?) of parameters without weight decay"},
+      {KEY(optimizer, no_decay),
+       "patterns (* and ?) of parameters without weight decay",
+       {},
+       is_above_0("optimizer.weight_decay") || is_given("optimizer.groups")},
       {KEY(optimizer, groups),
        "parameters with their own rate (lr, or lr_scale times the optimizer's) or weight_decay; the first "
        "matching pattern applies: [[optimizer.groups]]"},
-      {KEY(optimizer, adamw_parameters), "muon: patterns of matrices that adamw updates"},
-      {KEY(optimizer, ns_steps), "muon: steps of the Newton-Schulz iteration", between(1, 99)},
-      {KEY(optimizer, ns_coefficients), "muon: coefficients of that iteration", three_numbers()},
+      {KEY(optimizer, adamw_parameters),
+       "patterns of matrices that adamw updates",
+       {},
+       optimizer_reads("adamw_parameters")},
+      {KEY(optimizer, ns_steps), "steps of the Newton-Schulz iteration", between(1, 99),
+       optimizer_reads("ns_steps")},
+      {KEY(optimizer, ns_coefficients), "coefficients of that iteration", three_numbers(),
+       optimizer_reads("ns_coefficients")},
       {KEY(optimizer, adjust_lr_fn),
-       "muon: how the learning rate of a matrix depends on its shape; match_rms_adamw: "
-       "updates as large as adamw's"},
+       "how the learning rate of a matrix depends on its shape; match_rms_adamw: updates as large as adamw's",
+       {},
+       optimizer_reads("adjust_lr_fn")},
 
       {KEY(optimizer, ema_decay),
        "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",
@@ -128,12 +162,14 @@ std::vector<Key> training_keys() {
       {KEY(lr_scheduler, warmup_ratio),
        "instead of warmup_steps: the warm-up's share of all steps, such as 0.03; 0: use warmup_steps",
        from_up_to_below(0, 1)},
-      {KEY(lr_scheduler, hold_steps), "tri_stage: steps at the full rate after warm-up", at_least(0)},
+      {KEY(lr_scheduler, hold_steps), "steps at the full rate after warm-up", at_least(0),
+       schedule_is({"tri_stage"})},
       {KEY(lr_scheduler, decay_steps),
        "wsd: steps of the final decay, 0: a tenth of the run; tri_stage: steps of the decay, 0: the rest",
-       at_least(0)},
-      {KEY(lr_scheduler, min_lr_ratio), "floor of the rate after warm-up, as a share of lr", between(0, 1)},
-      {KEY(lr_scheduler, power), "polynomial: the exponent", above(0)},
+       at_least(0), schedule_is({"wsd", "tri_stage"})},
+      {KEY(lr_scheduler, min_lr_ratio), "floor of the rate after warm-up, as a share of lr", between(0, 1),
+       is_not("lr_scheduler.name", "constant")},
+      {KEY(lr_scheduler, power), "the exponent", above(0), schedule_is({"polynomial"})},
   };
 }
 

@@ -57,8 +57,12 @@ Findings examine(const Subject& subject) {
   std::optional<config::Config> config;
   if (!subject.config_path.empty()) {
     try {
-      config = config::load_config(subject.config_path, subject.overrides);
+      const config::TracedConfig traced = config::trace_config(subject.config_path, subject.overrides);
+      config = traced.config;
       findings.push_back({Verdict::kOk, "config", subject.config_path + " loads", ""});
+      for (const std::string& warning : traced.warnings) {
+        findings.push_back({Verdict::kWarn, "config", warning, ""});
+      }
     } catch (const util::Error& error) {
       findings.push_back(
           {Verdict::kFail, "config", error.what(), "correct it; fsdp-train --help lists the keys"});

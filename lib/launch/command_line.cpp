@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "util/error.h"
+#include "util/log.h"
 #include "util/text.h"
 
 namespace fsdp::launch {
@@ -42,6 +43,49 @@ struct OptionTexts {
               filter, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", binding;
   bool standalone = false, no_python = false;
 };
+
+/// An option of torchrun that has no meaning here.
+struct TorchrunOption {
+  const char* name;
+  bool is_flag;
+  bool is_refused;  ///< the run would not be what the option asks for; else it is ignored
+  const char* why;  ///< and, if it is refused, what to do
+};
+
+constexpr const char* kNoCopies =
+    "chosen lines are not copied to a file; --log-dir DIR keeps all lines of each rank, for grep";
+
+constexpr TorchrunOption kTorchrunOptions[] = {
+    {"--start-method", false, false, "workers are programs, which fork and exec always start"},
+    {"--event-log-handler", false, false, "torchelastic's events are not recorded"},
+    {"--module", true, true, "PROGRAM is run as it is; write -- python3 -m MODULE in its place"},
+    {"--run-path", true, true, "PROGRAM is run as it is; write -- python3 SCRIPT in its place"},
+    {"--logs-specs", false, true,
+     "it names a class in Python; use --log-dir, --redirects, --tee and --local-ranks-filter"},
+    {"--duplicate-stdout-filters", false, true, kNoCopies},
+    {"--duplicate-stderr-filters", false, true, kNoCopies},
+    {"--virtual-local-rank", true, true,
+     "each worker sees all GPUs of its node and takes the one with the number LOCAL_RANK; leave it out"}};
+
+/// Hidden, because --help lists what has an effect.
+void add_torchrun_options(CLI::App& app) {
+  for (const TorchrunOption& each : kTorchrunOptions) {
+    const std::string name = each.name, names = (name == "--module" ? "-m," : "") + spellings(name);
+    CLI::Option* option = each.is_flag ? app.add_flag(names) : app.add_option(names);
+    option->envname(variable_of(name))->group("");
+  }
+}
+
+void answer_torchrun_options(const CLI::App& app) {
+  for (const TorchrunOption& each : kTorchrunOptions) {
+    const CLI::Option& option = *app.get_option(each.name);
+    if (option.count() == 0 || (each.is_flag && !option.as<bool>())) continue;
+    if (each.is_refused) {
+      util::fail(ErrorKind::kUsage, "expected no ", each.name, ", an option of torchrun only: ", each.why);
+    }
+    util::log_warning(util::concat(each.name, ", an option of torchrun, is ignored: ", each.why));
+  }
+}
 
 void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
   const auto add = [&](const std::string& name, auto& value, const std::string& help) {
@@ -132,6 +176,7 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
       "that they share (--rdzv-conf token_file=PATH), keeps out processes that do not know it.");
   app.prefix_command();
   add_options(app, options, texts);
+  add_torchrun_options(app);
   if (hooks.prepare && hooks.prepare(app)) return std::nullopt;
   try {
     app.parse(argc, argv);
@@ -144,6 +189,7 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
     if (hooks.explain) util::fail(ErrorKind::kUsage, hooks.explain(app, error));
     util::fail(ErrorKind::kUsage, error.what(), "; see --help");
   }
+  answer_torchrun_options(app);
   read_texts(texts, options);
   return options;
 }

@@ -49,11 +49,16 @@ std::vector<StateKind> of_muon(const OptimizerOptions&) {
 }  // namespace
 
 util::Registry<OptimizerTraits>& optimizer_traits() {
-  static util::Registry<OptimizerTraits> traits("optimizer", {{"adamw", {of_adam, 0.1}},
-                                                              {"adam", {of_adam}},
-                                                              {"sgd", {of_sgd}},
-                                                              {"lion", {of_lion}},
-                                                              {"muon", {of_muon, 0.1}}});
+  using Keys = std::vector<std::string>;
+  static util::Registry<OptimizerTraits> traits(
+      "optimizer", {{"adamw", {of_adam, 0.1, Keys{"betas", "eps"}}},
+                    {"adam", {of_adam, 0, Keys{"betas", "eps"}}},
+                    {"sgd", {of_sgd, 0, Keys{"momentum", "dampening", "nesterov"}}},
+                    {"lion", {of_lion, 0, Keys{"betas"}}},
+                    {"muon",
+                     {of_muon, 0.1,
+                      Keys{"betas", "eps", "momentum", "nesterov", "adamw_parameters", "ns_steps",
+                           "ns_coefficients", "adjust_lr_fn"}}}});
   return traits;
 }
 

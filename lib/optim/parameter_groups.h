@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct StateKind {
 struct OptimizerTraits {
   std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;  ///< without the average; null: none
   double default_weight_decay = 0;
+  /// Keys of [optimizer] that not every optimizer reads, of those that this one does: "betas". Not given, for
+  /// plug-ins: unknown.
+  std::optional<std::vector<std::string>> keys = std::nullopt;
 };
 
 /// By values of OptimizerOptions::name.

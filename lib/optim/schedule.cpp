@@ -52,17 +52,23 @@ double tri_stage(const ScheduleOptions& schedule, const Moment& at) {
   return std::pow(schedule.min_lr_ratio, std::min(done, 1.0));
 }
 
+const std::vector<util::Registry<ScheduleShape>::Named>& built_in_shapes() {
+  static const std::vector<util::Registry<ScheduleShape>::Named> shapes = {
+      {"constant", constant},         {"cosine", cosine},         {"linear", linear},      {"wsd", wsd},
+      {"inverse_sqrt", inverse_sqrt}, {"polynomial", polynomial}, {"tri_stage", tri_stage}};
+  return shapes;
+}
+
 }  // namespace
 
 util::Registry<ScheduleShape>& schedule_shapes() {
-  static util::Registry<ScheduleShape> shapes("learning-rate schedule", {{"constant", constant},
-                                                                         {"cosine", cosine},
-                                                                         {"linear", linear},
-                                                                         {"wsd", wsd},
-                                                                         {"inverse_sqrt", inverse_sqrt},
-                                                                         {"polynomial", polynomial},
-                                                                         {"tri_stage", tri_stage}});
+  static util::Registry<ScheduleShape> shapes("learning-rate schedule", built_in_shapes());
   return shapes;
+}
+
+bool is_built_in_schedule(std::string_view name) {
+  return std::any_of(built_in_shapes().begin(), built_in_shapes().end(),
+                     [&](const auto& shape) { return shape.name == name; });
 }
 
 std::vector<std::string> schedule_names() { return schedule_shapes().names(); }

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "optim/options.h"
@@ -44,6 +45,7 @@ using ScheduleShape = std::function<double(const ScheduleOptions&, const Schedul
 
 /// By values of ScheduleOptions::name.
 util::Registry<ScheduleShape>& schedule_shapes();
+bool is_built_in_schedule(std::string_view name);
 /// The keys of schedule_shapes().
 std::vector<std::string> schedule_names();
 

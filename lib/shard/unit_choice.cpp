@@ -4,9 +4,11 @@
 #include <array>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "util/error.h"
+#include "util/nearest_pattern.h"
 #include "util/text.h"
 
 namespace fsdp::shard {
@@ -33,11 +35,6 @@ std::string list_of(Names names) {
   return left_out == 0 ? text : concat(text, " and ", left_out, " more");
 }
 
-std::string remedy_for(const std::string& word, const Names& known) {
-  std::string near = util::nearest(word, known);
-  return near.empty() ? std::string("correct it or take it out") : concat("did you mean \"", near, "\"?");
-}
-
 void check_patterns(const char* option, const Names& patterns, const Names& names,
                     const std::string& expected) {
   for (const std::string& pattern : patterns) {
@@ -46,7 +43,7 @@ void check_patterns(const char* option, const Names& patterns, const Names& name
     });
     if (matched) continue;
     fail(ErrorKind::kUsage, option, ": the pattern \"", pattern, "\" must match ", expected,
-         ", but matches none; ", remedy_for(pattern, names));
+         ", but matches none; ", util::pattern_remedy(pattern, names));
   }
 }
 
@@ -98,12 +95,16 @@ class Chooser {
       if (node.is_stage) types.insert(node.type);
     }
     const Names known(types.begin(), types.end());
-    for (const auto& [option, given] : {std::pair("fsdp.wrap_stages", &options_.wrap_stages),
-                                        std::pair("fsdp.leaf_stages", &options_.leaf_stages)}) {
+    // The default is for the models that have such stages.
+    static const Names kNone, kExcluded = ShardOptions{}.exclude_stages;
+    for (const auto& [option, given, fine] :
+         {std::tuple("fsdp.wrap_stages", &options_.wrap_stages, &kNone),
+          std::tuple("fsdp.leaf_stages", &options_.leaf_stages, &kNone),
+          std::tuple("fsdp.exclude_stages", &options_.exclude_stages, &kExcluded)}) {
       for (const std::string& type : *given) {
-        if (types.contains(type)) continue;
+        if (types.contains(type) || contains(*fine, type)) continue;
         fail(ErrorKind::kUsage, option, ": the model has no stage of type \"", type, "\", only of ",
-             list_of(known), "; ", remedy_for(type, known));
+             list_of(known), "; ", util::pattern_remedy(type, known));
       }
     }
   }

@@ -78,8 +78,8 @@ struct UnitPlan {
 /// once and have parameters that no unit inside it holds, and all places of a tied parameter must belong to
 /// one unit.
 ///
-/// Throws Error(kUsage) for units that break these rules, for a type in wrap_stages or leaf_stages that no
-/// stage has, for a pattern that matches no parameter, and for one in keep_after_forward that matches no
+/// Throws Error(kUsage) for units that break these rules, for a type in wrap_stages, leaf_stages or exclude_stages
+/// (except that of the default) that no stage has, for a pattern that matches no parameter, and for one in keep_after_forward that matches no
 /// unit.
 std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& options);
 

@@ -17,6 +17,7 @@
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
+#include "util/nearest_pattern.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -34,6 +35,20 @@ constexpr std::string_view kModelPrefix = "model/";
 bool is_weight(const std::string& name, const std::vector<std::string>& patterns) {
   if (!name.starts_with(kModelPrefix)) return false;
   return patterns.empty() || util::matches_any(name.substr(kModelPrefix.size()), patterns);
+}
+
+void require_matches(const char* key, const std::vector<std::string>& patterns, const shard::Engine& engine) {
+  std::vector<std::string> names;
+  for (const shard::Segment& segment : engine.segments()) names.push_back(segment.name);
+  for (const std::string& pattern : patterns) {
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return util::matches_any(name, {pattern}); })) {
+      continue;
+    }
+    util::fail(util::ErrorKind::kUsage, key, ": expected patterns of names of parameters such as ",
+               names.front(), "; found \"", pattern, "\", which matches none; ",
+               util::pattern_remedy(pattern, names));
+  }
 }
 
 /// checkpoint::load_slices(), through host memory where the state is on a device.
@@ -201,6 +216,8 @@ void Checkpointer::load_all(const fs::path& folder) {
 
 void Checkpointer::load_weights(const fs::path& folder) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
+  require_matches("checkpoint.init_only", options.init_only, state_.engine);
+  require_matches("checkpoint.init_missing", options.init_missing, state_.engine);
   Manifest manifest = checkpoint::read_manifest(folder);
   std::erase_if(manifest.tensors,
                 [&](const auto& item) { return !is_weight(item.first, options.init_only); });

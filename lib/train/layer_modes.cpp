@@ -6,6 +6,7 @@
 #include "kernels/float8.h"
 #include "util/device_graph.h"
 #include "util/error.h"
+#include "util/nearest_pattern.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -20,11 +21,13 @@ void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
     return util::matches_any(name + ".weight", {pattern});
   };
   if (std::any_of(layers.excluded.begin(), layers.excluded.end(), matches)) return;
-  const std::vector<std::string>& some = layers.chosen.empty() ? layers.unfit : layers.chosen;
+  std::vector<std::string> names;
+  for (const auto& some : {layers.chosen, layers.unfit}) {
+    for (const std::string& name : some) names.push_back(name + ".weight");
+  }
   util::fail(ErrorKind::kUsage, "training.float8_exclude: the pattern \"", pattern,
              "\" must match weights of linear layers",
-             some.empty() ? "" : concat(" such as ", some.front(), ".weight"),
-             ", but matches none; correct it or take it out");
+             names.empty() ? "" : concat(" such as ", names.front()), ", but matches none; ", util::pattern_remedy(pattern, names));
 }
 
 constexpr const char* kBlock = "block";

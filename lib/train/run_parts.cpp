@@ -18,6 +18,7 @@
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/log.h"
+#include "util/nearest_pattern.h"
 #include "util/text.h"
 
 namespace fsdp::train {
@@ -120,19 +121,31 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 namespace {
 
 /// A list of patterns none of which matches is most likely misspelt, or meant for another architecture.
-/// Single patterns may match nothing: "*.bias" serves models with biases and without.
+/// Single patterns may match nothing ("*.bias" serves models with biases and without), unless they look misspelt.
 void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
                                          const shard::Engine& engine) {
+  std::vector<std::string> names;
+  for (const shard::Segment& segment : engine.segments()) names.push_back(segment.name);
   const auto check = [&](const std::string& key, const std::vector<std::string>& patterns) {
-    const auto& segments = engine.segments();
-    if (patterns.empty() || std::any_of(segments.begin(), segments.end(), [&](const shard::Segment& segment) {
-          return util::matches_any(segment.name, patterns);
-        })) {
-      return;
+    std::vector<std::string> unmatched, misspelt;
+    std::string near;
+    for (const std::string& pattern : patterns) {
+      if (std::any_of(names.begin(), names.end(),
+                      [&](const std::string& name) { return util::matches_any(name, {pattern}); })) {
+        continue;
+      }
+      unmatched.push_back(pattern);
+      const std::string meant = util::nearest_pattern(pattern, names);
+      if (meant.empty()) continue;
+      misspelt.push_back(pattern);
+      if (near.empty()) near = meant;
     }
-    util::log_warning(util::concat(key, " has no effect, because ", util::name_list(patterns),
-                                   " matches no parameter such as ", segments.front().name,
-                                   "; correct it or take it out"));
+    const std::vector<std::string>& told = unmatched.size() == patterns.size() ? unmatched : misspelt;
+    if (told.empty()) return;
+    util::log_warning(util::concat(
+        key, " has no effect, because ", util::name_list(told), told.size() == 1 ? " matches" : " match",
+        " no parameter such as ", names.front(), "; ",
+        near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?"));
   };
   check("optimizer.no_decay", options.no_decay);
   if (options.name == "muon") check("optimizer.adamw_parameters", options.adamw_parameters);

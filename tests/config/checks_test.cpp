@@ -20,14 +20,6 @@ std::string world_error(const Config& config, int world_size) {
   return usage_error_of([&] { check_world(config, world_size); });
 }
 
-TEST(Conflicts, TheCpuHasNoHistoryOfItsMemory) {
-  Config config;
-  config.logging.memory_snapshot = true;
-  EXPECT_TRUE(find_conflicts(config).empty());
-  config.training.device = "cpu";
-  EXPECT_EQ(only_conflict(config).find("logging.memory_snapshot requires training.device"), 0u);
-}
-
 TEST(Conflicts, DefaultsHaveNone) { EXPECT_TRUE(find_conflicts(Config{}).empty()); }
 
 TEST(Conflicts, HeadsDivideTheHiddenSize) {
@@ -54,20 +46,8 @@ TEST(Conflicts, LlamaHeadsHaveAnEvenWidthAndThoseOfGpt2Any) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
-TEST(Conflicts, Gpt2HasNoGroupedQueryAttention) {
-  Config config;
-  config.model.architecture = "gpt2";
-  config.model.num_key_value_heads = 4;
-  EXPECT_NE(only_conflict(config).find("because gpt2 has no grouped-query attention, but is 4; leave it out"),
-            std::string::npos);
-}
-
 TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
   Config config;
-  config.training.float8_exclude = {"*.0.*"};
-  EXPECT_EQ(
-      only_conflict(config),
-      "training.float8_exclude must be empty with training.float8 = \"none\", but is *.0.*; leave it out");
   config.training.float8 = "tensorwise";
   EXPECT_EQ(only_conflict(config),
             "training.float8 requires mixed_precision.param_dtype = \"bfloat16\", in which "
@@ -81,12 +61,11 @@ TEST(Conflicts, Float8IsForBfloat16AndSixteens) {
             std::string::npos);
 }
 
-TEST(Conflicts, GraphsAreOfAGpuAndOfWhatIsTheSameInEveryStep) {
+TEST(Conflicts, GraphsAreOfWhatIsTheSameInEveryStep) {
   Config config;
   config.training.cuda_graphs = true;
   EXPECT_TRUE(find_conflicts(config).empty());
   const std::vector<std::pair<std::string, std::function<void(Config&)>>> ways = {
-      {"training.device", [](Config& changed) { changed.training.device = "cpu"; }},
       {"activation_checkpointing.mode",
        [](Config& changed) { changed.activation_checkpointing.mode = "full"; }},
       {"data.documents", [](Config& changed) { changed.data.documents = "mask"; }},
@@ -134,26 +113,9 @@ TEST(Conflicts, BatchesAndRunsStayCountable) {
   EXPECT_NE(only_conflict(config).find("100,000,000,000,000 tokens"), std::string::npos);
 }
 
-TEST(Conflicts, OptionsOfSgdAreForSgd) {
-  Config config;
-  config.optimizer.nesterov = true;
-  EXPECT_NE(only_conflict(config).find("but is true with optimizer.name = adamw"), std::string::npos);
-  config.optimizer.name = "sgd";
-  EXPECT_NE(only_conflict(config).find("optimizer.momentum = 0"), std::string::npos);
-  config.optimizer.momentum = 0.9;
-  EXPECT_TRUE(find_conflicts(config).empty());
-  config.optimizer.dampening = 0.1;
-  EXPECT_NE(only_conflict(config).find("optimizer.nesterov must be false"), std::string::npos);
-  config.optimizer.nesterov = false;
-  EXPECT_TRUE(find_conflicts(config).empty());
-  config.optimizer.momentum = 0;
-  EXPECT_NE(only_conflict(config).find("optimizer.dampening must be 0"), std::string::npos);
-}
-
 TEST(Conflicts, TheStagesFitTheRun) {
   Config config;
   config.lr_scheduler.hold_steps = 10;
-  EXPECT_NE(only_conflict(config).find("hold_steps must be 0 unless"), std::string::npos);
   config.lr_scheduler.name = "tri_stage";
   EXPECT_NE(only_conflict(config).find("min_lr_ratio must be above 0"), std::string::npos);
   config.lr_scheduler.min_lr_ratio = 0.01;
@@ -184,44 +146,11 @@ TEST(Conflicts, AShortTrialNeedsNoOtherSchedule) {
             "are 0.03 and 700; leave one of the two out, or set it to 0");
 }
 
-TEST(Conflicts, RegularValidationNeedsFiles) {
-  Config config;
-  config.evaluation.interval_steps = 10;
-  EXPECT_NE(only_conflict(config).find("must be 0 without files in data.validation"), std::string::npos);
-  config.data.validation = {"v.bin"};
-  EXPECT_TRUE(find_conflicts(config).empty());
-}
-
-TEST(Conflicts, ABatchOfOneMicroStepHasNoWarmup) {
-  Config config;
-  config.training.batch_warmup_steps = 5;
-  EXPECT_NE(only_conflict(config).find(
-                "training.batch_warmup_steps must be 0 if training.gradient_accumulation_steps is 1"),
-            std::string::npos);
-  config.training.gradient_accumulation_steps = 2;
-  EXPECT_TRUE(find_conflicts(config).empty());
-}
-
-TEST(Conflicts, PatienceAndTheBestNeedValidations) {
-  Config config;
-  config.data.validation = {"validation.bin"};
-  config.evaluation.patience = 3;
-  EXPECT_NE(only_conflict(config).find("evaluation.patience must be 0 without validation"),
-            std::string::npos);
-  config.evaluation.patience = 0;
-  config.checkpoint.keep_best = true;
-  EXPECT_NE(only_conflict(config).find("checkpoint.keep_best must be false"), std::string::npos);
-  config.evaluation.patience = 3;
-  config.evaluation.interval_steps = 10;
-  EXPECT_TRUE(find_conflicts(config).empty());
-}
-
 TEST(Conflicts, NoMicroStepsNeedAGlobalBatch) {
   Config config;
   config.training.gradient_accumulation_steps = 0;
   EXPECT_NE(only_conflict(config).find("but is 0; set one of the two"), std::string::npos);
   config.training.global_batch_size = 64;
-  config.training.batch_warmup_steps = 5;
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 

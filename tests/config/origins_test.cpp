@@ -10,13 +10,13 @@ namespace {
 
 TEST(Origins, NameDefaultLineOrCommandLine) {
   testing::TemporaryFolder folder;
-  const auto path = folder.write("c.toml", kTrain + "[training]\nsteps = 5\nno_sync = true\n");
+  const auto path = folder.write("c.toml", kTrain + "[training]\nsteps = 5\nskip_nonfinite = true\n");
   const TracedConfig traced =
       trace_config(path, {"training.steps=7", "optimizer.lr=1e-4", "model.num_attention_heads=16"});
   const auto& origins = traced.origins;
   EXPECT_EQ(origins.size(), all_keys().size());
   EXPECT_EQ(origins.at("data.train"), path.string() + ":2");
-  EXPECT_EQ(origins.at("training.no_sync"), path.string() + ":5");
+  EXPECT_EQ(origins.at("training.skip_nonfinite"), path.string() + ":5");
   EXPECT_EQ(origins.at("training.steps"), "command line") << "the later one counts";
   EXPECT_EQ(origins.at("optimizer.lr"), "command line");
   EXPECT_EQ(origins.at("run.seed"), "default");

@@ -67,6 +67,8 @@ TEST(KeyReference, HasALineForEveryKeyWithDefaultAndLimits) {
   }
   EXPECT_NE(reference.find("[\"none\", \"implicit\", \"explicit\"]"), std::string::npos);
   EXPECT_NE(reference.find("steps of the whole run [>= 1 and <= 1000000000]"), std::string::npos);
+  EXPECT_NE(reference.find("that a step keeps; matters when optimizer.name is sgd or muon [>= 0 and < 1]"),
+            std::string::npos);
 }
 
 TEST(KeyReference, IsThePageOfTheDocumentation) {
@@ -79,7 +81,7 @@ TEST(KeyReference, IsThePageOfTheDocumentation) {
 TEST(KeyReference, EscapesWhatMarkdownWouldRead) {
   EXPECT_NE(
       key_reference_markdown().find("\n| `keep_float32` | list of strings | `[]` | patterns (\\* and ?) of "
-                                    "parameters that stay float32: \"\\*norm\\*\" |\n"),
+                                    "parameters that stay float32: \"\\*norm\\*\"; matters when "),
       std::string::npos);
 }
 

@@ -3,13 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "launch/command_line.h"
 #include "launch/node_hardware.h"
 #include "util/error.h"
+#include "util/log.h"
 
 namespace fsdp::launch {
 namespace {
@@ -155,6 +162,103 @@ TEST(OptionText, ReadsTheRendezvousConfiguration) {
   for (const char* text : {"join_timeout=soon", "is_host=maybe", "join_timeou=3", "join_timeout"}) {
     EXPECT_TRUE(refuses([&] { read_rendezvous_conf(text, options); })) << text;
   }
+}
+
+enum class Answer { kTaken, kIgnored, kRefused };
+
+struct TorchrunOption {
+  std::string name;
+  std::string value;  ///< empty: a flag
+  Answer answer = Answer::kTaken;
+};
+
+/// All options of torch.distributed.run.get_args_parser() in PyTorch 2.11.0.
+const TorchrunOption kTorchrunOptions[] = {
+    {"--nnodes", "1:1"},
+    {"--nproc-per-node", "2"},
+    {"--rdzv-backend", "static"},
+    {"--rdzv-endpoint", "host0:29400"},
+    {"--rdzv-id", "run7"},
+    {"--rdzv-conf", "timeout=60"},
+    {"--standalone", ""},
+    {"--max-restarts", "3"},
+    {"--monitor-interval", "0.1"},
+    {"--start-method", "spawn", Answer::kIgnored},
+    {"--event-log-handler", "null", Answer::kIgnored},
+    {"--role", "trainer"},
+    {"-m", "", Answer::kRefused},
+    {"--module", "", Answer::kRefused},
+    {"--no-python", ""},
+    {"--run-path", "", Answer::kRefused},
+    {"--log-dir", "logs"},
+    {"-r", "3"},
+    {"--redirects", "0:1,1:2"},
+    {"-t", "3"},
+    {"--tee", "3"},
+    {"--local-ranks-filter", "0"},
+    {"--duplicate-stdout-filters", "loss", Answer::kRefused},
+    {"--duplicate-stderr-filters", "loss", Answer::kRefused},
+    {"--node-rank", "0"},
+    {"--master-addr", "127.0.0.1"},
+    {"--master-port", "29500"},
+    {"--local-addr", "127.0.0.1"},
+    {"--logs-specs", "default", Answer::kRefused},
+    {"--numa-binding", "node"},
+    {"--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+    {"--virtual-local-rank", "", Answer::kRefused},
+};
+
+/// What parse_command_line() says of these arguments: an error's text, or the warnings.
+std::pair<std::string, std::string> answer_to(const std::vector<std::string>& options) {
+  std::vector<const char*> argv = {"fsdp-launch"};
+  for (const std::string& option : options) argv.push_back(option.c_str());
+  argv.insert(argv.end(), {"prog", "--own"});
+  std::string error, warnings;
+  util::set_log_sink([&](util::LogLevel, std::string_view line) { warnings += line; });
+  try {
+    const auto parsed = parse_command_line(static_cast<int>(argv.size()), argv.data());
+    EXPECT_EQ(parsed.value().program, (std::vector<std::string>{"prog", "--own"}));
+    validate(*parsed);
+  } catch (const util::Error& caught) {
+    error = caught.what();
+  }
+  util::set_log_sink({});
+  return {error, warnings};
+}
+
+TEST(TorchrunOptions, AreTakenOrIgnoredWithAWordOrRefusedWithTheReason) {
+  for (const auto& [name, value, answer] : kTorchrunOptions) {
+    std::string other = name;
+    std::replace(other.begin() + 2, other.end(), '-', '_');
+    for (const std::string& spelling : {name, other}) {
+      SCOPED_TRACE(spelling);
+      std::vector<std::string> options = {"--nproc-per-node", "2"};
+      if (name == "--nproc-per-node") options.clear();
+      options.push_back(spelling);
+      if (!value.empty()) options.push_back(value);
+      const auto [error, warnings] = answer_to(options);
+      const std::string shown = name == "-m" ? "--module" : name;
+      EXPECT_EQ(error.empty(), answer != Answer::kRefused) << error;
+      EXPECT_EQ(warnings.empty(), answer != Answer::kIgnored) << warnings;
+      if (answer == Answer::kRefused) {
+        EXPECT_THAT(error, HasSubstr("expected no " + shown + ", an option of torchrun only: "));
+      }
+      if (answer == Answer::kIgnored) {
+        EXPECT_THAT(warnings, HasSubstr(shown + ", an option of torchrun, is ignored: "));
+      }
+    }
+  }
+}
+
+TEST(TorchrunOptions, AreAnsweredInTheEnvironmentToo) {
+  ::setenv("PET_START_METHOD", "fork", 1);
+  EXPECT_THAT(answer_to({}).second, HasSubstr("--start-method, an option of torchrun, is ignored"));
+  ::unsetenv("PET_START_METHOD");
+  ::setenv("PET_MODULE", "1", 1);
+  EXPECT_THAT(answer_to({}).first, HasSubstr("write -- python3 -m MODULE"));
+  ::setenv("PET_MODULE", "0", 1);
+  EXPECT_EQ(answer_to({}), std::pair(std::string(), std::string()));
+  ::unsetenv("PET_MODULE");
 }
 
 TEST(OptionText, RefusesUnknownNames) {

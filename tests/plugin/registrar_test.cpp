@@ -145,8 +145,17 @@ TEST_F(Plugin, HasALossThatSeesTheLogits) {
                                       {.function = nn::losses().get(config.training.loss, "training.loss"),
                                        .plugin_values = config.plugin_values});
   EXPECT_EQ(loss.item<double>(), model->forward(ids).select(-1, 0).sum().item<double>() * 2);
-  EXPECT_NE(error_of({"training.loss=first_logit", "training.z_loss=0.1"}).find("leave these two out"),
-            std::string::npos);
+  for (const std::string term : {"training.z_loss", "training.label_smoothing"}) {
+    EXPECT_NE(error_of({"training.loss=first_logit", term + "=0.1"})
+                  .find(term + " matters only when training.loss is cross_entropy, but is 0.1"),
+              std::string::npos);
+    EXPECT_NO_THROW(parse({term + "=0.1"}));
+  }
+}
+
+TEST_F(Plugin, MayReadAnyKeyOfItsModelAndSchedule) {
+  EXPECT_NO_THROW(parse({"model.rope_theta=5e5", "model.layer_norm_epsilon=1e-6", "lr_scheduler.name=half",
+                         "lr_scheduler.hold_steps=3", "lr_scheduler.power=2"}));
 }
 
 TEST_F(Plugin, HasAScheduleThatWarmsUpAsOthersDo) {

@@ -358,8 +358,17 @@ TEST_F(CheckpointerTest, WarnsOnceOfPatternsOfTheOptimizerThatMatchNothing) {
   config_.optimizer.no_decay = {"*.ln_1.*", "*.bias"};
   config_.optimizer.groups = {{.pattern = {"*"}, .lr_scale = 2}, {.pattern = {"*mpl*"}, .lr_scale = 3}};
   on_ranks(2, config_, [](Rank&) {});
-  EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("optimizer.no_decay: "), HasSubstr("*.ln_1.*, *.bias")),
-                                     AllOf(HasSubstr("optimizer.groups, number 2: "), HasSubstr("*mpl*"))));
+  EXPECT_THAT(warnings_,
+              ElementsAre(AllOf(HasSubstr("optimizer.no_decay: "), HasSubstr("*.ln_1.*, *.bias")),
+                          AllOf(HasSubstr("optimizer.groups, number 2: "),
+                                HasSubstr("*mpl*, which matches none and does nothing; did you mean "
+                                          "\"*mlp*\"?"))));
+  warnings_.clear();
+  config_.optimizer = {.no_decay = {"*norm*", "*.q_porj.*"}};
+  on_ranks(1, config_, [](Rank&) {});
+  EXPECT_THAT(warnings_,
+              ElementsAre(HasSubstr("found *.q_porj.*, which matches none and does nothing; did you mean "
+                                    "\"*.q_proj.*\"?")));
 }
 
 TEST_F(CheckpointerTest, AveragesMayBeSwitchedOnAndOff) {

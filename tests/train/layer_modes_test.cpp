@@ -137,8 +137,8 @@ TEST_F(Float8Training, RefusesPatternsAndModelsWithoutLayers) {
   config_.training.float8_exclude = {"*.0.*", "*.k_porj.*"};
   EXPECT_EQ(refusal(),
             "training.float8_exclude: the pattern \"*.k_porj.*\" must match weights of linear "
-            "layers such as model.layers.1.self_attn.q_proj.weight, but matches none; correct it "
-            "or take it out");
+            "layers such as model.layers.1.self_attn.q_proj.weight, but matches none; did you mean "
+            "\"*.k_proj.*\"?");
   config_.training.float8_exclude.clear();
   config_.model.hidden_size = 20;
   EXPECT_EQ(refusal(),

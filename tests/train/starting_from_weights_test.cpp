@@ -67,6 +67,19 @@ TEST_F(StartingFromWeights, TakesThoseThatMatchAPattern) {
   EXPECT_GT(same, 2);
 }
 
+TEST_F(StartingFromWeights, RefusesPatternsThatMatchNoParameter) {
+  config_.checkpoint.init_only = {"*embed*", "*.q_porj.*"};
+  auto [kind, text] = error_of([&] { beginning(); });
+  EXPECT_EQ(kind, ErrorKind::kUsage);
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("checkpoint.init_only: expected patterns of names of parameters such as model."),
+                  HasSubstr("found \"*.q_porj.*\", which matches none; did you mean \"*.q_proj.*\"?")));
+  config_.checkpoint.init_only.clear();
+  config_.checkpoint.init_missing = {"score.*"};
+  EXPECT_THAT(error_of([&] { beginning(); }).second,
+              AllOf(HasSubstr("checkpoint.init_missing: expected"), HasSubstr("correct it or take it out")));
+}
+
 TEST_F(StartingFromWeights, ListsAllThatDoesNotFitAndAcceptsWhatMayBeMissing) {
   config_.model.num_hidden_layers = 4;
   auto [kind, text] = error_of([&] { beginning(); });
