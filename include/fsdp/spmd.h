@@ -3,13 +3,15 @@
 /// \file
 /// FSDP via SPMD (PyTorch/XLA's FSDPv2) on the same engine: parameters are sharded one by one over a mesh
 /// axis, the batch over dcn x data. The input is the whole batch, the output this rank's rows.
-/// spmd_fully_shard() shards a Stage, SpmdFullyShardedDataParallel any module.
+/// spmd_fully_shard() shards a Stage or Hooked module, SpmdFullyShardedDataParallel any module. Marks of activations
+/// follow through views, elementwise operations and matrix products; optimization_barrier() is a fence for
+/// gradients, and spmd_debug() lists what is sharded and how.
 ///
 /// Collective: spmd_fully_shard(), the constructor of SpmdFullyShardedDataParallel, forward and backward,
 /// full_tensor().
 ///
-/// Errors: Error(kUsage) for a module that is already sharded, and for sharding marks and options that
-/// contradict each other.
+/// Errors: Error(kUsage) for a module that is already sharded, for sharding marks and options that contradict
+/// each other, and for an activation whose mark is needed and not determined.
 ///
 /// Lifetime: as in fsdp/fully_shard.h; a sharding mark lives as long as its tensor.
 ///
@@ -20,8 +22,14 @@
 ///   auto engine = fsdp::spmd_fully_shard(model, mesh, {}, options);
 ///   return model.forward(whole_batch);                  // [B, ...] in, [B / (dcn * data), ...] out
 /// }
+/// std::shared_ptr<fsdp::Engine> layer_by_layer(fsdp::StageList& layers, fsdp::Stage& model,
+///                                              const fsdp::Mesh& mesh) {
+///   for (const auto& layer : layers) fsdp::spmd_fully_shard(*layer, mesh);
+///   return fsdp::spmd_fully_shard(model, mesh);  // what is left, and the engine of all
+/// }
 /// \endcode
 
+#include "shard/optimization_barrier.h"
 #include "shard/spmd_fully_shard.h"
 #include "shard/spmd_module.h"
 
@@ -31,10 +39,12 @@ using shard::batch_spec;
 using shard::full_tensor;
 using shard::mark_local_shard;
 using shard::mark_sharding;
+using shard::optimization_barrier;
 using shard::PartitionSpec;
 using shard::Sharding;
 using shard::sharding_of;
 using shard::ShardOutput;
+using shard::spmd_debug;
 using shard::spmd_fully_shard;
 using shard::SpmdFullyShardedDataParallel;
 using shard::SpmdOptions;

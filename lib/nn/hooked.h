@@ -29,6 +29,7 @@
 #include <c10/util/Type.h>
 #include <torch/nn/pimpl.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -62,7 +63,11 @@ class Hookable {
   virtual std::string type_name() const = 0;
   /// Attaches a hook inside those attached before.
   virtual void attach(std::shared_ptr<CallHook> hook) = 0;
+  /// Puts `hook` in the place of an attached one; null detaches that one. No effect if it is not attached.
+  virtual void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) = 0;
   virtual void detach_hooks() = 0;
+  /// The module that has the hooks: another one if this is only a front of it.
+  virtual Hookable& hooked() { return *this; }
 };
 
 /// Adds the tensors in `value` to `tensors`.
@@ -112,6 +117,24 @@ inline std::string type_name_of(const std::type_info& type) {
 }
 
 using Hooks = std::vector<std::shared_ptr<CallHook>>;
+
+/// Puts `hook` in the place of the one that `is_attached` finds; null erases that one.
+template <typename Hook, typename IsAttached>
+void replace_hook(std::vector<std::shared_ptr<Hook>>& hooks, const IsAttached& is_attached,
+                  std::shared_ptr<Hook> hook) {
+  const auto found = std::find_if(hooks.begin(), hooks.end(), is_attached);
+  if (found == hooks.end()) return;
+  if (hook) {
+    *found = std::move(hook);
+  } else {
+    hooks.erase(found);
+  }
+}
+
+inline void replace_hook(Hooks& hooks, const CallHook& attached, std::shared_ptr<CallHook> hook) {
+  replace_hook(
+      hooks, [&](const auto& each) { return each.get() == &attached; }, std::move(hook));
+}
 
 /// Runs `forward` on `arguments`, which hooks may change, with the hooks around it, the first outermost.
 template <typename Arguments, typename Forward>
@@ -164,6 +187,9 @@ class HookedModule : public M, public Hookable {
 
   std::string type_name() const override { return detail::type_name_of(typeid(M)); }
   void attach(std::shared_ptr<CallHook> hook) override { hooks_.push_back(std::move(hook)); }
+  void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) override {
+    detail::replace_hook(hooks_, attached, std::move(hook));
+  }
   void detach_hooks() override { hooks_.clear(); }
 
  private:

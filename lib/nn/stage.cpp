@@ -47,6 +47,7 @@ class CallHookAdaptor final : public StageHook {
     hook_->after({&output});
     return output;
   }
+  bool is_of(const CallHook& hook) const { return hook_.get() == &hook; }
 
  private:
   std::shared_ptr<CallHook> hook_;
@@ -56,6 +57,19 @@ class CallHookAdaptor final : public StageHook {
 
 void Stage::attach(std::shared_ptr<CallHook> hook) {
   attach(std::make_shared<CallHookAdaptor>(std::move(hook)));
+}
+
+void Stage::replace(const CallHook& attached, std::shared_ptr<CallHook> hook) {
+  if (!hooks_) return;
+  auto hooks = std::make_shared<StageHooks>(*hooks_);
+  detail::replace_hook(
+      *hooks,
+      [&](const auto& each) {
+        const auto* adaptor = dynamic_cast<const CallHookAdaptor*>(each.get());
+        return adaptor != nullptr && adaptor->is_of(attached);
+      },
+      hook ? std::shared_ptr<StageHook>(std::make_shared<CallHookAdaptor>(std::move(hook))) : nullptr);
+  hooks_ = hooks->empty() ? nullptr : std::move(hooks);
 }
 
 at::Tensor Stage::forward(const at::Tensor& input, const StageContext& context) {

@@ -91,6 +91,7 @@ class Stage : public torch::nn::Module, public Hookable {
   void attach(std::shared_ptr<StageHook> hook);
   /// The hook sees the input and the output.
   void attach(std::shared_ptr<CallHook> hook) override;
+  void replace(const CallHook& attached, std::shared_ptr<CallHook> hook) override;
   void detach_hooks() override { hooks_ = nullptr; }
 
  protected:

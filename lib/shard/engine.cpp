@@ -193,7 +193,7 @@ void Engine::reset() {
   zero_gradients();
 }
 
-void Engine::unshard() {
+HookPlaces Engine::hand_over() {
   require_rest("Engine::unshard()");
   at::NoGradGuard no_grad;
   for (const auto& unit : units_) {
@@ -204,14 +204,37 @@ void Engine::unshard() {
       parameter.set_data(whole_view(storage.layout(), i, whole).clone());
     }
   }
-  auto keep = shared_from_this();  // the hooks may be the last owners of the engine
-  for (nn::Hookable* module : modules_) {
-    if (module != nullptr) module->detach_hooks();
+  HookPlaces places;
+  for (size_t unit = 0; unit < hooks_.size(); ++unit) {
+    if (auto hook = hooks_[unit].lock()) places.emplace(modules_[unit], std::move(hook));
   }
   modules_.clear();
+  hooks_.clear();
   segments_.clear();
   buffers_.clear();
   units_.clear();
+  return places;
+}
+
+void Engine::unshard() {
+  const auto keep = shared_from_this();  // the hooks may be the last owners of the engine
+  for (const auto& [module, hook] : hand_over()) module->replace(*hook, nullptr);
+}
+
+void Engine::attach_hooks(HookPlaces places) {
+  hooks_.resize(modules_.size());
+  for (size_t unit = 0; unit < modules_.size(); ++unit) {
+    nn::Hookable* module = modules_[unit];
+    if (module == nullptr) continue;
+    auto hook = make_unit_hook(shared_from_this(), unit);
+    hooks_[unit] = hook;
+    if (const auto place = places.extract(module)) {
+      module->replace(*place.mapped(), std::move(hook));
+    } else {
+      module->attach(std::move(hook));
+    }
+  }
+  for (const auto& [module, hook] : places) module->replace(*hook, nullptr);
 }
 
 // ---- units

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -40,6 +41,9 @@ struct Segment {
 
   int64_t numel() const { return range.numel(); }
 };
+
+/// The hooks of units, by the module that each is attached to.
+using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
@@ -90,9 +94,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Recovers from an exception in forward or backward; gradients of the step are discarded.
   void reset();
 
-  /// Ends the sharding: the parameters are whole and fp32 again, each in separate memory, all hooks are
-  /// detached, and the engine has no units. Collective, between steps.
+  /// Ends the sharding: the parameters are whole and fp32 again, each in separate memory, the engine's hooks
+  /// are detached (those of others stay), and it has no units. Collective, between steps.
   void unshard();
+  /// unshard() for an engine that is to take over: the hooks stay where they are, to be replaced by its own.
+  HookPlaces hand_over();
 
   /// Gathered parameters and unreduced gradients; nothing is live between steps.
   BufferAccount unsharded_memory() const { return pool_->account(); }
@@ -128,6 +134,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Called by fully_shard().
   void set_buffers(std::vector<NamedTensor> buffers) { buffers_ = std::move(buffers); }
 
+  /// Attaches a hook to the module of each unit, in the place of the one in `places` if there is one; detaches
+  /// all others of `places`.
+  void attach_hooks(HookPlaces places = {});
   /// By unit: the module to which a hook is attached; null for further units of the root stage.
   const std::vector<nn::Hookable*>& modules() const { return modules_; }
 
@@ -156,12 +165,13 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<bool> differentiable_input_;  ///< by unit
   std::vector<nn::Hookable*> modules_;
+  std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< of modules_; weak, because they own the engine
   Schedule schedule_;
   std::function<void(size_t)> gradient_use_;
   bool shows_full_parameters_ = false;  ///< set by FullParameters
 };
 
-/// The hook that fully_shard() attaches to the module of a unit: it notifies the engine when the module's
+/// The hook of a unit's module: it notifies the engine when the module's
 /// forward and backward begin and end, and keeps the engine alive.
 std::shared_ptr<nn::CallHook> make_unit_hook(std::shared_ptr<Engine> engine, size_t unit);
 

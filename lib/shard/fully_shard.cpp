@@ -47,16 +47,14 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
 
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
                                     const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
-                                    const Materialize& materialize) {
+                                    const Materialize& materialize, HookPlaces places) {
   require_no_option_conflicts(options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
   cast_buffers(root, util::scalar_type(options.mixed_precision.buffer_dtype));
   engine->set_buffers(take_buffers(root, materialize.source));
   // Nothing fails from here on, so hooks may be attached.
-  for (size_t unit = 0; unit < engine->modules().size(); ++unit) {
-    if (nn::Hookable* module = engine->modules()[unit]) module->attach(make_unit_hook(engine, unit));
-  }
+  engine->attach_hooks(std::move(places));
   return engine;
 }
 

@@ -20,9 +20,11 @@ namespace fsdp::shard {
 /// Parameters may lie on the meta device if `materialize` has a source, which then fills the shards of one
 /// unit after another: a rank never holds more of the model than its shards. Buffers must be real. An
 /// exception from the source leaves the model unusable.
+///
+/// `places`: of the hooks of engines that have handed over the parameters (Engine::hand_over()).
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
                                     const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace = nullptr,
-                                    const Materialize& materialize = {});
+                                    const Materialize& materialize = {}, HookPlaces places = {});
 
 /// The same over all ranks of a communicator: a mesh of dcn 1 x data (all) x model 1.
 std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,

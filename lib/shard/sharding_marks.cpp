@@ -4,10 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <map>
-#include <mutex>
 #include <set>
 
+#include "shard/marks.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -15,7 +14,6 @@ namespace {
 
 using util::ErrorKind;
 using util::fail;
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 std::string joined(const PartitionSpec::Axes& axes) {
   std::string text;
@@ -77,43 +75,6 @@ DimensionPart even_part(at::IntArrayRef shape, size_t dimension, const Partition
   return {.begin = index * (size / parts), .length = size / parts};
 }
 
-/// Marks of live tensors. Thread-safe.
-class Marks {
- public:
-  static Marks& instance() {
-    static Marks marks;
-    return marks;
-  }
-
-  void set(const at::Tensor& tensor, Sharding sharding) {
-    std::lock_guard lock(mutex_);
-    if (marks_.size() >= next_sweep_) {
-      std::erase_if(marks_, [](const auto& entry) { return entry.second.tensor.expired(); });
-      next_sweep_ = 2 * marks_.size() + kSmall;
-    }
-    marks_.insert_or_assign(tensor.unsafeGetTensorImpl(),
-                            Entry{WeakTensor(tensor.getIntrusivePtr()), std::move(sharding)});
-  }
-
-  std::optional<Sharding> get(const at::Tensor& tensor) {
-    std::lock_guard lock(mutex_);
-    auto found = marks_.find(tensor.unsafeGetTensorImpl());
-    // A new tensor may have the address of a marked one that is gone.
-    if (found == marks_.end() || found->second.tensor.expired()) return std::nullopt;
-    return found->second.sharding;
-  }
-
- private:
-  static constexpr size_t kSmall = 256;
-  struct Entry {
-    WeakTensor tensor;
-    Sharding sharding;
-  };
-  std::mutex mutex_;
-  std::map<const void*, Entry> marks_;
-  size_t next_sweep_ = kSmall;
-};
-
 /// The parts of all ranks of a group, concatenated on a dimension. Collective.
 at::Tensor gather_dimension(const at::Tensor& part, int64_t dimension, comm::Communicator& group) {
   if (group.world_size() == 1) return part;
@@ -165,6 +126,16 @@ at::Tensor cut(const at::Tensor& whole, const comm::Mesh& mesh, const PartitionS
   return part.is_same(whole) ? whole.view_as(whole) : part;
 }
 
+/// The sharding of a mark; nullopt if there is none. Throws Error(kUsage) for one that is not determined.
+std::optional<Sharding> stated(const char* what, const std::optional<Mark>& mark) {
+  if (!mark) return std::nullopt;
+  if (const auto* sharding = std::get_if<Sharding>(&*mark)) return *sharding;
+  const auto* undetermined = std::get_if<UndeterminedMark>(&*mark);
+  fail(ErrorKind::kUsage, what, ": expected an activation whose sharding is known; found ",
+       undetermined != nullptr ? "the result of " + undetermined->cause : "the output of a sharded module",
+       ", which does not determine it; state it with mark_local_shard()");
+}
+
 }  // namespace
 
 const PartitionSpec::Axes& PartitionSpec::axes(size_t dimension) const {
@@ -194,17 +165,27 @@ std::string to_string(const PartitionSpec& spec) {
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec) {
   check_spec("mark_sharding()", spec, tensor.sizes().vec());
   if (tensor.is_leaf() && tensor.requires_grad()) {
-    Marks::instance().set(tensor, {mesh.shape(), spec, tensor.sizes().vec()});
+    mark_parameter(tensor, {mesh.shape(), spec, tensor.sizes().vec()});
     return tensor;
   }
-  if (auto sharding = sharding_of(tensor)) {
-    if (sharding->spec == spec && sharding->mesh == mesh.shape()) return tensor;
-    fail(ErrorKind::kUsage, "mark_sharding(): expected an activation that is replicated, or sharded as ",
-         to_string(spec), "; found one that is sharded as ", to_string(sharding->spec),
-         "; take full_tensor() of it first");
+  const auto mark = mark_of(tensor);
+  if (mark && std::holds_alternative<UnstatedMark>(*mark)) return mark_local_shard(tensor, mesh, spec);
+  if (const auto sharding = stated("mark_sharding()", mark)) {
+    if (sharding->mesh == mesh.shape() && cut_alike(sharding->spec, spec, mesh.shape())) return tensor;
+    if (!sharding->spec.cut_dimensions().empty()) {
+      fail(ErrorKind::kUsage, "mark_sharding(): expected an activation that is replicated, or sharded as ",
+           to_string(spec), "; found one that is sharded as ", to_string(sharding->spec),
+           "; take full_tensor() of it first");
+    }
+  } else if (InsideShardedModule::is_open()) {
+    fail(ErrorKind::kUsage,
+         "mark_sharding(): expected an activation with a known mark inside a sharded module, "
+         "where all of them are parts of global ones; found one of shape ",
+         tensor.sizes(), " without a mark; state it first: mark_local_shard(tensor, mesh, ", to_string(spec),
+         ") if it is this rank's part, mark_local_shard(tensor, mesh, {}) if every rank has all of it");
   }
   at::Tensor part = cut(tensor, mesh, spec);
-  Marks::instance().set(part, {mesh.shape(), spec, tensor.sizes().vec()});
+  mark_activation(part, Sharding{mesh.shape(), spec, tensor.sizes().vec()});
   return part;
 }
 
@@ -212,14 +193,18 @@ at::Tensor mark_local_shard(const at::Tensor& local, const comm::Mesh& mesh, con
   auto shape = local.sizes().vec();
   check_spec("mark_local_shard()", spec, shape);
   for (size_t dimension : spec.cut_dimensions()) shape[dimension] *= mesh.shape().along(spec.axes(dimension));
-  Marks::instance().set(local, {mesh.shape(), spec, std::move(shape)});
+  mark_activation(local, Sharding{mesh.shape(), spec, std::move(shape)});
   return local;
 }
 
-std::optional<Sharding> sharding_of(const at::Tensor& tensor) { return Marks::instance().get(tensor); }
+std::optional<Sharding> sharding_of(const at::Tensor& tensor) {
+  const auto mark = mark_of(tensor);
+  const auto* sharding = mark ? std::get_if<Sharding>(&*mark) : nullptr;
+  return sharding == nullptr ? std::nullopt : std::optional(*sharding);
+}
 
 at::Tensor full_tensor(const at::Tensor& tensor, const comm::Mesh& mesh) {
-  auto sharding = sharding_of(tensor);
+  const auto sharding = stated("full_tensor()", mark_of(tensor));
   if (!sharding || tensor.sizes() == at::IntArrayRef(sharding->global_shape)) return tensor;
   at::NoGradGuard no_grad;
   at::Tensor whole = tensor.detach();

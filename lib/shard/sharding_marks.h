@@ -8,7 +8,10 @@
 //   an activation   is replicated without a mark; marking cuts it: the result is this rank's part, and what
 //                   is computed from it is this rank's part of the computation
 //
-// Marks are not inherited: the sum of two marked tensors has none.
+// Marks of activations follow through views, elementwise operations and matrix products where the operands
+// determine the result (shard/mark_rules.h has the table). The result of any other operation on a marked
+// tensor has none, and mark_sharding() and full_tensor() ask for one. Only operations of libtorch are seen: what
+// other code computes has no mark either.
 
 #include <ATen/core/Tensor.h>
 
@@ -61,19 +64,23 @@ struct Sharding {
 /// For a parameter (a leaf that requires a gradient): marks and returns it. For an activation that all ranks
 /// hold alike: returns this rank's part, marked. In backward the gradient of the whole activation is
 /// assembled from the ranks' parts, for a loss that is the mean of the ranks' losses: collective over the
-/// axes of the spec. Throws Error(kUsage) for a spec that does not fit, for a dimension that does not divide
-/// evenly, and for an activation already marked with another spec; one marked alike is returned as it is.
+/// axes of the spec. An activation that is marked so already, or whose operands determine it, is returned as
+/// it is: nothing is cut twice.
+///
+/// Throws Error(kUsage) for a spec that does not fit, for a dimension that does not divide evenly, for an
+/// activation that is marked with another spec, for one whose operands were marked and do not determine it,
+/// and, inside a sharded module, for one that has no mark and no such operands.
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec);
 
-/// Marks `local` as this rank's part, such as the rows from its data loader, and returns it. All ranks' parts
-/// must have one shape.
+/// States that `local` is this rank's part, such as the rows from its data loader, and returns it. All ranks'
+/// parts must have one shape. With the spec {}, every rank has all of it. Replaces a mark.
 at::Tensor mark_local_shard(const at::Tensor& local, const comm::Mesh& mesh, const PartitionSpec& spec);
 
-/// nullopt for a tensor without a mark.
+/// nullopt for a tensor without a mark, or whose operands do not determine one.
 std::optional<Sharding> sharding_of(const at::Tensor& tensor);
 
 /// The global tensor of a marked activation; the tensor itself if it has no mark. Collective over the axes of
-/// its spec. Not differentiable.
+/// its spec. Not differentiable. Throws Error(kUsage) for a mark that is not determined.
 at::Tensor full_tensor(const at::Tensor& tensor, const comm::Mesh& mesh);
 
 }  // namespace fsdp::shard

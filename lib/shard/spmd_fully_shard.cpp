@@ -2,84 +2,23 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "shard/fully_shard.h"
 #include "shard/group_sizes.h"
+#include "shard/option_conflicts.h"
+#include "shard/spmd_hook.h"
+#include "shard/spmd_inner.h"
 #include "util/error.h"
+#include "util/log.h"
 #include "util/text.h"
 
 namespace fsdp::shard {
 namespace {
 
+using util::concat;
 using util::ErrorKind;
 using util::fail;
-
-/// The outermost hook of the module: cuts its input and marks its output.
-class SpmdHook final : public nn::StageHook {
- public:
-  SpmdHook(const comm::Mesh& mesh, ShardOutput shard_output)
-      : mesh_(mesh), shard_output_(std::move(shard_output)) {}
-
-  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
-    at::Tensor output = next(sharding_of(input) ? input : mark_sharding(input, mesh_, batch_spec()));
-    if (shard_output_) {
-      shard_output_(output, mesh_);
-    } else {
-      mark_local_shard(output, mesh_, batch_spec());
-    }
-    return output;
-  }
-
- private:
-  comm::Mesh mesh_;
-  ShardOutput shard_output_;
-};
-
-/// The root stages of live engines made by spmd_fully_shard(). Thread-safe.
-class Roots {
- public:
-  static Roots& instance() {
-    static Roots roots;
-    return roots;
-  }
-  void add(const nn::Stage* stage, const std::shared_ptr<Engine>& engine) {
-    std::lock_guard lock(mutex_);
-    std::erase_if(roots_, [](const auto& entry) { return entry.second.expired(); });
-    roots_[stage] = engine;
-  }
-  std::shared_ptr<Engine> take(const nn::Stage* stage) {
-    std::lock_guard lock(mutex_);
-    auto found = roots_.find(stage);
-    if (found == roots_.end()) return nullptr;
-    auto engine = found->second.lock();
-    roots_.erase(found);
-    return engine;
-  }
-  bool has(const nn::Stage* stage) {
-    std::lock_guard lock(mutex_);
-    auto found = roots_.find(stage);
-    return found != roots_.end() && !found->second.expired();
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const nn::Stage*, std::weak_ptr<Engine>> roots_;
-};
-
-/// Ends the engines of stages inside the module; returns these stages.
-std::set<const nn::Hookable*> take_inner_roots(nn::Stage& module) {
-  std::set<const nn::Hookable*> stages;
-  for (const auto& inner : module.modules(/*include_self=*/false)) {
-    auto* stage = dynamic_cast<nn::Stage*>(inner.get());
-    auto engine = stage == nullptr ? nullptr : Roots::instance().take(stage);
-    if (!engine) continue;
-    engine->unshard();
-    stages.insert(stage);
-  }
-  return stages;
-}
 
 /// The dimension that a parameter's mark cuts; nullopt for a mark that leaves it whole.
 std::optional<int64_t> marked_dimension(const std::string& name, const Sharding& sharding,
@@ -100,47 +39,124 @@ std::optional<int64_t> marked_dimension(const std::string& name, const Sharding&
   return static_cast<int64_t>(cut.front());
 }
 
-DimensionPolicy policy_of_marks(nn::Stage& module, const comm::Mesh& mesh, const ShardOptions& options) {
-  auto marked = std::make_shared<std::map<std::string, std::optional<int64_t>>>();
-  for (const auto& parameter : module.named_parameters()) {
-    auto sharding = sharding_of(parameter.value());
-    if (!sharding) continue;
-    marked->emplace(parameter.key(), marked_dimension(parameter.key(), *sharding, mesh, options.strategy));
+/// Marks decide, then the calls that sharded inner modules, then the options.
+DimensionPolicy dimension_policy_of(const ModelTree& tree, const comm::Mesh& mesh,
+                                    const ShardOptions& options, const Dimensions& inner) {
+  auto decided = std::make_shared<std::map<std::string, std::optional<int64_t>>>();
+  for (size_t i = 0; i < tree.tensors.size(); ++i) {
+    const std::string& name = tree.outline.parameters[i].names.front();
+    const auto before = inner.find(tree.tensors[i].unsafeGetTensorImpl());
+    if (const auto sharding = sharding_of(tree.tensors[i])) {
+      decided->emplace(name, marked_dimension(name, *sharding, mesh, options.strategy));
+    } else if (before != inner.end()) {
+      decided->emplace(name, before->second);
+    }
   }
   DimensionPolicy others = options.dimension_policy
                                ? options.dimension_policy
                                : shard_dimension_policy(options.shard_dimension, options.shard_1d_parameters);
-  return [marked, others](const std::string& name, const std::vector<int64_t>& shape) {
-    auto found = marked->find(name);
-    return found == marked->end() ? others(name, shape) : found->second;
+  return [decided, others](const std::string& name, const std::vector<int64_t>& shape) {
+    const auto found = decided->find(name);
+    return found == decided->end() ? others(name, shape) : found->second;
   };
+}
+
+/// The units of inner modules, and the modules outside of these that `policy` wants; it notes in
+/// `policy_found_one` whether there is one.
+WrapPolicy wrap_policy_of(const std::vector<InnerModule>& inner, const SpmdOptions& options,
+                          const std::shared_ptr<bool>& policy_found_one) {
+  std::set<const nn::Hookable*> units;
+  std::vector<std::string> paths;
+  for (const InnerModule& each : inner) {
+    units.insert(each.engine->modules().begin(), each.engine->modules().end());
+    paths.push_back(each.path);
+  }
+  return [units, paths, policy = options.auto_wrap_policy, excluded = options.shard.exclude_stages,
+          policy_found_one](const StageInfo& info) {
+    if (units.contains(&info.module)) return true;
+    const bool is_excluded =
+        std::find(excluded.begin(), excluded.end(), info.module.type_name()) != excluded.end();
+    const bool is_inner = std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
+      return info.path == path || info.path.starts_with(path + ".");
+    });
+    if (!policy || is_excluded || is_inner || !policy(info)) return false;
+    *policy_found_one = true;
+    return true;
+  };
+}
+
+void warn_of_idle_policy(const ModelTree& tree) {
+  std::set<std::string> types;
+  for (size_t node = 1; node < tree.modules.size(); ++node) {
+    if (tree.modules[node] != nullptr) types.insert(tree.modules[node]->type_name());
+  }
+  const std::vector<std::string> names(types.begin(), types.end());
+  util::log_warning(concat(
+      "spmd_fully_shard(): auto_wrap_policy: expected a module that it wraps; found none among the modules whose "
+      "calls hooks can see (",
+      names.empty() ? std::string("there is none") : util::join(names, ", "),
+      "), so that all parameters outside of modules sharded before are one unit and are gathered at once; name "
+      "one of these, or declare a module as fsdp::Hooked"));
 }
 
 }  // namespace
 
-std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& mesh, ShardOutput shard_output,
-                                         SpmdOptions options, std::shared_ptr<comm::Trace> trace) {
-  if (Roots::instance().has(&module)) {
+std::shared_ptr<Engine> spmd_fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
+                                         ShardOutput shard_output, SpmdOptions options,
+                                         std::shared_ptr<comm::Trace> trace) {
+  return detail::spmd_fully_shard(module, mesh, std::move(shard_output), std::move(options), std::move(trace),
+                                  /*first_output_is_chosen=*/false);
+}
+
+std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
+                                                 ShardOutput shard_output, SpmdOptions options,
+                                                 std::shared_ptr<comm::Trace> trace,
+                                                 bool first_output_is_chosen) {
+  const ModelTree tree = make_model_tree(module);
+  nn::Hookable* root = tree.modules.front();
+  if (root != nullptr && SpmdRoots::instance().engine_of(root)) {
     fail(ErrorKind::kUsage, "spmd_fully_shard(): expected a module that is not sharded; found one of type ",
-         module.type_name(), " that is; shard each module once, inner ones before those around them");
+         root->type_name(), " that is; shard each module once, inner ones before those around them");
   }
-  std::set<const nn::Hookable*> inner = take_inner_roots(module);
+  const std::vector<InnerModule> inner = find_inner_modules(tree);
   ShardOptions& shard = options.shard;
-  if (shard.layout == Layout::kPerParameter) shard.dimension_policy = policy_of_marks(module, mesh, shard);
-  shard.wrap_policy = [inner, policy = options.auto_wrap_policy](const StageInfo& info) {
-    return inner.contains(&info.module) || (policy && policy(info));
-  };
-  if (!options.auto_wrap_policy) shard.exclude_stages.clear();
+  Dimensions dimensions;
+  for (const InnerModule& each : inner) {
+    require_options_of(each, shard);
+    take_options(each, shard, dimensions);
+  }
+  if (shard.layout == Layout::kPerParameter) {
+    shard.dimension_policy = dimension_policy_of(tree, mesh, shard, dimensions);
+  }
+  const auto policy_found_one = std::make_shared<bool>(false);
+  shard.wrap_policy = wrap_policy_of(inner, options, policy_found_one);
+  shard.exclude_stages.clear();  // the policy has them
+  // Errors come before the inner engines end.
+  require_no_option_conflicts(shard);
+  plan_units(module, shard);
+  if (options.auto_wrap_policy && !*policy_found_one && mesh.world()->rank() == 0) warn_of_idle_policy(tree);
+
+  HookPlaces places;
+  for (const InnerModule& each : inner) places.merge(each.engine->hand_over());
+  const auto hook = std::make_shared<SpmdHook>(mesh, std::move(shard_output), first_output_is_chosen);
   // Attached before the engine's hooks, so that it runs around them.
-  module.attach(std::make_shared<SpmdHook>(mesh, std::move(shard_output)));
+  root->attach(hook);
+  std::shared_ptr<Engine> engine;
   try {
-    auto engine = fully_shard(module, shard, mesh, std::move(trace));
-    Roots::instance().add(&module, engine);
-    return engine;
+    engine = fully_shard(module, shard, mesh, std::move(trace), options.materialize, places);
   } catch (...) {
-    module.detach_hooks();
+    root->replace(*hook, nullptr);
+    for (const auto& [place, unit_hook] : places) place->replace(*unit_hook, nullptr);
     throw;
   }
+  for (const InnerModule& each : inner) {
+    if (const auto inner_hook = SpmdRoots::instance().hook_of(each.module)) inner_hook->set_inner();
+    SpmdRoots::instance().remove(each.module);
+  }
+  SpmdRoots::Root entry{engine, hook, {}};
+  for (const at::Tensor& parameter : tree.tensors) entry.parameters.insert(parameter.unsafeGetTensorImpl());
+  SpmdRoots::instance().add(root, std::move(entry));
+  return engine;
 }
 
 }  // namespace fsdp::shard

@@ -12,27 +12,58 @@
 //
 // or SpmdFullyShardedDataParallel (shard/spmd_module.h), which wraps any module.
 //
-// Input of the outermost sharded module: an activation with a mark (mark_sharding(), mark_local_shard()) is
-// this rank's part; one without is the whole batch, present on every rank, and is cut. The output is marked
-// as sharded on its batch dimension. Inside the module, every activation is this rank's part.
+// Inputs of the outermost sharded module: an activation with a mark (mark_sharding(), mark_local_shard()) is
+// this rank's part, or whole if its mark says so; one without is the whole batch, present on every rank, and
+// is cut. The output is marked as sharded on its batch dimension. Inside the module, every activation is this
+// rank's part, and nothing is cut again.
 //
 // The backward barrier: the gradients of a unit are communicated when its own backward has ended, in separate
 // collectives, never joined with those of another unit. As everywhere with the engine, the loss is the mean
 // of the ranks' losses.
 
+#include <concepts>
 #include <functional>
 #include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "comm/mesh.h"
-#include "nn/stage.h"
 #include "shard/engine.h"
 #include "shard/sharding_marks.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
 
-/// Marks the module's output, which otherwise is marked as sharded on its batch dimension.
-using ShardOutput = std::function<void(const at::Tensor& output, const comm::Mesh& mesh)>;
+/// Marks the module's output, which otherwise is marked as sharded on its batch dimension: a function of
+/// (const at::Tensor& output, const comm::Mesh&). The output is this rank's part: mark_sharding() states its
+/// spec and cuts nothing. If the function returns a tensor, that takes the place of the output.
+class ShardOutput {
+ public:
+  ShardOutput() = default;
+  template <typename Function>
+  requires(!std::same_as<std::decay_t<Function>, ShardOutput>) &&
+      std::invocable<Function&, const at::Tensor&, const comm::Mesh&> ShardOutput(
+          Function function) {  // NOLINT(google-explicit-constructor): a lambda is the usual argument
+    function_ = [function = std::move(function)](const at::Tensor& output, const comm::Mesh& mesh) mutable {
+      if constexpr (std::is_void_v<std::invoke_result_t<Function&, const at::Tensor&, const comm::Mesh&>>) {
+        function(output, mesh);
+        return output;
+      } else {
+        return at::Tensor(function(output, mesh));
+      }
+    };
+  }
+
+  explicit operator bool() const { return static_cast<bool>(function_); }
+  at::Tensor operator()(const at::Tensor& output, const comm::Mesh& mesh) const {
+    return function_(output, mesh);
+  }
+
+ private:
+  std::function<at::Tensor(const at::Tensor&, const comm::Mesh&)> function_;
+};
 
 /// How spmd_fully_shard() shards a module; by default hybrid, each parameter on a dimension of its own.
 struct SpmdOptions {
@@ -41,24 +72,49 @@ struct SpmdOptions {
     shard.strategy = Strategy::kHybridShard;
   }
 
-  /// Which inner stages become units. Empty: the module is one unit, and so is each inner stage sharded
-  /// before.
+  /// Which inner modules become units; not asked about those inside a module that was sharded before. Empty:
+  /// the module is one unit, and so is each inner module sharded before. A policy that finds none is warned
+  /// of.
   WrapPolicy auto_wrap_policy;
   /// All other options. The strategy full_shard cuts over dcn x data. wrap_policy is ignored; shard_dimension
   /// and shard_1d_parameters apply to parameters without a mark.
   ShardOptions shard;
+  /// The source of parameters on the meta device (deferred initialization), as in fully_shard().
+  Materialize materialize;
 };
 
-/// Shards the module's parameters in place and attaches hooks to it; names are unchanged. An inner stage that
-/// this function sharded before becomes a unit, and its engine ends: layers can be sharded one by one, and
-/// the remaining parameters with the outermost module. The layers' weights are whole in memory meanwhile,
-/// unlike with auto_wrap_policy.
+/// Shards the parameters of a Stage or Hooked module in place and attaches hooks to it; names are unchanged.
+/// If it has several outputs, the first is the sharded activation, with a warning.
+///
+/// Layers can be sharded one by one, inner ones first, and the remaining parameters with the outermost module:
+/// the units of an inner module become units of the engine of the module around it, and its own engine ends.
+/// It keeps its shard_output, the hooks that others attached to it (recomputation) in their order, and its
+/// options: the dimension on which each parameter is cut, the units and parameters that it keeps gathered or
+/// whole. Options that only a whole engine has (strategy, layout, types, prefetch, offload) must be the outer
+/// call's too if they are not the default. The layers' weights are whole in memory meanwhile, unlike with
+/// auto_wrap_policy.
 ///
 /// Collective. Throws Error(kUsage) for a module that is sharded already, for options and marks that
 /// contradict each other, and for a mark that cuts a parameter on more than one dimension or over other axes
 /// than the strategy's.
-std::shared_ptr<Engine> spmd_fully_shard(nn::Stage& module, const comm::Mesh& mesh,
+std::shared_ptr<Engine> spmd_fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
                                          ShardOutput shard_output = {}, SpmdOptions options = {},
                                          std::shared_ptr<comm::Trace> trace = nullptr);
+
+namespace detail {
+
+/// `first_output_is_chosen`: no warning about several outputs.
+std::shared_ptr<Engine> spmd_fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
+                                         ShardOutput shard_output, SpmdOptions options,
+                                         std::shared_ptr<comm::Trace> trace, bool first_output_is_chosen);
+
+}  // namespace detail
+
+/// For people: a line for each parameter of the engine and each of the given activations, with its global and
+/// local shape, its spec, its type and this rank, such as
+///
+///   rank 1  layers.0.weight  global [8, 4]  local [4, 4]  (data, whole)  float32
+std::string spmd_debug(const Engine& engine,
+                       const std::vector<std::pair<std::string, at::Tensor>>& activations = {});
 
 }  // namespace fsdp::shard

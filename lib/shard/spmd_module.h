@@ -4,13 +4,15 @@
 
 #include <c10/util/Type.h>
 
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "nn/hooked.h"
+#include "nn/stage.h"
 #include "shard/spmd_fully_shard.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -20,9 +22,34 @@ namespace fsdp::shard {
 namespace detail {
 
 template <typename T>
-struct IsTupleOfTensorFirst : std::false_type {};
+struct BeginsWithTensor : std::false_type {};
 template <typename... Rest>
-struct IsTupleOfTensorFirst<std::tuple<at::Tensor, Rest...>> : std::true_type {};
+struct BeginsWithTensor<std::tuple<at::Tensor, Rest...>> : std::true_type {};
+template <typename Second>
+struct BeginsWithTensor<std::pair<at::Tensor, Second>> : std::true_type {};
+
+template <typename Result, typename M, typename... Arguments>
+std::decay_t<Result> result_of(Result (M::*)(Arguments...));
+template <typename Result, typename M, typename... Arguments>
+std::decay_t<Result> result_of(Result (M::*)(Arguments...) const);
+
+/// Whether forward is one function, neither a template nor overloaded.
+template <typename M>
+concept HasOneForward = requires {
+  &M::forward;
+};
+
+/// What forward returns; for a template, when it is given a tensor.
+template <typename M>
+struct ForwardResult {
+  using Type = std::decay_t<decltype(std::declval<M&>().forward(std::declval<const at::Tensor&>()))>;
+};
+template <HasOneForward M>
+struct ForwardResult<M> {
+  using Type = decltype(result_of(&M::forward));
+};
+template <typename M>
+struct ForwardResult<nn::HookedModule<M>> : ForwardResult<M> {};
 
 /// Registers the parameters, buffers and children of `from` with `to`, under the same names.
 inline void register_members(const torch::nn::Module& from, torch::nn::Module& to) {
@@ -35,55 +62,41 @@ inline void register_members(const torch::nn::Module& from, torch::nn::Module& t
   for (const auto& child : from.named_children()) to.register_module(child.key(), child.value());
 }
 
-/// A stage around a module whose forward may return any type: the stage's output is the sharded activation
-/// selected from the result. Names of parameters are unchanged.
-template <typename Wrapped, typename Output>
-class OutputAdaptor final : public nn::Stage {
- public:
-  /// Returns a reference to the activation in an output.
-  using Select = std::function<at::Tensor&(Output&)>;
+/// The output of a module, as hooks see it: the sharded activation first.
+template <typename Output>
+struct WithActivation {
+  Output output;
+  const std::function<at::Tensor&(Output&)>& select;
 
-  OutputAdaptor(std::shared_ptr<Wrapped> module, Select select)
-      : module_(std::move(module)), select_(std::move(select)) {
-    register_members(*module_, *this);
+  template <typename Visit>
+  void visit_tensors(Visit&& visit) {
+    at::Tensor& activation = select(output);
+    visit(activation);
+    nn::CallTensors all;
+    nn::collect_tensors(output, all);
+    for (at::Tensor* tensor : all) {
+      if (tensor != &activation) visit(*tensor);
+    }
   }
-
-  std::string type_name() const override { return "module"; }
-
-  Output forward_all(const at::Tensor& input) {
-    at::Tensor activation = forward(input);
-    Output output = std::move(*output_);
-    output_.reset();
-    select_(output) = activation;
-    return output;
-  }
-
- protected:
-  at::Tensor compute(const at::Tensor& input, const nn::StageContext&) override {
-    output_.emplace(module_->forward(input));
-    return select_(*output_);
-  }
-
- private:
-  std::shared_ptr<Wrapped> module_;
-  Select select_;
-  std::optional<Output> output_;  ///< between compute() and the end of forward
 };
 
 }  // namespace detail
 
-/// Shards a module with `forward(at::Tensor)` (see spmd_fully_shard()) and runs it. Names of parameters get
-/// no prefix.
+/// Shards a module (see spmd_fully_shard()) and runs it: forward() takes the arguments of the module's, and
+/// returns what that returns. Names of parameters get no prefix. Inputs and outputs are seen in the types that
+/// nn/hooked.h lists; each input without a mark is cut on its batch dimension.
 ///
 /// The activation that is sharded on its batch dimension is, by the type that the module's forward returns,
-///   at::Tensor                    the tensor
-///   std::tuple<at::Tensor, ...>   element 0, with a warning
-///   others                        chosen by `select_output`; Error(kUsage) without it
-/// The loss must depend on the module's parameters through that activation only.
+///   at::Tensor                                           the tensor
+///   std::tuple<at::Tensor, ...>, std::pair<at::Tensor, T>  element 0, with a warning
+///   others                                               chosen by `select_output`; Error(kUsage) without it
+///
+/// Wrappers nest: register an inner one in the outer module in place of the module that it wraps. A wrapped
+/// Stage may also be called, and registered, itself.
 template <typename Wrapped>
-class SpmdFullyShardedDataParallel : public torch::nn::Module {
+class SpmdFullyShardedDataParallel : public torch::nn::Module, public nn::Hookable {
  public:
-  using Output = std::decay_t<decltype(std::declval<Wrapped&>().forward(std::declval<const at::Tensor&>()))>;
+  using Output = typename detail::ForwardResult<Wrapped>::Type;
   using SelectOutput = std::function<at::Tensor&(Output&)>;
 
   /// Collective. Errors are those of spmd_fully_shard(). `shard_output` replaces the default mark of the
@@ -91,24 +104,27 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module {
   SpmdFullyShardedDataParallel(std::shared_ptr<Wrapped> module, const comm::Mesh& mesh,
                                ShardOutput shard_output = {}, SpmdOptions options = {},
                                SelectOutput select_output = {})
-      : module_(std::move(module)) {
-    if constexpr (kIsStage) {
-      stage_ = module_;
-      engine_ = spmd_fully_shard(*module_, mesh, std::move(shard_output), std::move(options));
-    } else {
-      if (!select_output) select_output = output_rule();
-      stage_ = std::make_shared<detail::OutputAdaptor<Wrapped, Output>>(module_, std::move(select_output));
-      engine_ = spmd_fully_shard(*stage_, mesh, std::move(shard_output), std::move(options));
-    }
-    detail::register_members(*stage_, *this);
+      : module_(std::move(module)), select_(select_output ? std::move(select_output) : output_rule()) {
+    detail::register_members(*module_, *this);
+    engine_ = detail::spmd_fully_shard(*this, mesh, std::move(shard_output), std::move(options), nullptr,
+                                       /*first_output_is_chosen=*/true);
   }
+  SpmdFullyShardedDataParallel(const SpmdFullyShardedDataParallel&) = delete;
+  SpmdFullyShardedDataParallel& operator=(const SpmdFullyShardedDataParallel&) = delete;
 
-  /// input: a marked activation, or the whole batch. Collective.
-  Output forward(const at::Tensor& input) {
+  /// Inputs: marked activations, or the whole batch. Collective.
+  template <typename... Arguments>
+  Output forward(Arguments&&... arguments) {
     if constexpr (kIsStage) {
-      return stage_->forward(input);
+      return module_->forward(std::forward<Arguments>(arguments)...);
     } else {
-      return static_cast<detail::OutputAdaptor<Wrapped, Output>&>(*stage_).forward_all(input);
+      return nn::detail::run_hooked(
+                 hooks_, std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...),
+                 [this](auto&&... given) {
+                   return detail::WithActivation<Output>{
+                       module_->forward(std::forward<decltype(given)>(given)...), select_};
+                 })
+          .output;
     }
   }
 
@@ -121,13 +137,33 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module {
     return (*module_)[index];
   }
 
+  std::string type_name() const override {
+    if constexpr (std::is_base_of_v<nn::Hookable, Wrapped>) {
+      return module_->type_name();
+    } else {
+      return nn::detail::type_name_of(typeid(Wrapped));
+    }
+  }
+  void attach(std::shared_ptr<nn::CallHook> hook) override { hooks_.push_back(std::move(hook)); }
+  void replace(const nn::CallHook& attached, std::shared_ptr<nn::CallHook> hook) override {
+    nn::detail::replace_hook(hooks_, attached, std::move(hook));
+  }
+  void detach_hooks() override { hooks_.clear(); }
+  nn::Hookable& hooked() override {
+    if constexpr (kIsStage) {
+      return *module_;
+    } else {
+      return *this;
+    }
+  }
+
  private:
   static constexpr bool kIsStage = std::is_base_of_v<nn::Stage, Wrapped>;
 
   static SelectOutput output_rule() {
     if constexpr (std::is_same_v<Output, at::Tensor>) {
       return [](at::Tensor& output) -> at::Tensor& { return output; };
-    } else if constexpr (detail::IsTupleOfTensorFirst<Output>::value) {
+    } else if constexpr (detail::BeginsWithTensor<Output>::value) {
       return [warned = false](Output& output) mutable -> at::Tensor& {
         if (!std::exchange(warned, true)) {
           util::log_warning(
@@ -146,7 +182,8 @@ class SpmdFullyShardedDataParallel : public torch::nn::Module {
   }
 
   std::shared_ptr<Wrapped> module_;
-  std::shared_ptr<nn::Stage> stage_;  ///< the module itself, or an adaptor around it
+  SelectOutput select_;
+  nn::detail::Hooks hooks_;  ///< not of a Stage, which has its own
   std::shared_ptr<Engine> engine_;
 };
 

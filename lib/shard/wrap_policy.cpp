@@ -17,6 +17,7 @@ void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::n
   nn::ModelOutline& outline = tree.outline;
   const size_t own = outline.nodes.size();
   auto* hookable = dynamic_cast<nn::Hookable*>(&module);
+  if (hookable != nullptr) hookable = &hookable->hooked();
   tree.modules.push_back(hookable);
   outline.nodes.push_back({.path = path,
                            .is_stage = hookable != nullptr,

@@ -4,9 +4,14 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "shard/grad_norm.h"
 #include "shard/spmd_module.h"
 #include "shard/state_dict.h"
+#include "support/log_lines.h"
+#include "support/on_mesh.h"
 #include "support/sharded_run.h"
 #include "util/error.h"
 
@@ -15,31 +20,10 @@ namespace {
 
 using comm::MeshAxis;
 using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::refusal_of;
 
 constexpr MeshAxis kDcn = MeshAxis::kDcn, kData = MeshAxis::kData;
-
-struct Refusal {
-  util::ErrorKind kind = util::ErrorKind::kUnexpected;
-  std::string text;
-};
-
-template <typename Body>
-Refusal refusal_of(Body&& body) {
-  try {
-    body();
-  } catch (const util::Error& error) {
-    return {error.kind(), error.what()};
-  }
-  ADD_FAILURE() << "expected an error";
-  return {};
-}
-
-void on_mesh(const comm::MeshOptions& options, const std::function<void(const comm::Mesh&)>& body) {
-  comm::run_ranks_as_threads(static_cast<int>(options.dcn * options.data), [&](comm::Communicator& each) {
-    at::set_num_threads(1);
-    body(comm::Mesh(options, testing::borrowed(each)));
-  });
-}
 
 // ---- marks
 
@@ -248,14 +232,16 @@ TEST(Spmd, MarkedParametersAreCutWhereTheMarkSays) {
       }
     }
     auto engine = spmd_fully_shard(*model, mesh, {}, wrap_blocks());
-    for (const Segment& segment : engine->segments()) {
-      if (segment.name == cut) {
-        EXPECT_EQ(segment.range.rows, segment.shape[0]);
-      }
-      if (segment.name == whole) {
-        EXPECT_EQ(engine->units()[segment.unit]->name(), "root.replicated");
-      }
-    }
+    const auto segment_of = [&](const std::string& name) {
+      const auto found = std::find_if(engine->segments().begin(), engine->segments().end(),
+                                      [&](const Segment& segment) { return segment.name == name; });
+      if (found == engine->segments().end()) util::fail(util::ErrorKind::kUnexpected, "no segment of ", name);
+      return *found;
+    };
+    const Segment of_cut = segment_of(cut);
+    EXPECT_EQ(of_cut.range.rows, of_cut.shape[0]);
+    EXPECT_EQ(of_cut.range.length(), of_cut.shape[1] / 2);
+    EXPECT_EQ(engine->units()[segment_of(whole).unit]->name(), "root.replicated");
   });
 }
 
@@ -295,6 +281,14 @@ void set_values(torch::nn::Module& module) {
   }
 }
 
+/// Of the parameters after a backward of the loss in one process.
+double plain_norm(torch::nn::Module& module, const at::Tensor& loss) {
+  loss.backward();
+  double norm = 0;
+  for (const auto& parameter : module.parameters()) norm += parameter.grad().square().sum().item<double>();
+  return std::sqrt(norm);
+}
+
 std::shared_ptr<torch::nn::SequentialImpl> two_layers() {
   auto layers = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(4, 5), torch::nn::Linear(5, 3));
   set_values(*layers);
@@ -323,11 +317,8 @@ TEST(SpmdModule, ComputesThisRanksRows) {
     at::Tensor batch = at::arange(16, at::kFloat).view({4, 4}).div(16);
     at::Tensor expected = plain->forward(batch), output = sharded.forward(batch);
     EXPECT_TRUE(at::allclose(full_tensor(output, mesh), expected));
-    expected.square().mean().backward();
     output.square().mean().backward();
-    double norm = 0;
-    for (const auto& parameter : plain->parameters()) norm += parameter.grad().square().sum().item<double>();
-    EXPECT_NEAR(grad_norm(sharded.engine()), std::sqrt(norm), 1e-6);
+    EXPECT_NEAR(grad_norm(sharded.engine()), plain_norm(*plain, expected.square().mean()), 1e-6);
   });
 }
 
@@ -343,14 +334,58 @@ struct MapModule : torch::nn::Module {
   torch::nn::Linear layer;
 };
 
-TEST(SpmdModule, OfATupleElement0IsTheActivation) {
+struct PairModule : torch::nn::Module {
+  PairModule() : layer(register_module("layer", torch::nn::Linear(4, 4))) { set_values(*this); }
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& scale) {
+    return {layer->forward(x) * scale, x};
+  }
+  torch::nn::Linear layer;
+};
+
+at::Tensor four_rows() { return at::arange(16, at::kFloat).view({4, 4}).div(16); }
+
+TEST(SpmdModule, OfATupleElement0IsTheActivationWithAWarning) {
+  const std::string lines = testing::log_lines([] {
+    on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+      TupleModule plain;
+      SpmdFullyShardedDataParallel<TupleModule> sharded(std::make_shared<TupleModule>(), mesh);
+      auto [output, number] = sharded.forward(four_rows());
+      EXPECT_EQ(number, 7);
+      EXPECT_EQ(sharding_of(output)->global_shape, (std::vector<int64_t>{4, 4}));
+      output.square().mean().backward();
+      const at::Tensor expected = std::get<0>(plain.forward(four_rows()));
+      EXPECT_NEAR(grad_norm(sharded.engine()), plain_norm(plain, expected.square().mean()), 1e-6);
+    });
+  });
+  EXPECT_THAT(lines, HasSubstr("returns a tuple, whose element 0 is taken to be the sharded activation"));
+}
+
+TEST(SpmdModule, TakesSeveralInputsAndReturnsAPair) {
+  const std::string lines = testing::log_lines([] {
+    on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+      PairModule plain;
+      SpmdFullyShardedDataParallel<PairModule> sharded(std::make_shared<PairModule>(), mesh);
+      const at::Tensor scale = at::arange(1, 5, at::kFloat).view({4, 1});
+      auto [output, input] = sharded.forward(four_rows(), scale);
+      const auto [expected, all] = plain.forward(four_rows(), scale);
+      EXPECT_TRUE(at::allclose(full_tensor(output, mesh), expected));
+      EXPECT_TRUE(at::equal(input, all.narrow(0, 2 * mesh.world()->rank(), 2)));
+      output.square().mean().backward();
+      EXPECT_NEAR(grad_norm(sharded.engine()), plain_norm(plain, expected.square().mean()), 1e-6);
+    });
+  });
+  EXPECT_THAT(lines, HasSubstr("returns a tuple, whose element 0 is taken to be the sharded activation"));
+}
+
+TEST(SpmdModule, AnInputThatIsNoBatchIsMarkedWhole) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
-    SpmdFullyShardedDataParallel<TupleModule> sharded(std::make_shared<TupleModule>(), mesh);
-    auto [output, number] = sharded.forward(at::ones({4, 4}));
-    EXPECT_EQ(number, 7);
-    EXPECT_EQ(sharding_of(output)->global_shape, (std::vector<int64_t>{4, 4}));
-    output.sum().backward();
-    EXPECT_GT(grad_norm(sharded.engine()), 0);
+    SpmdFullyShardedDataParallel<PairModule> sharded(std::make_shared<PairModule>(), mesh);
+    const at::Tensor scale = at::full({1, 4}, 2.0f);
+    const auto refused = refusal_of([&] { sharded.forward(four_rows(), scale); });
+    EXPECT_THAT(refused.text,
+                HasSubstr("expected inputs of one batch, of 4 rows; found input 1 of shape [1, 4]"));
+    const at::Tensor output = sharded.forward(four_rows(), mark_local_shard(scale, mesh, {})).first;
+    EXPECT_TRUE(at::allclose(full_tensor(output, mesh), PairModule().forward(four_rows(), scale).first));
   });
 }
 
@@ -369,10 +404,12 @@ TEST(SpmdModule, AnyOtherOutputAsksForAChoice) {
           mark_local_shard(output, on, batch_spec());
         },
         {}, [](std::map<std::string, at::Tensor>& output) -> at::Tensor& { return output.at("logits"); });
-    auto output = sharded.forward(at::ones({4, 4}));
+    auto output = sharded.forward(four_rows());
     EXPECT_EQ(marked, 1);
-    output.at("logits").sum().backward();
-    EXPECT_GT(grad_norm(sharded.engine()), 0);
+    output.at("logits").square().mean().backward();
+    MapModule plain;
+    const at::Tensor loss = plain.forward(four_rows()).at("logits").square().mean();
+    EXPECT_NEAR(grad_norm(sharded.engine()), plain_norm(plain, loss), 1e-6);
   });
 }
 

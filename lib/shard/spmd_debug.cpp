@@ -1,0 +1,59 @@
+#include <algorithm>
+
+#include "shard/group_sizes.h"
+#include "shard/spmd_fully_shard.h"
+#include "shard/spmd_inner.h"
+#include "util/dtype.h"
+#include "util/error.h"
+
+namespace fsdp::shard {
+
+std::string spmd_debug(const Engine& engine,
+                       const std::vector<std::pair<std::string, at::Tensor>>& activations) {
+  const int rank = engine.communicator().rank();
+  std::string text;
+  const auto add = [&](const std::string& name, at::IntArrayRef global, at::IntArrayRef local,
+                       const std::string& spec, c10::ScalarType dtype) {
+    text += util::concat("rank ", rank, "  ", name, "  global ", global, "  local ", local, "  ", spec, "  ",
+                         util::dtype_name(dtype), "\n");
+  };
+  const auto spec_text = [](const PartitionSpec& spec, size_t dimensions) {
+    std::vector<PartitionSpec::Axes> all(dimensions);
+    for (size_t i = 0; i < dimensions; ++i) all[i] = spec.axes(i);
+    return to_string(PartitionSpec(std::move(all)));
+  };
+  const ShardOptions& options = engine.options();
+  const PartitionSpec::Axes axes = shard_axes(options.strategy);
+  for (const Segment& segment : engine.segments()) {
+    const Unit& unit = *engine.units()[segment.unit];
+    const auto& parameters = unit.storage().parameters();
+    const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                    [&](const auto& each) { return each.name == segment.name; });
+    std::vector<int64_t> local = segment.shape;
+    PartitionSpec spec;
+    std::string flat;
+    if (options.layout == Layout::kFlat) {
+      local = {segment.numel()};
+      flat = " of the flat unit";
+      spec = PartitionSpec{is_replicated(engine, segment.unit) ? PartitionSpec::Axes() : axes};
+    } else if (!is_replicated(engine, segment.unit) && !local.empty()) {
+      const auto dimension = static_cast<size_t>(found->shard_dimension);
+      int64_t inner = 1;
+      for (size_t i = dimension + 1; i < local.size(); ++i) inner *= local[i];
+      local[dimension] = segment.range.length() / inner;
+      std::vector<PartitionSpec::Axes> cut(dimension + 1);
+      cut[dimension] = axes;
+      spec = PartitionSpec(std::move(cut));
+    }
+    add(segment.name, segment.shape, local, spec_text(spec, local.size()) + flat,
+        unit.options().storage.param_dtype);
+  }
+  for (const auto& [name, tensor] : activations) {
+    const auto sharding = sharding_of(tensor);
+    add(name, sharding ? at::IntArrayRef(sharding->global_shape) : tensor.sizes(), tensor.sizes(),
+        sharding ? spec_text(sharding->spec, tensor.sizes().size()) : "(no mark)", tensor.scalar_type());
+  }
+  return text;
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,457 @@
+// Modules sharded one by one, inner ones first, and what the outer call keeps of the inner ones.
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+
+#include "nn/recompute.h"
+#include "shard/spmd_module.h"
+#include "shard/state_dict.h"
+#include "support/log_lines.h"
+#include "support/on_mesh.h"
+#include "support/sharded_run.h"
+#include "util/error.h"
+
+namespace fsdp::shard::nesting {
+namespace {
+
+using comm::MeshAxis;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::on_mesh;
+using testing::refusal_of;
+using Names = std::vector<std::string>;
+
+constexpr int64_t kWidth = 6, kBatch = 8;
+
+/// x: [B, kWidth] -> the same; counts its calls.
+struct Block final : nn::Stage {
+  explicit Block(int64_t* calls = nullptr) : calls(calls) {}
+  std::string type_name() const override { return "block"; }
+  at::Tensor compute(const at::Tensor& x, const nn::StageContext&) override {
+    if (calls != nullptr) ++*calls;
+    return x + out(at::gelu(in(x)));
+  }
+  int64_t* calls;
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(kWidth, 2 * kWidth));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(2 * kWidth, kWidth));
+};
+
+struct Tower final : nn::Stage {
+  explicit Tower(int64_t* calls = nullptr, int64_t* block_calls = nullptr) : calls(calls) {
+    for (int i = 0; i < 2; ++i) blocks->push_back(std::make_shared<Block>(block_calls));
+  }
+  std::string type_name() const override { return "tower"; }
+  at::Tensor compute(const at::Tensor& input, const nn::StageContext&) override {
+    if (calls != nullptr) ++*calls;
+    at::Tensor x = input;
+    for (size_t i = 0; i < 2; ++i) x = blocks->ptr<Block>(i)->forward(x);
+    return head(x);
+  }
+  int64_t* calls;
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+};
+
+/// Two inputs of [B, kWidth]; returns how well they match, [B, 1], and their sum.
+struct TwoTowers final : torch::nn::Module {
+  explicit TwoTowers(int64_t* tower_calls = nullptr, int64_t* block_calls = nullptr)
+      : left(register_module("left", std::make_shared<Tower>(tower_calls, block_calls))),
+        right(register_module("right", std::make_shared<Tower>(tower_calls, block_calls))) {
+    at::NoGradGuard no_grad;
+    int64_t first = 0;  // the same on all ranks, which as threads would draw from one generator
+    for (at::Tensor parameter : parameters()) {
+      parameter.copy_(at::arange(first, first + parameter.numel()).sin().div(3).view_as(parameter));
+      first += parameter.numel();
+    }
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor x = left->forward(a), y = right->forward(b);
+    return {match(x * y), x + y};
+  }
+  std::shared_ptr<Tower> left, right;
+  torch::nn::Linear match = register_module("match", torch::nn::Linear(kWidth, 1));
+};
+
+/// The rows of both inputs and of the targets.
+struct Batch {
+  explicit Batch(int64_t step) {
+    const at::Tensor all = at::arange(2 * kBatch * kWidth, at::kFloat).mul(0.7).add(step).sin();
+    a = all.narrow(0, 0, kBatch * kWidth).view({kBatch, kWidth});
+    b = all.narrow(0, kBatch * kWidth, kBatch * kWidth).view({kBatch, kWidth});
+    targets = (a - b).mean(1, /*keepdim=*/true);
+  }
+  at::Tensor a, b, targets;
+};
+
+at::Tensor loss_of(const std::tuple<at::Tensor, at::Tensor>& output, const at::Tensor& targets) {
+  return at::mse_loss(std::get<0>(output), targets) + std::get<1>(output).square().mean() * 0.1;
+}
+
+constexpr int64_t kSteps = 4;
+constexpr double kRate = 0.05;
+
+double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+// The middle modules are recomputed, and each of the three levels marks its output itself.
+TEST(SpmdNesting, TwoTowersNestedThreeDeepByHandTrainAsOneProcessDoes) {
+  TwoTowers plain;
+  std::vector<double> losses;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const Batch batch(step);
+    plain.zero_grad();
+    const at::Tensor loss = loss_of(plain.forward(batch.a, batch.b), batch.targets);
+    loss.backward();
+    losses.push_back(loss.item<double>());
+    at::NoGradGuard no_grad;
+    for (at::Tensor parameter : plain.parameters()) parameter.sub_(parameter.grad(), kRate);
+  }
+  const auto expected = plain.named_parameters();
+
+  for (const comm::MeshOptions& shape : {comm::MeshOptions{1, 2}, {2, 2}, {1, 1}}) {
+    on_mesh(shape, [&](const comm::Mesh& mesh) {
+      int64_t tower_calls = 0, block_calls = 0, tower_marks = 0, block_marks = 0, marks = 0;
+      auto towers = std::make_shared<TwoTowers>(&tower_calls, &block_calls);
+      for (const auto& tower : {towers->left, towers->right}) {
+        for (size_t i = 0; i < 2; ++i) {
+          spmd_fully_shard(*tower->blocks->ptr<Block>(i), mesh,
+                           [&](const at::Tensor& output, const comm::Mesh& on) {
+                             ++block_marks;
+                             mark_sharding(output, on, batch_spec());
+                           });
+        }
+        spmd_fully_shard(*tower, mesh, [&](const at::Tensor& output, const comm::Mesh& on) {
+          ++tower_marks;
+          return mark_sharding(output, on, {{MeshAxis::kDcn, MeshAxis::kData}, {}});
+        });
+        tower->attach(std::make_shared<nn::Recompute>());
+      }
+      SpmdFullyShardedDataParallel<TwoTowers> sharded(towers, mesh,
+                                                      [&](const at::Tensor& output, const comm::Mesh& on) {
+                                                        ++marks;
+                                                        return mark_sharding(output, on, batch_spec());
+                                                      });
+
+      Names units;
+      for (const auto& unit : sharded.engine().units()) units.push_back(unit->name());
+      EXPECT_THAT(units, ElementsAre("root", "root.replicated", "left", "left.blocks.0", "left.blocks.1",
+                                     "right", "right.blocks.0", "right.blocks.1"));
+      for (int64_t step = 0; step < kSteps; ++step) {
+        const Batch batch(step);
+        sharded.engine().zero_gradients();
+        const auto output = sharded.forward(batch.a, batch.b);
+        EXPECT_EQ(sharding_of(std::get<0>(output))->global_shape, (std::vector<int64_t>{kBatch, 1}));
+        EXPECT_EQ(std::get<0>(output).size(0), kBatch / mesh.world()->world_size());
+        const at::Tensor loss = loss_of(output, mark_sharding(batch.targets, mesh, batch_spec()));
+        loss.backward();
+        testing::sgd_on_shards(sharded.engine(), kRate);
+        at::Tensor sum = loss.detach().to(at::kDouble).reshape({1});
+        mesh.world()->all_reduce(sum, comm::ReduceOp::kSum, {.unit = "loss"})->wait();
+        EXPECT_NEAR(sum.item<double>() / mesh.world()->world_size(), losses[step], 1e-6);
+      }
+      for (const auto& [name, tensor] : full_state_dict(sharded.engine())) {
+        EXPECT_LE(largest_difference(tensor, expected[name].detach()), 1e-6) << name;
+      }
+      // Two towers of two blocks; backward runs each again.
+      EXPECT_EQ(tower_calls, 2 * 2 * kSteps);
+      EXPECT_EQ(block_calls, 2 * 4 * kSteps);
+      EXPECT_EQ(tower_marks, 2 * kSteps);
+      EXPECT_EQ(block_marks, block_calls);
+      EXPECT_EQ(marks, kSteps);
+    });
+  }
+}
+
+/// Notes whether a parameter has memory when the module is called.
+class MemorySpy final : public nn::CallHook {
+ public:
+  explicit MemorySpy(at::Tensor parameter) : parameter_(std::move(parameter)) {}
+  std::shared_ptr<void> before(const nn::CallTensors&) override {
+    is_gathered.push_back(parameter_.storage().nbytes() > 0);
+    return nullptr;
+  }
+  void after(const nn::CallTensors&) override {}
+
+  std::vector<bool> is_gathered;
+
+ private:
+  at::Tensor parameter_;
+};
+
+TEST(SpmdNesting, HooksOfOthersStayOutsideOrInsideOfTheUnit) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    Tower tower;
+    Block& block = *tower.blocks->ptr<Block>(0);
+    const auto outside = std::make_shared<MemorySpy>(block.in->weight);
+    const auto inside = std::make_shared<MemorySpy>(block.in->weight);
+    SpmdOptions options;
+    options.shard.forward_prefetch = "none";
+    block.attach(outside);
+    spmd_fully_shard(block, mesh, {}, options);
+    block.attach(inside);
+    spmd_fully_shard(tower, mesh, {}, options);
+    for (int i = 0; i < 2; ++i) {
+      at::NoGradGuard no_grad;
+      tower.forward(at::ones({kBatch, kWidth}));
+    }
+    EXPECT_THAT(outside->is_gathered, ElementsAre(false, false));
+    EXPECT_THAT(inside->is_gathered, ElementsAre(true, true));
+  });
+}
+
+struct ThreeBlocks final : nn::Stage {
+  ThreeBlocks() {
+    for (int i = 0; i < 3; ++i)
+      register_module(std::to_string(i), blocks.emplace_back(std::make_shared<Block>()));
+  }
+  std::string type_name() const override { return "blocks"; }
+  at::Tensor compute(const at::Tensor& input, const nn::StageContext&) override {
+    at::Tensor x = input;
+    for (const auto& block : blocks) x = block->forward(x);
+    return x;
+  }
+  std::vector<std::shared_ptr<Block>> blocks;
+};
+
+TEST(SpmdNesting, OptionsOfUnitsAndParametersAreThoseOfTheInnerCall) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    ThreeBlocks model;
+    SpmdOptions stays, cuts_all, first;
+    stays.shard.reshard_after_forward = false;
+    cuts_all.shard.shard_1d_parameters = true;
+    first.shard.shard_dimension = "first";
+    spmd_fully_shard(*model.blocks[0], mesh, {}, stays);
+    spmd_fully_shard(*model.blocks[1], mesh, {}, cuts_all);
+    spmd_fully_shard(*model.blocks[2], mesh, {}, first);
+    const auto engine = spmd_fully_shard(model, mesh);
+
+    std::map<std::string, Segment> segments;
+    for (const Segment& segment : engine->segments()) segments[segment.name] = segment;
+    const auto unit_of = [&](const std::string& name) {
+      return engine->units()[segments.at(name).unit]->name();
+    };
+    EXPECT_EQ(unit_of("0.in.bias"), "root.replicated");
+    EXPECT_EQ(unit_of("1.in.bias"), "1");
+    // out.weight is [W, 2 W], whose second dimension is the largest.
+    EXPECT_EQ(segments.at("1.out.weight").range.rows, kWidth);
+    EXPECT_EQ(segments.at("2.out.weight").range.rows, 1);
+
+    model.forward(at::ones({kBatch, kWidth})).sum().backward();
+    std::map<std::string, int64_t> gathers;
+    for (const auto& unit : engine->units()) gathers[unit->name()] = unit->traffic().all_gathers;
+    EXPECT_EQ(gathers.at("0"), 1) << "stays gathered for backward";
+    EXPECT_EQ(gathers.at("1"), 2) << "is gathered again";
+  });
+}
+
+TEST(SpmdNesting, UnitsThatAnInnerPolicyChoseStayUnits) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    auto towers = std::make_shared<TwoTowers>();
+    SpmdOptions blocks;
+    blocks.auto_wrap_policy = stage_type_policy({"block"});
+    spmd_fully_shard(*towers->left, mesh, {}, blocks);
+    spmd_fully_shard(*towers->right, mesh);
+    // The outer policy is not asked about the blocks inside of towers, which are sharded already.
+    SpmdFullyShardedDataParallel<TwoTowers> sharded(towers, mesh, {}, blocks);
+    Names units;
+    for (const auto& unit : sharded.engine().units()) units.push_back(unit->name());
+    EXPECT_THAT(units,
+                ElementsAre("root", "root.replicated", "left", "left.blocks.0", "left.blocks.1", "right"));
+  });
+}
+
+TEST(SpmdNesting, AnOptionOfWholeEnginesIsRefusedUnlessBothHaveIt) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    Tower tower;
+    SpmdOptions bf16;
+    bf16.shard.mixed_precision.param_dtype = "bfloat16";
+    const auto inner = spmd_fully_shard(*tower.blocks->ptr<Block>(0), mesh, {}, bf16);
+    const auto refused = refusal_of([&] { spmd_fully_shard(tower, mesh); });
+    EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
+    EXPECT_THAT(refused.text,
+                HasSubstr("expected mixed_precision.param_dtype = bfloat16, with which blocks.0 was "
+                          "sharded and which all units of an engine share; found float32"));
+    EXPECT_FALSE(inner->units().empty()) << "the inner engine has not ended";
+    EXPECT_FALSE(spmd_fully_shard(tower, mesh, {}, bf16)->units().empty());
+    EXPECT_TRUE(inner->units().empty());
+  });
+}
+
+// ---- wrappers inside of modules
+
+struct Pair final : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return at::tanh(a(x) + b(y)); }
+  torch::nn::Linear a = register_module("a", torch::nn::Linear(kWidth, kWidth));
+  torch::nn::Linear b = register_module("b", torch::nn::Linear(kWidth, kWidth));
+};
+
+/// Around any inner module with two inputs.
+template <typename Inner>
+struct Around final : torch::nn::Module {
+  explicit Around(std::shared_ptr<Inner> given) : inner(register_module("inner", std::move(given))) {}
+  at::Tensor forward(const at::Tensor& x) { return last(inner->forward(x, x * 2)); }
+  std::shared_ptr<Inner> inner;
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(kWidth, 2));
+};
+
+template <typename Module>
+std::shared_ptr<Module> with_values(std::shared_ptr<Module> module) {
+  at::NoGradGuard no_grad;
+  for (const auto& parameter : module->named_parameters()) {
+    at::Tensor tensor = parameter.value();
+    if (tensor.storage().nbytes() > 0) tensor.copy_(at::arange(tensor.numel()).sin().view_as(tensor));
+  }
+  return module;
+}
+
+TEST(SpmdNesting, AWrapperMayBeInsideAModuleThatIsWrapped) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    using Inner = SpmdFullyShardedDataParallel<Pair>;
+    auto plain = with_values(std::make_shared<Around<Pair>>(std::make_shared<Pair>()));
+    auto inner = std::make_shared<Inner>(with_values(std::make_shared<Pair>()), mesh);
+    SpmdFullyShardedDataParallel<Around<Inner>> sharded(with_values(std::make_shared<Around<Inner>>(inner)),
+                                                        mesh);
+    Names names, expected_names;
+    for (const auto& parameter : plain->named_parameters()) expected_names.push_back(parameter.key());
+    for (const auto& parameter : sharded.named_parameters()) names.push_back(parameter.key());
+    std::sort(names.begin(), names.end());
+    std::sort(expected_names.begin(), expected_names.end());
+    EXPECT_EQ(names, expected_names);
+    EXPECT_TRUE(inner->engine().units().empty());
+
+    const at::Tensor x = Batch(0).a;
+    const at::Tensor expected = plain->forward(x), output = sharded.forward(x);
+    EXPECT_TRUE(at::allclose(full_tensor(output, mesh), expected, 1e-6, 1e-6));
+    expected.square().mean().backward();
+    output.square().mean().backward();
+    testing::sgd_on_shards(sharded.engine(), 1);
+    for (const auto& [name, tensor] : full_state_dict(sharded.engine())) {
+      const at::Tensor parameter = plain->named_parameters()[name];
+      EXPECT_LE(largest_difference(tensor, parameter.detach() - parameter.grad()), 1e-6) << name;
+    }
+  });
+}
+
+TEST(SpmdNesting, AWrapperOutsideOfTheModuleIsRefused) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    auto around = std::make_shared<Around<Pair>>(std::make_shared<Pair>());
+    SpmdFullyShardedDataParallel<Pair> inner(around->inner, mesh);
+    const auto refused = refusal_of([&] { SpmdFullyShardedDataParallel<Around<Pair>>(around, mesh); });
+    EXPECT_THAT(refused.text,
+                HasSubstr("found inner.a.weight sharded with a wrapper that is not; register the "
+                          "wrapper in place of the module that it wraps"));
+  });
+}
+
+// ---- outputs and policies
+
+TEST(SpmdNesting, ShardOutputMayReturnWhatTakesThePlaceOfTheOutput) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    Block block;
+    spmd_fully_shard(block, mesh, [](const at::Tensor& output, const comm::Mesh& on) {
+      return mark_sharding(output.t().contiguous(), on, {{}, {MeshAxis::kData}});
+    });
+    const at::Tensor output = block.forward(at::ones({kBatch, kWidth}));
+    EXPECT_EQ(output.sizes(), (at::IntArrayRef{kWidth, kBatch / 2}));
+    EXPECT_EQ(sharding_of(output)->global_shape, (std::vector<int64_t>{kWidth, kBatch}));
+    EXPECT_EQ(to_string(sharding_of(output)->spec), "(whole, dcn x data)");
+  });
+}
+
+TEST(SpmdNesting, APolicyThatWrapsNothingIsWarnedOf) {
+  const auto lines_with = [](const std::string& type) {
+    return testing::log_lines([&] {
+      on_mesh({.dcn = 1, .data = 2}, [&](const comm::Mesh& mesh) {
+        Tower tower;
+        SpmdOptions options;
+        options.auto_wrap_policy = stage_type_policy({type});
+        const auto engine = spmd_fully_shard(tower, mesh, {}, options);
+        EXPECT_EQ(engine->units().size(), type == "block" ? 4U : 2U);
+      });
+    });
+  };
+  EXPECT_THAT(lines_with("blok"),
+              HasSubstr("auto_wrap_policy: expected a module that it wraps; found none among the "
+                        "modules whose calls hooks can see (block)"));
+  EXPECT_THAT(lines_with("block"), Not(HasSubstr("auto_wrap_policy")));
+}
+
+// ---- deferred parameters
+
+/// The values of another module.
+class DeferredValues final : public ParameterSource {
+ public:
+  explicit DeferredValues(torch::nn::Module& module) : values_(module.named_parameters()) {}
+  void read(const NamedParameter& parameter, const util::ColumnRange& range, const at::Tensor& out) override {
+    at::NoGradGuard no_grad;
+    EXPECT_TRUE(parameter.tensor.is_meta());
+    if (range.numel() == 0) return;
+    const at::Tensor rows = values_[parameter.name].detach().reshape({range.rows, -1});
+    out.view({range.rows, -1}).copy_(rows.narrow(1, range.begin, range.length()));
+  }
+
+ private:
+  torch::OrderedDict<std::string, at::Tensor> values_;
+};
+
+void defer(torch::nn::Module& module) {
+  for (const auto& parameter : module.parameters()) {
+    const at::Tensor on_meta = at::empty(parameter.sizes(), at::TensorOptions().device(at::kMeta));
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(on_meta.getIntrusivePtr());  // set_data() refuses it
+  }
+}
+
+TEST(SpmdNesting, ParametersMayBeDeferred) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    auto values = with_values(std::make_shared<Pair>());
+    DeferredValues source(*values);
+    SpmdOptions options;
+    options.materialize = {&source, at::kCPU};
+    auto deferred = std::make_shared<Pair>();
+    defer(*deferred);
+    SpmdFullyShardedDataParallel<Pair> sharded(deferred, mesh, {}, options);
+    const auto state = full_state_dict(sharded.engine());
+    EXPECT_EQ(state.size(), 4U);
+    for (const auto& [name, tensor] : state) {
+      EXPECT_TRUE(at::equal(tensor, values->named_parameters()[name].detach())) << name;
+    }
+    const at::Tensor x = Batch(0).a;
+    EXPECT_TRUE(at::allclose(full_tensor(sharded.forward(x, x), mesh), values->forward(x, x), 1e-6, 1e-6));
+
+    auto block_values = with_values(std::make_shared<Block>());
+    DeferredValues block_source(*block_values);
+    options.materialize.source = &block_source;
+    Block block;
+    defer(block);
+    for (const auto& [name, tensor] : full_state_dict(*spmd_fully_shard(block, mesh, {}, options))) {
+      EXPECT_TRUE(at::equal(tensor, block_values->named_parameters()[name].detach())) << name;
+    }
+  });
+}
+
+// ---- the debug print
+
+TEST(SpmdDebug, ListsParametersAndActivations) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    SpmdFullyShardedDataParallel<Pair> sharded(with_values(std::make_shared<Pair>()), mesh);
+    const at::Tensor x = at::ones({kBatch, kWidth}), output = sharded.forward(x, x);
+    const std::string rank = util::concat("rank ", mesh.world()->rank());
+    EXPECT_EQ(spmd_debug(sharded.engine(), {{"output", output}, {"x", x}}),
+              rank + "  a.weight  global [6, 6]  local [3, 6]  (data, whole)  float32\n" +  //
+                  rank + "  b.weight  global [6, 6]  local [3, 6]  (data, whole)  float32\n" + rank +
+                  "  a.bias  global [6]  local [6]  (whole)  float32\n" +  //
+                  rank + "  b.bias  global [6]  local [6]  (whole)  float32\n" + rank +
+                  "  output  global [8, 6]  local [4, 6]  (dcn x data, whole)  float32\n" + rank +
+                  "  x  global [8, 6]  local [8, 6]  (no mark)  float32\n");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::shard::nesting

@@ -1,0 +1,41 @@
+#pragma once
+
+// Bodies that run on every rank of a mesh, and errors that they expect.
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "comm/mesh.h"
+#include "comm/thread_communicator.h"
+#include "support/forwarding_communicator.h"
+#include "util/error.h"
+
+namespace fsdp::testing {
+
+struct Refusal {
+  util::ErrorKind kind = util::ErrorKind::kUnexpected;
+  std::string text;
+};
+
+template <typename Body>
+Refusal refusal_of(Body&& body) {
+  try {
+    body();
+  } catch (const util::Error& error) {
+    return {error.kind(), error.what()};
+  }
+  ADD_FAILURE() << "expected an error";
+  return {};
+}
+
+inline void on_mesh(const comm::MeshOptions& options, const std::function<void(const comm::Mesh&)>& body) {
+  comm::run_ranks_as_threads(static_cast<int>(options.dcn * options.data), [&](comm::Communicator& each) {
+    at::set_num_threads(1);
+    body(comm::Mesh(options, borrowed(each)));
+  });
+}
+
+}  // namespace fsdp::testing
