@@ -274,7 +274,8 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   // Both are on the disk before either gets its name.
   train.finish();
   if (validation) validation->finish();
-  const int64_t documents = train.documents() + (validation ? validation->documents() : 0);
+  // Of the fuller file: a text of which both have a part is not two documents.
+  const int64_t documents = std::max(train.documents(), validation ? validation->documents() : 0);
   std::string warning;
   if (documents > 1 && separator.empty() && options.document_separator.empty()) {
     warning = util::concat("nothing separates the ", documents, " documents, because the tokenizer ",

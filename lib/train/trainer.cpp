@@ -236,8 +236,9 @@ void Trainer::report_out_of_memory() const {
 void Trainer::train() {
   const int64_t steps = config_.training.steps;
   if (position_.step >= steps && is_first_rank()) {
-    util::log_info(util::concat("nothing to train: the checkpoint is at step ", position_.step,
-                                ", training.steps is ", steps));
+    util::log_info(util::concat(
+        "nothing to train: the checkpoint is at step ", position_.step, ", training.steps is ", steps,
+        "; raise training.steps (or training.epochs) to go on, or set another run.output_dir to begin anew"));
   }
   // A run that was stopped in a step with a validation has left the validation to this one.
   if (validation_is_due()) save_if(/*due=*/false, validate());

@@ -164,7 +164,7 @@ std::string hub_remedy(const std::string& name) {
   if (!is_name || has_file_suffix(name)) return "";
   return concat(
       "; nothing is downloaded here: if that is a model's name on the Hugging Face hub, fetch it "
-      "with `huggingface-cli download ",
+      "with `hf download ",
       name, " --local-dir models/", model, "` and give models/", model);
 }
 

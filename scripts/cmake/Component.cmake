@@ -20,6 +20,7 @@ list(FILTER internal_headers EXCLUDE REGEX "_precompiled\\.h$")
 add_library(fsdp_headers INTERFACE)
 add_library(fsdp::headers ALIAS fsdp_headers)
 set_target_properties(fsdp_headers PROPERTIES EXPORT_NAME headers)
+target_compile_features(fsdp_headers INTERFACE cxx_std_20)  # for projects that embed the library and set no standard
 target_sources(fsdp_headers
   INTERFACE FILE_SET internal TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/lib" FILES ${internal_headers}
   INTERFACE FILE_SET public TYPE HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${public_headers})

@@ -262,6 +262,9 @@ TEST(Tokenize, SaysThatNothingSeparatesDocumentsUnlessItIsMeant) {
   options.document_separator.clear();
   options.texts.pop_back();
   EXPECT_EQ(tokenize(options).warning, "");
+  options.validation_output = folder / "validation.bin";
+  options.validation_fraction = 0.5;
+  EXPECT_EQ(tokenize(options).warning, "") << "a part of the one document in each file";
 }
 
 TEST(Tokenize, TakesNamesOfSpecialTokensAsTextWhereThatIsAskedFor) {

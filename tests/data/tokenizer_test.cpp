@@ -39,7 +39,7 @@ TEST(Tokenizer, ListsTheKnownNamesForAnUnknownOne) {
 
 TEST(Tokenizer, TellsHowToFetchOneOfTheHub) {
   expect_error(util::ErrorKind::kUsage,
-               {"huggingface-cli download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B"},
+               {"hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B"},
                [] { make_tokenizer("meta-llama/Llama-3.2-1B"); });
 }
 
