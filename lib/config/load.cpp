@@ -100,8 +100,8 @@ class Loader {
   std::map<std::string, std::string> stored_;  ///< keys set from a description of weights: its file
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
-  size_t layer_ = 0;  ///< of the sources that are read
-  std::vector<std::string> warnings_;
+  size_t layer_ = 0;                             ///< of the sources that are read
+  std::vector<std::string> warnings_, dropped_;  ///< sentences about, and names of, keys that are ignored
   std::vector<std::string> plugins_;
   bool file_was_read_ = true;
 };
@@ -368,6 +368,7 @@ void Loader::drop_keys_without_effect() {
       changed = true;
     }
   }
+  for (const std::string& name : dropped_) given_.erase(name);
 }
 
 /// What stands together and contradicts itself is a mistake. Where a later layer has changed what the key
@@ -398,7 +399,7 @@ void Loader::report_without_effect(const Key& key, Config& config) {
     warnings_.push_back(concat(given.source->where(given.region), ": ", name, " = ", value,
                                " is ignored, because it matters only when ", key.matters.words, "; found ",
                                others, "; leave it out if that is to stay"));
-    given_.erase(found);
+    dropped_.push_back(name);
   } else {
     given.is_wrong = true;
     report_.add(*given.source, given.region,

@@ -339,6 +339,19 @@ TEST(Conditions, AnotherOptimizerOnTheCommandLineTakesTheFilesKeysAlong) {
   EXPECT_EQ(loaded.origins.at("optimizer.momentum"), "default");
 }
 
+TEST(Conditions, TellWhereWhatTheyDependOnWasSet) {
+  const TracedConfig loaded =
+      traced({"data.validation = [\"v\"]", "evaluation.interval_steps = 5", "evaluation.patience = 3"},
+             {"data.validation=[]"});
+  ASSERT_EQ(loaded.warnings.size(), 2u);
+  EXPECT_THAT(loaded.warnings[1],
+              HasSubstr("found data.validation = [] (command line) and evaluation.interval_steps = 5 ("));
+  EXPECT_THAT(loaded.warnings[1], HasSubstr("c.toml:3); leave it out"));
+  const TracedConfig decay = traced({"optimizer.no_decay = [\"*.bias\"]"}, {"optimizer.name=sgd"});
+  ASSERT_EQ(decay.warnings.size(), 1u);
+  EXPECT_THAT(decay.warnings[0], HasSubstr("found optimizer.weight_decay = 0.0 (default of sgd) and"));
+}
+
 TEST(Conditions, AMisspeltValueIsNotBlamedOnWhatDependsOnIt) {
   const std::string message = error_of(kTrain, {"optimizer.name=sdg", "optimizer.momentum=0.9"});
   EXPECT_THAT(message, HasSubstr("did you mean \"sgd\"?"));
