@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include "nn/layers.h"
 #include "support/tiny_models.h"
@@ -35,6 +36,47 @@ TEST(Stage, RunsHooksOutermostFirst) {
   stage.detach_hooks();
   stage.forward(at::ones({1, 2}));
   EXPECT_EQ(log.size(), 4u);
+}
+
+class Noter final : public CallHook {
+ public:
+  Noter(std::string name, std::string& log) : name_(std::move(name)), log_(log) {}
+  std::shared_ptr<void> before(const CallTensors&) override {
+    log_ += name_;
+    return nullptr;
+  }
+  void after(const CallTensors&) override {}
+
+ private:
+  std::string name_;
+  std::string& log_;
+};
+
+template <typename Module>
+void expect_hooks_are_replaced_in_place(Module& module) {
+  std::string log;
+  std::vector<std::shared_ptr<Noter>> hooks;
+  for (const char* name : {"a", "b", "c", "d"}) hooks.push_back(std::make_shared<Noter>(name, log));
+  const auto called = [&] {
+    log.clear();
+    module.forward(at::ones({1, 2}));
+    return log;
+  };
+  for (int i = 0; i < 3; ++i) module.attach(hooks[i]);
+  EXPECT_EQ(called(), "abc");
+  module.replace(*hooks[1], hooks[3]);
+  EXPECT_EQ(called(), "adc");
+  module.replace(*hooks[1], nullptr);  // is not attached
+  EXPECT_EQ(called(), "adc");
+  module.replace(*hooks[0], nullptr);
+  EXPECT_EQ(called(), "dc");
+}
+
+TEST(Hookable, PutsAHookInThePlaceOfAnother) {
+  testing::MatrixStage stage(2, 2);
+  expect_hooks_are_replaced_in_place(stage);
+  HookedModule<torch::nn::LinearImpl> linear(2, 2);
+  expect_hooks_are_replaced_in_place(linear);
 }
 
 /// Keeps the continuation of the last call.

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "nn/recompute.h"
+#include "shard/fully_shard.h"
 #include "shard/spmd_module.h"
 #include "shard/state_dict.h"
 #include "support/log_lines.h"
@@ -169,6 +170,16 @@ TEST(SpmdNesting, TwoTowersNestedThreeDeepByHandTrainAsOneProcessDoes) {
   }
 }
 
+template <typename Module>
+std::shared_ptr<Module> with_values(std::shared_ptr<Module> module) {
+  at::NoGradGuard no_grad;
+  for (const auto& parameter : module->named_parameters()) {
+    at::Tensor tensor = parameter.value();
+    if (tensor.storage().nbytes() > 0) tensor.copy_(at::arange(tensor.numel()).sin().view_as(tensor));
+  }
+  return module;
+}
+
 /// Notes whether a parameter has memory when the module is called.
 class MemorySpy final : public nn::CallHook {
  public:
@@ -206,6 +217,20 @@ TEST(SpmdNesting, HooksOfOthersStayOutsideOrInsideOfTheUnit) {
   });
 }
 
+TEST(SpmdNesting, AnEngineThatEndsDetachesItsOwnHooksOnly) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    auto values = with_values(std::make_shared<Block>());
+    auto block = with_values(std::make_shared<Block>());
+    const auto spy = std::make_shared<MemorySpy>(block->in->weight);
+    block->attach(spy);
+    const auto engine = fully_shard(*block, {.layout = "per_parameter"}, mesh);
+    engine->unshard();
+    const at::Tensor x = Batch(0).a;
+    EXPECT_TRUE(at::equal(block->forward(x), values->forward(x)));
+    EXPECT_THAT(spy->is_gathered, ElementsAre(true));
+  });
+}
+
 struct ThreeBlocks final : nn::Stage {
   ThreeBlocks() {
     for (int i = 0; i < 3; ++i)
@@ -214,7 +239,7 @@ struct ThreeBlocks final : nn::Stage {
   std::string type_name() const override { return "blocks"; }
   at::Tensor compute(const at::Tensor& input, const nn::StageContext&) override {
     at::Tensor x = input;
-    for (const auto& block : blocks) x = block->forward(x);
+    for (const auto& block : blocks) x = block->forward(x.cumsum(1) / kWidth);  // of no determined mark
     return x;
   }
   std::vector<std::shared_ptr<Block>> blocks;
@@ -300,16 +325,6 @@ struct Around final : torch::nn::Module {
   std::shared_ptr<Inner> inner;
   torch::nn::Linear last = register_module("last", torch::nn::Linear(kWidth, 2));
 };
-
-template <typename Module>
-std::shared_ptr<Module> with_values(std::shared_ptr<Module> module) {
-  at::NoGradGuard no_grad;
-  for (const auto& parameter : module->named_parameters()) {
-    at::Tensor tensor = parameter.value();
-    if (tensor.storage().nbytes() > 0) tensor.copy_(at::arange(tensor.numel()).sin().view_as(tensor));
-  }
-  return module;
-}
 
 TEST(SpmdNesting, AWrapperMayBeInsideAModuleThatIsWrapped) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
