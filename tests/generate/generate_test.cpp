@@ -134,10 +134,9 @@ TEST_P(Generate, FillsThePositionsOfTheModelAndRefusesMore) {
     FAIL();
   } catch (const util::Error& error) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-    EXPECT_STREQ(
-        error.what(),
-        "expected tokens below 17, the model's vocab_size, in the prompt; found 17; the tokenizer is "
-        "not the one that the model was trained with");
+    EXPECT_STREQ(error.what(),
+                 "expected tokens below 17, the model's vocab_size, in the text; found 17; the tokenizer is "
+                 "not the one that the model was trained with");
   }
 }
 
