@@ -270,6 +270,20 @@ void check_evaluation(const Config& config, Conflicts& conflicts) {
                    {"evaluation.patience", "evaluation.interval_steps"},
                    "expected 0 without validations during the run; found ", config.evaluation.patience,
                    "; set evaluation.interval_steps, or leave it out");
+  conflicts.unless(!config.evaluation.accuracy || !config.data.validation.empty(),
+                   {"evaluation.accuracy", "data.validation"},
+                   "expected false, because data.validation names no files; found true; leave it out or give "
+                   "data.validation files");
+  conflicts.unless(
+      config.evaluation.best_metric != BestMetric::kValidationAccuracy || config.evaluation.accuracy,
+      {"evaluation.best_metric", "evaluation.accuracy"},
+      "expected a metric that is reported; found validation_accuracy; set evaluation.accuracy to true");
+  conflicts.unless(config.evaluation.best_metric == BestMetric::kValidationLoss ||
+                       config.checkpoint.keep_best || config.evaluation.patience > 0,
+                   {"evaluation.best_metric", "checkpoint.keep_best", "evaluation.patience"},
+                   "expected validation_loss where nothing is done with the best; found ",
+                   config.evaluation.best_metric,
+                   "; set checkpoint.keep_best or evaluation.patience, or leave it out");
   conflicts.unless(!config.checkpoint.keep_best || config.evaluation.interval_steps > 0,
                    {"checkpoint.keep_best", "evaluation.interval_steps"},
                    "expected false without validations during the run; found true; set "

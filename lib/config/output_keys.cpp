@@ -12,8 +12,8 @@ std::vector<Key> output_keys() {
       {KEY(checkpoint, keep_every), "also keep each checkpoint whose step is a multiple of this; 0: none",
        at_least(0)},
       {KEY(checkpoint, keep_best),
-       "save after each validation with the lowest loss so far, keep that checkpoint and mark it by the link "
-       "\"best\""},
+       "save after each validation that is the best so far by evaluation.best_metric, keep that checkpoint and "
+       "mark it by the link \"best\""},
       {KEY(checkpoint, kind),
        "sharded: a file per process; full: one file with whole tensors, through rank 0"},
       {KEY(checkpoint, asynchronous), "copy the shards to host memory and write them while training goes on"},

@@ -31,6 +31,10 @@ std::vector<Key> training_keys() {
       {KEY(training, epochs),
        "instead of steps: passes over the training data, whatever the number of processes; 0: use steps",
        between(0, 1'000'000)},
+      {KEY(training, stop_after_hours),
+       "end the run with the step in which it has trained for this many hours, over all its starts; it saves "
+       "and exits with 0; 0: no limit",
+       at_least(0)},
       {KEY(training, global_batch_size),
        "samples per step over all ranks, which determine gradient_accumulation_steps; 0: use that key",
        between(0, 1'000'000'000)},
@@ -84,9 +88,16 @@ std::vector<Key> training_keys() {
       {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step",
        at_least(0)},
       {KEY(evaluation, max_samples), "maximum number of validation samples; 0: all", at_least(0)},
+      {KEY(evaluation, accuracy),
+       "report the share of tokens that the model finds likeliest too; keeps the scores of a whole batch in "
+       "memory"},
+      {KEY(evaluation, best_metric),
+       "what makes a validation the best, for checkpoint.keep_best and patience: a metric of metrics.jsonl, of "
+       "the validation or of the validated step; lower is better, but for the accuracy"},
       {KEY(evaluation, patience),
-       "end the run after this many consecutive validations without a better loss; 0: never", at_least(0)},
-      {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0)},
+       "end the run after this many consecutive validations that are not better; 0: never", at_least(0)},
+      {KEY(evaluation, min_delta), "a better validation is better by more than this in best_metric",
+       at_least(0)},
 
       {KEY(optimizer, name),
        "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "

@@ -216,6 +216,22 @@ TEST(Conflicts, PatienceAndTheBestNeedValidations) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, TheMetricOfTheBestIsOneThatIsReportedAndUsed) {
+  Config config;
+  config.data.validation = {"validation.bin"};
+  config.evaluation.interval_steps = 10;
+  config.evaluation.best_metric = "validation_perplexity";
+  EXPECT_NE(only_conflict(config).find("evaluation.best_metric: expected validation_loss where nothing"),
+            std::string::npos);
+  config.checkpoint.keep_best = true;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.evaluation.best_metric = "validation_accuracy";
+  EXPECT_NE(only_conflict(config).find("evaluation.best_metric: expected a metric that is reported"),
+            std::string::npos);
+  config.evaluation.accuracy = true;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(Conflicts, NoMicroStepsNeedAGlobalBatch) {
   Config config;
   config.training.gradient_accumulation_steps = 0;
