@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/mesh_shape.h"
+#include "data/datasets.h"
 #include "nn/architectures.h"
 #include "shard/option_conflicts.h"
 #include "util/error.h"
@@ -138,6 +139,29 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
           : concat(config.training.gradient_accumulation_steps, " (training.gradient_accumulation_steps) * ",
                    data.micro_batch_size, " (data.micro_batch_size)"),
       " * ", data.sequence_length, " (data.sequence_length); make one of them smaller");
+}
+
+/// Batches by number of tokens have another shape each.
+void check_max_tokens(const Config& config, Conflicts& conflicts) {
+  const data::DataOptions& data = config.data;
+  if (data.max_tokens == 0) return;
+  conflicts.unless(
+      data.documents == data::DocumentTreatment::kSplit || data.dataset != data::kTokenFiles,
+      {"data.max_tokens", "data.documents"},
+      "expected data.documents = \"split\", because all rows are equally long otherwise; found \"",
+      data.documents, "\"; set it, or give data.micro_batch_size instead");
+  conflicts.unless(data.documents != data::DocumentTreatment::kMask, {"data.max_tokens", "data.documents"},
+                   "expected data.documents other than \"mask\"; found \"mask\"; leave one of the two out");
+  conflicts.unless(data.max_tokens >= data.sequence_length, {"data.max_tokens", "data.sequence_length"},
+                   "expected at least data.sequence_length = ", data.sequence_length,
+                   ", the longest row; found ", data.max_tokens, "; change one of the two");
+  conflicts.unless(!config.training.cuda_graphs, {"training.cuda_graphs", "data.max_tokens"},
+                   "expected no data.max_tokens, with which shapes differ between batches; found ",
+                   data.max_tokens, "; leave one of the two out");
+  conflicts.unless(
+      config.training.float8 == Float8Recipe::kNone, {"training.float8", "data.max_tokens"},
+      "expected no data.max_tokens, because products in 8 bits need multiples of 16 tokens; found ",
+      data.max_tokens, "; leave one of the two out");
 }
 
 void check_sets(const Config& config, Conflicts& conflicts) {
@@ -365,6 +389,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_rotary(config.model, conflicts);
   check_first_weights(config.model, conflicts);
   check_lengths(config, conflicts);
+  check_max_tokens(config, conflicts);
   check_sets(config, conflicts);
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);

@@ -94,6 +94,10 @@ std::vector<Key> model_keys() {
        non_empty()},
       {KEY(data, sequence_length), "tokens of a sample", between(1, 1'000'000)},
       {KEY(data, micro_batch_size), "samples of a rank in a micro-batch", between(1, 100'000)},
+      {KEY(data, max_tokens),
+       "instead of micro_batch_size in training: a micro-batch has rows of like length, as many as fit into this "
+       "many tokens with their padding, and counts as one sample; needs documents = \"split\"; 0: none",
+       between(0, 1'000'000'000)},
       {KEY(data, documents),
        "mask: attention stays inside documents; split: one document per sample, the rest of its row is "
        "ignored; join: boundaries of documents are ignored"},

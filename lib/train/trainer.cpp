@@ -94,8 +94,10 @@ void Trainer::report_batch_change() {
   const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
   position_.samples_per_step = now;
   if (before == 0 || before == now || !is_first_rank()) return;
-  util::log_info(util::concat("the global batch is ", now, " samples a step from here on (",
-                              communicator_->world_size(), " ranks x ", config_.data.micro_batch_size, " x ",
+  const bool by_tokens = config_.data.max_tokens > 0;
+  util::log_info(util::concat("the global batch is ", now, by_tokens ? " batches" : " samples",
+                              " a step from here on (", communicator_->world_size(), " ranks x ",
+                              by_tokens ? "" : util::concat(config_.data.micro_batch_size, " x "),
                               config_.training.gradient_accumulation_steps, " micro-batches); it was ",
                               before, " up to step ", position_.step,
                               "; training.global_batch_size = ", before, " keeps it"));
@@ -283,7 +285,7 @@ void Trainer::train() {
     profile.end_step();
     ++step;
     samples_seen += samples;
-    tokens_seen += samples * config_.data.sequence_length;
+    tokens_seen += config_.data.max_tokens > 0 ? result.counted : samples * config_.data.sequence_length;
     summary_.loss = position_.loss = result.loss;
     position_.grad_norm = result.grad_norm;
     const bool ends = result.stop && step < steps;

@@ -55,6 +55,7 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
                            {"optimizer_steps", state.optimizer.step_count()},
                            {"seed", config.run.seed},
                            {"optimizer", config.optimizer.name}};
+  if (config.data.max_tokens > 0) record["max_tokens"] = config.data.max_tokens;
   if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;
   if (auto uneven = uneven_step_counts(state.optimizer); !uneven.empty()) {
     record["optimizer_steps_of_units"] = std::move(uneven);
@@ -109,6 +110,16 @@ nlohmann::json data_record(const data::TrainLoader& training, const data::Valida
   nlohmann::json record = {{"train", std::move(files)}};
   if (validation != nullptr) record["validation"] = validation->samples().identity();
   return record;
+}
+
+void require_same_max_tokens(const nlohmann::json& record, int64_t max_tokens, const std::string& where) {
+  const bool is_given = record.is_object() && record.contains("max_tokens");
+  const int64_t before =
+      is_given && record["max_tokens"].is_number_integer() ? record["max_tokens"].get<int64_t>() : 0;
+  if (before == max_tokens) return;
+  util::fail(util::ErrorKind::kUsage, "data.max_tokens: expected ", before, ", with which ", where,
+             " was trained, because the position of a run counts batches of that size; found ", max_tokens,
+             "; set it back, or start from the weights with checkpoint.init_from");
 }
 
 void require_same_data(const nlohmann::json& recorded, const nlohmann::json& found, bool may_differ,

@@ -47,6 +47,10 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
 /// Which data a run reads: data::Samples::identity() of training and, where there is any, of validation.
 nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
 
+/// Throws Error(kUsage) when data.max_tokens is not the recorded one, because the position of a run counts its
+/// batches. `where` names the checkpoint.
+void require_same_max_tokens(const nlohmann::json& record, int64_t max_tokens, const std::string& where);
+
 /// Throws Error(kData) when the files that a run resumes with are not the `recorded` ones; only warns when
 /// they may differ (data.allow_changed). `where` names the checkpoint. Keys that the record lacks are not
 /// compared.

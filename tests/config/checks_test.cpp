@@ -232,6 +232,18 @@ TEST(Conflicts, TheMetricOfTheBestIsOneThatIsReportedAndUsed) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, BatchesByTokensNeedRowsOfDifferentLengthThatFit) {
+  Config config;
+  config.data.max_tokens = 1024;
+  EXPECT_NE(only_conflict(config).find("data.max_tokens: expected data.documents = \"split\""),
+            std::string::npos);
+  config.data.documents = "split";
+  config.data.document_separator = 0;
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.data.max_tokens = 255;
+  EXPECT_NE(only_conflict(config).find("expected at least data.sequence_length = 256"), std::string::npos);
+}
+
 TEST(Conflicts, NoMicroStepsNeedAGlobalBatch) {
   Config config;
   config.training.gradient_accumulation_steps = 0;
