@@ -166,7 +166,7 @@ void ValidationHistory::set_state(const nlohmann::json& state) {
   not_better_in_a_row_ = state.at("not_better_in_a_row").get<int64_t>();
   validated_at_ = state.at("validated_at").get<int64_t>();
   best_.reset();
-  if (!state.contains("metric")) {  // of version 0.1.0, which compared losses
+  if (!state.contains("metric")) {  // of an older version, which compared losses
     if (metric_ != config::BestMetric::kValidationLoss) {
       not_better_in_a_row_ = 0;
     } else if (state.contains("best")) {

@@ -224,7 +224,7 @@ TEST(ValidationHistory, ForgetsTheBestOfAnotherMetric) {
   EXPECT_EQ(by_perplexity.validated_at(), 2) << "the step is not validated again";
 }
 
-TEST(ValidationHistory, ReadsTheStateOfVersion010) {
+TEST(ValidationHistory, ReadsTheStateOfOlderVersions) {
   const nlohmann::json state = {
       {"not_better_in_a_row", 2}, {"validated_at", 30}, {"best", {{"step", 10}, {"loss", 1.5}}}};
   ValidationHistory by_loss = history(3);
