@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/average.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/diff.h"
 #include "checkpoint/folders.h"
@@ -41,7 +42,9 @@ constexpr const char* kAboutAny =
 /// All that any command takes.
 struct Arguments {
   std::string source, other, output, dtype, config, format = "safetensors", max_shard_size;
+  std::vector<std::string> sources;
   std::optional<double> tolerance;
+  std::optional<int64_t> last;
   int64_t world_size = 1;
   bool force = false, optimizer = false, ema = false, as_json = false;
 };
@@ -299,6 +302,51 @@ CkptCommand add_diff(CLI::App& app) {
   });
 }
 
+std::vector<fs::path> averaged_inputs(const Arguments& arguments) {
+  std::vector<fs::path> inputs;
+  if (!arguments.last) {
+    for (const std::string& source : arguments.sources) inputs.emplace_back(source);
+    return inputs;
+  }
+  if (arguments.sources.size() != 1) {
+    util::fail(ErrorKind::kUsage, "--last: expected the output folder of one run; found ",
+               arguments.sources.size(), " paths; name one run, or leave out --last");
+  }
+  inputs = checkpoint::last_checkpoints(arguments.sources.front(), *arguments.last);
+  for (const fs::path& input : inputs) util::log_info("averaging " + input.string());
+  return inputs;
+}
+
+CkptCommand add_average(CLI::App& app) {
+  Command command(app, "average", "writes the mean of the weights of several checkpoints");
+  command.option("CHECKPOINT", command->sources, kAboutAny)->required()->check(cli::not_empty());
+  command
+      .option("--output", command->output,
+              "a .safetensors file, or the folder of a new checkpoint of weights only")
+      ->required()
+      ->check(cli::not_empty());
+  command
+      .option("--last", command->last, "average this many newest checkpoints of the run named by CHECKPOINT")
+      ->check(cli::between(2, 1'000'000));
+  return command.runs([](const Arguments& arguments, const util::ByteProgress& progress) {
+    const std::vector<fs::path> inputs = averaged_inputs(arguments);
+    const checkpoint::AverageResult result =
+        checkpoint::average({.inputs = inputs, .output = arguments.output, .progress = progress});
+    if (arguments.as_json) {
+      json paths = json::array();
+      for (const fs::path& input : inputs) paths.push_back(input.string());
+      std::cout << text_of({{"output", result.output.string()},
+                            {"inputs", paths},
+                            {"tensors", result.tensors},
+                            {"bytes", result.bytes}});
+    } else {
+      std::cout << result.output.string() << ": the mean of " << inputs.size() << " checkpoints, "
+                << result.tensors << " tensors, " << util::human_bytes(result.bytes) << "\n";
+    }
+    return 0;
+  });
+}
+
 CkptCommand add_reshard(CLI::App& app) {
   Command command(app, "reshard", "rewrites a checkpoint for another number of processes");
   command.positional("CHECKPOINT", command->source, kAboutCheckpoint);
@@ -314,8 +362,8 @@ CkptCommand add_reshard(CLI::App& app) {
 }  // namespace
 
 std::vector<CkptCommand> add_ckpt_commands(CLI::App& app) {
-  return {add_consolidate(app), add_export(app), add_import(app), add_config(app),
-          add_inspect(app),     add_verify(app), add_diff(app),   add_reshard(app)};
+  return {add_consolidate(app), add_export(app), add_import(app),  add_config(app), add_inspect(app),
+          add_verify(app),      add_diff(app),   add_average(app), add_reshard(app)};
 }
 
 }  // namespace fsdp::apps

@@ -27,6 +27,8 @@ int main(int argc, char** argv) {
                                        "fsdp-ckpt config models/llama >> finetune.toml"},
                                       {"the tensors of a checkpoint", "fsdp-ckpt inspect checkpoints/run"},
                                       {"check every hash", "fsdp-ckpt verify checkpoints/run/step-00000200"},
+                                      {"the mean of the last five checkpoints of a run",
+                                       "fsdp-ckpt average checkpoints/run --last 5 --output averaged"},
                                       {"where two differ",
                                        "fsdp-ckpt diff checkpoints/run checkpoints/other --tolerance 1e-5"}},
                          .words = {}};
@@ -34,9 +36,10 @@ int main(int argc, char** argv) {
     auto chosen = std::find_if(commands.begin(), commands.end(),
                                [](const apps::CkptCommand& command) { return command.parser->parsed(); });
     FSDP_CHECK(chosen != commands.end());
-    const int code = cli::run_command(
-        chosen->run,
-        {{"overwrite", "--force"}, {"full", "--format full"}, {"max_file_bytes", "--max-shard-size"}});
+    const int code = cli::run_command(chosen->run, {{"overwrite", "--force"},
+                                                    {"full", "--format full"},
+                                                    {"max_file_bytes", "--max-shard-size"},
+                                                    {"last", "--last"}});
     // A result that could not be printed (a full disk behind a redirection) is a failure.
     if (!std::cout.flush()) util::fail(util::ErrorKind::kIo, "cannot write to standard output");
     return code;

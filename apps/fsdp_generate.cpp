@@ -1,4 +1,6 @@
-// fsdp-generate CHECKPOINT: continues a text with a trained model. Texts go to stdout, messages to stderr.
+// fsdp-generate CHECKPOINT: continues or scores a text with a trained model. Texts go to stdout, messages to stderr.
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include "generate/generate.h"
 #include "generate/load.h"
 #include "generate/sampler.h"
+#include "generate/score.h"
 #include "generate_output.h"
 #include "plugin/load.h"
 #include "plugin_option.h"
@@ -31,8 +34,9 @@ using util::ErrorKind;
 using util::fail;
 
 struct Arguments {
-  std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash;
-  bool ema = false, json = false;
+  std::string checkpoint, prompt, prompt_file, tokenizer, dtype = "auto", begin_token, dash, score;
+  bool ema = false, json = false, interactive = false;
+  int64_t window = 0, stride = 0;
   std::vector<std::string> plugins;
   std::optional<int64_t> max_new_tokens;
   generate::GenerationOptions options;
@@ -43,14 +47,17 @@ struct Arguments {
 
 constexpr int64_t kDefaultNewTokens = 256;
 
+/// The text of a file; "-": of standard input.
+std::string read_input(const std::string& file) {
+  if (file != "-") return util::read_file(file);
+  std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+  if (std::ferror(stdin) != 0) fail(ErrorKind::kIo, "cannot read the text from standard input");
+  return text;
+}
+
 std::string read_prompt(const Arguments& arguments) {
   if (arguments.dash.empty() && arguments.prompt_file.empty()) return arguments.prompt;
-  if (arguments.dash == "-" || arguments.prompt_file == "-") {
-    std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-    if (std::ferror(stdin) != 0) fail(ErrorKind::kIo, "cannot read the prompt from standard input");
-    return text;
-  }
-  return util::read_file(arguments.prompt_file);
+  return read_input(arguments.dash.empty() ? arguments.prompt_file : arguments.dash);
 }
 
 std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string& prompt,
@@ -80,61 +87,125 @@ int64_t new_tokens(const Arguments& arguments, const nn::ModelOptions& model, si
   return arguments.max_new_tokens.value_or(std::min(kDefaultNewTokens, room));
 }
 
-int run(Arguments& arguments) {
-  generate::GenerationOptions& options = arguments.options;
-  generate::check_sampling(options.sampling);
-  const std::string prompt = read_prompt(arguments);
-  plugin::load_with_configs(arguments.plugins);
-  config::load_plugins({}, config::PluginsNamedBy::kUser);
-  const checkpoint::StoredModel stored = generate::open_model(arguments.checkpoint, arguments.ema);
-  const at::ScalarType dtype = generate::compute_type(stored, arguments.dtype);
-  const auto tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(stored)
-                                                     : data::make_tokenizer(arguments.tokenizer);
-  const std::vector<int64_t> ids = encode(*tokenizer, prompt, arguments.begin_token);
-  options.max_new_tokens = new_tokens(arguments, stored.options, ids.size());
-  options.stop_ids = generate::stop_ids(stored.config, *tokenizer);
-  options.allowed_ids = std::min(tokenizer->vocab_size(), stored.options.vocab_size);
-  const auto model = generate::load_model(stored, dtype);
+struct Model {
+  checkpoint::StoredModel stored;
+  std::unique_ptr<data::Tokenizer> tokenizer = nullptr;
+  std::shared_ptr<nn::Stage> stage = nullptr;
+};
+
+/// As a shell has it: a script must not take half a text for all of it.
+int exit_code() {
+  const auto signal = util::StopSignal::received();
+  return signal ? 128 + *signal : 0;
+}
+
+bool stop_requested() { return util::StopSignal::received().has_value(); }
+
+/// Continues one prompt, and prints the texts.
+int generate_texts(const Arguments& arguments, const Model& model, const std::string& prompt) {
+  const std::vector<int64_t> ids = encode(*model.tokenizer, prompt, arguments.begin_token);
+  generate::GenerationOptions options = arguments.options;
+  options.max_new_tokens = new_tokens(arguments, model.stored.options, ids.size());
+  options.stop_ids = generate::stop_ids(model.stored.config, *model.tokenizer);
+  options.allowed_ids = std::min(model.tokenizer->vocab_size(), model.stored.options.vocab_size);
 
   util::StopSignal stop_signal;
-  apps::SampleTexts texts(*tokenizer, ids, prompt, options.num_samples, !arguments.json);
+  // Whoever reads the texts of --interactive has given the prompts.
+  const std::string shown = arguments.interactive && !arguments.json ? "" : prompt;
+  apps::SampleTexts texts(*model.tokenizer, ids, shown, options.num_samples, !arguments.json);
   const auto samples =
-      generate::generate(*model, stored.options, ids, options,
+      generate::generate(*model.stage, model.stored.options, ids, options,
                          {.on_token = [&](int64_t sample, int64_t id) { texts.push(sample, id); },
-                          .stop_requested = [] { return util::StopSignal::received().has_value(); }});
+                          .stop_requested = stop_requested});
   if (arguments.json) {
     texts.print_json(samples);
   } else {
     texts.finish_texts(samples.size());
+  }
+  if (!arguments.json && !arguments.interactive) {
     int64_t tokens = 0;
     for (const auto& sample : samples) tokens += static_cast<int64_t>(sample.ids.size());
     util::log_info(util::concat(util::with_commas(tokens), " tokens in ", samples.size(), " sample(s), ",
                                 util::fixed(samples.front().tokens_per_second(), 1),
                                 " tokens/s in the first"));
   }
-  // As a shell has it: a script must not take half a text for all of it.
-  if (auto signal = util::StopSignal::received()) return 128 + *signal;
+  return exit_code();
+}
+
+/// A prompt a line, until the input ends. At a terminal a prompt that is refused does not end it.
+int converse(const Arguments& arguments, const Model& model) {
+  const bool at_terminal = ::isatty(STDIN_FILENO) == 1;
+  while (true) {
+    if (at_terminal) std::cerr << "> " << std::flush;
+    std::string prompt;
+    if (!std::getline(std::cin, prompt)) break;
+    if (prompt.ends_with('\r')) prompt.pop_back();
+    try {
+      if (const int code = generate_texts(arguments, model, prompt); code != 0) return code;
+    } catch (const util::Error& error) {
+      if (!at_terminal || error.kind() != ErrorKind::kUsage) throw;
+      util::log_error(cli::with_flags(error.what()));
+    }
+  }
+  if (std::ferror(stdin) != 0) fail(ErrorKind::kIo, "cannot read prompts from standard input");
+  if (at_terminal) std::cerr << '\n';
   return 0;
+}
+
+int score(const Arguments& arguments, const Model& model) {
+  const std::string text = read_input(arguments.score);
+  if (text.empty()) fail(ErrorKind::kUsage, "--score: expected a text; found none in ", arguments.score);
+  const std::vector<int64_t> ids = encode(*model.tokenizer, text, arguments.begin_token);
+  util::StopSignal stop_signal;
+  const generate::Score found = generate::score(
+      *model.stage, model.stored.options, ids,
+      {.window = arguments.window, .stride = arguments.stride, .stop_requested = stop_requested});
+  if (found.stopped) return exit_code();
+  apps::print_score(found, data::TokenBytes(*model.tokenizer).count(ids.data() + 1, found.tokens),
+                    arguments.json);
+  return 0;
+}
+
+int run(const Arguments& arguments) {
+  generate::check_sampling(arguments.options.sampling);
+  const bool has_prompt = arguments.score.empty() && !arguments.interactive;
+  const std::string prompt = has_prompt ? read_prompt(arguments) : "";
+  plugin::load_with_configs(arguments.plugins);
+  config::load_plugins({}, config::PluginsNamedBy::kUser);
+  Model model{.stored = generate::open_model(arguments.checkpoint, arguments.ema)};
+  const at::ScalarType dtype = generate::compute_type(model.stored, arguments.dtype);
+  model.tokenizer = arguments.tokenizer.empty() ? generate::find_tokenizer(model.stored)
+                                                : data::make_tokenizer(arguments.tokenizer);
+  if (has_prompt) {  // refused before the weights are read
+    new_tokens(arguments, model.stored.options,
+               encode(*model.tokenizer, prompt, arguments.begin_token).size());
+  }
+  model.stage = generate::load_model(model.stored, dtype);
+  if (!arguments.score.empty()) return score(arguments, model);
+  return arguments.interactive ? converse(arguments, model) : generate_texts(arguments, model, prompt);
 }
 
 cli::Page page() {
   return {
       .name = "fsdp-generate",
-      .summary = "continue a text with a trained model",
+      .summary = "continue or score a text with a trained model",
       .examples =
           {{"from the newest checkpoint of a run", "fsdp-generate checkpoints/quickstart --prompt 'ROMEO:'"},
            {"always the most likely token, from a given checkpoint",
             "fsdp-generate checkpoints/quickstart/step-00000200 --prompt-file scene.txt --temperature 0 "
             "--max-new-tokens 50"},
            {"three texts as JSON, from a Hugging Face folder",
-            "echo 'To be, or not to' | fsdp-generate gpt2/ - --num-samples 3 --top-p 0.9 --json"}},
+            "echo 'To be, or not to' | fsdp-generate gpt2/ - --num-samples 3 --top-p 0.9 --json"},
+           {"a continuation of each line of a file",
+            "fsdp-generate checkpoints/quickstart --interactive <prompts.txt"},
+           {"how likely the model finds a text", "fsdp-generate checkpoints/quickstart --score scene.txt"}},
       .words = {}};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Continues a text with a trained model.", "fsdp-generate");
+  CLI::App app("Continues or scores a text with a trained model.", "fsdp-generate");
   Arguments arguments;
   generate::GenerationOptions& options = arguments.options;
   generate::SamplingOptions& sampling = options.sampling;
@@ -151,6 +222,24 @@ int main(int argc, char** argv) {
                           ->check(cli::not_empty());
   prompt->excludes(file)->excludes(dash);
   file->excludes(dash);
+  CLI::Option* interactive =
+      app.add_flag("--interactive", arguments.interactive,
+                   "read prompts from standard input, one a line, and print the continuation of each");
+  interactive->excludes(prompt)->excludes(file)->excludes(dash);
+  CLI::Option* score =
+      app.add_option(
+             "--score", arguments.score,
+             "print the negative log-likelihood and the perplexity of the text in this file (-: standard "
+             "input), which may be longer than the model's positions, and exit")
+          ->check(cli::not_empty());
+  app.add_option("--window", arguments.window,
+                 "with --score: tokens that the model sees at once; default: all of its positions")
+      ->check(cli::at_least(1))
+      ->needs(score);
+  app.add_option("--stride", arguments.stride,
+                 "with --score: tokens by which the next window begins later; default: half a window")
+      ->check(cli::at_least(1))
+      ->needs(score);
   app.add_option(
          "--tokenizer", arguments.tokenizer,
          util::concat("default: the one in the folder, or in the run's config; ", data::kTokenizerChoices))
@@ -178,8 +267,13 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--ema", arguments.ema, "use the moving averages of the weights (optimizer.ema_decay)");
   app.add_flag("--json", arguments.json,
-               "print a JSON object per sample: prompt, text, tokens, ids, tokens_per_second, ending");
+               "print a JSON object per sample: prompt, text, tokens, ids, tokens_per_second, ending; with "
+               "--score: nats, tokens, nats_per_token, perplexity, bits_per_byte");
   apps::add_plugin_option(app, arguments.plugins, "");
+  for (const char* name : {"STDIN", "--prompt", "--prompt-file", "--interactive", "--max-new-tokens",
+                           "--num-samples", "--temperature", "--top-k", "--top-p", "--seed"}) {
+    score->excludes(app.get_option(name));
+  }
   if (const auto code = cli::parse(app, page(), argc, argv)) return *code;
   util::MappedAllocator::install();
   return util::run_guarded([&] { return cli::run_command([&] { return run(arguments); }); });

@@ -59,7 +59,8 @@ struct Arguments {
 
 using namespace fsdp;
 
-void print(const train::RunSummary& summary, const std::string& resume_command) {
+void print(const train::RunSummary& summary, const config::Config& config,
+           const std::string& resume_command) {
   std::cout << (summary.stopped       ? "stopped on request at step "
                 : summary.ended_early ? "ended early at step "
                                       : "finished at step ")
@@ -67,8 +68,8 @@ void print(const train::RunSummary& summary, const std::string& resume_command) 
   if (summary.loss) std::cout << ", loss " << util::fixed(*summary.loss, 4);
   if (summary.validation_loss) std::cout << ", validation loss " << util::fixed(*summary.validation_loss, 4);
   if (summary.best && summary.best->step != summary.step) {
-    std::cout << ", best validation loss " << util::fixed(summary.best->loss, 4) << " at step "
-              << summary.best->step;
+    std::cout << ", best " << train::words_of(config.evaluation.best_metric) << " "
+              << util::fixed(summary.best->value, 4) << " at step " << summary.best->step;
   }
   if (!summary.last_checkpoint.empty()) std::cout << ", saved " << summary.last_checkpoint.string();
   if (summary.stopped && !summary.last_checkpoint.empty()) {
@@ -135,7 +136,7 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
         config, communicator, first ? train::progress_on_stderr() : train::ProgressOutput{},
         {.stop_requested = [] { return util::StopSignal::received().has_value(); }, .activity = activity});
     train::RunSummary summary = trainer.run();
-    if (first) print(summary, resume_command);
+    if (first) print(summary, config, resume_command);
     return summary.stopped ? util::kExitPreempted : 0;
   } catch (const util::Error& error) {
     if (was_stopped_at_the_start(error, *activity)) return util::kExitPreempted;

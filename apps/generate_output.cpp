@@ -4,6 +4,7 @@
 
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "util/error.h"
 #include "util/text.h"
@@ -66,6 +67,25 @@ void SampleTexts::print_json(const std::vector<generate::Sample>& samples) {
 void SampleTexts::print(const std::string& text) const {
   if (text.empty()) return;
   std::cout << (is_terminal_ ? util::printable(text) : text);
+  flush_stdout();
+}
+
+void print_score(const generate::Score& score, std::optional<int64_t> bytes, bool as_json) {
+  std::optional<double> bits_per_byte;
+  if (bytes && *bytes > 0) bits_per_byte = score.nats / std::numbers::ln2 / static_cast<double>(*bytes);
+  if (as_json) {
+    nlohmann::ordered_json line = {{"nats", score.nats},
+                                   {"tokens", score.tokens},
+                                   {"nats_per_token", score.nats_per_token()},
+                                   {"perplexity", score.perplexity()}};
+    line["bits_per_byte"] = bits_per_byte ? nlohmann::ordered_json(*bits_per_byte) : nullptr;
+    std::cout << line.dump() << '\n';
+  } else {
+    std::cout << util::fixed(score.nats_per_token(), 4) << " nats per token, perplexity "
+              << util::fixed(score.perplexity(), 2);
+    if (bits_per_byte) std::cout << ", " << util::fixed(*bits_per_byte, 4) << " bits per byte";
+    std::cout << " over " << util::with_commas(score.tokens) << " tokens\n";
+  }
   flush_stdout();
 }
 

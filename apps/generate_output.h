@@ -3,11 +3,13 @@
 // What fsdp-generate prints: texts while they grow, or a JSON object a sample.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "data/tokenizer.h"
 #include "generate/generate.h"
+#include "generate/score.h"
 
 namespace fsdp::apps {
 
@@ -35,6 +37,9 @@ class SampleTexts {
   std::vector<data::TextDecoder> decoders_;
   std::vector<std::string> texts_;
 };
+
+/// A line, or a JSON object. `bytes`: of the text that the scored tokens stand for, where it is known.
+void print_score(const generate::Score& score, std::optional<int64_t> bytes, bool as_json);
 
 /// Throws Error(kIo) when standard output did not take it.
 void flush_stdout();

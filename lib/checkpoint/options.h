@@ -34,7 +34,7 @@ struct CheckpointOptions {
   bool save_at_end = true;       ///< save after the last step
   int64_t keep_last = 3;         ///< older checkpoints are deleted after a commit; 0: all are kept
   int64_t keep_every = 0;        ///< also keeps those whose step is a multiple; 0: none
-  bool keep_best = false;        ///< also keeps the one with the lowest validation loss, as "best"
+  bool keep_best = false;        ///< also keeps the best one, marked as "best"
   util::Named<CheckpointKind> kind = CheckpointKind::kSharded;
   bool asynchronous = false;         ///< write beside training, from copies in host memory
   std::string permissions = "0640";  ///< of the files of a run, restricted further by the umask

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/mesh_shape.h"
+#include "data/datasets.h"
 #include "nn/architectures.h"
 #include "shard/option_conflicts.h"
 #include "util/error.h"
@@ -116,6 +117,29 @@ void check_lengths(const Config& config, Conflicts& conflicts) {
       " * ", data.sequence_length, " (data.sequence_length); reduce one of these");
 }
 
+/// Batches by number of tokens have another shape each.
+void check_max_tokens(const Config& config, Conflicts& conflicts) {
+  const data::DataOptions& data = config.data;
+  if (data.max_tokens == 0) return;
+  conflicts.unless(
+      data.documents == data::DocumentTreatment::kSplit || data.dataset != data::kTokenFiles,
+      {"data.max_tokens", "data.documents"},
+      "requires data.documents = \"split\", because all rows have the same length otherwise, but that is \"",
+      data.documents, "\"; set it, or use data.micro_batch_size instead");
+  conflicts.unless(data.documents != data::DocumentTreatment::kMask, {"data.max_tokens", "data.documents"},
+                   "cannot be combined with data.documents = \"mask\"; leave one of the two out");
+  conflicts.unless(data.max_tokens >= data.sequence_length, {"data.max_tokens", "data.sequence_length"},
+                   "must be at least data.sequence_length = ", data.sequence_length,
+                   ", the longest row, but is ", data.max_tokens, "; change one of the two");
+  conflicts.unless(!config.training.cuda_graphs, {"training.cuda_graphs", "data.max_tokens"},
+                   "cannot be combined with data.max_tokens, with which batches differ in shape; leave one of "
+                   "the two out");
+  conflicts.unless(
+      config.training.float8 == Float8Recipe::kNone, {"training.float8", "data.max_tokens"},
+      "cannot be combined with data.max_tokens, because 8-bit products need multiples of 16 tokens; leave one "
+      "of the two out");
+}
+
 void check_sets(const Config& config, Conflicts& conflicts) {
   conflicts.unless(config.data.documents == data::DocumentTreatment::kJoin ||
                        config.data.document_separator < config.model.vocab_size,
@@ -205,6 +229,13 @@ void check_cuda_graphs(const Config& config, Conflicts& conflicts) {
                 config.model.embedding_dropout, "; leave one of the two out"));
 }
 
+void check_evaluation(const Config& config, Conflicts& conflicts) {
+  conflicts.unless(
+      config.evaluation.best_metric != BestMetric::kValidationAccuracy || config.evaluation.accuracy,
+      {"evaluation.best_metric", "evaluation.accuracy"},
+      "must be a metric that is reported, but is validation_accuracy; set evaluation.accuracy = true");
+}
+
 void check_samples(const Config& config, Conflicts& conflicts) {
   const LoggingOptions& logging = config.logging;
   conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
@@ -246,12 +277,14 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_family(config.model, conflicts);
   check_rotary(config.model, conflicts);
   check_lengths(config, conflicts);
+  check_max_tokens(config, conflicts);
   check_sets(config, conflicts);
   check_optimizer(config, conflicts);
   check_schedule(config, conflicts);
   check_training(config, conflicts);
   check_float8(config, conflicts);
   check_cuda_graphs(config, conflicts);
+  check_evaluation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);

@@ -48,6 +48,7 @@ constexpr auto enum_names(Float8Recipe) {
 struct TrainingOptions {
   int64_t steps = 200;
   double epochs = 0;              ///< above 0: overrides steps with this many passes over the training data
+  double stop_after_hours = 0;    ///< of training, over all starts of the run; 0: no limit
   int64_t global_batch_size = 0;  ///< samples per step over all ranks; 0: by gradient_accumulation_steps
   /// 0: derived from global_batch_size and the world size (resolve_batch() in global_batch.h).
   int64_t gradient_accumulation_steps = 1;
@@ -75,11 +76,33 @@ struct TrainingOptions {
   int64_t max_skipped_steps = 10;  ///< consecutive; one more ends the run
 };
 
+/// The metric of metrics.jsonl by which validations are compared; of the validated step where it is one of
+/// training.
+enum class BestMetric {
+  kValidationLoss,
+  kValidationPerplexity,
+  kValidationBitsPerByte,
+  kValidationAccuracy,
+  kLoss,
+  kGradNorm
+};
+constexpr auto enum_names(BestMetric) {
+  return std::to_array<util::EnumName<BestMetric>>(
+      {{BestMetric::kValidationLoss, "validation_loss"},
+       {BestMetric::kValidationPerplexity, "validation_perplexity"},
+       {BestMetric::kValidationBitsPerByte, "validation_bits_per_byte"},
+       {BestMetric::kValidationAccuracy, "validation_accuracy"},
+       {BestMetric::kLoss, "loss"},
+       {BestMetric::kGradNorm, "grad_norm"}});
+}
+
 struct EvaluationOptions {
   int64_t interval_steps = 0;  ///< between validations; 0: only after the last step
   int64_t max_samples = 0;     ///< of the validation files; 0: all
-  int64_t patience = 0;        ///< consecutive validations without a better loss that end the run; 0: never
-  double min_delta = 0.0;      ///< a better loss is lower by more than this
+  bool accuracy = false;       ///< count the tokens that the model finds likeliest
+  util::Named<BestMetric> best_metric = BestMetric::kValidationLoss;
+  int64_t patience = 0;    ///< consecutive validations without a better one that end the run; 0: never
+  double min_delta = 0.0;  ///< a better validation is better by more than this
 };
 
 struct LoggingOptions {

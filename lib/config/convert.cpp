@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "config/include.h"
 #include "config/keys.h"
 #include "config/parameter_groups.h"
 #include "config/value.h"
@@ -45,6 +46,10 @@ std::string unknown_section_text(const std::string& section) {
 }
 
 std::string unknown_key_text(const std::string& section, const std::string& name) {
+  if (name == kIncludeKey) {
+    return concat("expected include above all sections; found it in [", shown(section),
+                  "]; move it to the top");
+  }
   std::vector<std::string> own, full;
   for (const Key& key : all_keys()) {
     if (key.section == section) own.push_back(key.name);
@@ -73,6 +78,9 @@ std::string top_level_text(const std::string& name) {
     std::vector<std::string> names;
     for (const Key& key : all_keys()) names.push_back(key.name);
     meant = homonyms(util::nearest_choice(name, names));
+  }
+  if (meant.empty() && !util::nearest_choice(name, {std::string(kIncludeKey)}).empty()) {
+    meant.emplace_back(kIncludeKey);
   }
   if (!meant.empty()) return concat(what, "; did you mean ", util::join(meant, " or "), "?");
   return concat(what, "; the sections are ", util::join(sections, ", "));

@@ -26,28 +26,37 @@ std::string other_micro_batch(int64_t batch, int64_t world_size, int64_t given) 
 }  // namespace
 
 void resolve_batch(Config& config, int64_t world_size) {
-  const int64_t batch = config.training.global_batch_size, rows = config.data.micro_batch_size;
+  const int64_t batch = config.training.global_batch_size, rows = data::samples_at_once(config.data);
+  const std::string rows_text =
+      config.data.max_tokens > 0 ? "" : concat(" * ", rows, " (data.micro_batch_size)");
   int64_t& micro_batches = config.training.gradient_accumulation_steps;
   if (batch == 0) return;
   const int64_t at_once = world_size * rows;
   if (batch % at_once != 0) {
     const int64_t below = batch / at_once * at_once;
-    fail(ErrorKind::kUsage, "training.global_batch_size must be a multiple of ", world_size, " ranks * ",
-         rows, " (data.micro_batch_size) = ", at_once, ", but is ", batch, " = ", batch / at_once, " * ",
-         at_once, " + ", batch % at_once, "; set it to ", below > 0 ? concat(below, " or ") : "",
-         below + at_once, other_micro_batch(batch, world_size, rows));
+    fail(ErrorKind::kUsage, "training.global_batch_size must be a multiple of ", world_size, " ranks",
+         rows_text, " = ", at_once, ", but is ", batch, " = ", batch / at_once, " * ", at_once, " + ",
+         batch % at_once, "; set it to ", below > 0 ? concat(below, " or ") : "", below + at_once,
+         config.data.max_tokens > 0 ? "" : other_micro_batch(batch, world_size, rows));
   }
   if (micro_batches != 0 && micro_batches != batch / at_once) {
     fail(ErrorKind::kUsage, "training.gradient_accumulation_steps must be ", batch / at_once,
          ", because training.global_batch_size = ", batch, " takes that many micro-batches of ", world_size,
-         " ranks * ", rows, " (data.micro_batch_size), but is ", micro_batches,
-         "; leave one of the two out, or set it to 0");
+         " ranks", rows_text, ", but is ", micro_batches, "; leave one of the two out, or set it to 0");
   }
   micro_batches = batch / at_once;
 }
 
 int64_t samples_per_step(const Config& config, int64_t world_size) {
-  return world_size * config.data.micro_batch_size * config.training.gradient_accumulation_steps;
+  return world_size * data::samples_at_once(config.data) * config.training.gradient_accumulation_steps;
+}
+
+void plan_largest_batches(Config& config) {
+  data::DataOptions& data = config.data;
+  if (data.max_tokens == 0) return;
+  data.micro_batch_size = (data.max_tokens + data.sequence_length - 1) / data.sequence_length;
+  data.max_tokens = 0;
+  config.training.global_batch_size = 0;  // counted batches
 }
 
 }  // namespace fsdp::config

@@ -16,4 +16,8 @@ void resolve_batch(Config& config, int64_t world_size);
 /// Samples per step over all ranks, after training.batch_warmup_steps. Call resolve_batch() first.
 int64_t samples_per_step(const Config& config, int64_t world_size);
 
+/// For plans and dry runs, after resolve_batch(): with data.max_tokens, the number of rows of
+/// data.sequence_length that the largest micro-batch has, rounded up, becomes data.micro_batch_size.
+void plan_largest_batches(Config& config);
+
 }  // namespace fsdp::config

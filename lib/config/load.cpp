@@ -10,6 +10,7 @@
 #include "checkpoint/described_model.h"
 #include "config/checks.h"
 #include "config/convert.h"
+#include "config/include.h"
 #include "config/keys.h"
 #include "config/model_description.h"
 #include "config/parse.h"
@@ -55,15 +56,15 @@ enum class Completeness { kMayLackTheModel, kIsWhole };
 /// One loading of a configuration: the values and problems so far.
 class Loader {
  public:
-  explicit Loader(Completeness completeness) : completeness_(completeness) {}
+  Loader(Source file, Completeness completeness) : completeness_(completeness) { open(std::move(file)); }
   /// First, because the keys of plug-ins have to be known.
-  void load_plugins(const Source& source, const std::vector<std::string>& overrides);
-  void read_file(const Source& source);
+  void load_plugins(const std::vector<std::string>& overrides);
+  /// The file, after those that it includes.
+  void read_files();
   void read_overrides(const std::vector<std::string>& texts);
-  /// Completes and checks the configuration; throws if anything was wrong. Errors without a place name
-  /// `file`.
-  Config finish(const Source& file);
-  std::map<std::string, std::string> origins(const Source& file) const;
+  /// Completes and checks the configuration; throws if anything was wrong.
+  Config finish();
+  std::map<std::string, std::string> origins() const;
   /// Of given keys that are ignored.
   std::vector<std::string> take_warnings() { return std::move(warnings_); }
 
@@ -75,6 +76,10 @@ class Loader {
     bool is_wrong = false;  ///< reported already; other checks ignore the key
   };
 
+  void open(Source file);
+  /// Errors without a place name it.
+  const Source& file() const { return files_.back(); }
+  void read_file(const Source& source);
   void read_override(const std::string& text);
   void apply(const Key& key, const Literal& literal, const Source& source);
   void refuse_unknown(const Source& source, const Entry& entry);
@@ -89,38 +94,47 @@ class Loader {
   /// Keys that have no effect get their default.
   void drop_keys_without_effect();
   void report_without_effect(const Key& key, Config& config);
-  void check_defaults(const Source& file);
+  void check_defaults();
   std::string default_origin(const Key& key) const;
-  void check_conflicts(const Source& file);
+  void check_conflicts();
 
   Completeness completeness_;
   Config config_;
   Report report_;
   std::map<std::string, Given> given_;         ///< by full name
   std::map<std::string, std::string> stored_;  ///< keys set from a description of weights: its file
+  std::deque<Source> files_;                   ///< with_included()
   std::deque<Source> override_sources_;
   std::optional<Source> preset_source_;
   size_t layer_ = 0;                             ///< of the sources that are read
   std::vector<std::string> warnings_, dropped_;  ///< sentences about, and names of, keys that are ignored
   std::vector<std::string> plugins_;
+  bool may_include_ = false;
   bool file_was_read_ = true;
 };
 
-std::vector<std::string> named_plugins(const Source& source, const std::vector<std::string>& overrides,
-                                       std::optional<Region>* place = nullptr) {
+/// Where a file names plug-ins.
+struct PluginPlace {
+  const Source* source = nullptr;
+  Region region;
+};
+
+std::vector<std::string> named_plugins(const std::deque<Source>& files,
+                                       const std::vector<std::string>& overrides,
+                                       std::optional<PluginPlace>* place = nullptr) {
   std::vector<std::string> named;
   const auto read = [&](const Source& from, bool is_file) {
     try {
       for (const Entry& entry : parse_toml(from)) {
         if (entry.section != "run" || entry.name != "plugins") continue;
         named = std::get<std::vector<std::string>>(convert(*find_key("run", "plugins"), entry.value));
-        if (place) *place = is_file ? std::optional(entry.value.region) : std::nullopt;
+        if (place) *place = is_file ? std::optional(PluginPlace{&from, entry.value.region}) : std::nullopt;
       }
     } catch (const SyntaxError&) {  // reported when the text is read
     } catch (const Misfit&) {
     }
   };
-  read(source, true);
+  for (const Source& file : files) read(file, true);
   for (const std::string& text : overrides) {
     const Source from = Source::from_override(text);
     if (!override_defect(from) && trimmed(text.substr(0, text.find('='))) == "run.plugins") read(from, false);
@@ -128,18 +142,33 @@ std::vector<std::string> named_plugins(const Source& source, const std::vector<s
   return named;
 }
 
-void Loader::load_plugins(const Source& source, const std::vector<std::string>& overrides) {
-  std::optional<Region> place;
-  const std::vector<std::string> named = named_plugins(source, overrides, &place);
+/// Only a file of the user's includes others: one beside checkpoints may come from anybody, as may a text from
+/// a manifest, and both have every key themselves.
+void Loader::open(Source file) {
+  may_include_ = file.is_file() && completeness_ == Completeness::kMayLackTheModel;
+  if (may_include_) {
+    files_ = with_included(std::move(file), report_);
+  } else {
+    files_.push_back(std::move(file));
+  }
+}
+
+void Loader::load_plugins(const std::vector<std::string>& overrides) {
+  std::optional<PluginPlace> place;
+  const std::vector<std::string> named = named_plugins(files_, overrides, &place);
   try {
     plugins_ = config::load_plugins(
         named, completeness_ == Completeness::kIsWhole ? PluginsNamedBy::kStoredFile : PluginsNamedBy::kUser);
   } catch (const util::Error& error) {
     if (!place) throw;
     Report report;  // only this problem: without its plug-ins most of a configuration may be unknown
-    report.add(source, place, error.what());
+    report.add(*place->source, place->region, error.what());
     report.throw_if_any();
   }
+}
+
+void Loader::read_files() {
+  for (const Source& file : files_) read_file(file);
 }
 
 void Loader::read_file(const Source& source) {
@@ -156,7 +185,7 @@ void Loader::read_file(const Source& source) {
     const Key* key = find_key(entry.section, entry.name);
     if (key) {
       apply(*key, entry.value, source);
-    } else {
+    } else if (!may_include_ || !entry.section.empty() || entry.name != kIncludeKey) {
       refuse_unknown(source, entry);
     }
   }
@@ -239,17 +268,17 @@ void Loader::read_override(const std::string& text) {
 }
 
 /// A key whose default is not a valid value has to be given.
-void Loader::check_defaults(const Source& file) {
+void Loader::check_defaults() {
   for (const Key& key : all_keys()) {
     bool is_given = given_.contains(key.full_name());
     if (!is_given && !allows(key.constraint, value_of(key, config_))) {
       given_[key.full_name()].is_wrong = true;
-      report_.add(file, std::nullopt, misfit_text(key, "is missing"));
+      report_.add(file(), std::nullopt, misfit_text(key, "is missing"));
     }
   }
 }
 
-void Loader::check_conflicts(const Source& file) {
+void Loader::check_conflicts() {
   for (const Conflict& conflict : find_conflicts(config_)) {
     const Given* place = nullptr;
     bool is_reported = false;
@@ -263,7 +292,7 @@ void Loader::check_conflicts(const Source& file) {
     if (place) {
       report_.add(*place->source, place->region, conflict.message);
     } else {
-      report_.add(file, std::nullopt, conflict.message);
+      report_.add(file(), std::nullopt, conflict.message);
     }
   }
 }
@@ -408,7 +437,7 @@ void Loader::report_without_effect(const Key& key, Config& config) {
   }
 }
 
-Config Loader::finish(const Source& file) {
+Config Loader::finish() {
   config_.run.plugins = plugins_;
   apply_preset();
   apply_stored_model();
@@ -425,8 +454,8 @@ Config Loader::finish(const Source& file) {
   if (completeness_ == Completeness::kMayLackTheModel && file_was_read_) drop_keys_without_effect();
   share_values();
   if (file_was_read_) {  // otherwise every required key would be missing
-    check_defaults(file);
-    check_conflicts(file);
+    check_defaults();
+    check_conflicts();
   }
   report_.throw_if_any();
   return config_;
@@ -456,7 +485,7 @@ std::string Loader::default_origin(const Key& key) const {
   return is_open ? "as global_batch_size" : "default";
 }
 
-std::map<std::string, std::string> Loader::origins(const Source& file) const {
+std::map<std::string, std::string> Loader::origins() const {
   std::map<std::string, std::string> texts;
   for (const Key& key : all_keys()) {
     std::string& text = texts[key.full_name()];
@@ -466,20 +495,20 @@ std::map<std::string, std::string> Loader::origins(const Source& file) const {
     } else if (found == given_.end()) {
       text = default_origin(key);
     } else {
-      text = found->second.source == &file ? file.where(found->second.region) : "command line";
+      text = found->second.source->where(found->second.region);
     }
   }
   return texts;
 }
 
-TracedConfig load(const Source& source, const std::vector<std::string>& overrides,
+TracedConfig load(Source source, const std::vector<std::string>& overrides,
                   Completeness completeness = Completeness::kMayLackTheModel) {
-  Loader loader(completeness);
-  loader.load_plugins(source, overrides);
-  loader.read_file(source);
+  Loader loader(std::move(source), completeness);
+  loader.load_plugins(overrides);
+  loader.read_files();
   loader.read_overrides(overrides);
-  Config config = loader.finish(source);
-  return {config, loader.origins(source), loader.take_warnings()};
+  Config config = loader.finish();
+  return {config, loader.origins(), loader.take_warnings()};
 }
 
 Config with_warnings_logged(const TracedConfig& traced) {
@@ -506,8 +535,10 @@ std::vector<std::string> load_plugins(const std::vector<std::string>& named, Plu
 
 void try_to_load_plugins(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   try {
-    load_plugins(named_plugins(file.empty() ? Source::from_text("", "") : Source::from_file(file), overrides),
-                 PluginsNamedBy::kUser);
+    Report ignored;
+    const std::deque<Source> files =
+        file.empty() ? std::deque<Source>() : with_included(Source::from_file(file), ignored);
+    load_plugins(named_plugins(files, overrides), PluginsNamedBy::kUser);
   } catch (const util::Error&) {  // reported when the configuration is loaded
   }
 }

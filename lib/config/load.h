@@ -12,8 +12,8 @@
 
 namespace fsdp::config {
 
-/// The defaults, overridden by model.preset, `file`, and `overrides` in this order (of two overrides of a key
-/// the later one counts). Keys of [model] that none of these gives are taken from the description beside the
+/// The defaults, overridden by model.preset, what `file` includes (config/include.h), `file`, and `overrides` in
+/// this order (of two overrides of a key the later one counts). Keys of [model] that none of these gives are taken from the description beside the
 /// weights in model.init_from, if there is one; given keys that weights determine must agree with it
 /// (config/model_description.h).
 ///

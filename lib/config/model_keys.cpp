@@ -107,6 +107,10 @@ std::vector<Key> model_keys() {
        non_empty()},
       {KEY(data, sequence_length), "tokens per sample", between(1, 1'000'000)},
       {KEY(data, micro_batch_size), "samples per micro-batch and rank", between(1, 100'000)},
+      {KEY(data, max_tokens),
+       "instead of micro_batch_size in training: a micro-batch has rows of similar length, as many as fit into this "
+       "many tokens with their padding, and counts as one sample; requires documents = \"split\"; 0: none",
+       between(0, 1'000'000'000)},
       {KEY(data, documents),
        "mask: attention stays inside documents; split: one document per sample, the rest of the row is "
        "ignored; join: document boundaries are ignored"},

@@ -12,8 +12,8 @@ std::vector<Key> output_keys() {
       {KEY(checkpoint, keep_every), "also keep each checkpoint whose step is a multiple of this; 0: none",
        at_least(0), is_above_0("checkpoint.keep_last")},
       {KEY(checkpoint, keep_best),
-       "save after each validation with the lowest loss so far, keep that checkpoint and mark it by the link "
-       "\"best\"",
+       "save after each validation that is the best so far by evaluation.best_metric, keep that checkpoint and "
+       "mark it by the link \"best\"",
        {},
        validates_regularly()},
       {KEY(checkpoint, kind),

@@ -218,7 +218,9 @@ Source Source::from_file(const fs::path& path) {
   } catch (const util::Error& failure) {
     refuse("that it cannot be read: ", failure.what());
   }
-  return Source(path.string(), std::move(text), true);
+  Source source(path.string(), std::move(text), true);
+  source.is_file_ = true;
+  return source;
 }
 
 std::string_view Source::line(size_t number) const {

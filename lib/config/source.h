@@ -29,6 +29,8 @@ class Source {
   /// One override, shown without a line number.
   static Source from_override(std::string text);
 
+  const std::string& name() const { return name_; }  ///< of a file: its path
+  bool is_file() const { return is_file_; }
   const std::string& text() const { return text_; }
   std::string_view line(size_t number) const;  ///< from 1, without the line's end; "" past the end
   size_t line_count() const { return lines_.size(); }
@@ -45,6 +47,7 @@ class Source {
   std::string name_;
   std::string text_;
   bool has_lines_;
+  bool is_file_ = false;
   std::vector<std::string> lines_;
 };
 

@@ -40,6 +40,10 @@ std::vector<Key> training_keys() {
       {KEY(training, epochs),
        "instead of steps: passes over the training data, whatever the number of processes; 0: use steps",
        between(0, 1'000'000)},
+      {KEY(training, stop_after_hours),
+       "end the run with the step in which it has trained for this many hours, over all its starts; it saves "
+       "and exits with 0; 0: no limit",
+       at_least(0)},
       {KEY(training, global_batch_size),
        "samples per step over all ranks, which determine gradient_accumulation_steps; 0: use that key",
        between(0, 1'000'000'000)},
@@ -104,11 +108,21 @@ std::vector<Key> training_keys() {
        is_given("data.validation")},
       {KEY(evaluation, max_samples), "maximum number of validation samples; 0: all", at_least(0),
        is_given("data.validation")},
+      {KEY(evaluation, accuracy),
+       "also report the share of tokens that the model predicts as most likely; keeps the logits of a whole batch "
+       "in memory",
+       {},
+       is_given("data.validation")},
+      {KEY(evaluation, best_metric),
+       "metric that decides which validation is the best, for checkpoint.keep_best and patience: one of "
+       "metrics.jsonl, of the validation or of the validated step; lower is better, except for the accuracy",
+       {},
+       is("checkpoint.keep_best", {"true"}) || is_above_0("evaluation.patience")},
       {KEY(evaluation, patience),
-       "end the run after this many consecutive validations without a better loss; 0: never", at_least(0),
+       "end the run after this many consecutive validations that are not better; 0: never", at_least(0),
        validates_regularly()},
-      {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0),
-       validates_regularly()},
+      {KEY(evaluation, min_delta), "a better validation is better by more than this in best_metric",
+       at_least(0), validates_regularly()},
 
       {KEY(optimizer, name),
        "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "

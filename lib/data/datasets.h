@@ -37,6 +37,8 @@ class Samples {
   virtual std::string name() const = 0;
   /// Sample `sample` (from 0) as a row of T = data.sequence_length tokens. inputs, targets: [T].
   virtual Row read(int64_t sample, int64_t* inputs, int64_t* targets) const = 0;
+  /// Places of the row up to its last target that counts, 1 to T; 0: unknown, then data.max_tokens is refused.
+  virtual int64_t length(int64_t /*sample*/) const { return 0; }
   /// Distinguishes these samples from others when a run resumes (data_identity.h): a list of objects, each
   /// with "name", "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
   virtual nlohmann::json identity() const { return nlohmann::json::array(); }

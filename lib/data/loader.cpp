@@ -49,9 +49,15 @@ TrainLoader::Set open_set(const std::string& name, const std::vector<std::string
          " tokens, but a sample of data.sequence_length = ", options.sequence_length, " needs ",
          options.sequence_length + 1, "; use more text or leave it out");
   }
+  std::unique_ptr<TokenBatches> batches;
+  if (options.max_tokens > 0) {
+    batches = std::make_unique<TokenBatches>(*opened, options.max_tokens, options.shuffle, seed);
+  }
+  const int64_t places = batches ? batches->num_batches() : samples;
   return {.name = name,
           .samples = std::move(opened),
-          .order = SampleOrder(std::max<int64_t>(samples, 1), options.shuffle, seed)};
+          .batches = std::move(batches),
+          .order = SampleOrder(std::max<int64_t>(places, 1), options.shuffle, seed)};
 }
 
 std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t vocab_size, uint64_t seed) {
@@ -78,8 +84,17 @@ int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, cons
   int64_t per_step = 0;
   bool overflow = __builtin_mul_overflow(placement.gradient_accumulation_steps,
                                          static_cast<int64_t>(placement.world_size), &per_step) ||
-                  __builtin_mul_overflow(per_step, options.micro_batch_size, &per_step);
-  const int64_t samples = first.num_samples();
+                  __builtin_mul_overflow(per_step, samples_at_once(options), &per_step);
+  const TokenBatches* batches = sets.front().batches.get();
+  const int64_t samples = batches != nullptr ? batches->num_batches() : first.num_samples();
+  if (batches != nullptr && sets.size() == 1 && samples < per_step) {
+    fail(
+        ErrorKind::kData, "the training files (data.train, from ", first.name(), " on) hold ", samples,
+        " batches of at most ", options.max_tokens, " tokens where one step consumes ", per_step, " (",
+        placement.gradient_accumulation_steps, " accumulation steps * ", placement.world_size,
+        " ranks); give more text, or lower data.max_tokens, training.gradient_accumulation_steps or the number "
+        "of ranks");
+  }
   if (overflow || (sets.size() == 1 && samples < per_step)) {
     fail(ErrorKind::kData, "the training files (data.train, from ", first.name(), " on) have ", samples,
          " samples (",
@@ -98,9 +113,14 @@ int64_t checked_samples_per_step(const std::vector<TrainLoader::Set>& sets, cons
 /// Fills rows of a batch one after another.
 class BatchBuilder {
  public:
-  explicit BatchBuilder(const DataOptions& options) : length_(options.sequence_length) {
-    batch_.inputs = at::empty({options.micro_batch_size, length_}, at::kLong);
-    batch_.targets = at::empty({options.micro_batch_size, length_}, at::kLong);
+  explicit BatchBuilder(const DataOptions& options)
+      : BatchBuilder(options, options.micro_batch_size, options.sequence_length) {}
+
+  /// Rows of the first `length` places of samples, which have no more.
+  BatchBuilder(const DataOptions& options, int64_t rows, int64_t length) : length_(length) {
+    batch_.inputs = at::empty({rows, length_}, at::kLong);
+    batch_.targets = at::empty({rows, length_}, at::kLong);
+    if (length < options.sequence_length) whole_row_.resize(static_cast<size_t>(2 * options.sequence_length));
     input_ = batch_.inputs.mutable_data_ptr<int64_t>();
     target_ = batch_.targets.mutable_data_ptr<int64_t>();
     if (options.documents == DocumentTreatment::kMask)
@@ -108,7 +128,15 @@ class BatchBuilder {
   }
 
   void add(const Samples& samples, int64_t sample) {
-    Samples::Row row = samples.read(sample, input_, target_);
+    Samples::Row row;
+    if (whole_row_.empty()) {
+      row = samples.read(sample, input_, target_);
+    } else {
+      int64_t* targets = whole_row_.data() + whole_row_.size() / 2;
+      row = samples.read(sample, whole_row_.data(), targets);
+      std::copy_n(whole_row_.data(), length_, input_);
+      std::copy_n(targets, length_, target_);
+    }
     if (starts_) starts_->push_back(std::move(row.document_starts));
     batch_.counted += row.counted;
     ++batch_.valid_rows;
@@ -137,6 +165,7 @@ class BatchBuilder {
   int64_t length_;
   std::shared_ptr<std::vector<std::vector<int64_t>>> starts_;
   Batch batch_;
+  std::vector<int64_t> whole_row_;  ///< inputs and targets of a sample; empty: it fits the batch's row
   int64_t* input_;
   int64_t* target_;
 };
@@ -174,17 +203,32 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
   FSDP_CHECK(first_global_sample >= 0, "global sample ", first_global_sample);
   FSDP_CHECK(micro_batch >= 0 && micro_batch < placement_.gradient_accumulation_steps, "micro-batch ",
              micro_batch);
-  int64_t rows = options_.micro_batch_size;
+  const int64_t rows = samples_at_once(options_);
   int64_t first = first_global_sample + (micro_batch * placement_.world_size + placement_.rank) * rows;
+  if (options_.max_tokens > 0) return batch_by_tokens(first);
   BatchBuilder builder(options_);
   for (int64_t row = 0; row < rows; ++row) {
-    const Mixture::Place place =
-        mixture_ ? mixture_->at(first + row) : Mixture::Place{.set = 0, .index = first + row};
+    const Mixture::Place place = place_of(first + row);
     const Set& set = sets_[place.set];
     builder.add(*set.samples, set.order.sample(place.index));
   }
   Batch batch = builder.take();
   batch.first_row = first;
+  return batch;
+}
+
+Mixture::Place TrainLoader::place_of(int64_t position) const {
+  return mixture_ ? mixture_->at(position) : Mixture::Place{.set = 0, .index = position};
+}
+
+Batch TrainLoader::batch_by_tokens(int64_t position) const {
+  const Mixture::Place place = place_of(position);
+  const Set& set = sets_[place.set];
+  const std::span<const int64_t> samples = set.batches->batch(set.order.sample(place.index));
+  BatchBuilder builder(options_, static_cast<int64_t>(samples.size()), set.samples->length(samples.back()));
+  for (const int64_t sample : samples) builder.add(*set.samples, sample);
+  Batch batch = builder.take();
+  batch.first_row = position * options_.max_tokens;  // no batch has more rows
   return batch;
 }
 

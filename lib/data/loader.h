@@ -17,11 +17,12 @@
 #include "data/options.h"
 #include "data/sample_order.h"
 #include "data/sample_reader.h"
+#include "data/token_batches.h"
 
 namespace fsdp::data {
 
 struct Batch {
-  at::Tensor inputs;       ///< [B, T] int64
+  at::Tensor inputs;       ///< [B, T] int64; with data.max_tokens, other numbers in each batch
   at::Tensor targets;      ///< [B, T] int64
   int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
   int64_t counted = 0;     ///< targets that count
@@ -45,6 +46,7 @@ class BatchSource {
   virtual Batch batch(int64_t first_global_sample, int64_t micro_batch) const = 0;
 };
 
+/// With data.max_tokens, a batch is one sample of the order: positions, epochs and mixtures count batches.
 class TrainLoader final : public BatchSource {
  public:
   /// Opens options.train (sample_reader.h). Throws Error(kData) for an entry that cannot be used, for fewer
@@ -60,13 +62,14 @@ class TrainLoader final : public BatchSource {
   struct Set {
     std::string name;  ///< its entry in options.train; "" of the only one
     std::unique_ptr<Samples> samples;
-    SampleOrder order;
+    std::unique_ptr<TokenBatches> batches;  ///< with data.max_tokens
+    SampleOrder order;                      ///< of the samples, or of the batches
   };
   const std::vector<Set>& sets() const { return sets_; }
   /// About how many of the run's first `samples` samples are of a set.
   double samples_of(size_t set, int64_t samples) const;
 
-  /// By how much a step of A micro-batches advances the global position: A * W * B.
+  /// By how much a step of A micro-batches advances the global position: A * W * B; with data.max_tokens A * W.
   int64_t samples_per_step() const { return samples_per_step_; }
   /// By how much each of its micro-batches advances it.
   int64_t samples_per_micro_step() const {
@@ -77,6 +80,9 @@ class TrainLoader final : public BatchSource {
   int64_t num_tokens() const;
 
  private:
+  Batch batch_by_tokens(int64_t position) const;
+  Mixture::Place place_of(int64_t position) const;
+
   DataOptions options_;
   Placement placement_;
   std::vector<Set> sets_;

@@ -32,6 +32,9 @@ struct DataOptions {
   std::string tokenizer = "bytes";      ///< of the tokens; batches do not depend on it
   int64_t sequence_length = 256;        ///< T: tokens per sample, which also reads the next one
   int64_t micro_batch_size = 4;         ///< B: sequences per rank and micro-batch
+  /// Above 0: training micro-batches have as many rows of like length as fit into this many tokens
+  /// (token_batches.h), instead of micro_batch_size rows of T.
+  int64_t max_tokens = 0;
   bool shuffle = true;
   util::Named<DocumentTreatment> documents = DocumentTreatment::kJoin;
   /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
@@ -40,5 +43,10 @@ struct DataOptions {
   int64_t prefetch_batches = 2;  ///< prefetched by a thread; 0: none
   util::PluginValues plugin_values = {};
 };
+
+/// Positions of a run that a micro-batch takes.
+inline int64_t samples_at_once(const DataOptions& options) {
+  return options.max_tokens > 0 ? 1 : options.micro_batch_size;
+}
 
 }  // namespace fsdp::data

@@ -47,6 +47,7 @@ class ForeignSamples final : public Samples {
   int64_t num_samples() const override { return samples_->num_samples(); }
   int64_t num_tokens() const override { return samples_->num_tokens(); }
   std::string name() const override { return samples_->name(); }
+  int64_t length(int64_t sample) const override { return std::min(samples_->length(sample), length_); }
 
   Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override {
     Row row = samples_->read(sample, inputs, targets);
@@ -123,6 +124,10 @@ SampleReader::SampleReader(const std::vector<std::string>& paths, const DataOpti
 }
 
 nlohmann::json SampleReader::identity() const { return identity_of(*files_); }
+
+int64_t SampleReader::length(int64_t sample) const {
+  return document_samples_ ? document_samples_->sample(sample).tokens - 1 : sequence_length_;
+}
 
 SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
   DocumentSamples::Range range{.begin = sample * sequence_length_, .tokens = sequence_length_ + 1};

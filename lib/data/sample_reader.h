@@ -32,6 +32,7 @@ class SampleReader final : public Samples {
 
   /// Throws Error(kData) for a token id outside the vocabulary.
   Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override;
+  int64_t length(int64_t sample) const override;
   nlohmann::json identity() const override;
 
  private:

@@ -26,12 +26,7 @@ void check(const nn::ModelOptions& model, const std::vector<int64_t>& prompt,
   if (prompt.empty()) {
     fail(ErrorKind::kUsage, "the prompt must have at least one token, but is empty; give some text");
   }
-  for (int64_t id : prompt) {
-    if (id >= 0 && id < model.vocab_size) continue;
-    fail(ErrorKind::kUsage,
-         "tokens of the prompt must be less than the model's vocab_size = ", model.vocab_size,
-         ", but one is ", id, "; the tokenizer is not the one that the model was trained with");
-  }
+  require_in_vocabulary(prompt, model);
   FSDP_CHECK(options.max_new_tokens > 0 && options.num_samples > 0);
   // The sum of prompt and new tokens could overflow.
   if (options.max_new_tokens > nn::longest_sequence(model)) {
@@ -138,6 +133,14 @@ class Rows {
 };
 
 }  // namespace
+
+void require_in_vocabulary(const std::vector<int64_t>& ids, const nn::ModelOptions& model) {
+  for (int64_t id : ids) {
+    if (id >= 0 && id < model.vocab_size) continue;
+    fail(ErrorKind::kUsage, "tokens of the text must be less than the model's vocab_size = ", model.vocab_size,
+         ", but one is ", id, "; the tokenizer is not the one that the model was trained with");
+  }
+}
 
 std::vector<Sample> generate(nn::Stage& model, const nn::ModelOptions& model_options,
                              const std::vector<int64_t>& prompt, const GenerationOptions& options,

@@ -67,4 +67,7 @@ std::vector<Sample> generate(nn::Stage& model, const nn::ModelOptions& model_opt
 
 inline constexpr int64_t kRowsAtOnce = 16;
 
+/// Throws Error(kUsage) for ids that the model does not have.
+void require_in_vocabulary(const std::vector<int64_t>& ids, const nn::ModelOptions& model);
+
 }  // namespace fsdp::generate

@@ -211,6 +211,7 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.machines = options;
   plan.machines.world_size = planned_world_size(given, options);
   config::resolve_batch(plan.config, plan.machines.world_size);
+  config::plan_largest_batches(plan.config);
   const config::Config& config = plan.config;
   plan.mesh = comm::resolve_mesh(config.mesh, static_cast<int>(plan.machines.world_size));
   plan.units = planned_units(config, plan.mesh);

@@ -185,6 +185,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (manifest.training.contains("data") && !state_.data.is_null()) {
     require_same_data(manifest.training["data"], state_.data, config_.data.allow_changed, folder.string());
   }
+  require_same_max_tokens(manifest.training, config_.data.max_tokens, folder.string());
   const auto is_average = [](const auto& item) { return item.first.starts_with(checkpoint::kAveragePrefix); };
   const bool has_averages = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), is_average);
   const bool keeps_averages = config_.optimizer.ema_decay > 0;

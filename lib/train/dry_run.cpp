@@ -183,6 +183,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   config::Config config = given;
   config.training.cuda_graphs = false;  // two steps record none
   config::resolve_batch(config, world_size);
+  config::plan_largest_batches(config);
   PeakMemory memory(device);
   DryRun result;
   auto communicator = comm::make_fake_communicator(world_size, device);

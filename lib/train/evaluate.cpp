@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "comm/mesh.h"
@@ -22,19 +24,36 @@ std::optional<double> Validation::bits_per_byte() const {
   return loss * static_cast<double>(tokens) / std::numbers::ln2 / static_cast<double>(*bytes);
 }
 
+namespace {
+
+/// The mean loss of a batch. `correct`: where to add the number of targets with the highest score; null: not
+/// counted, and the scores need not exist all at once.
+at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch, const at::Device& device,
+                         double* correct) {
+  const at::Tensor inputs = batch.inputs.to(device), targets = batch.targets.to(device);
+  if (correct == nullptr) return nn::loss_of(model, inputs, targets, {.documents = batch.document_starts});
+  nn::StageContext context;
+  context.documents = batch.document_starts;
+  const at::Tensor scores = model.forward(inputs, context);
+  // Targets that do not count are no ids.
+  *correct += scores.argmax(-1).eq(targets).sum().item<double>();
+  return nn::next_token_loss(scores, targets);
+}
+
+}  // namespace
+
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
                                    comm::Communicator& communicator, const ValidationHooks& hooks) {
   at::NoGradGuard no_grad;
-  enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kSums };
+  enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kSums };
   at::Tensor totals = at::zeros({kSums}, at::kDouble);
   double* sums = totals.data_ptr<double>();
   for (int64_t index = 0; index < loader.num_batches(); ++index) {
     if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
     data::Batch batch = loader.batch(index);
     // A batch in which nothing counts still runs: its forward is collective.
-    at::Tensor loss =
-        nn::loss_of(model, batch.inputs.to(communicator.device()), batch.targets.to(communicator.device()),
-                    {.documents = batch.document_starts});
+    const at::Tensor loss =
+        loss_of_batch(model, batch, communicator.device(), hooks.accuracy ? &sums[kCorrect] : nullptr);
     if (batch.counted == 0) continue;
     const auto tokens = static_cast<double>(batch.counted);
     sums[kLosses] += loss.item<double>() * tokens;
@@ -48,6 +67,7 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
                         .samples = loader.num_samples(),
                         .tokens = static_cast<int64_t>(sums[kTokens]),
                         .bytes = std::nullopt};
+  if (hooks.accuracy) validation.accuracy = sums[kCorrect] / sums[kTokens];
   if (hooks.bytes != nullptr && sums[kForeignBatches] == 0) {
     validation.bytes = static_cast<int64_t>(sums[kBytes]);
   }
@@ -56,10 +76,12 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
 
 std::string validation_text(const Validation& validation) {
   const std::optional<double> bits = validation.bits_per_byte();
-  return util::concat("loss ", util::fixed(validation.loss, 4), ", perplexity ",
-                      util::fixed(validation.perplexity(), 2),
-                      bits ? util::concat(", ", util::fixed(*bits, 4), " bits per byte") : "", " over ",
-                      validation.samples, " samples");
+  return util::concat(
+      "loss ", util::fixed(validation.loss, 4), ", perplexity ", util::fixed(validation.perplexity(), 2),
+      bits ? util::concat(", ", util::fixed(*bits, 4), " bits per byte") : "",
+      validation.accuracy ? util::concat(", accuracy ", util::fixed(*validation.accuracy * 100, 2), " %")
+                          : "",
+      " over ", validation.samples, " samples");
 }
 
 std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool is_first_rank) {
@@ -92,20 +114,51 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   const ShardedModel sharded =
       build_sharded_model(config, comm::Mesh(config.mesh, communicator), /*trace=*/nullptr);
   const auto bytes = token_bytes(config, communicator->rank() == 0);
-  return *validate(*sharded.model, *loader, *communicator, {.bytes = bytes.get()});
+  return *validate(*sharded.model, *loader, *communicator,
+                   {.bytes = bytes.get(), .accuracy = config.evaluation.accuracy});
 }
 
-bool ValidationHistory::add(int64_t step, double loss) {
+double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,
+                         double grad_norm) {
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  using Metric = config::BestMetric;
+  switch (metric) {
+    case Metric::kValidationLoss:
+      return validation.loss;
+    case Metric::kValidationPerplexity:
+      return validation.perplexity();
+    case Metric::kValidationBitsPerByte:
+      return validation.bits_per_byte().value_or(kUnknown);
+    case Metric::kValidationAccuracy:
+      return validation.accuracy.value_or(kUnknown);
+    case Metric::kLoss:
+      return loss;
+    case Metric::kGradNorm:
+      return grad_norm;
+  }
+  return kUnknown;
+}
+
+std::string words_of(const util::Named<config::BestMetric>& metric) {
+  std::string words = metric.name();
+  std::replace(words.begin(), words.end(), '_', ' ');
+  return words;
+}
+
+bool ValidationHistory::add(int64_t step, double value) {
   validated_at_ = step;
-  const bool better = std::isfinite(loss) && (!best_ || loss < best_->loss - min_delta_);
-  if (better) best_ = Best{.step = step, .loss = loss};
+  const double sign = metric_ == config::BestMetric::kValidationAccuracy ? -1 : 1;
+  const bool better = std::isfinite(value) && (!best_ || sign * value < sign * best_->value - min_delta_);
+  if (better) best_ = Best{.step = step, .value = value};
   not_better_in_a_row_ = better ? 0 : not_better_in_a_row_ + 1;
   return better;
 }
 
 nlohmann::json ValidationHistory::state() const {
-  nlohmann::json state = {{"not_better_in_a_row", not_better_in_a_row_}, {"validated_at", validated_at_}};
-  if (best_) state["best"] = {{"step", best_->step}, {"loss", best_->loss}};
+  nlohmann::json state = {{"not_better_in_a_row", not_better_in_a_row_},
+                          {"validated_at", validated_at_},
+                          {"metric", metric_.name()}};
+  if (best_) state["best"] = {{"step", best_->step}, {"value", best_->value}};
   return state;
 }
 
@@ -113,9 +166,22 @@ void ValidationHistory::set_state(const nlohmann::json& state) {
   not_better_in_a_row_ = state.at("not_better_in_a_row").get<int64_t>();
   validated_at_ = state.at("validated_at").get<int64_t>();
   best_.reset();
+  if (!state.contains("metric")) {  // of an older version, which compared losses
+    if (metric_ != config::BestMetric::kValidationLoss) {
+      not_better_in_a_row_ = 0;
+    } else if (state.contains("best")) {
+      best_ = Best{.step = state.at("best").at("step").get<int64_t>(),
+                   .value = state.at("best").at("loss").get<double>()};
+    }
+    return;
+  }
+  if (state.at("metric").get<std::string>() != metric_.name()) {
+    not_better_in_a_row_ = 0;
+    return;
+  }
   if (!state.contains("best")) return;
   const nlohmann::json& best = state.at("best");
-  best_ = Best{.step = best.at("step").get<int64_t>(), .loss = best.at("loss").get<double>()};
+  best_ = Best{.step = best.at("step").get<int64_t>(), .value = best.at("value").get<double>()};
 }
 
 }  // namespace fsdp::train

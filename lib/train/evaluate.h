@@ -14,6 +14,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "nn/stage.h"
+#include "util/enum_names.h"
 
 namespace fsdp::train {
 
@@ -23,6 +24,8 @@ struct Validation {
   int64_t samples = 0;
   int64_t tokens = 0;            ///< that were predicted
   std::optional<int64_t> bytes;  ///< of the text that these tokens stand for, where it is known
+  std::optional<double> accuracy =
+      std::nullopt;  ///< share of tokens with the highest score, where it is counted
 
   double perplexity() const { return std::exp(loss); }
   /// The bits per byte of text that compression by the model would take: comparable among tokenizers.
@@ -32,6 +35,7 @@ struct Validation {
 /// The same on every rank.
 struct ValidationHooks {
   const data::TokenBytes* bytes = nullptr;  ///< null: bytes are not counted
+  bool accuracy = false;                    ///< keeps all scores of a batch in memory
   /// Collective, called between batches; true ends the validation.
   std::function<bool()> stop_requested = nullptr;
 };
@@ -41,7 +45,7 @@ struct ValidationHooks {
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
                                    comm::Communicator& communicator, const ValidationHooks& hooks = {});
 
-/// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte over 512 samples".
+/// "loss 1.8342, perplexity 6.26, 2.6462 bits per byte, accuracy 46.10 % over 512 samples".
 std::string validation_text(const Validation& validation);
 
 /// Of data.tokenizer; null, with a warning on the first rank, where it cannot be loaded: losses need no
@@ -54,24 +58,32 @@ std::unique_ptr<data::TokenBytes> token_bytes(const config::Config& config, bool
 Validation evaluate(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights);
 
+/// The value of evaluation.best_metric; NaN where it was not measured. `loss` and `grad_norm`: of the validated
+/// step.
+double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,
+                         double grad_norm);
+
+/// "validation loss".
+std::string words_of(const util::Named<config::BestMetric>& metric);
+
 /// Which validation of a run was the best, and whether later ones still improve on it.
 ///
 /// Arithmetic on numbers that are the same on every rank, not collective: so all ranks decide alike, and,
 /// since the state is saved, so does a run that resumes. Not thread-safe.
 class ValidationHistory {
  public:
-  /// Of [evaluation]: patience and min_delta.
+  /// Of [evaluation]: patience, min_delta and best_metric.
   explicit ValidationHistory(const config::EvaluationOptions& options)
-      : patience_(options.patience), min_delta_(options.min_delta) {}
+      : patience_(options.patience), min_delta_(options.min_delta), metric_(options.best_metric) {}
 
   struct Best {
     int64_t step = 0;
-    double loss = 0;
+    double value = 0;  ///< of best_metric
   };
 
-  /// Whether the loss is the best so far: the first, or lower than the best by more than min_delta. One that
-  /// is not finite never is.
-  bool add(int64_t step, double loss);
+  /// Whether the value of best_metric is the best so far: the first, or better than the best by more than
+  /// min_delta. One that is not finite never is.
+  bool add(int64_t step, double value);
 
   const std::optional<Best>& best() const { return best_; }
   /// The step of the newest validation; 0 before the first.
@@ -82,12 +94,14 @@ class ValidationHistory {
   int64_t not_better_in_a_row() const { return not_better_in_a_row_; }
 
   nlohmann::json state() const;
-  /// Throws nlohmann's exceptions for JSON that state() did not return.
+  /// The best by another metric is forgotten. Throws nlohmann's exceptions for JSON that state() did not
+  /// return.
   void set_state(const nlohmann::json& state);
 
  private:
   int64_t patience_;
   double min_delta_;
+  util::Named<config::BestMetric> metric_;
   std::optional<Best> best_;
   int64_t validated_at_ = 0;
   int64_t not_better_in_a_row_ = 0;

@@ -40,7 +40,7 @@ constexpr std::string_view kColumns =
     "step,loss,grad_norm,lr,tokens,tokens_per_second,step_seconds,peak_memory_bytes,minor_faults,"
     "data_wait_seconds,mfu,loss_scale,skipped_steps,validation_loss,validation_perplexity,"
     "validation_bits_per_byte,gpu_peak_allocated_bytes,gpu_peak_reserved_bytes,gpu_allocator_retries,"
-    "peak_tflops";
+    "peak_tflops,validation_accuracy";
 
 std::string csv_heading() { return util::concat(kColumns, "\n"); }
 
@@ -97,7 +97,8 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
       {"loss_scale", "train/loss_scale"},
       {"validation_loss", "validation/loss"},
       {"validation_perplexity", "validation/perplexity"},
-      {"validation_bits_per_byte", "validation/bits_per_byte"}};
+      {"validation_bits_per_byte", "validation/bits_per_byte"},
+      {"validation_accuracy", "validation/accuracy"}};
   Scalars scalars;
   for (const auto& [key, tag] : kCurves) {
     if (const auto value = line.find(key); value != line.end())
@@ -142,6 +143,7 @@ void MetricsFile::write_validation(int64_t step, const Validation& validation) {
                                  {"validation_loss", validation.loss},
                                  {"validation_perplexity", validation.perplexity()}};
   if (auto bits = validation.bits_per_byte()) line["validation_bits_per_byte"] = *bits;
+  if (validation.accuracy) line["validation_accuracy"] = *validation.accuracy;
   write_line(line);
 }
 

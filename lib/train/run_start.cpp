@@ -205,9 +205,15 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
                    human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");
   }
-  text += concat("batch      ", loader.samples_per_step(), " sequences = ", with_commas(tokens),
-                 " tokens a step (", world, " ranks x ", micro_batches, " micro-batches x ",
-                 config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
+  if (config.data.max_tokens > 0) {
+    text += concat("batch      ", loader.samples_per_step(), " batches of at most ",
+                   with_commas(config.data.max_tokens), " tokens a step (", world, " ranks x ", micro_batches,
+                   " micro-batches)\n");
+  } else {
+    text += concat("batch      ", loader.samples_per_step(), " sequences = ", with_commas(tokens),
+                   " tokens a step (", world, " ranks x ", micro_batches, " micro-batches x ",
+                   config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
+  }
   text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,
                  " steps are ");
   if (loader.sets().size() == 1) return concat(text, util::fixed(epochs, 2), " epochs");

@@ -29,6 +29,7 @@ StepResult TrainStep::run(const StepPosition& position) {
   const double local_loss = accumulate_gradients(position, arriving);
 
   StepResult result;
+  result.counted = counted_;
   share_loss(local_loss, result);
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   const shard::Clipping clipping =
@@ -104,6 +105,7 @@ std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosi
   }
   comm::Communicator& communicator = parts_.engine.communicator();
   communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "counted targets"})->wait();
+  counted_ = static_cast<int64_t>(counted);
   // Gradients are averaged over ranks. A batch in which no target counts has the loss 0.
   for (MicroBatch& each : batches) {
     each.divisor = std::max(counted, 1.0) /

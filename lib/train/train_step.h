@@ -47,6 +47,7 @@ struct StepResult {
   /// the guard decided so.
   bool skipped = false;
   std::string skip_reason;  ///< empty unless skipped
+  int64_t counted = 0;      ///< targets that count, of all ranks; 0 unless StepOptions::counts_vary
   bool stop = false;        ///< a stop was requested on some rank; the same on every rank
 };
 
@@ -99,6 +100,7 @@ class TrainStep {
   Parts parts_;
   StepOptions options_;
   bool updates_as_gradients_arrive_;
+  int64_t counted_ = 0;  ///< of the step under way
 };
 
 }  // namespace fsdp::train

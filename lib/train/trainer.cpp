@@ -17,6 +17,7 @@
 #include "train/layer_modes.h"
 #include "train/run_start.h"
 #include "train/step_profile.h"
+#include "util/clock.h"
 #include "util/cuda.h"
 #include "util/error.h"
 #include "util/file.h"
@@ -93,8 +94,10 @@ void Trainer::report_batch_change() {
   const int64_t before = position_.samples_per_step, now = loader_->samples_per_step();
   position_.samples_per_step = now;
   if (before == 0 || before == now || !is_first_rank()) return;
-  util::log_info(util::concat("the global batch is ", now, " samples per step from here on (",
-                              communicator_->world_size(), " ranks x ", config_.data.micro_batch_size, " x ",
+  const bool by_tokens = config_.data.max_tokens > 0;
+  util::log_info(util::concat("the global batch is ", now, by_tokens ? " batches" : " samples",
+                              " per step from here on (", communicator_->world_size(), " ranks x ",
+                              by_tokens ? "" : util::concat(config_.data.micro_batch_size, " x "),
                               config_.training.gradient_accumulation_steps, " micro-batches); it was ",
                               before, " up to step ", position_.step,
                               "; training.global_batch_size = ", before, " keeps it"));
@@ -119,6 +122,12 @@ void Trainer::open_data() {
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
   token_bytes_ = token_bytes(config_, is_first_rank());
+  if (!token_bytes_ && config_.evaluation.best_metric == config::BestMetric::kValidationBitsPerByte) {
+    util::fail(
+        util::ErrorKind::kUsage,
+        "evaluation.best_metric: expected another metric than validation_bits_per_byte, because the bytes "
+        "of tokens are not known; correct data.tokenizer or choose another metric");
+  }
 }
 
 void Trainer::count_steps() {
@@ -187,7 +196,7 @@ RunSummary Trainer::run() {
   checkpointer_->finish();
   checkpointer_->end_of_training();
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
-  const bool save = options.save_at_end || (summary_.stopped && options.interval_steps > 0);
+  const bool save = options.save_at_end || ((summary_.stopped || out_of_time_) && options.interval_steps > 0);
   save_if(save && checkpointer_->saved_step() != position_.step, /*best=*/false);
   checkpointer_->finish();
   if (checkpointer_->wants_save()) {
@@ -240,10 +249,16 @@ void Trainer::train() {
         "nothing to train: the checkpoint is at step ", position_.step, ", training.steps is ", steps,
         "; raise training.steps (or training.epochs) to go on, or set another run.output_dir to begin anew"));
   }
+  seconds_before_ = position_.training_seconds;
+  training_began_ = std::chrono::steady_clock::now();
+  const double limit_seconds = config_.training.stop_after_hours * 3600;
+  out_of_time_ = limit_seconds > 0 && position_.step < steps && seconds_before_ >= limit_seconds;
   // A run that was stopped in a step with a validation has left the validation to this one.
   if (validation_is_due()) save_if(/*due=*/false, validate());
-  summary_.ended_early = position_.step < steps && validations_.patience_is_over();
-  TrainStep train_step = make_train_step(config_, parts_, *batches_, hooks_.stop_requested);
+  summary_.ended_early = out_of_time_ || (position_.step < steps && validations_.patience_is_over());
+  TrainStep train_step = make_train_step(config_, parts_, *batches_, [this] {
+    return (hooks_.stop_requested && hooks_.stop_requested()) || time_is_over();
+  });
   int64_t& step = position_.step;
   int64_t &samples_seen = position_.samples_seen, &tokens_seen = position_.tokens_seen;
   auto due = [&](int64_t interval_steps) {
@@ -271,15 +286,19 @@ void Trainer::train() {
     profile.end_step();
     ++step;
     samples_seen += samples;
-    tokens_seen += samples * config_.data.sequence_length;
-    summary_.loss = result.loss;
-    summary_.stopped = result.stop && step < steps;
+    tokens_seen += config_.data.max_tokens > 0 ? result.counted : samples * config_.data.sequence_length;
+    summary_.loss = position_.loss = result.loss;
+    position_.grad_norm = result.grad_norm;
+    const bool ends = result.stop && step < steps;
+    out_of_time_ = ends && config_.training.stop_after_hours > 0 && !stop_is_requested();
+    summary_.stopped = ends && !out_of_time_;
+    summary_.ended_early = out_of_time_;
     if (result.skipped && is_first_rank()) {
       progress_.finish_line();
       util::log_warning(util::concat("step ", step, " was skipped: ", result.skip_reason));
     }
-    if (step == steps || summary_.stopped || due(config_.logging.interval_steps)) report(result, lr);
-    if (summary_.stopped) break;  // run() saves
+    if (step == steps || ends || due(config_.logging.interval_steps)) report(result, lr);
+    if (ends) break;  // run() saves
 
     meter_.pause();
     if (due(config_.fsdp.replica_check_interval)) {
@@ -295,19 +314,34 @@ void Trainer::train() {
     summary_.ended_early = step < steps && validations_.patience_is_over();
     meter_.go_on();
   }
-  if (summary_.ended_early && is_first_rank()) {
-    progress_.finish_line();
-    util::log_info(util::concat(
-        "the run ends at step ", step, " of ", steps, ": its last ", validations_.not_better_in_a_row(),
-        " validations were not better than the best before, and evaluation.patience is ",
-        config_.evaluation.patience));
-  }
+  if (summary_.ended_early && is_first_rank()) report_early_end();
+}
+
+double Trainer::training_seconds() const { return seconds_before_ + util::seconds_since(training_began_); }
+
+bool Trainer::time_is_over() const {
+  const double hours = config_.training.stop_after_hours;
+  return hours > 0 && training_seconds() >= hours * 3600;
+}
+
+void Trainer::report_early_end() {
+  progress_.finish_line();
+  const std::string reason =
+      out_of_time_
+          ? util::concat("it has trained for ", util::fixed(training_seconds() / 3600, 2),
+                         " hours, and training.stop_after_hours is ", config_.training.stop_after_hours)
+          : util::concat("its last ", validations_.not_better_in_a_row(),
+                         " validations were not better than the best before, and evaluation.patience is ",
+                         config_.evaluation.patience);
+  util::log_info(
+      util::concat("the run ends at step ", position_.step, " of ", config_.training.steps, ": ", reason));
 }
 
 void Trainer::save_if(bool due, bool best) {
   best = best && config_.checkpoint.keep_best;
   due = due || checkpointer_->wants_save();
   if (!due && !best) return checkpointer_->poll();
+  position_.training_seconds = training_seconds();
   faults_.at(FaultPlace::kSave, position_.step);
   progress_.begin("saving", position_.step);
   best ? checkpointer_->save_best(position_) : checkpointer_->save(position_);
@@ -360,20 +394,25 @@ bool Trainer::validation_is_due() const {
 
 bool Trainer::validate() {
   progress_.begin("validation", position_.step);
-  const auto finished = train::validate(
-      *parts_.model, *validation_loader_, *communicator_,
-      {.bytes = token_bytes_.get(), .stop_requested = [this] { return stop_is_requested(); }});
+  const auto finished = train::validate(*parts_.model, *validation_loader_, *communicator_,
+                                        {.bytes = token_bytes_.get(),
+                                         .accuracy = config_.evaluation.accuracy,
+                                         .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;
   const Validation& validation = *finished;
   summary_.validation_loss = validation.loss;
-  const bool best = validations_.add(position_.step, validation.loss);
+  const auto& metric = config_.evaluation.best_metric;
+  const bool best = validations_.add(
+      position_.step, best_metric_value(metric.value(), validation, position_.loss, position_.grad_norm));
   if (!is_first_rank()) return best;
   progress_.finish_line();
   std::string compared;
   if (!best && validations_.best()) {
-    compared = util::concat("; the best is ", util::fixed(validations_.best()->loss, 4), " of step ",
-                            validations_.best()->step);
+    const bool by_loss = metric == config::BestMetric::kValidationLoss;
+    compared =
+        util::concat("; the best ", by_loss ? "" : words_of(metric) + " ", "is ",
+                     util::fixed(validations_.best()->value, 4), " of step ", validations_.best()->step);
   }
   util::log_info(
       util::concat("validation at step ", position_.step, ": ", validation_text(validation), compared));

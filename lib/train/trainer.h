@@ -3,6 +3,7 @@
 // Trainer: a whole run, from the config to the last checkpoint. One object per process; everything here is
 // collective.
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -42,7 +43,8 @@ struct RunSummary {
   std::optional<ValidationHistory::Best> best;  ///< of the whole run's validations
   std::filesystem::path last_checkpoint;        ///< empty when none was saved
   bool stopped = false;                         ///< before training.steps, because a rank was asked to
-  bool ended_early = false;  ///< before training.steps, because evaluation.patience was exhausted
+  /// Before training.steps, because evaluation.patience or training.stop_after_hours was exhausted.
+  bool ended_early = false;
 };
 
 class Trainer {
@@ -52,8 +54,8 @@ class Trainer {
   Trainer(const config::Config& config, std::shared_ptr<comm::Communicator> communicator,
           ProgressOutput progress, RunHooks hooks = {});
 
-  /// Trains to training.steps, or until a stop is requested on a rank; then all ranks end the step and save,
-  /// unless the config saves no checkpoints at all. Throws Error(kDiverged) when the loss is not finite, and,
+  /// Trains to training.steps, or until a stop is requested on a rank or training.stop_after_hours are over;
+  /// then all ranks end the step and save, unless the config saves no checkpoints at all. Throws Error(kDiverged) when the loss is not finite, and,
   /// after everything else, the error of the last save if it failed (Error(kIo) when the disk is full).
   RunSummary run();
 
@@ -67,6 +69,10 @@ class Trainer {
   void prepare_output();
   void report_changes_since(const std::filesystem::path& resolved_config) const;
   void train();
+  /// Whether training.stop_after_hours are over by this rank's clock.
+  bool time_is_over() const;
+  double training_seconds() const;
+  void report_early_end();
   [[noreturn]] void report_out_of_memory() const;
   /// The file of logging.memory_snapshot, written when the GPU's memory is full.
   std::filesystem::path memory_snapshot() const;
@@ -103,6 +109,10 @@ class Trainer {
   StepMeter meter_;
   std::unique_ptr<Checkpointer> checkpointer_;
   RunPosition position_;
+  /// When run() began, after this many seconds of earlier starts.
+  std::chrono::steady_clock::time_point training_began_;
+  double seconds_before_ = 0;
+  bool out_of_time_ = false;
   RunSummary summary_;
 };
 

@@ -1,5 +1,7 @@
 #include "train/training_record.h"
 
+#include <limits>
+
 #include "data/data_identity.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -34,15 +36,26 @@ void restore_step_counts(optim::Optimizer& optimizer, const nlohmann::json& reco
       "their step count is now that of the run");
 }
 
+/// JSON has null for what is not finite; older checkpoints lack the numbers.
+double number_of(const nlohmann::json& record, const char* key) {
+  const auto found = record.find(key);
+  return found != record.end() && found->is_number() ? found->get<double>()
+                                                     : std::numeric_limits<double>::quiet_NaN();
+}
+
 }  // namespace
 
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
                                const RunPosition& position) {
   nlohmann::json record = {{"samples_seen", position.samples_seen},
                            {"tokens_seen", position.tokens_seen},
+                           {"training_seconds", position.training_seconds},
+                           {"loss", position.loss},
+                           {"grad_norm", position.grad_norm},
                            {"optimizer_steps", state.optimizer.step_count()},
                            {"seed", config.run.seed},
                            {"optimizer", config.optimizer.name}};
+  if (config.data.max_tokens > 0) record["max_tokens"] = config.data.max_tokens;
   if (position.samples_per_step > 0) record["samples_per_step"] = position.samples_per_step;
   if (auto uneven = uneven_step_counts(state.optimizer); !uneven.empty()) {
     record["optimizer_steps_of_units"] = std::move(uneven);
@@ -65,6 +78,9 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
     position.samples_seen = record.at("samples_seen").get<int64_t>();
     position.tokens_seen = record.at("tokens_seen").get<int64_t>();
     position.samples_per_step = record.value("samples_per_step", int64_t{0});
+    position.training_seconds = record.value("training_seconds", 0.0);
+    position.loss = number_of(record, "loss");
+    position.grad_norm = number_of(record, "grad_norm");
     restore_step_counts(state.optimizer, record);
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.validations && record.contains("validations")) {
@@ -95,6 +111,16 @@ nlohmann::json data_record(const data::TrainLoader& training, const data::Valida
   nlohmann::json record = {{"train", std::move(files)}};
   if (validation != nullptr) record["validation"] = validation->samples().identity();
   return record;
+}
+
+void require_same_max_tokens(const nlohmann::json& record, int64_t max_tokens, const std::string& where) {
+  const bool is_given = record.is_object() && record.contains("max_tokens");
+  const int64_t before =
+      is_given && record["max_tokens"].is_number_integer() ? record["max_tokens"].get<int64_t>() : 0;
+  if (before == max_tokens) return;
+  util::fail(util::ErrorKind::kUsage, "data.max_tokens: expected ", before, ", with which ", where,
+             " was trained, because the position of a run counts batches of that size; found ", max_tokens,
+             "; set it back, or start from the weights with checkpoint.init_from");
 }
 
 void require_same_data(const nlohmann::json& recorded, const nlohmann::json& found, bool may_differ,

@@ -31,7 +31,9 @@ struct RunPosition {
   int64_t step = 0;          ///< optimizer steps done
   int64_t samples_seen = 0;  ///< the run's global sample position
   int64_t tokens_seen = 0;
-  int64_t samples_per_step = 0;  ///< over all ranks, when it was saved; 0: unknown
+  int64_t samples_per_step = 0;    ///< over all ranks, when it was saved; 0: unknown
+  double loss = 0, grad_norm = 0;  ///< of the last step
+  double training_seconds = 0;     ///< spent in Trainer::run(), over all starts of the run
 };
 
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
@@ -44,6 +46,10 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
 
 /// Which data a run reads: data::Samples::identity() of training and, where there is any, of validation.
 nlohmann::json data_record(const data::TrainLoader& training, const data::ValidationLoader* validation);
+
+/// Throws Error(kUsage) when data.max_tokens is not the recorded one, because the position of a run counts its
+/// batches. `where` names the checkpoint.
+void require_same_max_tokens(const nlohmann::json& record, int64_t max_tokens, const std::string& where);
 
 /// Throws Error(kData) when the files that a run resumes with are not the `recorded` ones; only warns when
 /// they may differ (data.allow_changed). `where` names the checkpoint. Keys that the record lacks are not

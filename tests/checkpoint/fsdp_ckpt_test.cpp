@@ -187,6 +187,43 @@ TEST_F(FsdpCkpt, ImportsAndExports) {
   EXPECT_EQ(run("export --max-shard-size much " + quoted(step) + " " + quoted(hf)), 2);
 }
 
+TEST_F(FsdpCkpt, AveragesTheLastCheckpointsOfARun) {
+  for (int64_t step : {1, 2, 3})
+    save_checkpoint(root_.path(), {{"model/w", at::full({2}, static_cast<double>(step))}}, 2, step);
+  const fs::path mean = root_.path() / "mean.safetensors";
+  ASSERT_EQ(run("average --last 2 " + quoted(root_.path()) + " --json --output " + quoted(mean)), 0) << err_;
+  const auto result = nlohmann::json::parse(out_);
+  EXPECT_EQ(result["tensors"], 1);
+  EXPECT_EQ(result["inputs"].size(), 2u);
+  const fs::path two = root_.path() / "step-00000002", three = root_.path() / "step-00000003";
+  ASSERT_EQ(
+      run("average " + quoted(two) + " " + quoted(three) + " --output " + quoted(root_.path() / "folder")),
+      0);
+  EXPECT_THAT(out_, HasSubstr("the mean of 2 checkpoints, 1 tensors"));
+  EXPECT_EQ(run("diff " + quoted(mean) + " " + quoted(root_.path() / "folder")), 0) << out_;
+  EXPECT_EQ(run("average --last 4 " + quoted(root_.path()) + " --output x"), 4);
+  EXPECT_THAT(err_, HasSubstr("expected at least 4 complete checkpoints; found 3"));
+  EXPECT_EQ(run("average --last 2 " + quoted(two) + " " + quoted(three) + " --output x"), 2);
+  EXPECT_EQ(run("average " + quoted(two) + " --output x"), 2);
+  EXPECT_THAT(err_, HasSubstr("with --last"));
+}
+
+TEST_F(FsdpCkpt, AveragesInMuchLessMemoryThanATensorTakes) {
+  constexpr int64_t kBytes = int64_t{192} << 20;
+  const std::string header =
+      util::concat(R"({"w":{"dtype":"F32","shape":[)", kBytes / 4, R"(],"data_offsets":[0,)", kBytes, "]}}");
+  for (const char* name : {"a.safetensors", "b.safetensors"}) {  // zeros that take no room on the disk
+    root_.write(name, safetensors_bytes(header, ""));
+    fs::resize_file(root_.path() / name, 8 + header.size() + kBytes);
+  }
+  const std::string a = root_.path() / "a.safetensors", b = root_.path() / "b.safetensors";
+  const ProgramResult idle = testing::run({program_.string(), "inspect", a});
+  const ProgramResult averaged =
+      testing::run({program_.string(), "average", a, b, "--output", root_.path() / "mean.safetensors"});
+  ASSERT_EQ(averaged.exit_code, 0) << averaged.err;
+  EXPECT_LT(averaged.peak_resident_bytes - idle.peak_resident_bytes, kBytes / 2);
+}
+
 TEST_F(FsdpCkpt, DrawsProgressOnATerminalOnly) {
   if (!terminal_can_be_made()) GTEST_SKIP() << "no pseudo-terminals here";
   fs::path step = save_checkpoint(root_.path(), assorted_tensors(), 2);

@@ -34,6 +34,11 @@ const Settings kValidates = {"data.validation = [\"v.bin\"]"};
 const Settings kValidatesOften = {"data.validation = [\"v.bin\"]", "evaluation.interval_steps = 5"};
 const Settings kScaled = {"mixed_precision.param_dtype = \"float16\""};
 
+Settings with(Settings settings, const std::string& last) {
+  settings.push_back(last);
+  return settings;
+}
+
 Settings optimizer(const std::string& name, Settings more = {}) {
   more.push_back("optimizer.name = \"" + name + "\"");
   // muon has no default for it.
@@ -108,6 +113,11 @@ const std::map<std::string, Row>& rows() {
         {{"training.skip_zscore = 0.0", "training.skip_nonfinite = false"}}}},
       {"evaluation.interval_steps", {"5", {kValidates}, {{"data.validation = []"}}}},
       {"evaluation.max_samples", {"64", {kValidates}, {{"data.validation = []"}}}},
+      {"evaluation.accuracy", {"true", {kValidates}, {{"data.validation = []"}}}},
+      {"evaluation.best_metric",
+       {"\"loss\"",
+        {with(kValidatesOften, "evaluation.patience = 3"), with(kValidatesOften, "checkpoint.keep_best = true")},
+        {{"evaluation.patience = 0", "checkpoint.keep_best = false"}}}},
       {"evaluation.patience",
        {"3",
         {kValidatesOften},
@@ -236,11 +246,6 @@ TracedConfig traced(const Settings& lines, const Settings& overrides = {}) {
   std::string text = "data.train = [\"a.bin\"]\n";
   for (const std::string& line : lines) text += line + "\n";
   return trace_config(folder.write("c.toml", text), overrides);
-}
-
-Settings with(Settings settings, const std::string& last) {
-  settings.push_back(last);
-  return settings;
 }
 
 TEST(Conditions, EveryKeyThatHasOneIsTested) {

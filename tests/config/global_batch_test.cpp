@@ -66,5 +66,21 @@ TEST(GlobalBatch, IsPrintedSoThatItServesAnyNumberOfRanks) {
   EXPECT_EQ(read.training.gradient_accumulation_steps, 0);
 }
 
+TEST(GlobalBatch, CountsBatchesWhereTheyAreMadeByTokens) {
+  Config config = parse_config(kTrain, "c.toml",
+                               {"training.global_batch_size=12", "data.max_tokens=1000",
+                                "data.documents=split", "data.document_separator=0"});
+  EXPECT_EQ(
+      refusal(config, 5),
+      "training.global_batch_size: expected a multiple of 5 ranks = 5; found 12 = 2 * 5 + 2; give 10 or 15");
+  resolve_batch(config, 4);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 3);
+  EXPECT_EQ(samples_per_step(config, 4), 12);
+  plan_largest_batches(config);
+  EXPECT_EQ(config.data.micro_batch_size, 4) << "4 rows of 256 tokens hold 1000";
+  EXPECT_EQ(config.data.max_tokens, 0);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 3);
+}
+
 }  // namespace
 }  // namespace fsdp::config

@@ -167,7 +167,72 @@ TEST_F(GenerateProgram, SaysWhatIsWrongInOneLine) {
     EXPECT_EQ(result.out, "");
   }
   EXPECT_EQ(generate({path("run"), "--prompt", "x", "-"}).exit_code, 2);
-  EXPECT_THAT(generate({"--help"}).out, StartsWith("Continues a text with a trained model.\n\nExamples:"));
+  EXPECT_THAT(generate({"--help"}).out,
+              StartsWith("Continues or scores a text with a trained model.\n\nExamples:"));
+}
+
+TEST_F(GenerateProgram, AnswersEachLineOfItsInputUntilItEnds) {
+  const std::vector<std::string> greedy = {path("run"), "--interactive",    "--temperature",
+                                           "0",         "--max-new-tokens", "8"};
+  const auto result = generate(greedy, {.stdin_text = "the cat\nthe cat sat on\nthe cat"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, " sat on \n the mat\n sat on \n")
+      << "the continuations alone, a last line without an end";
+  auto as_json = greedy;
+  as_json.emplace_back("--json");
+  std::istringstream lines(generate(as_json, {.stdin_text = "the cat\nthe mat\n"}).out);
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(lines, line);) prompts.push_back(json::parse(line)["prompt"]);
+  EXPECT_EQ(prompts, (std::vector<std::string>{"the cat", "the mat"}));
+  EXPECT_EQ(generate(greedy).out, "") << "no input, no text";
+  EXPECT_EQ(generate(greedy, {.stdin_text = std::string(96, 'x') + "\n"}).exit_code, 2);
+}
+
+TEST_F(GenerateProgram, AnswersALineBeforeTheNextIsWritten) {
+  // A shell that writes a second line only when it has read the answer to the first.
+  const std::string command =
+      "coproc " + program("fsdp-generate") + " " + path("run") +
+      " --interactive --temperature 0 --max-new-tokens 8 2>/dev/null; "
+      "for i in 1 2; do echo 'the cat' >&${COPROC[1]}; read -t 50 -u ${COPROC[0]} text; "
+      "echo \"got $text\"; done";
+  const auto result = testing::run({"/bin/bash", "-c", command}, {.timeout_seconds = 110});
+  EXPECT_EQ(result.out, "got sat on\ngot sat on\n") << result.err;
+}
+
+TEST_F(GenerateProgram, ScoresATextLongerThanItsPositions) {
+  std::string known, strange;
+  for (int i = 0; i < 20; ++i) known += "the cat sat on the mat. ";
+  for (int i = 0; i < 20; ++i) strange += "mat the on sat cat the. ";
+  known.resize(14 * 32 + 1);
+  util::write_file_atomically(path("known.txt"), known);
+  const auto score = [](const std::vector<std::string>& more, const std::string& text) {
+    std::vector<std::string> words = {path("run"), "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = generate(words, {.stdin_text = text});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  const json likely = score({"--score", path("known.txt")}, ""), unlikely = score({"--score", "-"}, strange);
+  EXPECT_EQ(likely["tokens"], known.size() - 1);
+  EXPECT_LT(likely["nats_per_token"].get<double>() * 2, unlikely["nats_per_token"].get<double>());
+  EXPECT_NEAR(likely["perplexity"], std::exp(likely["nats_per_token"].get<double>()), 1e-9);
+  EXPECT_NEAR(likely["bits_per_byte"], likely["nats_per_token"].get<double>() / std::log(2), 1e-9)
+      << "a token is a byte";
+  // As training's own validation has it, where windows do not overlap.
+  const json apart = score({"--score", path("known.txt"), "--window", "32", "--stride", "32"}, "");
+  const auto tokenized =
+      testing::run({program("fsdp-data"), "tokenize", path("known.txt"), "--output", path("known.bin")});
+  ASSERT_EQ(tokenized.exit_code, 0) << tokenized.err;
+  const auto evaluated = testing::run(
+      {program("fsdp-train"), *folder_ / "config.toml", "data.train=[\"" + path("train.bin") + "\"]",
+       "data.validation=[\"" + path("known.bin") + "\"]", "--evaluate", path("run")});
+  const double loss = std::stod(evaluated.out.substr(std::string("loss ").size()));
+  EXPECT_NEAR(apart["nats"].get<double>() / apart["tokens"].get<double>(), loss, 1e-4) << evaluated.out;
+  EXPECT_THAT(generate({path("run"), "--score", path("known.txt")}).out,
+              HasSubstr(" bits per byte over 448 tokens\n"));
+  EXPECT_EQ(generate({path("run"), "--score", path("known.txt"), "--seed", "3"}).exit_code, 2);
+  EXPECT_EQ(generate({path("run"), "--stride", "3"}).exit_code, 2);
+  EXPECT_EQ(generate({path("run"), "--score", "-"}).exit_code, 2) << "an empty text";
 }
 
 TEST_F(GenerateProgram, TrainingShowsSamples) {

@@ -137,7 +137,7 @@ TEST_P(Generate, FillsThePositionsOfTheModelAndRefusesMore) {
     EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
     EXPECT_STREQ(
         error.what(),
-        "tokens of the prompt must be less than the model's vocab_size = 17, but one is 17; the tokenizer is "
+        "tokens of the text must be less than the model's vocab_size = 17, but one is 17; the tokenizer is "
         "not the one that the model was trained with");
   }
 }

@@ -90,11 +90,46 @@ TEST(Validation, CountsTheBytesOfTheTokensThatCount) {
   }
 }
 
+TEST(Validation, CountsTheTokensThatTheModelFindsLikeliest) {
+  testing::TemporaryFolder folder;
+  config::Config config = testing::tiny_config(folder);
+  auto plain = testing::make_initialized(config.model);
+  data::ValidationLoader whole(config.data, config.model.vocab_size, 7, {});
+  int64_t correct = 0;
+  for (int64_t i = 0; i < whole.num_batches(); ++i) {
+    const data::Batch batch = whole.batch(i);
+    at::NoGradGuard no_grad;
+    const at::Tensor scores = plain->forward(batch.inputs);
+    for (int64_t row = 0; row < batch.valid_rows; ++row) {
+      for (int64_t at = 0; at < config.data.sequence_length; ++at) {
+        const bool hit = scores[row][at].argmax().item<int64_t>() == batch.targets[row][at].item<int64_t>();
+        correct += hit ? 1 : 0;
+      }
+    }
+  }
+  const double expected = static_cast<double>(correct) / static_cast<double>(7 * config.data.sequence_length);
+  for (int world : {1, 3}) {
+    comm::run_ranks_as_threads(world, [&](comm::Communicator& communicator) {
+      auto model = testing::make_initialized(config.model);
+      auto engine = shard::fully_shard(*model, config.fsdp, testing::borrowed(communicator));
+      data::ValidationLoader loader(config.data, config.model.vocab_size, 7, {communicator.rank(), world});
+      const Validation counted = *validate(*model, loader, communicator, {.accuracy = true});
+      EXPECT_DOUBLE_EQ(*counted.accuracy, expected) << world;
+      const Validation plain_loss = *validate(*model, loader, communicator);
+      EXPECT_NEAR(counted.loss, plain_loss.loss, 1e-6);
+      EXPECT_FALSE(plain_loss.accuracy.has_value());
+    });
+  }
+}
+
 TEST(Validation, IsWrittenWithWhatIsKnown) {
   Validation validation{.loss = 2, .samples = 3, .tokens = 24, .bytes = std::nullopt};
   EXPECT_EQ(validation_text(validation), "loss 2.0000, perplexity 7.39 over 3 samples");
   validation.bytes = 48;
   EXPECT_EQ(validation_text(validation), "loss 2.0000, perplexity 7.39, 1.4427 bits per byte over 3 samples");
+  validation.accuracy = 0.25;
+  EXPECT_EQ(validation_text(validation),
+            "loss 2.0000, perplexity 7.39, 1.4427 bits per byte, accuracy 25.00 % over 3 samples");
 }
 
 TEST(TokenBytes, AreLeftOutWithAWarningWhereThereIsNoTokenizer) {
@@ -123,7 +158,7 @@ TEST(ValidationHistory, KnowsTheBest) {
   EXPECT_TRUE(validations.add(30, 2.5));
   EXPECT_FALSE(validations.add(40, NAN));
   EXPECT_EQ(validations.best()->step, 30);
-  EXPECT_EQ(validations.best()->loss, 2.5);
+  EXPECT_EQ(validations.best()->value, 2.5);
   EXPECT_FALSE(validations.patience_is_over());
 }
 
@@ -152,11 +187,66 @@ TEST(ValidationHistory, GoesOnFromItsState) {
   validations.add(1, 0.1 + 0.2);
   validations.add(2, 5);
   resumed.set_state(nlohmann::json::parse(validations.state().dump()));
-  EXPECT_EQ(resumed.best()->loss, 0.1 + 0.2);
+  EXPECT_EQ(resumed.best()->value, 0.1 + 0.2);
   EXPECT_EQ(resumed.not_better_in_a_row(), 1);
   anew.set_state(history(3).state());
   EXPECT_FALSE(anew.best().has_value());
   EXPECT_THROW(anew.set_state({{"best", 3}}), nlohmann::json::exception);
+}
+
+TEST(ValidationHistory, ComparesByTheMetricOfTheConfig) {
+  config::EvaluationOptions options;
+  options.min_delta = 0.05;
+  options.best_metric = "validation_accuracy";
+  ValidationHistory higher(options);
+  EXPECT_TRUE(higher.add(1, 0.4));
+  EXPECT_FALSE(higher.add(2, 0.42)) << "by less than min_delta";
+  EXPECT_FALSE(higher.add(3, 0.1));
+  EXPECT_TRUE(higher.add(4, 0.5));
+  EXPECT_EQ(higher.best()->value, 0.5);
+  options.best_metric = "grad_norm";
+  ValidationHistory lower(options);
+  EXPECT_TRUE(lower.add(1, 0.4));
+  EXPECT_FALSE(lower.add(2, 0.5));
+}
+
+TEST(ValidationHistory, ForgetsTheBestOfAnotherMetric) {
+  config::EvaluationOptions options;
+  options.patience = 3;
+  ValidationHistory by_loss(options);
+  by_loss.add(1, 2.0);
+  by_loss.add(2, 3.0);
+  options.best_metric = "validation_perplexity";
+  ValidationHistory by_perplexity(options);
+  by_perplexity.set_state(by_loss.state());
+  EXPECT_FALSE(by_perplexity.best().has_value());
+  EXPECT_EQ(by_perplexity.not_better_in_a_row(), 0);
+  EXPECT_EQ(by_perplexity.validated_at(), 2) << "the step is not validated again";
+}
+
+TEST(ValidationHistory, ReadsTheStateOfOlderVersions) {
+  const nlohmann::json state = {
+      {"not_better_in_a_row", 2}, {"validated_at", 30}, {"best", {{"step", 10}, {"loss", 1.5}}}};
+  ValidationHistory by_loss = history(3);
+  by_loss.set_state(state);
+  EXPECT_EQ(by_loss.best()->value, 1.5);
+  EXPECT_EQ(by_loss.not_better_in_a_row(), 2);
+}
+
+TEST(BestMetric, IsTakenFromTheValidationOrTheStep) {
+  Validation validation{.loss = 2, .samples = 3, .tokens = 24, .bytes = 48, .accuracy = 0.25};
+  const auto value = [&](config::BestMetric metric) {
+    return best_metric_value(metric, validation, /*loss=*/1.5, /*grad_norm=*/0.5);
+  };
+  using Metric = config::BestMetric;
+  EXPECT_EQ(value(Metric::kValidationLoss), 2);
+  EXPECT_EQ(value(Metric::kValidationPerplexity), std::exp(2.0));
+  EXPECT_EQ(value(Metric::kValidationBitsPerByte), *validation.bits_per_byte());
+  EXPECT_EQ(value(Metric::kValidationAccuracy), 0.25);
+  EXPECT_EQ(value(Metric::kLoss), 1.5);
+  EXPECT_EQ(value(Metric::kGradNorm), 0.5);
+  validation.bytes.reset();
+  EXPECT_TRUE(std::isnan(value(Metric::kValidationBitsPerByte)));
 }
 
 }  // namespace

@@ -127,13 +127,49 @@ TEST_F(TrainerTest, KeepsTheBestCheckpoint) {
   const std::vector<double> losses = values_of(folder_ / "out/metrics.jsonl", "validation_loss");
   ASSERT_EQ(losses.size(), 4u);
   const auto best = std::min_element(losses.begin(), losses.end());
-  EXPECT_EQ(summary.best->loss, *best);
+  EXPECT_EQ(summary.best->value, *best);
   EXPECT_EQ(summary.best->step, 2 * (best - losses.begin() + 1));
   // What the link leads to has that loss.
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
     EXPECT_NEAR(evaluate(config_, borrowed(communicator), folder_ / "out/best").loss, *best, 1e-6);
   });
 }
+
+struct MetricCase {
+  const char* metric;
+  bool higher_is_better;
+};
+
+class BestByMetric : public TrainerTest, public ::testing::WithParamInterface<MetricCase> {};
+
+TEST_P(BestByMetric, IsThatOfMetricsJsonl) {
+  config_.training.steps = 10;
+  config_.evaluation.interval_steps = 2;
+  config_.evaluation.accuracy = true;
+  config_.evaluation.best_metric = std::string(GetParam().metric);
+  config_.checkpoint.keep_best = true;
+  config_.checkpoint.keep_last = 1;
+  config_.optimizer.lr = 3e-2;
+  const RunSummary summary = train(2, config_);
+  std::vector<double> values;
+  for (const auto& line : testing::metrics_with(folder_ / "out/metrics.jsonl", GetParam().metric)) {
+    if (line["step"].get<int64_t>() % 2 == 0) values.push_back(line[GetParam().metric]);
+  }
+  ASSERT_EQ(values.size(), 5u);
+  const auto best = GetParam().higher_is_better ? std::max_element(values.begin(), values.end())
+                                                : std::min_element(values.begin(), values.end());
+  EXPECT_EQ(summary.best->value, *best);
+  const int64_t step = 2 * (best - values.begin() + 1);
+  EXPECT_EQ(summary.best->step, step);
+  EXPECT_EQ(fs::read_symlink(folder_ / "out/best"), checkpoint::step_folder_name(step));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BestByMetric,
+                         ::testing::Values(MetricCase{"validation_perplexity", false},
+                                           MetricCase{"validation_bits_per_byte", false},
+                                           MetricCase{"validation_accuracy", true}, MetricCase{"loss", false},
+                                           MetricCase{"grad_norm", false}),
+                         [](const auto& info) { return std::string(info.param.metric); });
 
 TEST_F(TrainerTest, EvaluatesWhatARunLeaves) {
   const double loss = *train(2, config_).validation_loss;
