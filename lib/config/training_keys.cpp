@@ -89,17 +89,23 @@ std::vector<Key> training_keys() {
       {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0)},
 
       {KEY(optimizer, name),
-       "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
-       "steps of whole matrices, adamw for the rest",
+       "the optimizer; adam, adamax, adagrad, adadelta: as in torch.optim, with weight decay in the gradient; "
+       "lion: the sign of its momentum; muon: orthogonal steps of whole matrices, adamw for the rest",
        an_optimizer()},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0)},
-      {KEY(optimizer, betas), "adamw, adam, lion: decay of the two averages", two_betas()},
-      {KEY(optimizer, eps), "adamw, adam: added to the denominator", above(0)},
+      {KEY(optimizer, betas), "adamw, adam, adamax, lion: decay of the two averages", two_betas()},
+      {OPEN_KEY(optimizer, eps, optim::default_eps(c.optimizer.name)),
+       "adamw, adam, adamax, adagrad, adadelta: added to the denominator; not given: 1e-10 with adagrad, 1e-6 "
+       "with adadelta, 1e-8 with the others",
+       above(0),
+       {},
+       "name"},
+      {KEY(optimizer, rho), "adadelta: decay of its averages", between(0, 1)},
       {KEY(optimizer, momentum), "sgd, muon: momentum", from_up_to_below(0, 1)},
       {KEY(optimizer, dampening), "sgd: share of a gradient that momentum leaves out", between(0, 1)},
       {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum"},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
-       "weight decay (decoupled from the gradient except in adam and sgd); not given: 0.1 with adamw and "
+       "weight decay (decoupled from the gradient in adamw, lion and muon); not given: 0.1 with adamw and "
        "muon, 0 with the others",
        at_least(0),
        {},

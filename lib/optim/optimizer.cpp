@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "optim/adaptive_rates.h"
 #include "optim/element_optimizers.h"
 #include "optim/muon.h"
 #include "util/error.h"
@@ -317,6 +318,9 @@ util::Registry<OptimizerFactory>& factories() {
   static util::Registry<OptimizerFactory> factories("optimizer",
                                                     {{"adamw", make_adam<Adam::Decay::kDecoupled>},
                                                      {"adam", make_adam<Adam::Decay::kInGradient>},
+                                                     {"adamax", make_plain<Adamax>},
+                                                     {"adagrad", make_plain<Adagrad>},
+                                                     {"adadelta", make_plain<Adadelta>},
                                                      {"sgd", make_plain<Sgd>},
                                                      {"lion", make_plain<Lion>},
                                                      {"muon", make_muon}});

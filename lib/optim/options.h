@@ -40,11 +40,13 @@ constexpr auto enum_names(LrAdjustment) {
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
-  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, lion, muon's adamw
-  double eps = 1e-8;                        ///< adam, adamw, muon's adamw
-  double momentum = 0.0;                    ///< sgd, muon
-  double dampening = 0.0;                   ///< sgd
-  bool nesterov = false;                    ///< sgd, muon
+  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, adamax, lion, muon's adamw
+  /// adam, adamw, adamax, adagrad, adadelta, muon's adamw. Not given: default_eps(name).
+  std::optional<double> eps = std::nullopt;
+  double rho = 0.9;        ///< adadelta
+  double momentum = 0.0;   ///< sgd, muon
+  double dampening = 0.0;  ///< sgd
+  bool nesterov = false;   ///< sgd, muon
   /// Not given: default_weight_decay(name).
   std::optional<double> weight_decay = std::nullopt;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
@@ -62,12 +64,19 @@ struct OptimizerOptions {
   util::PluginValues plugin_values = {};
 };
 
-/// 0.1 for the usual optimizers of large models (adamw, muon), 0 for the others (sgd and adam as in
-/// torch.optim, lion as in its authors' code).
+/// 0.1 for the usual optimizers of large models (adamw, muon), 0 for the others (as in torch.optim, lion as in
+/// its authors' code).
 double default_weight_decay(std::string_view name);
 
 inline double weight_decay_of(const OptimizerOptions& options) {
   return options.weight_decay.value_or(default_weight_decay(options.name));
+}
+
+/// As in torch.optim: 1e-10 for adagrad, 1e-6 for adadelta, 1e-8 for the others.
+double default_eps(std::string_view name);
+
+inline double eps_of(const OptimizerOptions& options) {
+  return options.eps.value_or(default_eps(options.name));
 }
 
 /// Which learning-rate schedule, and its numbers (optim/schedule.h).

@@ -33,6 +33,12 @@ namespace {
 
 std::vector<StateKind> of_adam(const OptimizerOptions&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
 
+std::vector<StateKind> of_adamax(const OptimizerOptions&) { return {{"exp_avg"}, {"exp_inf"}}; }
+
+std::vector<StateKind> of_adagrad(const OptimizerOptions&) { return {{"sum"}}; }
+
+std::vector<StateKind> of_adadelta(const OptimizerOptions&) { return {{"square_avg"}, {"acc_delta"}}; }
+
 std::vector<StateKind> of_lion(const OptimizerOptions&) { return {{"exp_avg"}}; }
 
 std::vector<StateKind> of_sgd(const OptimizerOptions& options) {
@@ -51,6 +57,9 @@ std::vector<StateKind> of_muon(const OptimizerOptions&) {
 util::Registry<OptimizerTraits>& optimizer_traits() {
   static util::Registry<OptimizerTraits> traits("optimizer", {{"adamw", {of_adam, 0.1}},
                                                               {"adam", {of_adam}},
+                                                              {"adamax", {of_adamax}},
+                                                              {"adagrad", {of_adagrad, 0, 1e-10}},
+                                                              {"adadelta", {of_adadelta, 0, 1e-6}},
                                                               {"sgd", {of_sgd}},
                                                               {"lion", {of_lion}},
                                                               {"muon", {of_muon, 0.1}}});
@@ -62,6 +71,11 @@ std::vector<std::string> optimizer_names() { return optimizer_traits().names(); 
 double default_weight_decay(std::string_view name) {
   const OptimizerTraits* traits = optimizer_traits().find(name);
   return traits == nullptr ? 0.1 : traits->default_weight_decay;
+}
+
+double default_eps(std::string_view name) {
+  const OptimizerTraits* traits = optimizer_traits().find(name);
+  return traits == nullptr ? OptimizerTraits{}.default_eps : traits->default_eps;
 }
 
 std::vector<StateKind> state_kinds(const OptimizerOptions& options) {

@@ -49,6 +49,7 @@ struct StateKind {
 struct OptimizerTraits {
   std::vector<StateKind> (*states)(const OptimizerOptions&) = nullptr;  ///< without the average; null: none
   double default_weight_decay = 0;
+  double default_eps = 1e-8;
 };
 
 /// By values of OptimizerOptions::name.

@@ -21,9 +21,11 @@ int64_t composed_temporaries(const optim::OptimizerOptions& options) {
   for (const optim::ParameterGroupOptions& group : options.groups) {
     decays_in_gradient = decays_in_gradient || group.weight_decay.value_or(0) != 0;
   }
-  if (options.name == "adam") return decays_in_gradient ? 2 : 1;
-  if (options.name == "sgd") return (decays_in_gradient ? 1 : 0) + (options.nesterov ? 1 : 0);
-  return 1;
+  const int64_t decayed = decays_in_gradient ? 1 : 0;
+  if (options.name == "sgd") return decayed + (options.nesterov ? 1 : 0);
+  if (options.name == "adadelta") return decayed + 2;
+  const bool is_decoupled = options.name == "adamw" || options.name == "lion" || options.name == "muon";
+  return (is_decoupled ? 0 : decayed) + 1;
 }
 
 std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {

@@ -181,6 +181,20 @@ INSTANTIATE_TEST_SUITE_P(
                c.data.sequence_length = 16;
              }},
         Case{"lion", 2, "llama", [](auto& c) { c.optimizer.name = "lion"; }},
+        Case{"adagrad", 2, "llama", [](auto& c) { c.optimizer.name = "adagrad"; }},
+        Case{"adadelta_composed", 2, "llama",
+             [](auto& c) {
+               c.optimizer.name = "adadelta";
+               c.optimizer.weight_decay = 0.1;
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
+        Case{"adamax_composed", 2, "llama",
+             [](auto& c) {
+               c.optimizer.name = "adamax";
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
         Case{"muon", 2, "llama", muon},
         Case{"muon_gpt2_alone", 1, "gpt2", muon},
         Case{"muon_per_parameter", 3, "llama",
