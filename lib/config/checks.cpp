@@ -206,6 +206,10 @@ void check_training(const Config& config, Conflicts& conflicts) {
       "expected cross_entropy with training.label_smoothing or training.z_loss, which are "
       "terms of it; found ",
       training.loss, "; leave these out");
+  conflicts.unless(training.clip_grad_value == 0 || training.max_grad_norm == 0,
+                   {"training.clip_grad_value", "training.max_grad_norm"},
+                   "expected 0 beside training.max_grad_norm = ", training.max_grad_norm, "; found ",
+                   training.clip_grad_value, "; leave it out or set training.max_grad_norm to 0");
   conflicts.unless(training.gradient_accumulation_steps > 0 || training.global_batch_size > 0,
                    {"training.gradient_accumulation_steps"},
                    "expected an integer >= 1 without training.global_batch_size; found 0; give one of the "

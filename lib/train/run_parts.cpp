@@ -190,6 +190,7 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
        .dropout_key = dropout_key,
        .max_grad_norm = config.training.max_grad_norm,
        .norm_type = config.training.norm_type,
+       .clip_grad_value = config.training.clip_grad_value,
        .no_sync = config.training.no_sync});
 }
 

@@ -134,6 +134,16 @@ TEST(Conflicts, BatchesAndRunsStayCountable) {
   EXPECT_NE(only_conflict(config).find("100,000,000,000,000 tokens"), std::string::npos);
 }
 
+TEST(Conflicts, GradientsAreClippedByNormOrByValue) {
+  Config config;
+  config.training.clip_grad_value = 0.5;
+  EXPECT_EQ(only_conflict(config),
+            "training.clip_grad_value: expected 0 beside training.max_grad_norm = 1; found 0.5; leave it out "
+            "or set training.max_grad_norm to 0");
+  config.training.max_grad_norm = 0;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(Conflicts, OptionsOfSgdAreForSgd) {
   Config config;
   config.optimizer.nesterov = true;

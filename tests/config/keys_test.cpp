@@ -133,6 +133,7 @@ const std::map<std::string, Sample>& samples() {
         "[\"\"]",
         {"training.float8=\"tensorwise\"", "mixed_precision.param_dtype=\"bfloat16\""}}},
       {"training.cuda_graphs", {"true", "1"}},
+      {"training.clip_grad_value", {"0.5", "-1", {"training.max_grad_norm=0"}}},
       {"training.no_sync", {"true", "1"}},
       {"training.skip_nonfinite", {"true", "1"}},
       {"training.skip_zscore", {"6", "-1"}},
