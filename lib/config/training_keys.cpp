@@ -93,13 +93,13 @@ std::vector<Key> training_keys() {
 
       {KEY(optimizer, name),
        "the optimizer; adam, adamax, adagrad, adadelta: as in torch.optim, with weight decay in the gradient; "
-       "lion: the sign of its momentum; muon: orthogonal steps of whole matrices, adamw for the rest",
+       "lion: the sign of its momentum; lamb: Adam's step, scaled to each tensor's norm; muon: orthogonal steps of whole matrices, adamw for the rest",
        an_optimizer()},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0)},
-      {KEY(optimizer, betas), "adamw, adam, adamax, lion: decay of the two averages", two_betas()},
+      {KEY(optimizer, betas), "adamw, adam, adamax, lion, lamb: decay of the two averages", two_betas()},
       {OPEN_KEY(optimizer, eps, optim::default_eps(c.optimizer.name)),
-       "adamw, adam, adamax, adagrad, adadelta: added to the denominator; not given: 1e-10 with adagrad, 1e-6 "
-       "with adadelta, 1e-8 with the others",
+       "adamw, adam, adamax, adagrad, adadelta, lamb: added to the denominator; not given: 1e-10 with adagrad, 1e-6 "
+       "with adadelta and lamb, 1e-8 with the others",
        above(0),
        {},
        "name"},
@@ -108,8 +108,8 @@ std::vector<Key> training_keys() {
       {KEY(optimizer, dampening), "sgd: share of a gradient that momentum leaves out", between(0, 1)},
       {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum"},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
-       "weight decay (decoupled from the gradient in adamw, lion and muon); not given: 0.1 with adamw and "
-       "muon, 0 with the others",
+       "weight decay (decoupled from the gradient in adamw, lion, lamb and muon); not given: 0.1 with adamw and "
+       "muon, 0.01 with lamb, 0 with the others",
        at_least(0),
        {},
        "name"},

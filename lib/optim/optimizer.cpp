@@ -10,6 +10,7 @@
 
 #include "optim/adaptive_rates.h"
 #include "optim/element_optimizers.h"
+#include "optim/lamb.h"
 #include "optim/muon.h"
 #include "util/error.h"
 #include "util/parallel.h"
@@ -206,12 +207,15 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const at::Tensor gradient =
       keeps_type ? gradient_as_it_came.to(value.device()) : gradient_as_it_came.to(value.options());
   if (!left_to_update && scale != 1) gradient.mul_(scale);
-  for (const Treatment& treatment : treatments_[i]) {
-    if (treatment.matrix) continue;
-    update_alike(i, gradient, treatment, left_to_update ? scale : 1);
-  }
-  update_matrices(i, gradient, open_->lr);
+  update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
   if (options_.ema_decay > 0) update_average(i);
+}
+
+void Optimizer::update_ranges(size_t i, const at::Tensor& gradient, double lr, double gradient_scale) {
+  for (const Treatment& treatment : treatments_[i]) {
+    if (!treatment.matrix) update_alike(i, gradient, treatment, gradient_scale);
+  }
+  update_matrices(i, gradient, lr);
 }
 
 // Parameters without a gradient are averaged too.
@@ -309,9 +313,10 @@ std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, Parameters
   return std::make_unique<Adam>(options, kDecay, std::move(parameters));
 }
 
-std::unique_ptr<Optimizer> make_muon(const OptimizerOptions& options, Parameters parameters,
-                                     WholeMatrices* matrices) {
-  return std::make_unique<Muon>(options, std::move(parameters), matrices);
+template <typename Made>
+std::unique_ptr<Optimizer> make_of_tensors(const OptimizerOptions& options, Parameters parameters,
+                                           WholeMatrices* matrices) {
+  return std::make_unique<Made>(options, std::move(parameters), matrices);
 }
 
 util::Registry<OptimizerFactory>& factories() {
@@ -323,7 +328,8 @@ util::Registry<OptimizerFactory>& factories() {
                                                      {"adadelta", make_plain<Adadelta>},
                                                      {"sgd", make_plain<Sgd>},
                                                      {"lion", make_plain<Lion>},
-                                                     {"muon", make_muon}});
+                                                     {"lamb", make_of_tensors<Lamb>},
+                                                     {"muon", make_of_tensors<Muon>}});
   return factories;
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 
 // Optimizers over this rank's flat shards. They see no shapes or other ranks: an element's update depends on
-// that element alone, so a parameter is updated to the same bits whole or sharded. The exception is muon,
-// which gets whole matrices through WholeMatrices; its step() is collective. Nothing else is.
+// that element alone, so a parameter is updated to the same bits whole or sharded. The exceptions are muon and
+// lamb, which get whole matrices or sums over tensors through WholeMatrices; their step() is collective.
+// Nothing else is.
 //
 // Not thread-safe.
 
@@ -17,6 +18,7 @@
 
 #include "optim/options.h"
 #include "optim/parameter_groups.h"
+#include "util/column_range.h"
 
 namespace fsdp::optim {
 
@@ -32,12 +34,24 @@ struct FlatParameter {
     Treatment treatment = {};
   };
 
+  /// A trainable tensor of the unit, and this rank's part of it.
+  struct Tensor {
+    std::string name;
+    std::vector<int64_t> shape;  ///< of the whole tensor
+    Treatment treatment = {};
+    util::ColumnRange part{};  ///< of the tensor; may be empty
+    int64_t begin = 0;         ///< of its elements, contiguous in the value
+  };
+
   std::string name;
   at::Tensor value;           ///< [n] float32, contiguous
   std::vector<Range> ranges;  ///< ascending, without overlap
+  /// For optimizers that need more than elements: the same on every rank, but for the parts.
+  std::vector<Tensor> tensors = {};
 };
 
-/// Gives an optimizer over shards whole matrices. Implemented by what shards the parameters.
+/// Gives an optimizer over shards whole matrices, and sums over whole tensors. Implemented by what shards the
+/// parameters.
 class WholeMatrices {
  public:
   /// matrix: [rows, columns], contiguous float32 -> the same shape
@@ -52,6 +66,10 @@ class WholeMatrices {
   /// the same on every rank. `flat` is [n] float32 like the parameter's value, and zero outside the matrices.
   /// Collective: every rank calls it for the same parameters in the same order.
   virtual void map(size_t parameter, const at::Tensor& flat, const Function& function) = 0;
+
+  /// Adds up sums that each rank has computed of its parts of the parameter, so that all ranks have the same
+  /// bits. sums: [n] double on the CPU. Collective, as map().
+  virtual void add_up(size_t parameter, const at::Tensor& sums) = 0;
 };
 
 class Optimizer {
@@ -122,6 +140,8 @@ class Optimizer {
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
 
+  /// Updates parameter i: its elements by update(), its matrices by update_matrices().
+  virtual void update_ranges(size_t i, const at::Tensor& gradient, double lr, double gradient_scale);
   /// Updates the ranges of parameter i that are matrices. Called for every parameter with a gradient.
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
@@ -155,8 +175,8 @@ using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(
 /// Adds an optimizer under a name for OptimizerOptions::name. Throws Error(kUsage) if the name is taken.
 void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make);
 
-/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon needs, must
-/// outlive the optimizer.
+/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon and lamb need,
+/// must outlive the optimizer.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters,
                                           WholeMatrices* matrices = nullptr);

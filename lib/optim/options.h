@@ -40,8 +40,8 @@ constexpr auto enum_names(LrAdjustment) {
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
-  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, adamax, lion, muon's adamw
-  /// adam, adamw, adamax, adagrad, adadelta, muon's adamw. Not given: default_eps(name).
+  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, adamax, lion, lamb, muon's adamw
+  /// adam, adamw, adamax, adagrad, adadelta, lamb, muon's adamw. Not given: default_eps(name).
   std::optional<double> eps = std::nullopt;
   double rho = 0.9;        ///< adadelta
   double momentum = 0.0;   ///< sgd, muon
@@ -64,7 +64,7 @@ struct OptimizerOptions {
   util::PluginValues plugin_values = {};
 };
 
-/// 0.1 for the usual optimizers of large models (adamw, muon), 0 for the others (as in torch.optim, lion as in
+/// 0.1 for the usual optimizers of large models (adamw, muon), 0.01 for lamb, 0 for the others (as in torch.optim, lion as in
 /// its authors' code).
 double default_weight_decay(std::string_view name);
 
@@ -72,7 +72,7 @@ inline double weight_decay_of(const OptimizerOptions& options) {
   return options.weight_decay.value_or(default_weight_decay(options.name));
 }
 
-/// As in torch.optim: 1e-10 for adagrad, 1e-6 for adadelta, 1e-8 for the others.
+/// As in torch.optim: 1e-10 for adagrad, 1e-6 for adadelta and (as in Apex) for lamb, 1e-8 for the others.
 double default_eps(std::string_view name);
 
 inline double eps_of(const OptimizerOptions& options) {

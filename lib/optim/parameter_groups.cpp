@@ -62,6 +62,7 @@ util::Registry<OptimizerTraits>& optimizer_traits() {
                                                               {"adadelta", {of_adadelta, 0, 1e-6}},
                                                               {"sgd", {of_sgd}},
                                                               {"lion", {of_lion}},
+                                                              {"lamb", {of_adam, 0.01, 1e-6}},
                                                               {"muon", {of_muon, 0.1}}});
   return traits;
 }
@@ -76,6 +77,13 @@ double default_weight_decay(std::string_view name) {
 double default_eps(std::string_view name) {
   const OptimizerTraits* traits = optimizer_traits().find(name);
   return traits == nullptr ? OptimizerTraits{}.default_eps : traits->default_eps;
+}
+
+std::vector<int64_t> sums_of_tensors(const OptimizerOptions& options,
+                                     const std::vector<std::vector<int64_t>>& shapes) {
+  const auto tensors = static_cast<int64_t>(shapes.size());
+  if (options.name == "lamb" && tensors > 0) return {2 * tensors};
+  return {};
 }
 
 std::vector<StateKind> state_kinds(const OptimizerOptions& options) {

@@ -57,6 +57,11 @@ util::Registry<OptimizerTraits>& optimizer_traits();
 /// The keys of optimizer_traits().
 std::vector<std::string> optimizer_names();
 
+/// The lengths of the sums that the optimizer adds up over the ranks in a step for a unit with tensors of
+/// these shapes (optim/tensor_optimizer.h), one all-reduce each; none unless it looks at whole tensors.
+std::vector<int64_t> sums_of_tensors(const OptimizerOptions& options,
+                                     const std::vector<std::vector<int64_t>>& shapes);
+
 /// The optimizer's states (none for an unknown name) and, last, the average of the weights.
 std::vector<StateKind> state_kinds(const OptimizerOptions& options);
 

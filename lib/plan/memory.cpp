@@ -38,6 +38,13 @@ std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& opt
   return shapes;
 }
 
+/// The lengths of the sums over the tensors of a unit that the optimizer needs.
+std::vector<int64_t> sums_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const shard::ParameterSizes& parameter : unit.parameters) shapes.push_back(parameter.shape);
+  return unit.has_trainable_parameters ? optim::sums_of_tensors(options, shapes) : std::vector<int64_t>();
+}
+
 /// Temporaries of muon for the matrices of a unit (shard/matrix_exchange.h, optim/muon.h).
 int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSizes& unit) {
   const std::vector<std::vector<int64_t>> shapes = matrices_of(options, unit);
@@ -54,14 +61,16 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
 
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
-  int64_t largest = 0, matrices = 0;
+  int64_t largest = 0, matrices = 0, directions = 0;
   for (const UnitSizes& unit : units) {
     if (unit.has_trainable_parameters) largest = std::max(largest, unit.shard_numel);
     matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
+    if (!sums_of(config.optimizer, unit).empty()) directions = std::max(directions, unit.shard_bytes());
   }
   // For norms other than the 2-norm, libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
+  if (directions > 0) return std::max(norm, update + directions);
   const int64_t composed = config.optimizer.fused ? 0 : 4 * largest * composed_temporaries(config.optimizer);
   return std::max(norm, update + std::max(composed, matrices));
 }
@@ -164,6 +173,12 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<UnitSizes>& units) {
   shard::Traffic traffic;
   for (const UnitSizes& unit : units) {
+    if (unit.groups.shards > 1 || unit.groups.replicas > 1) {
+      for (int64_t sums : sums_of(options, unit)) {
+        ++traffic.all_reduces;
+        traffic.all_reduce_bytes += 8 * sums;
+      }
+    }
     if (matrices_of(options, unit).empty()) continue;
     if (unit.is_cut()) {
       ++traffic.all_gathers;

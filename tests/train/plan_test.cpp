@@ -77,6 +77,11 @@ void muon(config::Config& config) {
   config.data.sequence_length = 16;
 }
 
+void lamb(config::Config& config) {
+  config.optimizer.name = "lamb";
+  config.data.sequence_length = 16;
+}
+
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
 void float8(config::Config& config) {
   bf16(config);
@@ -194,6 +199,12 @@ INSTANTIATE_TEST_SUITE_P(
                c.optimizer.name = "adamax";
                c.optimizer.fused = false;
                c.data.sequence_length = 16;
+             }},
+        Case{"lamb", 2, "llama", lamb},
+        Case{"lamb_per_parameter", 3, "gpt2",
+             [](auto& c) {
+               lamb(c);
+               c.fsdp.layout = "per_parameter";
              }},
         Case{"muon", 2, "llama", muon},
         Case{"muon_gpt2_alone", 1, "gpt2", muon},
@@ -371,6 +382,18 @@ TEST(Plan, CountsWhatMuonExchangesForWholeMatrices) {
   EXPECT_NE(plan_text(plan).find("whole matrices for muon"), std::string::npos);
   config.fsdp.strategy = "no_shard";
   EXPECT_GT(make_plan(config, {.world_size = 2}).optimizer_traffic.all_reduces, 0);
+  EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
+}
+
+TEST(Plan, CountsTheSumsOverTensors) {
+  config::Config config = small_config();
+  lamb(config);
+  const Plan plan = make_plan(config, {.world_size = 2});
+  size_t tensors = 0;
+  for (const shard::UnitSizes& unit : plan.units) tensors += unit.parameters.size();
+  EXPECT_EQ(plan.optimizer_traffic.all_reduces, static_cast<int64_t>(plan.units.size()));
+  EXPECT_EQ(plan.optimizer_traffic.all_reduce_bytes, static_cast<int64_t>(16 * tensors));
+  EXPECT_NE(plan_text(plan).find("besides, sums over tensors for lamb"), std::string::npos);
   EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
 }
 
