@@ -15,13 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
-Constraint an_optimizer() {
-  Constraint constraint = one_of(optim::optimizer_names());
-  constraint.because =
-      "adafactor is not among them: it keeps sums of rows and columns of whole matrices, which no shard "
-      "has; muon works with whole matrices, and lion keeps half of adamw's state";
-  return constraint;
-}
+Constraint two_numbers() { return {.min = 0, .length = 2}; }
 
 }  // namespace
 
@@ -92,14 +86,16 @@ std::vector<Key> training_keys() {
       {KEY(evaluation, min_delta), "a better loss is lower by more than this", at_least(0)},
 
       {KEY(optimizer, name),
-       "the optimizer; adam, adamax, adagrad, adadelta: as in torch.optim, with weight decay in the gradient; "
-       "lion: the sign of its momentum; lamb: Adam's step, scaled to each tensor's norm; muon: orthogonal steps of whole matrices, adamw for the rest",
-       an_optimizer()},
+       "the optimizer; adam, adamax, adagrad, adadelta: as in torch.optim, with weight decay in the "
+       "gradient; lion: the sign of its momentum; lamb: Adam's step, scaled to each tensor's norm; adafactor: "
+       "averages of rows and columns instead of elements; muon: orthogonal steps of whole matrices, adamw for "
+       "the rest",
+       one_of_registered(optim::optimizer_traits())},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0)},
       {KEY(optimizer, betas), "adamw, adam, adamax, lion, lamb: decay of the two averages", two_betas()},
       {OPEN_KEY(optimizer, eps, optim::default_eps(c.optimizer.name)),
-       "adamw, adam, adamax, adagrad, adadelta, lamb: added to the denominator; not given: 1e-10 with adagrad, 1e-6 "
-       "with adadelta and lamb, 1e-8 with the others",
+       "adamw, adam, adamax, adagrad, adadelta, lamb: added to the denominator; not given: 1e-10 with adagrad, "
+       "1e-6 with adadelta and lamb, 1e-8 with the others",
        above(0),
        {},
        "name"},
@@ -108,8 +104,8 @@ std::vector<Key> training_keys() {
       {KEY(optimizer, dampening), "sgd: share of a gradient that momentum leaves out", between(0, 1)},
       {KEY(optimizer, nesterov), "sgd, muon: Nesterov's momentum"},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
-       "weight decay (decoupled from the gradient in adamw, lion, lamb and muon); not given: 0.1 with adamw and "
-       "muon, 0.01 with lamb, 0 with the others",
+       "weight decay (decoupled from the gradient in adamw, lion, lamb and muon); not given: 0.1 with adamw "
+       "and muon, 0.01 with lamb, 0 with the others",
        at_least(0),
        {},
        "name"},
@@ -122,6 +118,21 @@ std::vector<Key> training_keys() {
       {KEY(optimizer, ns_coefficients), "muon: coefficients of that iteration", three_numbers()},
       {KEY(optimizer, adjust_lr_fn),
        "muon: how the rate of a matrix follows from its shape; match_rms_adamw: steps as long as adamw's"},
+
+      {KEY(optimizer, relative_step), "adafactor: the rate is at most 1 / sqrt(step)"},
+      {KEY(optimizer, scale_parameter),
+       "adafactor: the rate is a share of the root mean square of a tensor's values"},
+      {KEY(optimizer, clip_threshold),
+       "adafactor: largest root mean square of a tensor's step, before it is multiplied by the rate",
+       above(0)},
+      {KEY(optimizer, decay_rate), "adafactor: averages of squares decay by 1 - step to this power",
+       between(-1, 0)},
+      {KEY(optimizer, beta1),
+       "adafactor: decay of an average of steps, which costs a state per element; 0: none",
+       from_up_to_below(0, 1)},
+      {KEY(optimizer, adafactor_eps),
+       "adafactor: added to squares of gradients; least root mean square of a tensor for scale_parameter",
+       two_numbers()},
 
       {KEY(optimizer, ema_decay),
        "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "optim/adafactor.h"
 #include "optim/adaptive_rates.h"
 #include "optim/element_optimizers.h"
 #include "optim/lamb.h"
@@ -98,8 +99,14 @@ std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ra
 int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
   if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
   int64_t numel = 0;
+  if (kind.is_whole()) {
+    for (const FlatParameter::Tensor& tensor : parameter.tensors) {
+      if (kind.covers(tensor.treatment)) numel += kind.numel(tensor.shape);
+    }
+    return numel;
+  }
   for (const FlatParameter::Range& range : parameter.ranges) {
-    if (kind.covers(range.treatment.matrix)) numel += range.end - range.begin;
+    if (kind.covers(range.treatment)) numel += range.end - range.begin;
   }
   return numel;
 }
@@ -146,7 +153,7 @@ int64_t Optimizer::state_offset(size_t state, size_t i, int64_t begin) const {
   if (kind.elements == StateKind::Elements::kAll) return begin;
   int64_t offset = 0;
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
-    if (!kind.covers(range.treatment.matrix)) continue;
+    if (!kind.covers(range.treatment)) continue;
     if (begin >= range.begin && begin < range.end) return offset + begin - range.begin;
     offset += range.end - range.begin;
   }
@@ -158,6 +165,19 @@ at::Tensor Optimizer::state_of(const std::string& name, size_t i, int64_t begin,
   const at::Tensor& state = states_[s].at(i);
   if (begin == end) return state.narrow(0, 0, 0);
   return state.narrow(0, state_offset(s, i, begin), end - begin);
+}
+
+at::Tensor Optimizer::state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const {
+  const size_t s = state_index(name);
+  const StateKind& kind = state_kinds_[s];
+  FSDP_CHECK(kind.is_whole(), name);
+  int64_t offset = 0;
+  for (const FlatParameter::Tensor& each : parameters_.at(i).tensors) {
+    if (!kind.covers(each.treatment)) continue;
+    if (each.name == tensor) return states_[s][i].narrow(0, offset, kind.numel(each.shape));
+    offset += kind.numel(each.shape);
+  }
+  FSDP_CHECK(false, parameters_[i].name, " has no ", name, " of ", tensor);
 }
 
 void Optimizer::set_step_count(int64_t count) {
@@ -272,7 +292,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   todo.states.reserve(states_.size());
   std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
   for (size_t s = 0; s < states_.size(); ++s) {
-    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment.matrix)) continue;
+    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment)) continue;
     columns.push_back({states_[s][i], &todo.states.emplace_back(), s});
   }
 
@@ -329,6 +349,7 @@ util::Registry<OptimizerFactory>& factories() {
                                                      {"sgd", make_plain<Sgd>},
                                                      {"lion", make_plain<Lion>},
                                                      {"lamb", make_of_tensors<Lamb>},
+                                                     {"adafactor", make_of_tensors<Adafactor>},
                                                      {"muon", make_of_tensors<Muon>}});
   return factories;
 }

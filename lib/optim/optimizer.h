@@ -1,9 +1,9 @@
 #pragma once
 
 // Optimizers over this rank's flat shards. They see no shapes or other ranks: an element's update depends on
-// that element alone, so a parameter is updated to the same bits whole or sharded. The exceptions are muon and
-// lamb, which get whole matrices or sums over tensors through WholeMatrices; their step() is collective.
-// Nothing else is.
+// that element alone, so a parameter is updated to the same bits whole or sharded. The exceptions are muon,
+// lamb and adafactor, which get whole matrices or sums over tensors through WholeMatrices; their step() is
+// collective. Nothing else is.
 //
 // Not thread-safe.
 
@@ -103,11 +103,13 @@ class Optimizer {
   /// state_kinds() of the options.
   const std::vector<StateKind>& states() const { return state_kinds_; }
   std::vector<std::string> state_names() const;
-  /// The state of parameter i, initially zero: flat like its value or, if the state covers some elements
-  /// only, these elements, range by range. May be written to, for resuming.
+  /// The state of parameter i, initially zero: flat like its value; if the state covers some elements only,
+  /// these elements, range by range; if it is whole, tensor by tensor. May be written to, for resuming.
   at::Tensor state(const std::string& name, size_t i) const;
   /// The state of elements [begin, end) of the value, which it covers and which are in one range or none.
   at::Tensor state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
+  /// The state, which is whole and covers it, of a tensor of parameter i.
+  at::Tensor state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const;
 
   /// Calls of step() so far.
   int64_t step_count() const { return step_count_; }
@@ -175,8 +177,8 @@ using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(
 /// Adds an optimizer under a name for OptimizerOptions::name. Throws Error(kUsage) if the name is taken.
 void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make);
 
-/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon and lamb need,
-/// must outlive the optimizer.
+/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon, lamb and
+/// adafactor need, must outlive the optimizer.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters,
                                           WholeMatrices* matrices = nullptr);

@@ -56,6 +56,13 @@ struct OptimizerOptions {
   int64_t ns_steps = 5;                                              ///< muon
   std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};   ///< muon
   util::Named<LrAdjustment> adjust_lr_fn = LrAdjustment::kOriginal;  ///< muon
+  bool relative_step = true;    ///< adafactor: the rate is at most 1 / sqrt(step)
+  bool scale_parameter = true;  ///< adafactor: the rate is a share of a tensor's rms
+  double clip_threshold = 1.0;  ///< adafactor: most rms of a tensor's direction
+  double decay_rate = -0.8;     ///< adafactor: exponent of the step in 1 - beta2
+  double beta1 = 0.0;           ///< adafactor: decay of an average of steps; 0: none
+  /// adafactor: added to squares of gradients; least rms of a tensor for scale_parameter
+  std::vector<double> adafactor_eps = {1e-30, 1e-3};
   /// The first that matches applies. no_decay overrides its weight decay.
   std::vector<ParameterGroupOptions> groups = {};
   /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
@@ -64,8 +71,8 @@ struct OptimizerOptions {
   util::PluginValues plugin_values = {};
 };
 
-/// 0.1 for the usual optimizers of large models (adamw, muon), 0.01 for lamb, 0 for the others (as in torch.optim, lion as in
-/// its authors' code).
+/// 0.1 for the usual optimizers of large models (adamw, muon), 0.01 for lamb, 0 for the others (as in
+/// torch.optim, lion as in its authors' code).
 double default_weight_decay(std::string_view name);
 
 inline double weight_decay_of(const OptimizerOptions& options) {

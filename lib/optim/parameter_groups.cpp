@@ -1,5 +1,8 @@
 #include "optim/parameter_groups.h"
 
+#include <functional>
+#include <numeric>
+
 #include "util/text.h"
 
 namespace fsdp::optim {
@@ -12,7 +15,19 @@ Treatment treatment_of(const OptimizerOptions& options, const std::string& name,
   }
   treatment.matrix =
       options.name == "muon" && shape.size() == 2 && !util::matches_any(name, options.adamw_parameters);
+  treatment.factored = options.name == "adafactor" && shape.size() == 2;
   return treatment;
+}
+
+bool StateKind::covers(const Treatment& treatment) const {
+  if (is_whole()) return treatment.factored;
+  return elements == Elements::kAll ||
+         (elements == Elements::kMatrices) == (treatment.matrix || treatment.factored);
+}
+
+int64_t StateKind::numel(const std::vector<int64_t>& shape) const {
+  if (is_whole()) return shape.at(elements == Elements::kRows ? 0 : 1);
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 double lr_of(const OptimizerOptions& options, const Treatment& treatment, double lr) {
@@ -52,6 +67,15 @@ std::vector<StateKind> of_muon(const OptimizerOptions&) {
           {"exp_avg_sq", Elements::kOthers}};
 }
 
+std::vector<StateKind> of_adafactor(const OptimizerOptions& options) {
+  using Elements = StateKind::Elements;
+  std::vector<StateKind> states = {{"exp_avg_sq_row", Elements::kRows},
+                                   {"exp_avg_sq_col", Elements::kColumns},
+                                   {"exp_avg_sq", Elements::kOthers}};
+  if (options.beta1 != 0) states.push_back({"exp_avg"});
+  return states;
+}
+
 }  // namespace
 
 util::Registry<OptimizerTraits>& optimizer_traits() {
@@ -63,6 +87,7 @@ util::Registry<OptimizerTraits>& optimizer_traits() {
                                                               {"sgd", {of_sgd}},
                                                               {"lion", {of_lion}},
                                                               {"lamb", {of_adam, 0.01, 1e-6}},
+                                                              {"adafactor", {of_adafactor}},
                                                               {"muon", {of_muon, 0.1}}});
   return traits;
 }
@@ -82,8 +107,14 @@ double default_eps(std::string_view name) {
 std::vector<int64_t> sums_of_tensors(const OptimizerOptions& options,
                                      const std::vector<std::vector<int64_t>>& shapes) {
   const auto tensors = static_cast<int64_t>(shapes.size());
-  if (options.name == "lamb" && tensors > 0) return {2 * tensors};
-  return {};
+  if (tensors == 0) return {};
+  if (options.name == "lamb") return {2 * tensors};
+  if (options.name != "adafactor") return {};
+  int64_t first = tensors;
+  for (const std::vector<int64_t>& shape : shapes) {
+    if (treatment_of(options, "", shape).factored) first += shape[0] + shape[1];
+  }
+  return {first, tensors};
 }
 
 std::vector<StateKind> state_kinds(const OptimizerOptions& options) {

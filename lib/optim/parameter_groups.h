@@ -14,9 +14,10 @@ namespace fsdp::optim {
 
 /// How an update treats the elements of a parameter.
 struct Treatment {
-  bool decay = true;    ///< whether weight decay applies
-  size_t group = 0;     ///< g > 0: OptimizerOptions::groups[g - 1]; 0: none
-  bool matrix = false;  ///< updated as a whole matrix (Muon), not element by element
+  bool decay = true;      ///< whether weight decay applies
+  size_t group = 0;       ///< g > 0: OptimizerOptions::groups[g - 1]; 0: none
+  bool matrix = false;    ///< updated as a whole matrix (Muon), not element by element
+  bool factored = false;  ///< a matrix of whose rows and columns averages are kept (Adafactor)
 
   bool operator==(const Treatment&) const = default;
 };
@@ -33,16 +34,19 @@ double weight_decay_of(const OptimizerOptions& options, const Treatment& treatme
 /// The state with the average of the weights, for every optimizer.
 inline constexpr const char* kEmaState = "ema";
 
-/// A state that an optimizer keeps between steps, for each element.
+/// A state that an optimizer keeps between steps: a number for each element, sharded like the parameters, or
+/// for each row or column of matrices, whole on every rank.
 struct StateKind {
-  enum class Elements { kAll, kMatrices, kOthers };
+  enum class Elements { kAll, kMatrices, kOthers, kRows, kColumns };
 
   std::string name;  ///< PyTorch's: "exp_avg"
   Elements elements = Elements::kAll;
 
-  bool covers(bool matrix) const {
-    return elements == Elements::kAll || (elements == Elements::kMatrices) == matrix;
-  }
+  bool is_whole() const { return elements == Elements::kRows || elements == Elements::kColumns; }
+  /// Whether the elements, or the rows or columns, of such tensors have the state.
+  bool covers(const Treatment& treatment) const;
+  /// Numbers of a whole tensor of this shape, which the state covers.
+  int64_t numel(const std::vector<int64_t>& shape) const;
 };
 
 /// What is known of an optimizer without making one.

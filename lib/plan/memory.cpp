@@ -161,8 +161,8 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std:
         continue;
       }
       for (const shard::ParameterSizes& parameter : unit.parameters) {
-        const bool matrix = optim::treatment_of(options, parameter.name, parameter.shape).matrix;
-        if (kind.covers(matrix)) bytes += 4 * parameter.shard_numel;
+        if (!kind.covers(optim::treatment_of(options, parameter.name, parameter.shape))) continue;
+        bytes += 4 * (kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
       }
     }
   }

@@ -15,21 +15,17 @@ OptimizerOptions lamb_options() {
   return options;
 }
 
-std::unique_ptr<Optimizer> over(const OptimizerOptions& options,
-                                const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
-  static WholeTensors whole;
-  return make_optimizer(options, {parameter_of_tensors(options, tensors)}, &whole);
-}
-
 // Figures of timm 1.0.31's Lamb, which follows Apex's FusedLAMB, after ten steps:
 //
-//   W = torch.tensor([[0.5, -1, 2], [0, -0.25, 0.75]], requires_grad=True); B = torch.tensor([0.1, -0.3], ...)
+//   W = torch.tensor([[0.5, -1, 2], [0, -0.25, 0.75]], requires_grad=True)
+//   B = torch.tensor([0.1, -0.3], requires_grad=True)
 //   o = Lamb([{"params": [W], "weight_decay": 0.01}, {"params": [B], "weight_decay": 0}],
 //            lr=0.01, betas=(0.9, 0.95), eps=1e-6, max_grad_norm=None)
 //   in step t: the gradients [[0.3, -0.2, 0.1], [0.5, -0.4, 1]] / t - 0.01 * t and [0.2, -0.1] / t - 0.01 * t
 TEST(Lamb, GivesTheFiguresOfApex) {
-  auto optimizer = over(lamb_options(), {{"weight", at::tensor({0.5f, -1.f, 2.f, 0.f, -0.25f, 0.75f})},
-                                         {"bias", at::tensor({0.1f, -0.3f})}});
+  auto optimizer = over_tensors(
+      lamb_options(),
+      {{"weight", at::tensor({0.5f, -1.f, 2.f, 0.f, -0.25f, 0.75f})}, {"bias", at::tensor({0.1f, -0.3f})}});
   take_steps(*optimizer, 10, at::tensor({0.3f, -0.2f, 0.1f, 0.5f, -0.4f, 1.f, 0.2f, -0.1f}), 0.01);
   EXPECT_TRUE(optimizer->parameters()[0].value.allclose(
       at::tensor({0.429384559f, -0.878154337f, 1.9903214f, -0.0842383355f, -0.135636717f, 0.655461371f,
@@ -49,7 +45,7 @@ TEST(Lamb, IsAdamForTensorsWithoutWeightDecayOrNorm) {
   adam.eps = eps_of(lamb_options());
   for (const auto& [name, value] : {std::pair<std::string, at::Tensor>{"bias", random_values(40, "value")},
                                     {"weight", at::zeros({40})}}) {
-    auto lamb = over(lamb_options(), {{name, value}});
+    auto lamb = over_tensors(lamb_options(), {{name, value}});
     auto expected = make_optimizer(adam, {parameter_of(value)});
     take_steps(*lamb, 1, gradient, 1e-2);  // afterwards the weight has a norm
     take_steps(*expected, 1, gradient, 1e-2);
@@ -59,10 +55,11 @@ TEST(Lamb, IsAdamForTensorsWithoutWeightDecayOrNorm) {
 
 TEST(Lamb, GoesOnFromASavedStateAsIfNeverStopped) {
   const at::Tensor value = random_values(40, "value"), gradient = random_values(40, "gradient");
-  auto through = over(lamb_options(), {{"weight", value}}), first = over(lamb_options(), {{"weight", value}});
+  auto through = over_tensors(lamb_options(), {{"weight", value}}),
+       first = over_tensors(lamb_options(), {{"weight", value}});
   take_steps(*through, 5, gradient, 1e-2);
   take_steps(*first, 2, gradient, 1e-2);
-  auto second = over(lamb_options(), {{"weight", first->parameters()[0].value}});
+  auto second = over_tensors(lamb_options(), {{"weight", first->parameters()[0].value}});
   for (const std::string& name : first->state_names()) second->state(name, 0).copy_(first->state(name, 0));
   second->set_step_count(2);
   take_steps(*second, 3, gradient, 1e-2);
@@ -83,7 +80,7 @@ TEST(Lamb, LeavesPaddingAndGradientsAlone) {
 
 TEST(Lamb, NeedsAWayToSumsOverWholeTensors) {
   EXPECT_THROW(make_optimizer(lamb_options(), {}), util::Error);
-  EXPECT_FALSE(over(lamb_options(), {})->updates_alone());
+  EXPECT_FALSE(over_tensors(lamb_options(), {})->updates_alone());
 }
 
 }  // namespace

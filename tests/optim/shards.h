@@ -39,6 +39,13 @@ inline FlatParameter parameter_of_tensors(const OptimizerOptions& options,
   return parameter;
 }
 
+/// An optimizer over such a parameter.
+inline std::unique_ptr<Optimizer> over_tensors(
+    const OptimizerOptions& options, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  static WholeTensors whole;
+  return make_optimizer(options, {parameter_of_tensors(options, tensors)}, &whole);
+}
+
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.contiguous().view(at::kInt).equal(b.contiguous().view(at::kInt));
 }

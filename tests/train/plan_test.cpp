@@ -82,6 +82,11 @@ void lamb(config::Config& config) {
   config.data.sequence_length = 16;
 }
 
+void adafactor(config::Config& config) {
+  config.optimizer.name = "adafactor";
+  config.data.sequence_length = 16;
+}
+
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
 void float8(config::Config& config) {
   bf16(config);
@@ -205,6 +210,18 @@ INSTANTIATE_TEST_SUITE_P(
              [](auto& c) {
                lamb(c);
                c.fsdp.layout = "per_parameter";
+             }},
+        Case{"adafactor", 3, "llama", adafactor},
+        Case{"adafactor_per_parameter", 2, "gpt2",
+             [](auto& c) {
+               adafactor(c);
+               c.optimizer.beta1 = 0.9;
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"adafactor_no_shard", 2, "llama",
+             [](auto& c) {
+               adafactor(c);
+               c.fsdp.strategy = "no_shard";
              }},
         Case{"muon", 2, "llama", muon},
         Case{"muon_gpt2_alone", 1, "gpt2", muon},
@@ -395,6 +412,18 @@ TEST(Plan, CountsTheSumsOverTensors) {
   EXPECT_EQ(plan.optimizer_traffic.all_reduce_bytes, static_cast<int64_t>(16 * tensors));
   EXPECT_NE(plan_text(plan).find("besides, sums over tensors for lamb"), std::string::npos);
   EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
+
+  adafactor(config);
+  const Plan factored = make_plan(config, {.world_size = 2});
+  int64_t numbers = 0;
+  for (const shard::UnitSizes& unit : factored.units) {
+    for (const shard::ParameterSizes& parameter : unit.parameters) {
+      numbers += 2 + (parameter.shape.size() == 2 ? parameter.shape[0] + parameter.shape[1] : 0);
+    }
+  }
+  EXPECT_EQ(factored.optimizer_traffic.all_reduces, 2 * static_cast<int64_t>(factored.units.size()));
+  EXPECT_EQ(factored.optimizer_traffic.all_reduce_bytes, 8 * numbers);
+  EXPECT_LT(factored.memory.optimizer, plan.memory.optimizer / 20);
 }
 
 TEST(Plan, SaysThatLinearLayersAreInFloat8) {

@@ -60,7 +60,27 @@ INSTANTIATE_TEST_SUITE_P(
                      config.optimizer.momentum = 0.95;
                      config.optimizer.nesterov = true;
                    }},
-        Resumption{"lamb", [](config::Config& config) { config.optimizer.name = "lamb"; }},
+        Resumption{"lamb_bfloat16_replicas",
+                   [](config::Config& config) {
+                     config.optimizer.name = "lamb";
+                     config.mixed_precision.param_dtype = "bfloat16";
+                     config.fsdp.strategy = "hybrid_shard";
+                     config.mesh.dcn = 2;
+                   }},
+        Resumption{"adafactor",
+                   [](config::Config& config) {
+                     config.optimizer.name = "adafactor";
+                     config.optimizer.lr = 1e-2;
+                   }},
+        Resumption{"adafactor_offloaded_float16_averaged_asynchronous",
+                   [](config::Config& config) {
+                     use_float16(config);
+                     config.optimizer.name = "adafactor";
+                     config.optimizer.beta1 = 0.9;
+                     config.optimizer.ema_decay = 0.9;
+                     config.fsdp.cpu_offload = true;
+                     config.checkpoint.asynchronous = true;
+                   }},
         Resumption{"adamax_averaged",
                    [](config::Config& config) {
                      config.optimizer.name = "adamax";
@@ -195,7 +215,7 @@ TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {
 
 TEST_F(TrainerTest, EveryOptimizerResumesAtAnotherWorldSizeAndLayout) {
   const config::Config config = config_;
-  for (const char* optimizer : {"muon", "lamb", "adagrad", "adadelta", "adamax"}) {
+  for (const char* optimizer : {"muon", "lamb", "adafactor", "adagrad", "adadelta", "adamax"}) {
     SCOPED_TRACE(optimizer);
     fs::remove_all(folder_ / "out");
     config_ = config;
