@@ -2,9 +2,10 @@
 
 /// \file
 /// The global norm of the gradient, over all units and ranks, and clipping by it
-/// (torch.nn.utils.clip_grad_norm_). Replicated gradients count once.
+/// (torch.nn.utils.clip_grad_norm_). Replicated gradients count once. Clipping element by element
+/// (torch.nn.utils.clip_grad_value_).
 ///
-/// Collective: all of these functions; each is one all-reduce of a double.
+/// Collective: all of these functions but clip_grad_value(); each is one all-reduce of a double.
 ///
 /// Errors: Error(kUsage) while gradients are not reduced yet (after a micro-batch without sync, during
 /// backward).
@@ -25,6 +26,7 @@
 namespace fsdp {
 
 using shard::clip_grad_norm;
+using shard::clip_grad_value;
 using shard::first_unit_that_is_not_finite;
 using shard::grad_norm;
 using shard::unit_with_largest_gradient;

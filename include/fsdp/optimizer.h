@@ -1,10 +1,11 @@
 #pragma once
 
 /// \file
-/// Optimizers over this rank's shards: adamw, adam, sgd, lion and muon, with parameter groups by name (see
+/// Optimizers over this rank's shards (optimizer_names()), with parameter groups by name (see
 /// OptimizerOptions). They update fp32 master weights in place.
 ///
-/// Collective: only Optimizer::step() with muon, which gathers matrices.
+/// Collective: only Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which
+/// add up sums over tensors. These three need a ShardedMatrices.
 ///
 /// Errors: Error(kUsage) for an unknown name, for numbers out of range, and for a step that was begun but not
 /// ended.

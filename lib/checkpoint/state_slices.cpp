@@ -25,6 +25,17 @@ util::ColumnRange replicas_part(const shard::Segment& segment, size_t index,
   return {begin + length * replica / replicas, begin + length * (replica + 1) / replicas};
 }
 
+/// A state [n] that every rank holds whole or, among `ranks`, this rank's part of it.
+shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
+                               const comm::Communicator* ranks) {
+  const int64_t n = state.numel();
+  util::ColumnRange range{0, n};
+  if (ranks != nullptr) {
+    range = {n * ranks->rank() / ranks->world_size(), n * (ranks->rank() + 1) / ranks->world_size()};
+  }
+  return {name, {n}, range, state.narrow(0, range.begin, range.length())};
+}
+
 }  // namespace
 
 std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
@@ -49,13 +60,18 @@ std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const 
         {"model/" + name, tensor.sizes().vec(), {0, end}, tensor.detach().view({-1}).narrow(0, 0, end)});
   }
   for (const optim::StateKind& state : optimizer.states()) {
+    const std::string prefix = "optimizer/" + state.name + "/";
     for (const shard::Segment& segment : engine.segments()) {
       if (!segment.requires_grad) continue;
-      if (!state.covers(optim::treatment_of(optimizer.options(), segment.name, segment.shape).matrix))
+      if (!state.covers(optim::treatment_of(optimizer.options(), segment.name, segment.shape))) continue;
+      if (state.is_whole()) {
+        slices.push_back(whole_slice(prefix + segment.name,
+                                     optimizer.state_of_tensor(state.name, segment.unit, segment.name),
+                                     purpose == SlicePurpose::kSave ? &engine.communicator() : nullptr));
         continue;
+      }
       const int64_t end = segment.shard_offset + segment.numel();
-      add("optimizer/" + state.name + "/", segment,
-          optimizer.state_of(state.name, segment.unit, segment.shard_offset, end));
+      add(prefix, segment, optimizer.state_of(state.name, segment.unit, segment.shard_offset, end));
     }
   }
   return slices;

@@ -131,9 +131,10 @@ void check_max_tokens(const Config& config, Conflicts& conflicts) {
   conflicts.unless(data.max_tokens >= data.sequence_length, {"data.max_tokens", "data.sequence_length"},
                    "must be at least data.sequence_length = ", data.sequence_length,
                    ", the longest row, but is ", data.max_tokens, "; change one of the two");
-  conflicts.unless(!config.training.cuda_graphs, {"training.cuda_graphs", "data.max_tokens"},
-                   "cannot be combined with data.max_tokens, with which batches differ in shape; leave one of "
-                   "the two out");
+  conflicts.unless(
+      !config.training.cuda_graphs, {"training.cuda_graphs", "data.max_tokens"},
+      "cannot be combined with data.max_tokens, with which batches differ in shape; leave one of "
+      "the two out");
   conflicts.unless(
       config.training.float8 == Float8Recipe::kNone, {"training.float8", "data.max_tokens"},
       "cannot be combined with data.max_tokens, because 8-bit products need multiples of 16 tokens; leave one "
@@ -159,9 +160,8 @@ void check_sets(const Config& config, Conflicts& conflicts) {
 
 void check_optimizer(const Config& config, Conflicts& conflicts) {
   const optim::OptimizerOptions& options = config.optimizer;
-  conflicts.unless(
-      options.name != "muon" || options.momentum != 0, {"optimizer.momentum", "optimizer.name"},
-      "must be above 0 with optimizer.name = muon, but is 0; 0.95 is usual");
+  conflicts.unless(options.name != "muon" || options.momentum != 0, {"optimizer.momentum", "optimizer.name"},
+                   "must be above 0 with optimizer.name = muon, but is 0; 0.95 is usual");
   const bool has_rates = std::any_of(options.groups.begin(), options.groups.end(),
                                      [](const auto& group) { return group.lr.has_value(); });
   conflicts.unless(!has_rates || options.lr != 0, {"optimizer.groups", "optimizer.lr"},
@@ -185,6 +185,10 @@ void check_schedule(const Config& config, Conflicts& conflicts) {
 
 void check_training(const Config& config, Conflicts& conflicts) {
   const TrainingOptions& training = config.training;
+  conflicts.unless(training.clip_grad_value == 0 || training.max_grad_norm == 0,
+                   {"training.clip_grad_value", "training.max_grad_norm"},
+                   "must be 0 if training.max_grad_norm is set, but they are ", training.clip_grad_value,
+                   " and ", training.max_grad_norm, "; leave it out or set training.max_grad_norm to 0");
   conflicts.unless(training.gradient_accumulation_steps > 0 || training.global_batch_size > 0,
                    {"training.gradient_accumulation_steps"},
                    "must be at least 1 without training.global_batch_size, but is 0; set one of the two");

@@ -54,6 +54,7 @@ struct TrainingOptions {
   int64_t gradient_accumulation_steps = 1;
   int64_t batch_warmup_steps = 0;      ///< over which micro-batches per step grow from 1 to that number
   double max_grad_norm = 1.0;          ///< 0: no clipping (the norm is still reported)
+  double clip_grad_value = 0.0;        ///< limit for each element of the gradient; 0: no clipping
   std::string loss = "cross_entropy";  ///< of losses() (nn/architectures.h)
   double label_smoothing = 0.0;        ///< kernels::LossTerms
   double z_loss = 0.0;

@@ -67,8 +67,7 @@ std::vector<Key> output_keys() {
        "prompt of the samples, encoded with data.tokenizer; empty: a new text",
        {},
        is_above_0("logging.sample_every")},
-      {KEY(logging, sample_tokens), "tokens per sample", at_least(1),
-       is_above_0("logging.sample_every")},
+      {KEY(logging, sample_tokens), "tokens per sample", at_least(1), is_above_0("logging.sample_every")},
   };
 }
 

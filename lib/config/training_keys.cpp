@@ -15,13 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Constraint at_least_one_or_inf() { return {.min = 1, .also = kInfinity}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
-Constraint an_optimizer() {
-  Constraint constraint = one_of(optim::optimizer_names());
-  constraint.because =
-      "adafactor is not among them: it keeps sums of rows and columns of whole matrices, which no shard "
-      "has; muon works with whole matrices, and lion keeps half of adamw's state";
-  return constraint;
-}
+Constraint two_numbers() { return {.min = 0, .length = 2}; }
 
 /// A step may have more than one.
 Condition several_micro_batches() {
@@ -63,6 +57,9 @@ std::vector<Key> training_keys() {
        is("training.loss", {nn::kCrossEntropy})},
       {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0)},
       {KEY(training, norm_type), "p of the gradient norm; inf: the largest magnitude", at_least_one_or_inf()},
+      {KEY(training, clip_grad_value),
+       "instead of max_grad_norm: clip each element of the gradient to [-value, value]; 0: no clipping",
+       at_least(0)},
       {KEY(training, device),
        "device that a rank computes on; auto: a GPU if the program and the machine support it, else the CPU"},
       {KEY(training, float32_matmul_precision),
@@ -125,14 +122,22 @@ std::vector<Key> training_keys() {
        at_least(0), validates_regularly()},
 
       {KEY(optimizer, name),
-       "the optimizer; adam: weight decay in the gradient; lion: the sign of its momentum; muon: orthogonal "
-       "steps of whole matrices, adamw for the rest",
-       an_optimizer()},
+       "the optimizer; adam, adamax, adagrad, adadelta: as in torch.optim, with weight decay in the "
+       "gradient; lion: the sign of its momentum; lamb: Adam's step, scaled to each tensor's norm; adafactor: "
+       "averages of rows and columns instead of elements; muon: orthogonal steps of whole matrices, adamw for "
+       "the rest",
+       one_of_registered(optim::optimizer_traits())},
       {KEY(optimizer, lr), "learning rate after warm-up", at_least(0)},
       {KEY(optimizer, betas), "decay of the two averages", two_betas(), optimizer_reads("betas")},
-      {KEY(optimizer, eps), "added to the denominator", above(0), optimizer_reads("eps")},
-      {KEY(optimizer, momentum), "momentum", from_up_to_below(0, 1),
-       optimizer_reads("momentum")},
+      {OPEN_KEY(optimizer, eps, optim::default_eps(c.optimizer.name)),
+       "added to the denominator; not given: 1e-10 with adagrad, 1e-6 with adadelta and lamb, 1e-8 with the "
+       "others",
+       above(0),
+       optimizer_reads("eps"),
+       {},
+       "name"},
+      {KEY(optimizer, rho), "decay of the averages", between(0, 1), optimizer_reads("rho")},
+      {KEY(optimizer, momentum), "momentum", from_up_to_below(0, 1), optimizer_reads("momentum")},
       {KEY(optimizer, dampening), "share of the gradient that does not enter the momentum", between(0, 1),
        optimizer_reads("dampening") && is_above_0("optimizer.momentum")},
       {KEY(optimizer, nesterov),
@@ -140,8 +145,8 @@ std::vector<Key> training_keys() {
        {},
        optimizer_reads("nesterov") && is_above_0("optimizer.momentum") && is("optimizer.dampening", {"0.0"})},
       {OPEN_KEY(optimizer, weight_decay, optim::default_weight_decay(c.optimizer.name)),
-       "weight decay (decoupled from the gradient except in adam and sgd); not given: 0.1 with adamw and "
-       "muon, 0 with the others",
+       "weight decay (decoupled from the gradient in adamw, lion, lamb and muon); not given: 0.1 with adamw "
+       "and muon, 0.01 with lamb, 0 with the others",
        at_least(0),
        {},
        {},
@@ -165,7 +170,24 @@ std::vector<Key> training_keys() {
        "how the learning rate of a matrix depends on its shape; match_rms_adamw: updates as large as adamw's",
        {},
        optimizer_reads("adjust_lr_fn")},
-
+      {KEY(optimizer, relative_step),
+       "the rate is at most 1 / sqrt(step)",
+       {},
+       optimizer_reads("relative_step")},
+      {KEY(optimizer, scale_parameter),
+       "the rate is relative to the root mean square of a tensor's values",
+       {},
+       optimizer_reads("scale_parameter")},
+      {KEY(optimizer, clip_threshold),
+       "largest root mean square of a tensor's step, before it is multiplied by the rate", above(0),
+       optimizer_reads("clip_threshold")},
+      {KEY(optimizer, decay_rate), "averages of squares decay by 1 - step to this power", between(-1, 0),
+       optimizer_reads("decay_rate")},
+      {KEY(optimizer, beta1), "decay of an average of steps, which costs a state per element; 0: none",
+       from_up_to_below(0, 1), optimizer_reads("beta1")},
+      {KEY(optimizer, adafactor_eps),
+       "added to squares of gradients; least root mean square of a tensor for scale_parameter", two_numbers(),
+       optimizer_reads("adafactor_eps")},
       {KEY(optimizer, ema_decay),
        "keep an exponential moving average of the weights with this decay, for fsdp-ckpt --ema; 0: none",
        from_up_to_below(0, 1)},

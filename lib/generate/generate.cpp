@@ -137,8 +137,9 @@ class Rows {
 void require_in_vocabulary(const std::vector<int64_t>& ids, const nn::ModelOptions& model) {
   for (int64_t id : ids) {
     if (id >= 0 && id < model.vocab_size) continue;
-    fail(ErrorKind::kUsage, "tokens of the text must be less than the model's vocab_size = ", model.vocab_size,
-         ", but one is ", id, "; the tokenizer is not the one that the model was trained with");
+    fail(ErrorKind::kUsage,
+         "tokens of the text must be less than the model's vocab_size = ", model.vocab_size, ", but one is ",
+         id, "; the tokenizer is not the one that the model was trained with");
   }
 }
 

@@ -8,50 +8,31 @@
 #include <utility>
 
 #include "kernels/adam.h"
-#include "util/error.h"
-#include "util/parallel.h"
+#include "optim/element_loop.h"
 
 namespace fsdp::optim {
 
-using util::ErrorKind;
-using util::fail;
-
 namespace {
 
-std::pair<double, double> checked_betas(const OptimizerOptions& options) {
-  require(options.betas.size() == 2, "optimizer.betas must have two numbers, but has ", options.betas.size(),
-          "; write it as [0.9, 0.95]");
-  for (double beta : options.betas) {
-    if (!(beta >= 0 && beta < 1)) {
-      fail(ErrorKind::kUsage, "optimizer.betas must be at least 0 and below 1, but one of them is ", beta,
-           "; correct the config");
+struct LionLoop {
+  float keep, lr, beta1, one_minus_beta1, beta2, one_minus_beta2;
+
+  void operator()(int64_t n, float* __restrict value, const float* __restrict gradient,
+                  float* __restrict exp_avg, float*) const {
+    for (int64_t i = 0; i < n; ++i) {
+      const float direction = beta1 * exp_avg[i] + one_minus_beta1 * gradient[i];
+      const float sign = static_cast<float>(direction > 0) - static_cast<float>(direction < 0);
+      value[i] = keep * value[i] - lr * sign;
+      exp_avg[i] = beta2 * exp_avg[i] + one_minus_beta2 * gradient[i];
     }
   }
-  return {options.betas[0], options.betas[1]};
-}
-
-/// The numbers of a step, rounded to float as in tensor operations.
-struct LionStep {
-  float keep, lr, beta1, one_minus_beta1, beta2, one_minus_beta2;
 };
-
-void lion_loop(const LionStep& step, int64_t n, float* __restrict value, const float* __restrict gradient,
-               float* __restrict exp_avg) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float direction = step.beta1 * exp_avg[i] + step.one_minus_beta1 * gradient[i];
-    const float sign = static_cast<float>(direction > 0) - static_cast<float>(direction < 0);
-    value[i] = step.keep * value[i] - step.lr * sign;
-    exp_avg[i] = step.beta2 * exp_avg[i] + step.one_minus_beta2 * gradient[i];
-  }
-}
 
 }  // namespace
 
 Adam::Adam(const OptimizerOptions& options, Decay decay, std::vector<FlatParameter> parameters)
-    : Optimizer(options, std::move(parameters)), decay_(decay), eps_(options.eps) {
+    : Optimizer(options, std::move(parameters)), decay_(decay), eps_(checked_eps(options)) {
   std::tie(beta1_, beta2_) = checked_betas(options);
-  require(eps_ >= 0 && std::isfinite(eps_), "optimizer.eps = ", eps_,
-          " must be a number of at least 0; correct the config");
 }
 
 bool Adam::scales_gradients_of(const at::Tensor& value) const {
@@ -147,20 +128,12 @@ void Lion::update(const Update& update) {
 
 // libtorch has no Lion kernel. One pass is bound by memory bandwidth, so it needs no special instructions.
 void Lion::update_fused(const Update& update) {
-  const LionStep step{.keep = static_cast<float>(1 - update.lr * update.weight_decay),
-                      .lr = static_cast<float>(update.lr),
-                      .beta1 = static_cast<float>(beta1_),
-                      .one_minus_beta1 = static_cast<float>(1 - beta1_),
-                      .beta2 = static_cast<float>(beta2_),
-                      .one_minus_beta2 = static_cast<float>(1 - beta2_)};
-  for (size_t k = 0; k < update.values.size(); ++k) {
-    float* value = update.values[k].data_ptr<float>();
-    const float* gradient = update.gradients[k].const_data_ptr<float>();
-    float* exp_avg = update.states[0][k].data_ptr<float>();
-    util::parallel_for(0, update.values[k].numel(), kGrain, [&](int64_t begin, int64_t end) {
-      lion_loop(step, end - begin, value + begin, gradient + begin, exp_avg + begin);
-    });
-  }
+  loop_over(update, LionLoop{.keep = static_cast<float>(1 - update.lr * update.weight_decay),
+                             .lr = static_cast<float>(update.lr),
+                             .beta1 = static_cast<float>(beta1_),
+                             .one_minus_beta1 = static_cast<float>(1 - beta1_),
+                             .beta2 = static_cast<float>(beta2_),
+                             .one_minus_beta2 = static_cast<float>(1 - beta2_)});
 }
 
 Sgd::Sgd(const OptimizerOptions& options, std::vector<FlatParameter> parameters)

@@ -22,7 +22,7 @@ std::vector<FlatParameter> flat_parameters(const shard::Engine& engine, const Op
 /// The gradients for Optimizer::step(); undefined for units without one.
 std::vector<at::Tensor> shard_gradients(const shard::Engine& engine);
 
-/// The whole matrices of flat_parameters(), for muon.
+/// The whole matrices of flat_parameters(), for muon, and sums over its tensors, for lamb and adafactor.
 class ShardedMatrices final : public WholeMatrices {
  public:
   /// The engine must outlive the object.
@@ -32,8 +32,10 @@ class ShardedMatrices final : public WholeMatrices {
   void map(size_t parameter, const at::Tensor& flat, const Function& function) override {
     exchange_.map(parameter, flat, function);
   }
+  void add_up(size_t parameter, const at::Tensor& sums) override;
 
  private:
+  const shard::Engine& engine_;
   shard::MatrixExchange exchange_;
 };
 

@@ -8,7 +8,10 @@
 #include <optional>
 #include <utility>
 
+#include "optim/adafactor.h"
+#include "optim/adaptive_rates.h"
 #include "optim/element_optimizers.h"
+#include "optim/lamb.h"
 #include "optim/muon.h"
 #include "util/error.h"
 #include "util/parallel.h"
@@ -96,8 +99,14 @@ std::vector<Treatment> treatments_in(const std::vector<FlatParameter::Range>& ra
 int64_t covered(const StateKind& kind, const FlatParameter& parameter) {
   if (kind.elements == StateKind::Elements::kAll) return parameter.value.numel();
   int64_t numel = 0;
+  if (kind.is_whole()) {
+    for (const FlatParameter::Tensor& tensor : parameter.tensors) {
+      if (kind.covers(tensor.treatment)) numel += kind.numel(tensor.shape);
+    }
+    return numel;
+  }
   for (const FlatParameter::Range& range : parameter.ranges) {
-    if (kind.covers(range.treatment.matrix)) numel += range.end - range.begin;
+    if (kind.covers(range.treatment)) numel += range.end - range.begin;
   }
   return numel;
 }
@@ -144,7 +153,7 @@ int64_t Optimizer::state_offset(size_t state, size_t i, int64_t begin) const {
   if (kind.elements == StateKind::Elements::kAll) return begin;
   int64_t offset = 0;
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
-    if (!kind.covers(range.treatment.matrix)) continue;
+    if (!kind.covers(range.treatment)) continue;
     if (begin >= range.begin && begin < range.end) return offset + begin - range.begin;
     offset += range.end - range.begin;
   }
@@ -156,6 +165,19 @@ at::Tensor Optimizer::state_of(const std::string& name, size_t i, int64_t begin,
   const at::Tensor& state = states_[s].at(i);
   if (begin == end) return state.narrow(0, 0, 0);
   return state.narrow(0, state_offset(s, i, begin), end - begin);
+}
+
+at::Tensor Optimizer::state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const {
+  const size_t s = state_index(name);
+  const StateKind& kind = state_kinds_[s];
+  FSDP_CHECK(kind.is_whole(), name);
+  int64_t offset = 0;
+  for (const FlatParameter::Tensor& each : parameters_.at(i).tensors) {
+    if (!kind.covers(each.treatment)) continue;
+    if (each.name == tensor) return states_[s][i].narrow(0, offset, kind.numel(each.shape));
+    offset += kind.numel(each.shape);
+  }
+  FSDP_CHECK(false, parameters_[i].name, " has no ", name, " of ", tensor);
 }
 
 void Optimizer::set_step_count(int64_t count) {
@@ -205,12 +227,15 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const at::Tensor gradient =
       keeps_type ? gradient_as_it_came.to(value.device()) : gradient_as_it_came.to(value.options());
   if (!left_to_update && scale != 1) gradient.mul_(scale);
-  for (const Treatment& treatment : treatments_[i]) {
-    if (treatment.matrix) continue;
-    update_alike(i, gradient, treatment, left_to_update ? scale : 1);
-  }
-  update_matrices(i, gradient, open_->lr);
+  update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
   if (options_.ema_decay > 0) update_average(i);
+}
+
+void Optimizer::update_ranges(size_t i, const at::Tensor& gradient, double lr, double gradient_scale) {
+  for (const Treatment& treatment : treatments_[i]) {
+    if (!treatment.matrix) update_alike(i, gradient, treatment, gradient_scale);
+  }
+  update_matrices(i, gradient, lr);
 }
 
 // Parameters without a gradient are averaged too.
@@ -267,7 +292,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   todo.states.reserve(states_.size());
   std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
   for (size_t s = 0; s < states_.size(); ++s) {
-    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment.matrix)) continue;
+    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment)) continue;
     columns.push_back({states_[s][i], &todo.states.emplace_back(), s});
   }
 
@@ -308,18 +333,24 @@ std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, Parameters
   return std::make_unique<Adam>(options, kDecay, std::move(parameters));
 }
 
-std::unique_ptr<Optimizer> make_muon(const OptimizerOptions& options, Parameters parameters,
-                                     WholeMatrices* matrices) {
-  return std::make_unique<Muon>(options, std::move(parameters), matrices);
+template <typename Made>
+std::unique_ptr<Optimizer> make_of_tensors(const OptimizerOptions& options, Parameters parameters,
+                                           WholeMatrices* matrices) {
+  return std::make_unique<Made>(options, std::move(parameters), matrices);
 }
 
 util::Registry<OptimizerFactory>& factories() {
   static util::Registry<OptimizerFactory> factories("optimizer",
                                                     {{"adamw", make_adam<Adam::Decay::kDecoupled>},
                                                      {"adam", make_adam<Adam::Decay::kInGradient>},
+                                                     {"adamax", make_plain<Adamax>},
+                                                     {"adagrad", make_plain<Adagrad>},
+                                                     {"adadelta", make_plain<Adadelta>},
                                                      {"sgd", make_plain<Sgd>},
                                                      {"lion", make_plain<Lion>},
-                                                     {"muon", make_muon}});
+                                                     {"lamb", make_of_tensors<Lamb>},
+                                                     {"adafactor", make_of_tensors<Adafactor>},
+                                                     {"muon", make_of_tensors<Muon>}});
   return factories;
 }
 

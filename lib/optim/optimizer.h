@@ -1,8 +1,9 @@
 #pragma once
 
 // Optimizers over this rank's flat shards. They see no shapes or other ranks: an element's update depends on
-// that element alone, so a parameter is updated to the same bits whole or sharded. The exception is muon,
-// which gets whole matrices through WholeMatrices; its step() is collective. Nothing else is.
+// that element alone, so a parameter is updated to the same bits whole or sharded. The exceptions are muon,
+// lamb and adafactor, which get whole matrices or sums over tensors through WholeMatrices; their step() is
+// collective. Nothing else is.
 //
 // Not thread-safe.
 
@@ -17,6 +18,7 @@
 
 #include "optim/options.h"
 #include "optim/parameter_groups.h"
+#include "util/column_range.h"
 
 namespace fsdp::optim {
 
@@ -32,12 +34,24 @@ struct FlatParameter {
     Treatment treatment = {};
   };
 
+  /// A trainable tensor of the unit, and this rank's part of it.
+  struct Tensor {
+    std::string name;
+    std::vector<int64_t> shape;  ///< of the whole tensor
+    Treatment treatment = {};
+    util::ColumnRange part{};  ///< of the tensor; may be empty
+    int64_t begin = 0;         ///< of its elements, contiguous in the value
+  };
+
   std::string name;
   at::Tensor value;           ///< [n] float32, contiguous
   std::vector<Range> ranges;  ///< ascending, without overlap
+  /// For optimizers that need more than elements: the same on every rank, but for the parts.
+  std::vector<Tensor> tensors = {};
 };
 
-/// Gives an optimizer over shards access to whole matrices. Implemented where parameters are sharded.
+/// Gives an optimizer over shards access to whole matrices, and to sums over whole tensors. Implemented where
+/// parameters are sharded.
 class WholeMatrices {
  public:
   /// matrix: [rows, columns], contiguous float32 -> the same shape
@@ -52,6 +66,10 @@ class WholeMatrices {
   /// the same on every rank. `flat` is [n] float32 like the parameter's value, and zero outside the matrices.
   /// Collective: every rank calls it for the same parameters in the same order.
   virtual void map(size_t parameter, const at::Tensor& flat, const Function& function) = 0;
+
+  /// Adds up sums that each rank has computed of its parts of the parameter, so that all ranks have the same
+  /// bits. sums: [n] double on the CPU. Collective, as map().
+  virtual void add_up(size_t parameter, const at::Tensor& sums) = 0;
 };
 
 class Optimizer {
@@ -85,11 +103,13 @@ class Optimizer {
   /// state_kinds() of the options.
   const std::vector<StateKind>& states() const { return state_kinds_; }
   std::vector<std::string> state_names() const;
-  /// The state of parameter i, initially zero: flat like its value or, if the state covers some elements
-  /// only, these elements, range by range. May be written to, for resuming.
+  /// The state of parameter i, initially zero: flat like its value; if the state covers some elements only,
+  /// these elements, range by range; if it is whole, tensor by tensor. May be written to, for resuming.
   at::Tensor state(const std::string& name, size_t i) const;
   /// The state of elements [begin, end) of the value, which it covers and which are in one range or none.
   at::Tensor state_of(const std::string& name, size_t i, int64_t begin, int64_t end) const;
+  /// The state, which is whole and covers it, of a tensor of parameter i.
+  at::Tensor state_of_tensor(const std::string& name, size_t i, const std::string& tensor) const;
 
   /// Calls of step() so far.
   int64_t step_count() const { return step_count_; }
@@ -122,6 +142,8 @@ class Optimizer {
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
 
+  /// Updates parameter i: its elements by update(), its matrices by update_matrices().
+  virtual void update_ranges(size_t i, const at::Tensor& gradient, double lr, double gradient_scale);
   /// Updates the ranges of parameter i that are matrices. Called for every parameter with a gradient.
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
@@ -155,8 +177,8 @@ using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(
 /// Adds an optimizer under a name for OptimizerOptions::name. Throws Error(kUsage) if the name is taken.
 void register_optimizer(const std::string& name, const OptimizerTraits& traits, OptimizerFactory make);
 
-/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon needs, must
-/// outlive the optimizer.
+/// Throws Error(kUsage) for an unknown name or a number out of range. `matrices`, which muon, lamb and
+/// adafactor need, must outlive the optimizer.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           std::vector<FlatParameter> parameters,
                                           WholeMatrices* matrices = nullptr);

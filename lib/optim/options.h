@@ -40,11 +40,13 @@ constexpr auto enum_names(LrAdjustment) {
 struct OptimizerOptions {
   std::string name = "adamw";  ///< one of optimizer_names()
   double lr = 3e-4;
-  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, lion, muon's adamw
-  double eps = 1e-8;                        ///< adam, adamw, muon's adamw
-  double momentum = 0.0;                    ///< sgd, muon
-  double dampening = 0.0;                   ///< sgd
-  bool nesterov = false;                    ///< sgd, muon
+  std::vector<double> betas = {0.9, 0.95};  ///< adam, adamw, adamax, lion, lamb, muon's adamw
+  /// adam, adamw, adamax, adagrad, adadelta, lamb, muon's adamw. Not given: default_eps(name).
+  std::optional<double> eps = std::nullopt;
+  double rho = 0.9;        ///< adadelta
+  double momentum = 0.0;   ///< sgd, muon
+  double dampening = 0.0;  ///< sgd
+  bool nesterov = false;   ///< sgd, muon
   /// Not given: default_weight_decay(name).
   std::optional<double> weight_decay = std::nullopt;
   /// Patterns (with * and ?) of parameter names without weight decay; empty: every parameter decays.
@@ -54,6 +56,13 @@ struct OptimizerOptions {
   int64_t ns_steps = 5;                                              ///< muon
   std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};   ///< muon
   util::Named<LrAdjustment> adjust_lr_fn = LrAdjustment::kOriginal;  ///< muon
+  bool relative_step = true;    ///< adafactor: the rate is at most 1 / sqrt(step)
+  bool scale_parameter = true;  ///< adafactor: the rate is a share of a tensor's rms
+  double clip_threshold = 1.0;  ///< adafactor: most rms of a tensor's direction
+  double decay_rate = -0.8;     ///< adafactor: exponent of the step in 1 - beta2
+  double beta1 = 0.0;           ///< adafactor: decay of an average of steps; 0: none
+  /// adafactor: added to squares of gradients; least rms of a tensor for scale_parameter
+  std::vector<double> adafactor_eps = {1e-30, 1e-3};
   /// The first that matches applies. no_decay overrides its weight decay.
   std::vector<ParameterGroupOptions> groups = {};
   /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
@@ -62,12 +71,19 @@ struct OptimizerOptions {
   util::PluginValues plugin_values = {};
 };
 
-/// 0.1 for the usual optimizers of large models (adamw, muon), 0 for the others (sgd and adam as in
+/// 0.1 for the usual optimizers of large models (adamw, muon), 0.01 for lamb, 0 for the others (as in
 /// torch.optim, lion as in its authors' code).
 double default_weight_decay(std::string_view name);
 
 inline double weight_decay_of(const OptimizerOptions& options) {
   return options.weight_decay.value_or(default_weight_decay(options.name));
+}
+
+/// As in torch.optim: 1e-10 for adagrad, 1e-6 for adadelta and (as in Apex) for lamb, 1e-8 for the others.
+double default_eps(std::string_view name);
+
+inline double eps_of(const OptimizerOptions& options) {
+  return options.eps.value_or(default_eps(options.name));
 }
 
 /// Which learning-rate schedule, and its numbers (optim/schedule.h).

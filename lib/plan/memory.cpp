@@ -21,9 +21,11 @@ int64_t composed_temporaries(const optim::OptimizerOptions& options) {
   for (const optim::ParameterGroupOptions& group : options.groups) {
     decays_in_gradient = decays_in_gradient || group.weight_decay.value_or(0) != 0;
   }
-  if (options.name == "adam") return decays_in_gradient ? 2 : 1;
-  if (options.name == "sgd") return (decays_in_gradient ? 1 : 0) + (options.nesterov ? 1 : 0);
-  return 1;
+  const int64_t decayed = decays_in_gradient ? 1 : 0;
+  if (options.name == "sgd") return decayed + (options.nesterov ? 1 : 0);
+  if (options.name == "adadelta") return decayed + 2;
+  const bool is_decoupled = options.name == "adamw" || options.name == "lion" || options.name == "muon";
+  return (is_decoupled ? 0 : decayed) + 1;
 }
 
 std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
@@ -34,6 +36,13 @@ std::vector<std::vector<int64_t>> matrices_of(const optim::OptimizerOptions& opt
     }
   }
   return shapes;
+}
+
+/// The lengths of the sums over the tensors of a unit that the optimizer needs.
+std::vector<int64_t> sums_of(const optim::OptimizerOptions& options, const UnitSizes& unit) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const shard::ParameterSizes& parameter : unit.parameters) shapes.push_back(parameter.shape);
+  return unit.has_trainable_parameters ? optim::sums_of_tensors(options, shapes) : std::vector<int64_t>();
 }
 
 /// Temporaries of muon for the matrices of a unit (shard/matrix_exchange.h, optim/muon.h).
@@ -52,14 +61,16 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
 
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
-  int64_t largest = 0, matrices = 0;
+  int64_t largest = 0, matrices = 0, directions = 0;
   for (const UnitSizes& unit : units) {
     if (unit.has_trainable_parameters) largest = std::max(largest, unit.shard_numel);
     matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
+    if (!sums_of(config.optimizer, unit).empty()) directions = std::max(directions, unit.shard_bytes());
   }
   // For norms other than the 2-norm, libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
+  if (directions > 0) return std::max(norm, update + directions);
   const int64_t composed = config.optimizer.fused ? 0 : 4 * largest * composed_temporaries(config.optimizer);
   return std::max(norm, update + std::max(composed, matrices));
 }
@@ -150,8 +161,8 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std:
         continue;
       }
       for (const shard::ParameterSizes& parameter : unit.parameters) {
-        const bool matrix = optim::treatment_of(options, parameter.name, parameter.shape).matrix;
-        if (kind.covers(matrix)) bytes += 4 * parameter.shard_numel;
+        if (!kind.covers(optim::treatment_of(options, parameter.name, parameter.shape))) continue;
+        bytes += 4 * (kind.is_whole() ? kind.numel(parameter.shape) : parameter.shard_numel);
       }
     }
   }
@@ -162,6 +173,12 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<UnitSizes>& units) {
   shard::Traffic traffic;
   for (const UnitSizes& unit : units) {
+    if (unit.groups.shards > 1 || unit.groups.replicas > 1) {
+      for (int64_t sums : sums_of(options, unit)) {
+        ++traffic.all_reduces;
+        traffic.all_reduce_bytes += 8 * sums;
+      }
+    }
     if (matrices_of(options, unit).empty()) continue;
     if (unit.is_cut()) {
       ++traffic.all_gathers;

@@ -3,7 +3,9 @@
 // The memory of one rank in a step, from sizes alone.
 //
 //   shards       master weights, 4 bytes per element, with padding
-//   optimizer    bytes per element: adamw, adam 8; lion 4; sgd 4 with momentum or 0; muon 4 (matrices) or 8
+//   optimizer    bytes per element: adamw, adam, adamax, adadelta, lamb 8; lion, adagrad 4; sgd 4 with
+//                momentum or 0; muon 4 (matrices) or 8; adafactor 4 per row and column of a matrix, on every
+//                rank, 4 per element of other tensors, and 4 more per element with beta1
 //   gradients    of the shards: 4 bytes per element, or reduce_dtype's with keep_low_precision_grads; from
 //                the end of a unit's backward to the beginning of the next step
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/step_formula.h, which the
@@ -65,7 +67,8 @@ BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
                               const std::vector<shard::UnitSizes>& units);
 
-/// The traffic of whole matrices for the update (shard/matrix_exchange.h).
+/// The traffic of the update: of whole matrices (shard/matrix_exchange.h), of sums over tensors
+/// (optim/tensor_optimizer.h).
 shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<shard::UnitSizes>& units);
 

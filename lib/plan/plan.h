@@ -45,7 +45,7 @@ struct Plan {
   int64_t parameters = 0;
   std::vector<shard::UnitSizes> units;
   shard::StepFormula step;
-  shard::Traffic optimizer_traffic;  ///< of whole matrices (muon), not in `step`
+  shard::Traffic optimizer_traffic;  ///< of the update (muon, lamb, adafactor), not in `step`
   MemoryPlan memory;
   TimePlan time;
   int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none

@@ -116,7 +116,9 @@ std::string communication_table(const Plan& plan) {
                  plan.step.backward_all_gathers, " backward), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
   if (collectives(plan.optimizer_traffic) > 0) {
-    text += row("in addition, whole matrices for muon", plan.optimizer_traffic, "");
+    const std::string& optimizer = plan.config.optimizer.name;
+    const char* what = optimizer == "muon" ? "whole matrices" : "sums over tensors";
+    text += row(concat("in addition, ", what, " for ", optimizer), plan.optimizer_traffic, "");
   }
   return text;
 }

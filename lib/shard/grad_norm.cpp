@@ -61,9 +61,10 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
 
 void check_reduced(const Engine& engine) {
   if (!engine.has_unreduced_gradients()) return;
-  util::fail(util::ErrorKind::kUsage,
-             "expected reduced gradients for the gradient norm; found those of a backward pass without sync; "
-             "let the last micro-batch of a step run with set_requires_gradient_sync(true)");
+  util::fail(
+      util::ErrorKind::kUsage,
+      "expected reduced gradients for their norm or for clipping; found those of a backward pass without "
+      "sync; let the last micro-batch of a step run with set_requires_gradient_sync(true)");
 }
 
 /// `values` reduced over all ranks. Collective.
@@ -122,6 +123,17 @@ double clip_grad_norm(Engine& engine, double max_norm, double norm_type, double 
     if (gradient.defined()) gradient.mul_(factor);
   }
   return norm;
+}
+
+void clip_grad_value(const Engine& engine, size_t i, double clip_value) {
+  at::NoGradGuard no_grad;
+  const at::Tensor& gradient = engine.units().at(i)->storage().shard_gradient();
+  if (gradient.defined()) gradient.clamp_(-clip_value, clip_value);
+}
+
+void clip_grad_value(const Engine& engine, double clip_value, double loss_scale) {
+  check_reduced(engine);
+  for (size_t i = 0; i < engine.units().size(); ++i) clip_grad_value(engine, i, clip_value * loss_scale);
 }
 
 std::string unit_with_largest_gradient(Engine& engine) {

@@ -32,6 +32,12 @@ Clipping clipping(Engine& engine, double max_norm, double norm_type = 2.0, doubl
 /// max_norm 0: no clipping. Leaves the gradients unchanged if the norm is not finite. Collective.
 double clip_grad_norm(Engine& engine, double max_norm, double norm_type = 2.0, double loss_scale = 1.0);
 
+/// Limits each element of the gradient of unit i to [-clip_value, clip_value], as
+/// torch.nn.utils.clip_grad_value_ does, or of all units; gradients that a loss scale has multiplied, to so
+/// many times these limits. Not collective.
+void clip_grad_value(const Engine& engine, size_t i, double clip_value);
+void clip_grad_value(const Engine& engine, double clip_value, double loss_scale = 1.0);
+
 /// The name of the unit whose gradient has the largest 2-norm; empty when no unit has a gradient. Collective.
 std::string unit_with_largest_gradient(Engine& engine);
 

@@ -25,7 +25,8 @@ class ArrivingGradients {
  public:
   struct Options {
     double norm_type = 2;
-    bool updates = false;  ///< only with an optimizer that updates_alone()
+    double clip_grad_value = 0;  ///< before updates; 0: no clipping
+    bool updates = false;        ///< only with an optimizer that updates_alone()
     double lr = 0;
   };
   /// The optimizer is over flat_parameters() of the engine; both must outlive the object.
@@ -55,6 +56,7 @@ class ArrivingGradients {
   void update(size_t i) {
     // Not before there is a gradient: a step that fails in forward has changed nothing.
     if (!std::exchange(begun_, true)) optimizer_.begin_step(options_.lr);
+    if (options_.clip_grad_value > 0) shard::clip_grad_value(engine_, i, options_.clip_grad_value);
     optimizer_.update_parameter(i, engine_.units()[i]->storage().shard_gradient());
   }
 

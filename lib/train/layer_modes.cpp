@@ -27,7 +27,8 @@ void require_match(const std::string& pattern, const nn::Float8Layers& layers) {
   }
   util::fail(ErrorKind::kUsage, "training.float8_exclude: the pattern \"", pattern,
              "\" must match weights of linear layers",
-             names.empty() ? "" : concat(" such as ", names.front()), ", but matches none; ", util::pattern_remedy(pattern, names));
+             names.empty() ? "" : concat(" such as ", names.front()), ", but matches none; ",
+             util::pattern_remedy(pattern, names));
 }
 
 constexpr const char* kBlock = "block";

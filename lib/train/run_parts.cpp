@@ -142,10 +142,10 @@ void warn_of_patterns_without_parameters(const optim::OptimizerOptions& options,
     }
     const std::vector<std::string>& told = unmatched.size() == patterns.size() ? unmatched : misspelt;
     if (told.empty()) return;
-    util::log_warning(util::concat(
-        key, " has no effect, because ", util::name_list(told), told.size() == 1 ? " matches" : " match",
-        " no parameter such as ", names.front(), "; ",
-        near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?"));
+    util::log_warning(
+        util::concat(key, " has no effect, because ", util::name_list(told),
+                     told.size() == 1 ? " matches" : " match", " no parameter such as ", names.front(), "; ",
+                     near.empty() ? "correct it or take it out" : "did you mean \"" + near + "\"?"));
   };
   check("optimizer.no_decay", options.no_decay);
   if (options.name == "muon") check("optimizer.adamw_parameters", options.adamw_parameters);
@@ -203,6 +203,7 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
        .dropout_key = dropout_key,
        .max_grad_norm = config.training.max_grad_norm,
        .norm_type = config.training.norm_type,
+       .clip_grad_value = config.training.clip_grad_value,
        .no_sync = config.training.no_sync});
 }
 

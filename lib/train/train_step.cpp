@@ -23,9 +23,11 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
 
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
-  ArrivingGradients arriving(
-      engine, parts_.optimizer,
-      {.norm_type = options_.norm_type, .updates = updates_as_gradients_arrive_, .lr = position.lr});
+  ArrivingGradients arriving(engine, parts_.optimizer,
+                             {.norm_type = options_.norm_type,
+                              .clip_grad_value = options_.clip_grad_value,
+                              .updates = updates_as_gradients_arrive_,
+                              .lr = position.lr});
   const double local_loss = accumulate_gradients(position, arriving);
 
   StepResult result;
@@ -47,6 +49,7 @@ StepResult TrainStep::run(const StepPosition& position) {
   } else if (updates_as_gradients_arrive_) {
     arriving.finish_updates();
   } else {
+    if (options_.clip_grad_value > 0) shard::clip_grad_value(engine, options_.clip_grad_value, loss_scale);
     parts_.optimizer.step(optim::shard_gradients(engine), position.lr, clipping.scale);
   }
   result.skipped = !result.skip_reason.empty();

@@ -27,7 +27,8 @@ struct StepOptions {
   std::optional<uint64_t> dropout_key = std::nullopt;  ///< nullopt: no dropout
   double max_grad_norm = 1.0;                          ///< 0: no clipping
   double norm_type = 2.0;
-  bool no_sync = false;  ///< reduce gradients after the last micro-batch only
+  double clip_grad_value = 0.0;  ///< limit for each element of the gradient; 0: no clipping
+  bool no_sync = false;          ///< reduce gradients after the last micro-batch only
 };
 
 class ArrivingGradients;

@@ -201,5 +201,42 @@ TEST(StateSlices, OfBuffersAreSavedByRank0AndLoadedByAll) {
   });
 }
 
+TEST(StateSlices, OfAdafactorHaveRowsAndColumnsWholeOnEveryRankAndAreSavedOnce) {
+  std::mutex mutex;
+  std::map<std::string, int64_t> saved;
+  comm::run_ranks_as_threads(3, [&](comm::Communicator& communicator) {
+    testing::ChainStage chain(2, 4);
+    shard::ShardOptions options;
+    options.min_num_params = 1;
+    auto engine = shard::fully_shard(chain, options, testing::borrowed(communicator));
+    optim::OptimizerOptions adafactor;
+    adafactor.name = "adafactor";
+    optim::ShardedMatrices sums(*engine, adafactor);
+    auto optimizer = optim::make_optimizer(adafactor, optim::flat_parameters(*engine, adafactor), &sums);
+    std::vector<std::string> names;
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kLoad)) {
+      if (!slice.name.starts_with("optimizer/")) continue;
+      names.push_back(slice.name.substr(10));
+      if (names.back() == "exp_avg_sq/bias") continue;
+      EXPECT_EQ(slice.shape, std::vector<int64_t>{4}) << slice.name;
+      EXPECT_EQ(slice.data.numel(), 4) << slice.name;
+    }
+    EXPECT_EQ(names,
+              (std::vector<std::string>{"exp_avg_sq_row/layers.0.weight", "exp_avg_sq_row/layers.1.weight",
+                                        "exp_avg_sq_col/layers.0.weight", "exp_avg_sq_col/layers.1.weight",
+                                        "exp_avg_sq/bias"}));
+    std::lock_guard lock(mutex);
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
+      EXPECT_EQ(slice.data.numel(), slice.range.length()) << slice.name;
+      saved[slice.name] += slice.range.length();
+    }
+  });
+  for (const char* name : {"exp_avg_sq_row", "exp_avg_sq_col"}) {
+    for (const char* layer : {"0", "1"}) {
+      EXPECT_EQ(saved[util::concat("optimizer/", name, "/layers.", layer, ".weight")], 4);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

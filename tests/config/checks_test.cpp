@@ -113,6 +113,17 @@ TEST(Conflicts, BatchesAndRunsStayCountable) {
   EXPECT_NE(only_conflict(config).find("100,000,000,000,000 tokens"), std::string::npos);
 }
 
+TEST(Conflicts, GradientsAreClippedByNormOrByValue) {
+  Config config;
+  config.training.clip_grad_value = 0.5;
+  EXPECT_EQ(
+      only_conflict(config),
+      "training.clip_grad_value must be 0 if training.max_grad_norm is set, but they are 0.5 and 1; leave it "
+      "out or set training.max_grad_norm to 0");
+  config.training.max_grad_norm = 0;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(Conflicts, TheStagesFitTheRun) {
   Config config;
   config.lr_scheduler.hold_steps = 10;

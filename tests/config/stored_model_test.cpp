@@ -166,10 +166,9 @@ TEST_F(StoredModel, IsNotNeededByTheResolvedConfigOfARun) {
 
 TEST_F(StoredModel, ThatIsNotThereMustBeGiven) {
   const std::string there = kTrain + "[model]\ninit_from = \"meta-llama/Llama-3.2-1B\"\n";
-  EXPECT_THAT(
-      error_of(there),
-      AllOf(HasSubstr("c.toml:4: model.init_from: there are no weights at meta-llama/Llama-3.2-1B"),
-            HasSubstr("hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B")));
+  EXPECT_THAT(error_of(there),
+              AllOf(HasSubstr("c.toml:4: model.init_from: there are no weights at meta-llama/Llama-3.2-1B"),
+                    HasSubstr("hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B")));
   EXPECT_EQ(parse_config(there + "preset = \"llama3.2-1b\"\n", "c.toml").model.num_hidden_layers, 16);
 }
 

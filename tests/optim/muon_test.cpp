@@ -25,6 +25,7 @@ class LocalMatrices final : public WholeMatrices {
       part.copy_(function(part.view({matrix.rows, matrix.columns}).clone()).flatten());
     }
   }
+  void add_up(size_t, const at::Tensor&) override {}
 
  private:
   std::vector<Matrix> matrices_;

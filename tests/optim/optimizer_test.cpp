@@ -37,18 +37,18 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
-                         ::testing::Values(Case{"adamw", 0, true}, Case{"adamw", 0, false},
-                                           Case{"sgd", 0, true}, Case{"sgd", 0, false},
-                                           Case{"sgd", 0.9, true}, Case{"sgd", 0.9, false},
-                                           Case{"sgd", 0.9, true, true}, Case{"sgd", 0.9, false, true},
-                                           Case{"adam", 0, true}, Case{"adam", 0, false},
-                                           Case{"lion", 0, true}, Case{"lion", 0, false}),
-                         [](const auto& info) {
-                           return info.param.name + (info.param.momentum != 0 ? "_momentum" : "") +
-                                  (info.param.nesterov ? "_nesterov" : "") +
-                                  (info.param.fused ? "_fused" : "_composed");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, EveryOptimizer,
+    ::testing::Values(Case{"adamw", 0, true}, Case{"adamw", 0, false}, Case{"sgd", 0, true},
+                      Case{"sgd", 0, false}, Case{"sgd", 0.9, true}, Case{"sgd", 0.9, false},
+                      Case{"sgd", 0.9, true, true}, Case{"sgd", 0.9, false, true}, Case{"adam", 0, true},
+                      Case{"adam", 0, false}, Case{"lion", 0, true}, Case{"lion", 0, false},
+                      Case{"adamax", 0, true}, Case{"adamax", 0, false}, Case{"adagrad", 0, true},
+                      Case{"adagrad", 0, false}, Case{"adadelta", 0, true}, Case{"adadelta", 0, false}),
+    [](const auto& info) {
+      return info.param.name + (info.param.momentum != 0 ? "_momentum" : "") +
+             (info.param.nesterov ? "_nesterov" : "") + (info.param.fused ? "_fused" : "_composed");
+    });
 
 TEST_P(EveryOptimizer, UpdatesShardsBitForBitAsTheWhole) {
   for (int64_t n : {1, 15, 16, 17, 100, 1003, 100'003}) {
@@ -364,15 +364,8 @@ void expect_refused(const OptimizerOptions& options, const std::string& part) {
   }
 }
 
-/// For an optimizer without matrices.
-class NoMatrices : public WholeMatrices {
- public:
-  bool has_matrices(size_t) const override { return false; }
-  void map(size_t, const at::Tensor&, const Function&) override {}
-};
-
 TEST(MakeOptimizer, MakesEveryOneThatHasAName) {
-  NoMatrices matrices;
+  WholeTensors matrices;
   for (const std::string& name : optimizer_names()) {
     OptimizerOptions options;
     options.name = name;
@@ -401,6 +394,10 @@ TEST(MakeOptimizer, RefusesOptionsWithoutMeaning) {
   options = {};
   options.eps = -1;
   expect_refused(options, "optimizer.eps = -1");
+  options = {};
+  options.name = "adadelta";
+  options.rho = 1.5;
+  expect_refused(options, "optimizer.rho = 1.5");
   options = {};
   options.name = "sgd";
   options.momentum = 1;

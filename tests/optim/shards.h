@@ -17,6 +17,35 @@ inline FlatParameter parameter_of(const at::Tensor& value) {
   return {"p", value.clone(), {{0, value.numel()}}};
 }
 
+/// For an optimizer over whole tensors, without matrices.
+class WholeTensors final : public WholeMatrices {
+ public:
+  bool has_matrices(size_t) const override { return false; }
+  void map(size_t, const at::Tensor&, const Function&) override {}
+  void add_up(size_t, const at::Tensor&) override {}
+};
+
+/// Whole tensors one after another in one value.
+inline FlatParameter parameter_of_tensors(const OptimizerOptions& options,
+                                          const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  FlatParameter parameter{"unit", at::empty({0}), {}};
+  for (const auto& [name, tensor] : tensors) {
+    const int64_t begin = parameter.value.numel(), end = begin + tensor.numel();
+    const Treatment treatment = treatment_of(options, name, tensor.sizes().vec());
+    parameter.value = at::cat({parameter.value, tensor.flatten()});
+    parameter.ranges.push_back({begin, end, treatment});
+    parameter.tensors.push_back({name, tensor.sizes().vec(), treatment, {0, tensor.numel()}, begin});
+  }
+  return parameter;
+}
+
+/// An optimizer over such a parameter.
+inline std::unique_ptr<Optimizer> over_tensors(
+    const OptimizerOptions& options, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  static WholeTensors whole;
+  return make_optimizer(options, {parameter_of_tensors(options, tensors)}, &whole);
+}
+
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.contiguous().view(at::kInt).equal(b.contiguous().view(at::kInt));
 }

@@ -143,6 +143,32 @@ TEST(GradNorm, TakesTheLossScaleOutOfNormAndGradients) {
   });
 }
 
+TEST(GradValue, LimitsEachElementWithoutCommunication) {
+  for (int world : {1, 2, 3}) {
+    const at::Tensor whole = unsharded_gradient(world);
+    const double limit = whole.abs().median().item<double>();
+    for (double loss_scale : {1.0, 1024.0}) {
+      with_gradients(world, [&](Engine& engine, testing::CountingCommunicator& communicator) {
+        std::vector<at::Tensor> expected;
+        double clipped = 0;
+        for (const auto& unit : engine.units()) {
+          at::Tensor gradient = unit->storage().shard_gradient();
+          expected.push_back(gradient.clamp(-limit, limit));
+          clipped += (expected.back() - gradient).abs().sum().item<double>();
+          gradient.mul_(loss_scale);
+        }
+        if (world == 1) EXPECT_GT(clipped, 0);
+        clip_grad_value(engine, limit, loss_scale);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          const at::Tensor found = engine.units()[i]->storage().shard_gradient() / loss_scale;
+          EXPECT_TRUE(found.equal(expected[i])) << world << " " << loss_scale << " " << i;
+        }
+        EXPECT_TRUE(communicator.calls().empty());
+      });
+    }
+  }
+}
+
 TEST(GradNorm, RefusesGradientsThatAreNotReduced) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     testing::ChainStage chain(2, 3);

@@ -4,26 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "optim/engine_shards.h"
-#include "shard/fully_shard.h"
-#include "shard/layout_views.h"
-#include "support/sharded_run.h"
-#include "util/seeded_random.h"
+#include "support/optimizer_over_shards.h"
 
 namespace fsdp::train {
 namespace {
 
-struct Cut {
-  const char* name;
-  int world_size;
-  const char* strategy = "full_shard";
-  const char* layout = "flat";
-  int dcn = 1;
-};
-
-void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
+using testing::Cut;
+using testing::Tensors;
+using testing::trained;
 
 optim::OptimizerOptions muon_options() {
   optim::OptimizerOptions options;
@@ -34,51 +22,10 @@ optim::OptimizerOptions muon_options() {
   return options;
 }
 
-/// The gradient of a parameter, the same however it is cut.
-at::Tensor gradient_of(const shard::ParameterPlace& place, int64_t step) {
-  return at::randn(place.shape, util::named_generator(static_cast<uint64_t>(step), place.name),
-                   at::TensorOptions(at::kFloat));
-}
-
-using Tensors = std::map<std::string, at::Tensor>;
-
-/// The weights after some steps on such gradients.
-Tensors trained(const Cut& cut, const optim::OptimizerOptions& update = muon_options()) {
-  Tensors weights;
-  comm::run_ranks_as_threads(cut.world_size, [&](comm::Communicator& communicator) {
-    at::set_num_threads(1);
-    auto model = testing::make_initialized(testing::tiny_options());
-    shard::ShardOptions options;
-    options.strategy = cut.strategy;
-    options.layout = cut.layout;
-    options.min_num_params = 200;
-    auto engine =
-        shard::fully_shard(*model, options, comm::Mesh({.dcn = cut.dcn}, testing::borrowed(communicator)));
-    optim::ShardedMatrices matrices(*engine, update);
-    auto optimizer = optim::make_optimizer(update, optim::flat_parameters(*engine, update), &matrices);
-    for (int64_t step = 1; step <= 3; ++step) {
-      std::vector<at::Tensor> gradients;
-      for (const auto& unit : engine->units()) {
-        const shard::UnitLayout& layout = unit->storage().layout();
-        at::Tensor flat = at::zeros_like(unit->storage().shard());
-        for (size_t p = 0; p < layout.parameters().size(); ++p) {
-          at::Tensor whole = gradient_of(layout.parameters()[p], step);
-          shard::LayoutPiece piece = shard::local_piece(layout, p, unit->storage().place().rank, whole, flat);
-          piece.gathered.copy_(piece.whole);
-        }
-        gradients.push_back(flat);
-      }
-      optimizer->step(gradients, 0.02);
-    }
-    for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) weights[name] = weight;
-  });
-  return weights;
-}
-
 class MuonOverShards : public ::testing::TestWithParam<Cut> {};
 
 TEST_P(MuonOverShards, GivesBitForBitWhatItGivesOverWholeParameters) {
-  const Tensors whole = trained({"alone", 1}), found = trained(GetParam());
+  const Tensors whole = trained({"alone", 1}, muon_options()), found = trained(GetParam(), muon_options());
   ASSERT_EQ(found.size(), whole.size());
   for (const auto& [name, weight] : found) EXPECT_TRUE(at::equal(weight, whole.at(name))) << name;
 }
@@ -96,7 +43,7 @@ TEST(Muon, LeavesAllButMatricesOfHiddenLayersToAdamW) {
   optim::OptimizerOptions adamw = muon_options();
   adamw.name = "adamw";
   const Cut cut{"two_ranks", 2};
-  const Tensors found = trained(cut), expected = trained(cut, adamw);
+  const Tensors found = trained(cut, muon_options()), expected = trained(cut, adamw);
   size_t matrices = 0;
   for (const auto& [name, weight] : found) {
     const bool matrix = optim::treatment_of(muon_options(), name, weight.sizes().vec()).matrix;

@@ -77,6 +77,16 @@ void muon(config::Config& config) {
   config.data.sequence_length = 16;
 }
 
+void lamb(config::Config& config) {
+  config.optimizer.name = "lamb";
+  config.data.sequence_length = 16;
+}
+
+void adafactor(config::Config& config) {
+  config.optimizer.name = "adafactor";
+  config.data.sequence_length = 16;
+}
+
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
 void float8(config::Config& config) {
   bf16(config);
@@ -181,6 +191,38 @@ INSTANTIATE_TEST_SUITE_P(
                c.data.sequence_length = 16;
              }},
         Case{"lion", 2, "llama", [](auto& c) { c.optimizer.name = "lion"; }},
+        Case{"adagrad", 2, "llama", [](auto& c) { c.optimizer.name = "adagrad"; }},
+        Case{"adadelta_composed", 2, "llama",
+             [](auto& c) {
+               c.optimizer.name = "adadelta";
+               c.optimizer.weight_decay = 0.1;
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
+        Case{"adamax_composed", 2, "llama",
+             [](auto& c) {
+               c.optimizer.name = "adamax";
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
+             }},
+        Case{"lamb", 2, "llama", lamb},
+        Case{"lamb_per_parameter", 3, "gpt2",
+             [](auto& c) {
+               lamb(c);
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"adafactor", 3, "llama", adafactor},
+        Case{"adafactor_per_parameter", 2, "gpt2",
+             [](auto& c) {
+               adafactor(c);
+               c.optimizer.beta1 = 0.9;
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"adafactor_no_shard", 2, "llama",
+             [](auto& c) {
+               adafactor(c);
+               c.fsdp.strategy = "no_shard";
+             }},
         Case{"muon", 2, "llama", muon},
         Case{"muon_gpt2_alone", 1, "gpt2", muon},
         Case{"muon_per_parameter", 3, "llama",
@@ -358,6 +400,30 @@ TEST(Plan, CountsWhatMuonExchangesForWholeMatrices) {
   config.fsdp.strategy = "no_shard";
   EXPECT_GT(make_plan(config, {.world_size = 2}).optimizer_traffic.all_reduces, 0);
   EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
+}
+
+TEST(Plan, CountsTheSumsOverTensors) {
+  config::Config config = small_config();
+  lamb(config);
+  const Plan plan = make_plan(config, {.world_size = 2});
+  size_t tensors = 0;
+  for (const shard::UnitSizes& unit : plan.units) tensors += unit.parameters.size();
+  EXPECT_EQ(plan.optimizer_traffic.all_reduces, static_cast<int64_t>(plan.units.size()));
+  EXPECT_EQ(plan.optimizer_traffic.all_reduce_bytes, static_cast<int64_t>(16 * tensors));
+  EXPECT_NE(plan_text(plan).find("besides, sums over tensors for lamb"), std::string::npos);
+  EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
+
+  adafactor(config);
+  const Plan factored = make_plan(config, {.world_size = 2});
+  int64_t numbers = 0;
+  for (const shard::UnitSizes& unit : factored.units) {
+    for (const shard::ParameterSizes& parameter : unit.parameters) {
+      numbers += 2 + (parameter.shape.size() == 2 ? parameter.shape[0] + parameter.shape[1] : 0);
+    }
+  }
+  EXPECT_EQ(factored.optimizer_traffic.all_reduces, 2 * static_cast<int64_t>(factored.units.size()));
+  EXPECT_EQ(factored.optimizer_traffic.all_reduce_bytes, 8 * numbers);
+  EXPECT_LT(factored.memory.optimizer, plan.memory.optimizer / 20);
 }
 
 TEST(Plan, SaysThatLinearLayersAreInFloat8) {

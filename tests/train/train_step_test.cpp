@@ -123,7 +123,7 @@ TEST_F(TrainStepTest, UpdatesAsGradientsArriveBitForBitAsAfterBackward) {
     return trained;
   };
   config_.optimizer.ema_decay = 0.9;
-  for (const char* optimizer : {"adamw", "adam", "sgd", "lion"}) {
+  for (const char* optimizer : {"adamw", "adam", "sgd", "lion", "adagrad", "adadelta", "adamax"}) {
     for (double max_grad_norm : {0.0, 0.05}) {
       for (double norm_type : {2.0, std::numeric_limits<double>::infinity()}) {
         config_.optimizer.name = optimizer;
@@ -146,6 +146,35 @@ TEST_F(TrainStepTest, UpdatesAsGradientsArriveBitForBitAsAfterBackward) {
           }
         }
       }
+    }
+  }
+}
+
+TEST_F(TrainStepTest, ClipsEachElementOfTheGradientWhateverTheLossScale) {
+  config_.optimizer.name = "sgd";
+  const auto moved = [&](double clip_grad_value, double loss_scale, bool moves) {
+    config_.fsdp.cpu_offload = config_.fsdp.move_grads_to_cpu = moves;
+    std::vector<at::Tensor> moves_of_units;
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      Ready ready = make(communicator, {.max_grad_norm = 0, .clip_grad_value = clip_grad_value}, loss_scale);
+      EXPECT_EQ(ready.step->updates_as_gradients_arrive(), moves && loss_scale == 0);
+      std::vector<at::Tensor> before;
+      for (const auto& unit : ready.engine->units()) before.push_back(unit->storage().shard().clone());
+      ready.step->run({.step = 1, .first_global_sample = 0, .lr = 1.0});
+      if (communicator.rank() != 0) return;
+      for (size_t i = 0; i < before.size(); ++i) {
+        moves_of_units.push_back(before[i] - ready.engine->units()[i]->storage().shard());
+      }
+    });
+    return at::cat(moves_of_units);
+  };
+  const double limit = 1e-3;
+  const at::Tensor gradient = moved(0, 0, false), expected = gradient.clamp(-limit, limit);
+  EXPECT_GT(gradient.abs().max().item<double>(), 2 * limit);
+  for (double loss_scale : {0.0, 1024.0}) {
+    for (bool moves : {false, true}) {
+      // The weights round the differences.
+      EXPECT_TRUE(moved(limit, loss_scale, moves).allclose(expected, 0, 2e-7)) << loss_scale << moves;
     }
   }
 }

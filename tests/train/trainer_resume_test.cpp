@@ -60,6 +60,32 @@ INSTANTIATE_TEST_SUITE_P(
                      config.optimizer.momentum = 0.95;
                      config.optimizer.nesterov = true;
                    }},
+        Resumption{"lamb_bfloat16_replicas",
+                   [](config::Config& config) {
+                     config.optimizer.name = "lamb";
+                     config.mixed_precision.param_dtype = "bfloat16";
+                     config.fsdp.strategy = "hybrid_shard";
+                     config.mesh.dcn = 2;
+                   }},
+        Resumption{"adafactor",
+                   [](config::Config& config) {
+                     config.optimizer.name = "adafactor";
+                     config.optimizer.lr = 1e-2;
+                   }},
+        Resumption{"adafactor_offloaded_float16_averaged_asynchronous",
+                   [](config::Config& config) {
+                     use_float16(config);
+                     config.optimizer.name = "adafactor";
+                     config.optimizer.beta1 = 0.9;
+                     config.optimizer.ema_decay = 0.9;
+                     config.fsdp.cpu_offload = true;
+                     config.checkpoint.asynchronous = true;
+                   }},
+        Resumption{"adamax_averaged",
+                   [](config::Config& config) {
+                     config.optimizer.name = "adamax";
+                     config.optimizer.ema_decay = 0.9;
+                   }},
         Resumption{"sgd_with_dampening",
                    [](config::Config& config) {
                      config.optimizer.name = "sgd";
@@ -187,18 +213,24 @@ TEST_F(TrainerTest, ResumesAtAnotherWorldSizeOnTheSameSamples) {
   expect_near(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
 }
 
-TEST_F(TrainerTest, MuonResumesAtAnotherWorldSizeAndLayout) {
-  config_.optimizer.name = "muon";
-  config_.optimizer.momentum = 0.95;
-  config_.data.micro_batch_size = 6;
-  config_.checkpoint.interval_steps = 3;
-  train(1, config_);
-  auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
-  fs::remove_all(folder_ / "out/step-00000006");
-  config_.data.micro_batch_size = 2;
-  config_.fsdp.layout = "per_parameter";
-  train(3, config_);
-  expect_near(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
+TEST_F(TrainerTest, EveryOptimizerResumesAtAnotherWorldSizeAndLayout) {
+  const config::Config config = config_;
+  for (const char* optimizer : {"muon", "lamb", "adafactor", "adagrad", "adadelta", "adamax"}) {
+    SCOPED_TRACE(optimizer);
+    fs::remove_all(folder_ / "out");
+    config_ = config;
+    config_.optimizer.name = optimizer;
+    if (config_.optimizer.name == "muon") config_.optimizer.momentum = 0.95;
+    config_.data.micro_batch_size = 6;
+    config_.checkpoint.interval_steps = 3;
+    train(1, config_);
+    auto whole = values_of(folder_ / "out/metrics.jsonl", "loss");
+    fs::remove_all(folder_ / "out/step-00000006");
+    config_.data.micro_batch_size = 2;
+    config_.fsdp.layout = "per_parameter";
+    train(3, config_);
+    expect_near(values_of(folder_ / "out/metrics.jsonl", "loss"), whole);
+  }
 }
 
 TEST_F(TrainerTest, AStrategyCanBeChangedAtACheckpoint) {

@@ -1,0 +1,43 @@
+#include "optim/tensor_optimizer.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
+#include <algorithm>
+
+#include "kernels/fused.h"
+#include "kernels/reduce.h"
+#include "util/error.h"
+
+namespace fsdp::optim {
+
+TensorOptimizer::TensorOptimizer(const OptimizerOptions& options, std::vector<FlatParameter> parameters,
+                                 WholeMatrices* matrices)
+    : Optimizer(options, std::move(parameters)), matrices_(matrices) {
+  FSDP_CHECK(matrices_ != nullptr, options.name, " without a way to sums over whole tensors");
+}
+
+at::Tensor TensorOptimizer::part_of(const at::Tensor& flat, const FlatParameter::Tensor& tensor) {
+  return flat.narrow(0, tensor.begin, tensor.part.numel());
+}
+
+std::vector<double> TensorOptimizer::sums_of_squares(const std::vector<at::Tensor>& tensors) {
+  if (std::all_of(tensors.begin(), tensors.end(), kernels::can_fuse))
+    return kernels::sums_of_squares(tensors);
+  std::vector<double> sums;
+  for (const at::Tensor& tensor : tensors) {
+    const double norm = at::linalg_vector_norm(tensor, 2, std::nullopt, false, at::kDouble).item<double>();
+    sums.push_back(norm * norm);
+  }
+  return sums;
+}
+
+void TensorOptimizer::add_up(size_t i, std::vector<double>& sums) const {
+  matrices_->add_up(i, at::from_blob(sums.data(), {static_cast<int64_t>(sums.size())}, at::kDouble));
+}
+
+void TensorOptimizer::update(const Update&) {
+  FSDP_CHECK(false, "an optimizer of whole tensors has no update of elements");
+}
+
+}  // namespace fsdp::optim
