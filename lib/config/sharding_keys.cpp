@@ -44,8 +44,8 @@ std::vector<Key> sharding_keys() {
       {KEY(fsdp, reshard_last_after_forward),
        "free the unit that forward uses last and backward first between the two as well"},
       {KEY(fsdp, forward_prefetch),
-       "gather the next unit during this one's compute, in the order of the previous forward; explicit: one "
-       "order, checked across ranks"},
+       "gather the next unit during this one's compute; implicit: the likely next, in any order; explicit: in "
+       "one order, which ranks compare"},
       {KEY(fsdp, backward_prefetch),
        "when backward gathers the next unit: before (pre) or after (post) this one's reduction, or on use"},
       {KEY(fsdp, limit_all_gathers), "gather at most one unit ahead of the one in use"},
