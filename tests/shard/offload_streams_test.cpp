@@ -138,7 +138,7 @@ TEST_F(HostLinkStreams, ShardsAreCopiedBesideComputationAndCollectives) {
   EXPECT_GT(gathers, 20);
   ASSERT_EQ(copy_streams.size(), 1u);
 
-  // Waits for computation only when memory is new.
+  // The memory to which they are copied is new at first, but not that of the compute (Engine::released_).
   std::set<int64_t> of_computation;
   int waits_for_computation = 0;
   for (const Entry& entry : log) {
@@ -147,7 +147,7 @@ TEST_F(HostLinkStreams, ShardsAreCopiedBesideComputationAndCollectives) {
       waits_for_computation += of_computation.contains(entry.event) ? 1 : 0;
     }
   }
-  EXPECT_EQ(waits_for_computation, OffloadStreams::kPlaces);
+  EXPECT_EQ(waits_for_computation, 0);
 }
 
 TEST_F(HostLinkStreams, GradientsAreCopiedBesideComputationAndCollectives) {
