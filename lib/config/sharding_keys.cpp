@@ -72,8 +72,8 @@ std::vector<Key> sharding_keys() {
        {},
        reshards() && is("fsdp.reshard_after_forward", {"true"})},
       {KEY(fsdp, forward_prefetch),
-       "gather the next unit during this one's compute, in the order of the previous forward; explicit: one "
-       "order, checked across ranks",
+       "gather the next unit during this one's compute; implicit: the unit that is likely next, in any order; "
+       "explicit: one order, checked across ranks",
        {},
        shards()},
       {KEY(fsdp, backward_prefetch),

@@ -9,6 +9,14 @@
 #include "util/log.h"
 
 namespace fsdp::shard {
+namespace {
+
+std::unique_ptr<util::Stream> stream_of(at::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return std::make_unique<util::Stream>(util::Stream::Options{.name = "fsdp released", .device = device});
+}
+
+}  // namespace
 
 Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
                const std::shared_ptr<comm::Trace>& trace, const Materialize& materialize)
@@ -20,7 +28,9 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
       offload_(options.cpu_offload ? std::make_shared<OffloadStreams>(groups_.world->device()) : nullptr),
       units_(make_units(plans, {pool_, trace, materialize, offload_})),
       differentiable_input_(units_.size(), true),
-      schedule_(options, scheduled(plans, units_), *this) {
+      schedule_(options, scheduled(plans, units_), *this,
+                /*host_runs_ahead=*/!groups_.world->device().is_cpu()),
+      released_(stream_of(groups_.world->device())) {
   for (size_t i = 0; i < plans.size(); ++i) {
     const bool shares_hook = i != 0 && plans[i].module == plans.front().module;
     modules_.push_back(shares_hook ? nullptr : plans[i].module);
@@ -68,6 +78,7 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
 
 void Engine::forward_begins(size_t unit, bool records) {
   require_no_full_parameters("forward");
+  if (released_ && (unit == 0 || !schedule_.in_pass())) released_->run([] {});
   schedule_.forward_begins(unit, records);
 }
 
@@ -84,11 +95,13 @@ void Engine::read(const Command& command) {
   Unit& unit = *units_[command.unit];
   switch (command.kind) {
     case Kind::kGather:
-      return unit.start_gather(command.pass == Pass::kForward ? "forward" : "backward");
+      return gather(unit, command.pass);
     case Kind::kWaitForGather:
       return unit.finish_gather(command.pass == Pass::kForward ? "forward" : "backward");
     case Kind::kReshard:
-      return unit.reshard();
+      unit.reshard();
+      if (released_) released_->run([] {});
+      return;
     case Kind::kAttachGradients:
       return unit.attach_gradients();
     case Kind::kReduce:
@@ -102,6 +115,12 @@ void Engine::read(const Command& command) {
     case Kind::kHandOver:
       return hand_over_gradient(command.unit);
   }
+}
+
+void Engine::gather(Unit& unit, Pass pass) {
+  if (pass == Pass::kBackward) return unit.start_gather("backward");
+  if (!released_) return unit.start_gather("forward");
+  released_->run_apart([&unit] { unit.start_gather("forward"); }).wait();
 }
 
 std::string Engine::place_name(size_t unit) const {
@@ -190,6 +209,7 @@ void Engine::reset() {
   schedule_.reset();
   for (auto& unit : units_) unit->reset();
   if (offload_) offload_->reset();
+  released_ = stream_of(groups_.world->device());
   zero_gradients();
 }
 

@@ -27,6 +27,7 @@
 #include "shard/tensor_slice.h"
 #include "shard/unit.h"
 #include "shard/wrap_policy.h"
+#include "util/stream.h"
 
 namespace fsdp::shard {
 
@@ -148,6 +149,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   static std::vector<ScheduledUnit> scheduled(const std::vector<UnitPlan>& plans,
                                               const std::vector<std::unique_ptr<Unit>>& units);
   void read(const Command& command) override;
+  void gather(Unit& unit, Pass pass);
   void compare_order(size_t unit) override;
   void report_changed_order(size_t unit) override;
   std::string place_name(size_t unit) const;
@@ -167,6 +169,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::vector<nn::Hookable*> modules_;
   std::vector<std::weak_ptr<nn::CallHook>> hooks_;  ///< of modules_; weak, because they own the engine
   Schedule schedule_;
+  /// On a device: what a gather in forward waits for in place of the caller's stream, which may be busy with
+  /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
+  std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
   bool shows_full_parameters_ = false;  ///< set by FullParameters
 };

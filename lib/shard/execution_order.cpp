@@ -1,13 +1,17 @@
 #include "shard/execution_order.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace fsdp::shard {
 
-ExecutionOrder::ExecutionOrder(size_t units) {
+ExecutionOrder::ExecutionOrder(size_t units, size_t roots) : followed_by_(units), roots_(roots) {
   begun_.reserve(units);
   ended_.reserve(units);
   last_pass_.reserve(units);
+  likely_.reserve(units);
+  forget();
 }
 
 void ExecutionOrder::begin_pass() {
@@ -18,13 +22,22 @@ void ExecutionOrder::begin_pass() {
 
 void ExecutionOrder::begin(size_t unit) {
   follows_ = follows_ && expected() == unit;
+  is_likely_ = begun_.empty() || std::exchange(followed_by_[begun_.back()], unit) == unit;
   begun_.push_back(unit);
 }
 
-void ExecutionOrder::abandon_pass() {
+void ExecutionOrder::end_pass() {
+  followed_by_[begun_.back()] = followed_by_.size();
+  last_pass_ = begun_;
+}
+
+void ExecutionOrder::forget() {
   begun_.clear();
   ended_.clear();
+  last_pass_.clear();
   follows_ = false;
+  std::iota(followed_by_.begin(), followed_by_.end(), 1);
+  if (!followed_by_.empty()) followed_by_.front() = roots_;
 }
 
 std::optional<size_t> ExecutionOrder::expected() const {
@@ -36,6 +49,18 @@ std::span<const size_t> ExecutionOrder::next(size_t most) const {
   if (!follows_) return {};
   const auto rest = std::span(last_pass_).subspan(begun_.size());
   return rest.first(std::min(most, rest.size()));
+}
+
+std::span<const size_t> ExecutionOrder::likely_next(size_t most) {
+  if (follows_) return next(most);
+  likely_.clear();
+  if (!is_likely_) return {};
+  const size_t units = followed_by_.size();  // of a circle, no unit need be told twice
+  for (size_t unit = followed_by_[begun_.back()]; unit < units && likely_.size() < std::min(most, units);
+       unit = followed_by_[unit]) {
+    likely_.push_back(unit);
+  }
+  return likely_;
 }
 
 void ExecutionOrder::begin_backward_pass() {

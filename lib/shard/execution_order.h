@@ -1,6 +1,6 @@
 #pragma once
 
-// The order in which units are used: the previous pass predicts the next unit to gather.
+// The order in which units are used, and the next unit to gather: recorded, or the likely one.
 //
 // Units are numbers. A pass is one forward of the root stage. Nothing is collective. Needs no libtorch.
 
@@ -13,16 +13,17 @@ namespace fsdp::shard {
 
 class ExecutionOrder {
  public:
-  /// `units`: for how many uses of units a pass has memory without another allocation.
-  explicit ExecutionOrder(size_t units = 0);
+  /// Units [0, units) in the order of the module tree, of which [0, roots) belong to the root stage and begin
+  /// as unit 0. A pass has memory for as many uses without another allocation.
+  explicit ExecutionOrder(size_t units, size_t roots = 1);
 
   void begin_pass();
   /// A unit's forward begins. A unit may be used several times in a pass.
   void begin(size_t unit);
   void end(size_t unit) { ended_.push_back({unit}); }
-  void end_pass() { last_pass_ = begun_; }
-  /// Forgets the current pass.
-  void abandon_pass();
+  void end_pass();
+  /// Forgets all passes, so that ranks agree again that failed at different places of a pass.
+  void forget();
 
   /// Whether a pass has ended.
   bool knows() const { return !last_pass_.empty(); }
@@ -33,6 +34,10 @@ class ExecutionOrder {
   /// The expected next units in order, at most `most`; none if this pass has diverged from the previous one.
   /// Valid until the pass ends.
   std::span<const size_t> next(size_t most) const;
+  /// The same where this pass follows the previous one. Elsewhere, each unit in turn is taken to be followed
+  /// by the one that followed it when it was last used, or if it never was, by the next of the module tree;
+  /// none if that was wrong of the unit before. Valid until the next call.
+  std::span<const size_t> likely_next(size_t most);
 
   /// Backward uses units in the reverse of the order in which their forwards ended. Returns the expected next
   /// unit after `unit` whose backward has not begun in this pass: the backward of an outer unit ends after
@@ -50,10 +55,14 @@ class ExecutionOrder {
     bool begun_in_backward = false;
   };
 
-  std::vector<size_t> begun_;      ///< of this pass
-  std::vector<Use> ended_;         ///< of this pass
-  std::vector<size_t> last_pass_;  ///< begun
+  std::vector<size_t> begun_;        ///< of this pass
+  std::vector<Use> ended_;           ///< of this pass
+  std::vector<size_t> last_pass_;    ///< begun
+  std::vector<size_t> followed_by_;  ///< by unit; the number of units stands for the end of the pass
+  std::vector<size_t> likely_;       ///< what likely_next() returns
+  size_t roots_;
   bool follows_ = false;
+  bool is_likely_ = false;  ///< the unit that began last
 };
 
 }  // namespace fsdp::shard

@@ -70,8 +70,8 @@ constexpr auto enum_names(ShardDimension) {
 /// How forward knows which unit to gather ahead.
 enum class ForwardPrefetch {
   kNone,      ///< nothing is gathered ahead
-  kImplicit,  ///< from the previous forward
-  kExplicit,  ///< the same; ranks compare the order of the first forward, and later changes are reported
+  kImplicit,  ///< the likely next unit, in every forward
+  kExplicit,  ///< from the previous forward; ranks compare the first order, and later changes are reported
 };
 constexpr auto enum_names(ForwardPrefetch) {
   return std::to_array<util::EnumName<ForwardPrefetch>>({{ForwardPrefetch::kNone, "none"},
@@ -161,7 +161,7 @@ struct ShardOptions {
 
   util::Named<ForwardPrefetch> forward_prefetch = ForwardPrefetch::kImplicit;
   util::Named<BackwardPrefetch> backward_prefetch = BackwardPrefetch::kPre;
-  /// At most one unit is gathered ahead of the one in use. Off: all that forward_prefetch knows of.
+  /// At most one unit is gathered ahead of the one in use. Off: all that forward_prefetch expects.
   bool limit_all_gathers = true;
 
   /// Steps between two comparisons of the replicas (require_equal_replicas()); 0: only before the first step.

@@ -1,7 +1,6 @@
 #include "shard/schedule.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "util/error.h"
@@ -26,17 +25,20 @@ bool stays_after_forward(const ShardOptions& options, const ScheduledUnit& unit)
 
 }  // namespace
 
-Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader)
-    : compares_order_(options.forward_prefetch == ForwardPrefetch::kExplicit),
-      gathers_ahead_(options.forward_prefetch != ForwardPrefetch::kNone),
-      most_ahead_(options.limit_all_gathers ? 1 : std::numeric_limits<size_t>::max()),
+Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader,
+                   bool host_runs_ahead)
+    : forward_prefetch_(options.forward_prefetch.value()),
+      limits_gathers_(options.limit_all_gathers),
+      guesses_(options.forward_prefetch == ForwardPrefetch::kImplicit && !host_runs_ahead),
+      gathers_beside_kept_(options.forward_prefetch == ForwardPrefetch::kImplicit && host_runs_ahead),
       backward_prefetch_(options.backward_prefetch.value()),
       keeps_last_(!options.reshard_last_after_forward),
       reader_(reader),
-      order_(units.size()) {
+      root_units_(static_cast<size_t>(std::ranges::count_if(units, &ScheduledUnit::is_root))),
+      order_(units.size(), root_units_) {
+  ahead_.reserve(units.size());
   for (ScheduledUnit& unit : units) {
     const bool stays = stays_after_forward(options, unit);
-    root_units_ += unit.is_root;
     units_.push_back({.traits = std::move(unit), .stays_after_forward = stays});
   }
 }
@@ -80,8 +82,8 @@ void Schedule::forward_begins(size_t unit, bool records) {
   check_order(unit);
   order_.begin(unit);
   if (records_) ++units_[unit].forwards;
-  units_[unit].gathered_ahead = false;
-  if (!order_.follows_last_pass()) reshard_gathered_ahead();
+  std::erase(ahead_, unit);
+  if (gathers_beside_kept_) gather_beside_kept(unit);
   reshard_kept(/*except=*/unit);
   for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
   gather_ahead();
@@ -109,7 +111,7 @@ void Schedule::begin_pass(bool records) {
   // since.
   reshard_all();
   kept_.reset();
-  for (Unit& each : units_) each.gathered_ahead = false;
+  ahead_.clear();
   order_.begin_pass();
 }
 
@@ -130,7 +132,7 @@ void Schedule::end_pass(bool backward_follows) {
 }
 
 void Schedule::check_order(size_t unit) {
-  if (!compares_order_) return;
+  if (forward_prefetch_ != ForwardPrefetch::kExplicit) return;
   if (!order_is_compared_) {
     reader_.compare_order(unit);
     order_is_compared_ = unit == units_.size();
@@ -141,22 +143,31 @@ void Schedule::check_order(size_t unit) {
   reader_.report_changed_order(unit);
 }
 
-/// On a GPU, implicit prefetch comes from the host running ahead of the device; on the CPU the next gathers
-/// must be issued before the unit computes to overlap with it.
+void Schedule::gather_beside_kept(size_t unit) {
+  if (units_[unit].parameters != Parameters::kSharded) return;
+  if (limits_gathers_) reshard_gathered_ahead();  // in vain, since this unit came in its place
+  for (size_t i = unit; i < end_of_group(unit); ++i) gather(i);
+}
+
+/// What is to be gathered ahead, where it is not gathered yet.
+std::span<const size_t> Schedule::next_in_forward() {
+  if (forward_prefetch_ == ForwardPrefetch::kNone) return {};
+  const size_t most = limits_gathers_ ? 1 : units_.size();
+  return guesses_ ? order_.likely_next(most) : order_.next(most);
+}
+
 void Schedule::gather_ahead() {
-  if (!gathers_ahead_) return;
-  for (size_t next : order_.next(most_ahead_)) {
+  for (size_t next : next_in_forward()) {
     if (units_[next].parameters != Parameters::kSharded) continue;
+    if (limits_gathers_) reshard_gathered_ahead();  // what was gathered in vain
     gather(next);
-    units_[next].gathered_ahead = true;
+    ahead_.push_back(next);
   }
 }
 
-/// When a pass does not follow the previous one.
 void Schedule::reshard_gathered_ahead() {
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (std::exchange(units_[i].gathered_ahead, false)) reshard(i);
-  }
+  for (size_t unit : ahead_) reshard(unit);
+  ahead_.clear();
 }
 
 void Schedule::reshard_kept(size_t except) {
@@ -272,6 +283,7 @@ void Schedule::reset() {
   for (Unit& unit : units_) {
     unit = {.traits = std::move(unit.traits), .stays_after_forward = unit.stays_after_forward};
   }
+  ahead_.clear();
   kept_.reset();
   sending_.reset();
   moving_.reset();
@@ -279,7 +291,8 @@ void Schedule::reset() {
   pass_ = Pass::kForward;
   ++backward_passes_;
   records_ = false;
-  order_.abandon_pass();
+  order_.forget();
+  order_is_compared_ = false;
 }
 
 }  // namespace fsdp::shard

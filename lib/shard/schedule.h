@@ -12,9 +12,22 @@
 //   schedule_text()     prints them (shard/schedule_text.h); lib/README.md shows such a text
 //
 // The rules, with the ShardOptions that change them:
-// - A unit is gathered when its forward begins, and the next unit while it computes [forward_prefetch,
-//   limit_all_gathers]. The unit whose forward ended before is freed first, so two units are gathered at a
-//   time [reshard_after_forward, keep_after_forward, strategy].
+// - A unit is gathered when its forward begins, if it is not gathered yet, and the next unit is gathered
+//   before it computes [forward_prefetch]. The unit whose forward ended before is freed first, so two units
+//   are gathered at a time [reshard_after_forward, keep_after_forward, strategy]. Without limit_all_gathers,
+//   all units that are known to come are gathered ahead.
+// - ForwardPrefetch::kImplicit needs no recorded order. Ahead is gathered what came next in the previous
+//   forward, as long as this forward agrees with it. Elsewhere (in the first forward, after a change of order)
+//   it depends on whether the host runs ahead of the compute:
+//   - On a device it does: the unit is gathered when its forward begins, before the one before is freed, and
+//     the gather runs beside the compute of that one.
+//   - On the CPU it does not: ahead is gathered the likely next unit, the one that followed this unit when it
+//     was last used, or if it never was, the next in the order of the units. After a unit that was not the
+//     likely one, none is.
+// - kExplicit gathers what the previous forward recorded, as long as this forward agrees with it. All ranks
+//   compare the order of units in the first forward, and a later forward in another order is reported.
+// - A unit that was gathered ahead and is not used next stays gathered until another needs its place, or
+//   forward ends. It costs one all-gather and never the memory of a third unit.
 // - The unit whose forward ends last stays gathered, because backward begins with it
 //   [reshard_last_after_forward]; the root stays from its forward to the end of backward
 //   [reshard_root_after_forward].
@@ -30,8 +43,9 @@
 // - Without gradient sync nothing is reduced [training.no_sync]; the gradient buffers stay for the next pass.
 // - A forward that runs within backward (activation checkpointing) gathers its units for the backward that
 //   follows and leaves them gathered.
-// - With "explicit" forward prefetch, all ranks compare the order of units in the first forward, and a later
-//   forward in another order is reported.
+//
+// Ranks must use the same units in the same order, as in any FSDP: each unit that a rank gathers, ahead or
+// not, all ranks gather at that place. Only kExplicit turns a difference into an error that names the units.
 //
 // Units are numbered in the order of Engine::units(), those of the root stage first. Single-threaded. Needs
 // no libtorch.
@@ -39,6 +53,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -98,7 +113,10 @@ struct ScheduledUnit {
 class Schedule {
  public:
   /// `units`: those of the root stage first. `reader` is not called before the first event.
-  Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader);
+  /// `host_runs_ahead`: events are those of a host that launches the compute on a device. It changes nothing
+  /// in a pass that follows the previous one.
+  Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units, CommandReader& reader,
+           bool host_runs_ahead = false);
 
   // ---- events of a unit's stage; unit 0 stands for all units of the root stage
 
@@ -131,6 +149,7 @@ class Schedule {
   /// How many of the first units belong to the root stage.
   size_t root_units() const { return root_units_; }
   bool in_backward() const { return phase_ == Phase::kBackward; }
+  bool in_pass() const { return phase_ == Phase::kForward || in_backward(); }
   /// Whether a recorded forward has ended whose backward has not begun.
   bool backward_is_due() const { return phase_ == Phase::kBackwardIsDue; }
   bool any_is_gathered() const;
@@ -150,8 +169,7 @@ class Schedule {
     ScheduledUnit traits;
     bool stays_after_forward = false;
     Parameters parameters = Parameters::kSharded;
-    bool gathered_ahead = false;  ///< and its forward in this pass has not begun
-    bool has_gradients = false;   ///< attached and not reduced
+    bool has_gradients = false;  ///< attached and not reduced
     bool is_being_reduced = false;
     // Since the last backward pass. The gradient is complete when as many backwards as forwards have ended.
     int64_t forwards = 0, backwards = 0;
@@ -166,6 +184,8 @@ class Schedule {
   void use(size_t unit);
   void reshard(size_t unit);
   void reshard_all();
+  void gather_beside_kept(size_t unit);
+  std::span<const size_t> next_in_forward();
   void gather_ahead();
   void reshard_gathered_ahead();
   void reshard_kept(size_t except);
@@ -178,15 +198,18 @@ class Schedule {
   size_t end_of_group(size_t unit) const { return unit == 0 ? root_units_ : unit + 1; }
 
   // From the options.
-  bool compares_order_, gathers_ahead_;
-  size_t most_ahead_;
+  ForwardPrefetch forward_prefetch_;
+  bool limits_gathers_;
+  bool guesses_;              ///< gathers ahead what is likely
+  bool gathers_beside_kept_;  ///< gathers a unit on use before the one before is freed
   BackwardPrefetch backward_prefetch_;
   bool keeps_last_;
 
   CommandReader& reader_;
   std::vector<Unit> units_;
-  size_t root_units_ = 0;
+  size_t root_units_;
   ExecutionOrder order_;
+  std::vector<size_t> ahead_;  ///< units gathered ahead whose forward in this pass has not begun
   Phase phase_ = Phase::kRest;
   Pass pass_ = Pass::kForward;
   bool sync_ = true, records_ = false;

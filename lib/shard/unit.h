@@ -19,8 +19,9 @@
 //
 // On a device, whose streams run behind the calls, memory is given back in the order of the caller's stream:
 // by the caller, when that stream has waited for the last use (Communicator::enqueue_release()). The next
-// user need not wait: tasks of the communication stream run after everything issued to the caller's stream
-// before them.
+// user need not wait: tasks of the communication stream run after everything issued before them to the stream
+// that is current at the call. That is the caller's, except for gathers in forward, where it is a stream that
+// has waited for the last release of memory (Engine::released_).
 //
 // Shards in host memory reach the device, and gradients leave it, on streams of their own
 // (shard/offload_streams.h): an all-gather waits for the copy of its shard, and no collective waits for the

@@ -165,19 +165,84 @@ TEST(ChangedOrder, IsNoConcernOfImplicitPrefetch) {
   EXPECT_TRUE(log.lines().empty());
 }
 
-TEST(ChangedOrder, WhatWasGatheredAheadInVainIsFreedAtOnce) {
+/// Matrices that are gathered when each of `order` computes, and when forward has ended.
+std::vector<int64_t> gathered_in(comm::Communicator& communicator, const ShardOptions& options,
+                                 const Order& order) {
+  ChainRun run(communicator, options);
+  run.step();
+  std::vector<int64_t> gathered;
+  const auto note = [&] {
+    run.calls.enqueue([] {})->wait();  // what was issued has been done
+    gathered.push_back((run.engine->unsharded_memory().live_parameters - 4 * 4) / (16 * 4));
+  };
+  for (size_t i = 0; i < 4; ++i) run.chain.layer(i).probe = [&](const at::Tensor&) { note(); };
+  run.chain.order = order;
+  at::Tensor loss = run.chain.forward(run.input()).sum();
+  note();
+  loss.backward();
+  return gathered;
+}
+
+TEST(ChangedOrder, WhatWasGatheredInVainIsNeverAThirdUnit) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    for (const char* prefetch : {"implicit", "explicit"}) {
+      for (const Order& order : {Order{3, 0, 2, 1}, {0, 2, 3}, {1, 1, 3, 0}}) {
+        const std::vector<int64_t> gathered = gathered_in(communicator, every_matrix(prefetch), order);
+        for (int64_t matrices : gathered) EXPECT_LE(matrices, 2) << prefetch;
+        EXPECT_EQ(gathered.back(), 1) << prefetch;  // with which backward begins
+      }
+    }
+  });
+}
+
+TEST(ChangedOrder, WithoutLimitWhatWasGatheredInVainStaysUntilForwardEnds) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
     ShardOptions options = every_matrix("implicit");
     options.limit_all_gathers = false;
-    ChainRun run(communicator, options);
-    run.step();
-    run.chain.order = {3, 0};
-    int64_t gathered = 0;
-    run.chain.layer(3).probe = [&](const at::Tensor&) {
-      gathered = run.engine->unsharded_memory().live_parameters;
-    };
-    run.step();
-    EXPECT_EQ(gathered, (4 + 16) * 4);  // the root and the matrix that computes
+    EXPECT_EQ(gathered_in(communicator, options, {3, 0}), (std::vector<int64_t>{4, 3, 1}));
+  });
+}
+
+// Rank 0 has seen the end of a forward that rank 1 has not. After reset(), both predict alike again.
+TEST(ChangedOrder, RanksThatFailAtDifferentPlacesAgreeAfterAReset) {
+  for (const char* prefetch : {"implicit", "explicit"}) {
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      ChainRun run(communicator, every_matrix(prefetch, "pre")), other(communicator, every_matrix());
+      run.step();
+      run.chain.order = {2, 0, 1};
+      run.chain.layer(1).throws = communicator.rank() == 1;
+      if (communicator.rank() == 1) {
+        EXPECT_THROW(run.chain.forward(run.input()), std::runtime_error);
+      } else {
+        run.chain.forward(run.input());
+      }
+      run.chain.layer(1).throws = false;
+      run.engine->reset();
+      for (const Order& order : {Order{}, {2, 0, 1}, {3, 2}}) {
+        run.chain.order = other.chain.order = order;
+        EXPECT_TRUE(identical(run.gradients_of_a_step(), other.gradients_of_a_step())) << prefetch;
+      }
+    });
+  }
+}
+
+/// Forwards and backwards of each order, then a forward without backward.
+TEST(ChangedOrder, OfAnEvaluationOrARecomputedPassTrainsRight) {
+  const std::vector<Order> orders = {{3, 2, 1, 0}, {0, 2, 3}, {1}, {0, 1, 2, 3}, {2, 2, 0}};
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    for (const char* recompute : {"", "block"}) {
+      const testing::Names recomputed = *recompute ? testing::Names{recompute} : testing::Names{};
+      ChainRun run(communicator, every_matrix("implicit", "pre"), 4, recomputed);
+      ChainRun other(communicator, every_matrix(), 4, recomputed);
+      for (size_t i = 0; i < orders.size(); ++i) {
+        run.chain.order = other.chain.order = orders[i];
+        EXPECT_TRUE(identical(run.gradients_of_a_step(), other.gradients_of_a_step())) << recompute << i;
+        at::NoGradGuard no_grad;
+        run.chain.order = other.chain.order = orders[orders.size() - 1 - i];
+        EXPECT_TRUE(at::equal(run.chain.forward(run.input()), other.chain.forward(run.input()))) << i;
+        EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);
+      }
+    }
   });
 }
 

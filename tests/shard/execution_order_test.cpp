@@ -21,8 +21,13 @@ void run_pass(ExecutionOrder& order, const Units& units) {
   order.end_pass();
 }
 
+Units likely(ExecutionOrder& order, size_t most) {
+  const auto units = order.likely_next(most);
+  return {units.begin(), units.end()};
+}
+
 TEST(ExecutionOrder, TellsNothingInTheFirstPass) {
-  ExecutionOrder order;
+  ExecutionOrder order(4);
   order.begin_pass();
   order.begin(0);
   EXPECT_FALSE(order.knows());
@@ -31,7 +36,7 @@ TEST(ExecutionOrder, TellsNothingInTheFirstPass) {
 }
 
 TEST(ExecutionOrder, TellsWhatFollowedInTheLastPass) {
-  ExecutionOrder order;
+  ExecutionOrder order(4);
   run_pass(order, {0, 1, 2, 2, 3});
   order.begin_pass();
   order.begin(0);
@@ -47,7 +52,7 @@ TEST(ExecutionOrder, TellsWhatFollowedInTheLastPass) {
 }
 
 TEST(ExecutionOrder, TellsNothingMoreInAPassThatGoesItsOwnWay) {
-  ExecutionOrder order;
+  ExecutionOrder order(4);
   run_pass(order, {0, 1, 2, 3});
   order.begin_pass();
   order.begin(0);
@@ -61,8 +66,67 @@ TEST(ExecutionOrder, TellsNothingMoreInAPassThatGoesItsOwnWay) {
   EXPECT_EQ(order.expected(), 0u);
 }
 
+TEST(ExecutionOrder, IsLikelyThatOfTheModuleTreeAtFirst) {
+  ExecutionOrder order(6, /*roots=*/2);
+  order.begin_pass();
+  order.begin(0);
+  EXPECT_EQ(likely(order, 1), Units{2});
+  EXPECT_EQ(likely(order, 100), (Units{2, 3, 4, 5}));
+  order.begin(3);
+  EXPECT_EQ(likely(order, 1), Units{}) << "2 was likely";
+  order.begin(4);
+  EXPECT_EQ(likely(order, 1), Units{5});
+  order.begin(5);
+  EXPECT_EQ(likely(order, 1), Units{});
+}
+
+TEST(ExecutionOrder, IsLikelyThatOfTheLastPassWhileThisOneAgrees) {
+  ExecutionOrder order(4);
+  run_pass(order, {0, 3, 1, 3, 2});
+  order.begin_pass();
+  order.begin(0);
+  EXPECT_EQ(likely(order, 100), (Units{3, 1, 3, 2}));
+  order.begin(3);
+  EXPECT_EQ(likely(order, 1), Units{1});
+  order.begin(1);
+  order.begin(3);
+  EXPECT_EQ(likely(order, 1), Units{2});
+}
+
+TEST(ExecutionOrder, IsLikelyWhatFollowedEachUnitLastWhereAPassGoesItsOwnWay) {
+  ExecutionOrder order(5);
+  run_pass(order, {0, 3, 1, 4, 2});
+  order.begin_pass();
+  order.begin(0);
+  order.begin(1);  // where 3 was
+  EXPECT_EQ(likely(order, 1), Units{});
+  order.begin(4);
+  EXPECT_EQ(likely(order, 1), Units{2});
+  order.begin(2);
+  EXPECT_EQ(likely(order, 1), Units{}) << "2 was the last one";
+}
+
+TEST(ExecutionOrder, IsLikelyInACircleWithoutEnd) {
+  ExecutionOrder order(3);
+  run_pass(order, {0, 2, 1});
+  order.begin_pass();
+  for (size_t unit : {0u, 1u, 2u, 1u}) order.begin(unit);
+  EXPECT_EQ(likely(order, 100), (Units{2, 1, 2}));
+  EXPECT_EQ(likely(order, 1), Units{2});
+}
+
+TEST(ExecutionOrder, ForgetsAllPasses) {
+  ExecutionOrder order(4);
+  run_pass(order, {0, 3, 2, 1});
+  order.forget();
+  order.begin_pass();
+  order.begin(0);
+  EXPECT_FALSE(order.follows_last_pass());
+  EXPECT_EQ(likely(order, 100), (Units{1, 2, 3}));
+}
+
 TEST(ExecutionOrder, BackwardGoesBackByTheEndsOfForward) {
-  ExecutionOrder order;
+  ExecutionOrder order(8);
   order.begin_pass();
   for (size_t unit : {0u, 1u, 2u}) order.begin(unit);  // 2 lies inside 1, 1 inside 0
   for (size_t unit : {2u, 1u, 0u}) order.end(unit);
@@ -73,7 +137,7 @@ TEST(ExecutionOrder, BackwardGoesBackByTheEndsOfForward) {
 }
 
 TEST(ExecutionOrder, BackwardDoesNotGoBackToWhatHasBegun) {
-  ExecutionOrder order;
+  ExecutionOrder order(4);
   order.begin_pass();
   for (size_t unit : {0u, 1u, 2u, 3u, 2u}) order.begin(unit);  // 3 lies inside the second use of 2
   for (size_t unit : {1u, 2u, 3u, 2u, 0u}) order.end(unit);

@@ -6,6 +6,7 @@
 #include <future>
 
 #include "support/chain_run.h"
+#include "support/nested_models.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -15,18 +16,23 @@ using testing::ChainRun;
 using testing::every_matrix;
 using testing::Names;
 
-/// Gathers and computes of one forward, in order.
-Names forward_of_pass(int pass, const ShardOptions& options) {
+using Order = std::vector<size_t>;
+
+/// Gathers and computes of the last of several forwards, in order. Each uses the matrices of its order, if
+/// that is not empty.
+Names last_forward(const std::vector<Order>& orders, const ShardOptions& options, size_t layers = 3) {
   Names names;
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-    ChainRun run(communicator, options, 3);
-    for (size_t i = 0; i < 3; ++i) {
+    ChainRun run(communicator, options, static_cast<int64_t>(layers));
+    for (size_t i = 0; i < layers; ++i) {
       run.chain.layer(i).probe = [&run, i](const at::Tensor&) { run.calls.mark(std::to_string(i)); };
     }
-    for (int p = 1; p <= pass; ++p) {
+    for (const Order& order : orders) {
       run.calls.clear();
+      run.chain.order = order;
       run.step();
     }
+    EXPECT_EQ(run.engine->live_unsharded_bytes(), 0);
     if (communicator.rank() != 0) return;
     for (const auto& call : run.calls.calls()) {
       if (call.unit == "execution order" || call.pass == "backward") continue;
@@ -36,6 +42,10 @@ Names forward_of_pass(int pass, const ShardOptions& options) {
   return names;
 }
 
+Names forward_of_pass(int pass, const ShardOptions& options) {
+  return last_forward(std::vector<Order>(static_cast<size_t>(pass)), options);
+}
+
 const Names kWhenUsed = {"gather root", "gather layers.0", "compute 0", "gather layers.1",
                          "compute 1",   "gather layers.2", "compute 2"};
 const Names kOneAhead = {"gather root",     "gather layers.0", "gather layers.1", "compute 0",
@@ -43,9 +53,68 @@ const Names kOneAhead = {"gather root",     "gather layers.0", "gather layers.1"
 const Names kAllAhead = {"gather root", "gather layers.0", "gather layers.1", "gather layers.2",
                          "compute 0",   "compute 1",       "compute 2"};
 
-TEST(ForwardPrefetch, FirstPassGathersWhenUnitsAreUsed) {
-  for (const char* prefetch : {"none", "implicit", "explicit"}) {
+TEST(ForwardPrefetch, ImplicitNeedsNoRecordedOrder) {
+  EXPECT_EQ(forward_of_pass(1, every_matrix("implicit")), kOneAhead);
+  ShardOptions options = every_matrix("implicit");
+  options.limit_all_gathers = false;
+  EXPECT_EQ(forward_of_pass(1, options), kAllAhead);
+}
+
+TEST(ForwardPrefetch, ExplicitRecordsTheOrderInTheFirstPass) {
+  for (const char* prefetch : {"none", "explicit"}) {
     EXPECT_EQ(forward_of_pass(1, every_matrix(prefetch)), kWhenUsed) << prefetch;
+  }
+}
+
+// The third pass leaves the order of the second at its first matrix: matrix 1 has been gathered in vain.
+// Implicit prefetch continues when matrix 3 follows matrix 0 as it did before: matrix 2, which followed then,
+// is likely again. In the module tree, it precedes matrix 3.
+TEST(ForwardPrefetch, ImplicitFollowsAPassInAnotherOrder) {
+  const std::vector<Order> orders = {{0, 3, 2}, {1}, {0, 3, 2}};
+  EXPECT_EQ(last_forward(orders, every_matrix("implicit"), 4),
+            (Names{"gather root", "gather layers.1", "gather layers.0", "compute 0", "gather layers.3",
+                   "gather layers.2", "compute 3", "compute 2"}));
+  EXPECT_EQ(last_forward(orders, every_matrix("explicit"), 4),
+            (Names{"gather root", "gather layers.1", "gather layers.0", "compute 0", "gather layers.3",
+                   "compute 3", "gather layers.2", "compute 2"}));
+}
+
+TEST(ForwardPrefetch, ASkippedUnitCostsOneGatherAndLaterOnesAreGatheredAheadAgain) {
+  EXPECT_EQ(last_forward({{0, 2, 3, 4}}, every_matrix("implicit"), 5),
+            (Names{"gather root", "gather layers.0", "gather layers.1", "compute 0", "gather layers.2",
+                   "compute 2", "gather layers.3", "gather layers.4", "compute 3", "compute 4"}));
+  EXPECT_EQ(last_forward({{0, 1, 2, 3}, {1, 2, 3}}, every_matrix("implicit"), 4),
+            (Names{"gather root", "gather layers.0", "gather layers.1", "compute 1", "gather layers.2",
+                   "gather layers.3", "compute 2", "compute 3"}));
+}
+
+TEST(ForwardPrefetch, AnOrderUnlikeThatOfTheModulesIsNotGuessedOnAndOn) {
+  EXPECT_EQ(last_forward({{2, 1, 0}}, every_matrix("implicit")),
+            (Names{"gather root", "gather layers.0", "gather layers.2", "compute 2", "gather layers.1",
+                   "compute 1", "compute 0"}));
+}
+
+// A pass that ends early has gathered one unit for nothing; the next one knows where it ends.
+TEST(ForwardPrefetch, AnEarlyEndCostsOneGatherOnce) {
+  EXPECT_EQ(last_forward({{0}}, every_matrix("implicit")),
+            (Names{"gather root", "gather layers.0", "gather layers.1", "compute 0"}));
+  EXPECT_EQ(last_forward({{0}, {0}}, every_matrix("implicit")),
+            (Names{"gather root", "gather layers.0", "compute 0"}));
+}
+
+TEST(ForwardPrefetch, AUnitGatheredTooEarlyIsThereWhenItIsUsed) {
+  const std::vector<Order> orders = {{0, 1, 2}, {1, 0}};
+  EXPECT_EQ(last_forward(orders, every_matrix("explicit")),
+            (Names{"gather root", "gather layers.0", "gather layers.1", "compute 1", "compute 0"}));
+}
+
+TEST(ForwardPrefetch, KnowsEachUseOfAUnitThatIsUsedTwice) {
+  const std::vector<Order> orders = {{0, 1, 0, 2}, {0, 1, 0, 2}};
+  for (const char* prefetch : {"implicit", "explicit"}) {
+    EXPECT_EQ(last_forward(orders, every_matrix(prefetch)),
+              (Names{"gather root", "gather layers.0", "gather layers.1", "compute 0", "gather layers.0",
+                     "compute 1", "gather layers.2", "compute 0", "compute 2"}))
+        << prefetch;
   }
 }
 
@@ -96,38 +165,76 @@ TEST(LimitAllGathers, HoldsAtMostTwoUnitsBesideTheRoot) {
   EXPECT_EQ(most_gathered_in_forward(options), 6);
 }
 
-TEST(BackwardPrefetch, IssuesTheNextGatherBeforeOrAfterTheReduction) {
-  auto backward_with = [](const char* prefetch) {
-    Names names;
-    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
-      ChainRun run(communicator, every_matrix("none", prefetch), 3);
-      run.step();
-      if (communicator.rank() == 0) names = run.calls.names("backward");
-    });
-    return names;
-  };
+/// Doubles its input. `backward` is called when its backward begins: after the backward of the stage behind
+/// it has ended, and before that of the stage in front of it begins.
+class Doubling final : public nn::Stage {
+ public:
+  explicit Doubling(std::function<void()> backward) : backward_(std::move(backward)) {}
+  std::string type_name() const override { return "doubling"; }
+
+ protected:
+  at::Tensor compute(const at::Tensor& x, const nn::StageContext&) override {
+    at::Tensor doubled = x + x;
+    doubled.register_hook([backward = backward_](const at::Tensor&) { backward(); });
+    return doubled;
+  }
+
+ private:
+  std::function<void()> backward_;
+};
+
+/// What one backward issues in the chain of matrix 0, doubling 1, matrix 2, doubling 3, matrix 4.
+Names backward_with(const std::string& prefetch) {
+  Names names;
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& inner) {
+    testing::CountingCommunicator calls(inner);
+    const auto doubling = [&](const char* name) {
+      return std::make_shared<Doubling>([&calls, name] { calls.mark(name); });
+    };
+    auto model = testing::group(
+        {testing::matrix(4), doubling("1"), testing::matrix(4), doubling("3"), testing::matrix(4)}, "root",
+        4);
+    auto engine = testing::shard_under_test(*model, every_matrix("none", prefetch), testing::borrowed(calls));
+    at::Tensor loss = model->forward(at::ones({2, 4})).sum();
+    calls.clear();
+    loss.backward();
+    if (inner.rank() == 0) names = calls.names();
+  });
+  return names;
+}
+
+TEST(BackwardPrefetch, PreIssuesTheNextGatherBeforeTheReduction) {
   EXPECT_EQ(backward_with("pre"),
-            (Names{"all_gather layers.1", "reduce_scatter layers.2", "all_gather layers.0",
-                   "reduce_scatter layers.1", "reduce_scatter layers.0", "reduce_scatter root"}));
-  Names next_after = {"reduce_scatter layers.2", "all_gather layers.1",     "reduce_scatter layers.1",
-                      "all_gather layers.0",     "reduce_scatter layers.0", "reduce_scatter root"};
-  EXPECT_EQ(backward_with("post"), next_after);
-  EXPECT_EQ(backward_with("none"), next_after);
+            (Names{"all_gather 2", "reduce_scatter 4", "compute 3", "all_gather 0", "reduce_scatter 2",
+                   "compute 1", "reduce_scatter 0", "reduce_scatter root"}));
+}
+
+TEST(BackwardPrefetch, PostIssuesTheNextGatherRightAfterTheReduction) {
+  EXPECT_EQ(backward_with("post"),
+            (Names{"reduce_scatter 4", "all_gather 2", "compute 3", "reduce_scatter 2", "all_gather 0",
+                   "compute 1", "reduce_scatter 0", "reduce_scatter root"}));
+}
+
+TEST(BackwardPrefetch, NoneIssuesTheNextGatherWhenTheUnitIsUsed) {
+  EXPECT_EQ(backward_with("none"),
+            (Names{"reduce_scatter 4", "compute 3", "all_gather 2", "reduce_scatter 2", "compute 1",
+                   "all_gather 0", "reduce_scatter 0", "reduce_scatter root"}));
 }
 
 constexpr auto kPatience = std::chrono::seconds(20);
 
+// Implicit prefetch in the first forward, explicit in the second.
 TEST(Overlap, TheNextGatherEndsWhileAUnitComputes) {
   for (const char* prefetch : {"implicit", "explicit"}) {
     comm::run_ranks_as_threads(2, [&](comm::Communicator& inner) {
       std::map<std::string, std::promise<void>> gathered;
-      bool watching = false;
+      bool watching = *prefetch == 'i';
       for (size_t i = 0; i < 4; ++i) gathered[util::concat("layers.", i)];
       testing::InterposedCommunicator watched(inner, nullptr, [&](auto& op, auto& unit, auto& pass) {
         if (watching && op == "all_gather" && pass == "forward" && unit != "root") gathered[unit].set_value();
       });
       ChainRun run(watched, every_matrix(prefetch));
-      run.step();
+      if (!watching) run.step();
       watching = true;
       for (size_t i = 0; i + 1 < 4; ++i) {
         run.chain.layer(i).probe = [&gathered, i](const at::Tensor&) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <new>
@@ -104,6 +105,121 @@ class Ignore final : public CommandReader {
   void read(const Command&) override { ++commands; }
   int64_t commands = 0;
 };
+
+/// The gathers (+), waits (=) and frees (-) of forwards, with the computes between them, as text: "+1 =1 [1]".
+class ForwardText final : public CommandReader {
+ public:
+  explicit ForwardText(const ShardOptions& options, bool host_runs_ahead = false)
+      : schedule_(options, scheduled_units(units_of(options)), *this, host_runs_ahead) {}
+
+  /// A forward of these units, and backward if `trains`.
+  std::string forward(const std::vector<size_t>& units, bool trains = true) {
+    text_.clear();
+    schedule_.forward_begins(0, trains);
+    for (size_t unit : units) {
+      schedule_.forward_begins(unit);
+      text_ += util::concat("[", unit, "] ");
+      schedule_.forward_ends(unit, trains);
+    }
+    schedule_.forward_ends(0, trains);
+    std::string text = text_;
+    if (!trains) return text;
+    for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+      schedule_.backward_begins(*unit);
+      schedule_.backward_ends(*unit);
+    }
+    schedule_.whole_backward_ends();
+    EXPECT_FALSE(schedule_.any_is_gathered());
+    return text;
+  }
+  int64_t reports = 0;
+  int64_t most_gathered = 0;  ///< beside the root, in forward
+
+ private:
+  using Kind = Command::Kind;
+  void read(const Command& command) override {
+    const char* sign = command.kind == Kind::kGather          ? "+"
+                       : command.kind == Kind::kWaitForGather ? "="
+                       : command.kind == Kind::kReshard       ? "-"
+                                                              : "";
+    if (*sign == '\0') return;
+    text_ += util::concat(sign, command.unit, " ");
+    if (command.unit == 0 || *sign == '=') return;
+    gathered_ += *sign == '+' ? 1 : -1;
+    if (command.pass == Pass::kForward) most_gathered = std::max(most_gathered, gathered_);
+  }
+  void report_changed_order(size_t) override { ++reports; }
+
+  Schedule schedule_;
+  std::string text_;
+  int64_t gathered_ = 0;
+};
+
+ShardOptions prefetching(const char* how, bool limit = true) {
+  ShardOptions options;
+  options.forward_prefetch = how;
+  options.limit_all_gathers = limit;
+  return options;
+}
+
+TEST(ForwardSchedule, OfTheFirstPassIsThatOfTheSecondWithImplicitPrefetchOnTheCpu) {
+  ForwardText text(prefetching("implicit"));
+  const std::string expected = "+0 =0 +1 =1 +2 [1] -1 =2 +3 [2] -2 =3 [3] ";
+  EXPECT_EQ(text.forward({1, 2, 3}), expected);
+  EXPECT_EQ(text.forward({1, 2, 3}), expected);
+  EXPECT_EQ(ForwardText(prefetching("implicit", /*limit=*/false)).forward({1, 2, 3}),
+            "+0 =0 +1 +2 +3 =1 [1] -1 =2 [2] -2 =3 [3] ");
+}
+
+// The gather of a unit precedes the release of the one before, so that it need not wait for that one's compute.
+TEST(ForwardSchedule, OfTheFirstPassGathersOnUseWhereTheHostRunsAhead) {
+  ForwardText text(prefetching("implicit"), /*host_runs_ahead=*/true);
+  EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 [1] +2 -1 =2 [2] +3 -2 =3 [3] ");
+  EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 +2 [1] -1 =2 +3 [2] -2 =3 [3] ");
+  EXPECT_EQ(text.most_gathered, 2);
+}
+
+TEST(ForwardSchedule, OfTheFirstPassGathersOnUseWithExplicitPrefetch) {
+  for (bool host_runs_ahead : {false, true}) {
+    ForwardText text(prefetching("explicit"), host_runs_ahead);
+    EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 [1] -1 +2 =2 [2] -2 +3 =3 [3] ");
+    EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 +2 [1] -1 =2 +3 [2] -2 =3 [3] ");
+  }
+}
+
+// Unit 1 is gathered ahead and comes second.
+TEST(ForwardSchedule, OfAPassInAnotherOrder) {
+  ForwardText guessing(prefetching("implicit")), ahead(prefetching("implicit"), /*host_runs_ahead=*/true),
+      explicit_(prefetching("explicit"));
+  for (ForwardText* text : {&guessing, &ahead, &explicit_}) {
+    text->forward({1, 2, 3});
+    text->forward({1, 2, 3}, /*trains=*/false);
+  }
+  EXPECT_EQ(guessing.forward({2, 1, 3}), "+0 =0 +1 +2 =2 [2] -2 =1 [1] -1 +3 =3 [3] ");
+  EXPECT_EQ(ahead.forward({2, 1, 3}), "+0 =0 +1 =1 -1 +2 =2 [2] +1 -2 =1 [1] +3 -1 =3 [3] ");
+  EXPECT_EQ(explicit_.forward({2, 1, 3}), "+0 =0 +1 +2 =2 [2] -2 =1 [1] -1 +3 =3 [3] ");
+  EXPECT_EQ(guessing.reports + ahead.reports, 0);
+  EXPECT_EQ(explicit_.reports, 1);
+}
+
+TEST(ForwardSchedule, HoldsTwoUnitsInAnyOrder) {
+  const std::vector<std::vector<size_t>> orders = {{1, 2, 3}, {3, 1}, {2, 2, 1}, {1},
+                                                   {3, 2, 1}, {1, 3}, {},        {2, 3, 2, 3, 1}};
+  for (const char* how : {"none", "implicit", "explicit"}) {
+    for (bool host_runs_ahead : {false, true}) {
+      for (bool reshards_last : {false, true}) {
+        ShardOptions options = prefetching(how);
+        options.reshard_last_after_forward = reshards_last;
+        ForwardText text(options, host_runs_ahead);
+        for (const auto& order : orders) {
+          text.forward(order);
+          text.forward(order, /*trains=*/false);
+        }
+        EXPECT_EQ(text.most_gathered, *how == 'n' ? 1 : 2) << how << host_runs_ahead << reshards_last;
+      }
+    }
+  }
+}
 
 #ifdef FSDP_COUNTS_ALLOCATIONS
 TEST(Schedule, AllocatesNothingOnceAPassIsKnown) {

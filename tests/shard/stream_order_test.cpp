@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using testing::every_matrix;
+using testing::FakeDevice;
 using ::testing::IsEmpty;
 using testing::Lines;
 using testing::story_of_a_step;
@@ -104,21 +105,80 @@ compute: end of the step
 )");
 }
 
-TEST(StreamOrder, BackwardPrefetchComesAfterTheReductionOrNotAtAll) {
-  for (const char* prefetch : {"post", "none"}) {
-    const StreamStory story = story_of_a_step({.options = every_matrix("implicit", prefetch)});
-    EXPECT_THAT(story.lines_with({"communication: reduce", "again", "compute: backward"}),
-                ElementsAre("compute: backward layers.2", "communication: reduce layers.2",
-                            "communication: gather layers.1 again", "compute waits for gather layers.1 again",
-                            "compute: backward layers.1", "communication: reduce layers.1",
-                            "communication: gather layers.0 again", "compute waits for gather layers.0 again",
-                            "compute: backward layers.0", "communication: reduce layers.0",
-                            "communication: reduce root"))
-        << prefetch;
-    EXPECT_TRUE(story.ordered("reduce layers.2", "backward layers.1")) << prefetch;
-  }
-  const StreamStory pre = story_of_a_step({.options = with_prefetch()});
-  EXPECT_FALSE(pre.ordered("reduce layers.2", "backward layers.1")) << "the compute waits for a reduction";
+TEST(StreamOrder, BackwardPrefetchComesBeforeTheReductionAfterItOrNotAtAll) {
+  const auto issued_with = [](const char* prefetch) {
+    const StreamStory story =
+        story_of_a_step({.options = every_matrix("implicit", prefetch), .marks_in_front = true});
+    EXPECT_EQ(story.ordered("reduce layers.2", "backward layers.1"), std::string(prefetch) != "pre");
+    return story.lines_with({"communication: reduce layers", "communication: gather layers.1 again",
+                             "communication: gather layers.0 again", "compute: backward in front"});
+  };
+  EXPECT_THAT(issued_with("pre"),
+              ElementsAre("communication: gather layers.1 again", "communication: reduce layers.2",
+                          "compute: backward in front of layers.2", "communication: gather layers.0 again",
+                          "communication: reduce layers.1", "compute: backward in front of layers.1",
+                          "communication: reduce layers.0", "compute: backward in front of layers.0"));
+  EXPECT_THAT(issued_with("post"),
+              ElementsAre("communication: reduce layers.2", "communication: gather layers.1 again",
+                          "compute: backward in front of layers.2", "communication: reduce layers.1",
+                          "communication: gather layers.0 again", "compute: backward in front of layers.1",
+                          "communication: reduce layers.0", "compute: backward in front of layers.0"));
+  EXPECT_THAT(issued_with("none"),
+              ElementsAre("communication: reduce layers.2", "compute: backward in front of layers.2",
+                          "communication: gather layers.1 again", "communication: reduce layers.1",
+                          "compute: backward in front of layers.1", "communication: gather layers.0 again",
+                          "communication: reduce layers.0", "compute: backward in front of layers.0"));
+}
+
+// In the first step the order of units is not known. The host issues each gather when it enters the unit,
+// while the device computes the one before: the gather waits for the memory of the unit before that alone.
+TEST(StreamOrder, ImplicitPrefetchOfTheFirstForwardIsTheHostsThatRunsAhead) {
+  EXPECT_EQ(halves_of(story_of_a_step({.options = with_prefetch(), .orders = {{}}})).forward, R"(
+allocate root
+communication: gather root
+compute waits for gather root
+allocate layers.0
+communication: gather layers.0
+compute waits for gather layers.0
+compute: forward layers.0
+allocate layers.1
+communication: gather layers.1
+free layers.0
+compute waits for gather layers.1
+compute: forward layers.1
+communication waits for forward layers.0
+allocate layers.2
+communication: gather layers.2
+free layers.1
+compute waits for gather layers.2
+compute: forward layers.2
+)");
+  EXPECT_EQ(FakeDevice::get().report(), "");
+}
+
+// The second order agrees with the first up to matrix 1, so that 2 is gathered in vain; from then on nothing
+// is.
+TEST(StreamOrder, ImplicitPrefetchFollowsAForwardInAnotherOrder) {
+  const StreamStory story = story_of_a_step({.options = every_matrix("implicit", "none"),
+                                             .layers = 6,
+                                             .orders = {{0, 1, 2, 3, 4, 5}, {0, 1, 4, 3, 5}}});
+  const Lines gathers = story.lines_with({"communication: gather layers"});
+  EXPECT_THAT(Lines(gathers.begin(), gathers.begin() + 6),
+              ElementsAre("communication: gather layers.0", "communication: gather layers.1",
+                          "communication: gather layers.2", "communication: gather layers.4",
+                          "communication: gather layers.3", "communication: gather layers.5"));
+  EXPECT_EQ(story.most_allocated(), 2);
+  EXPECT_FALSE(story.ordered("forward layers.4", "gather layers.3"));
+  EXPECT_FALSE(story.ordered("forward layers.3", "gather layers.5"));
+  EXPECT_TRUE(story.ordered("forward layers.4", "gather layers.5")) << "into its memory";
+  EXPECT_EQ(story.host_waits(), 0);
+  EXPECT_EQ(FakeDevice::get().report(), "");
+}
+
+TEST(StreamOrder, ExplicitPrefetchOfTheFirstForwardWaitsForTheComputeBefore) {
+  const StreamStory story = story_of_a_step({.options = every_matrix("explicit", "pre"), .orders = {{}}});
+  EXPECT_TRUE(story.ordered("forward layers.0", "gather layers.1"));
+  EXPECT_TRUE(story.ordered("forward layers.1", "gather layers.2"));
 }
 
 TEST(StreamOrder, WithoutForwardPrefetchEachGatherWaitsForTheComputeBeforeIt) {

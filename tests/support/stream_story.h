@@ -205,7 +205,9 @@ class StreamStory {
                             std::inserter(fresh, fresh.end()));
         if (fresh.empty()) return;
         known.insert(fresh.begin(), fresh.end());
-        lines_.push_back(name_of(entry.stream) + " waits for " + operations_.at(*fresh.rbegin()).what);
+        // A stream that does nothing passes on what it has waited for.
+        if (streams_.contains(entry.stream))
+          lines_.push_back(name_of(entry.stream) + " waits for " + operations_.at(*fresh.rbegin()).what);
         return;
       }
       case Entry::Kind::kAllocate:

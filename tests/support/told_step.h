@@ -18,6 +18,30 @@
 
 namespace fsdp::testing {
 
+/// Notes an operation of that name which reads `tensor`.
+inline void mark(const at::Tensor& tensor, const std::string& what) {
+  FakeDevice& fake = FakeDevice::get();
+  fake.note_access(fake.current_stream(tensor.device().index()), tensor.const_data_ptr(), tensor.nbytes(),
+                   FakeDevice::Access::kRead, what);
+}
+
+/// Attached around the hook of a unit, computes in front of the unit and tells the log where the backward of
+/// that is: after that of the unit has ended, and before that of the unit in front begins.
+class MarkInFront final : public nn::StageHook {
+ public:
+  explicit MarkInFront(std::string unit) : unit_(std::move(unit)) {}
+
+  at::Tensor around(nn::Stage&, const at::Tensor& input, const Next& next) override {
+    const at::Tensor same = input * 1;
+    same.register_hook(
+        [what = "backward in front of " + unit_](const at::Tensor& gradient) { mark(gradient, what); });
+    return next(same);
+  }
+
+ private:
+  std::string unit_;
+};
+
 /// Tells the log where the forward and the backward of a stage end.
 class StageMarks final : public nn::StageHook {
  public:
@@ -34,12 +58,6 @@ class StageMarks final : public nn::StageHook {
   }
 
  private:
-  static void mark(const at::Tensor& weight, const std::string& what) {
-    FakeDevice& fake = FakeDevice::get();
-    fake.note_access(fake.current_stream(weight.device().index()), weight.const_data_ptr(), weight.nbytes(),
-                     FakeDevice::Access::kRead, what);
-  }
-
   std::string unit_;
 };
 
@@ -54,10 +72,13 @@ struct StoryPlan {
   int world_size = 2;
   comm::MeshOptions mesh{};
   int64_t layers = 3;
+  /// The matrices that each step uses, in order; empty for all. The last step is told; usually the second,
+  /// when the engine knows the order of units.
+  std::vector<std::vector<size_t>> orders = {{}, {}};
+  bool marks_in_front = false;  ///< of units, in backward
 };
 
-/// Forward and backward of rank 0's chain of matrices, each a unit, with a bias of the root. It is the second
-/// step: by then the engine knows the order of units.
+/// Forward and backward of rank 0's chain of matrices, each a unit, with a bias of the root.
 inline StreamStory story_of_a_step(const StoryPlan& plan) {
   FakeDevice& fake = FakeDevice::get();
   fake.begin();
@@ -69,19 +90,24 @@ inline StreamStory story_of_a_step(const StoryPlan& plan) {
     auto trace = std::make_shared<comm::Trace>();
     ChainStage chain(plan.layers, 4);
     move_parameters(chain, device);
+    for (size_t i = 0; plan.marks_in_front && i < chain.size(); ++i) {
+      chain.layer(i).attach(std::make_shared<MarkInFront>(util::concat("layers.", i)));
+    }
     auto engine = shard::fully_shard(chain, plan.options, comm::Mesh(plan.mesh, communicator), trace);
     for (size_t i = 0; i < chain.size(); ++i) {
       chain.layer(i).attach(std::make_shared<StageMarks>(util::concat("layers.", i)));
     }
     const at::Tensor input = at::full({2, 4}, 0.1f * static_cast<float>(rank.rank() + 1)).to(device);
-    for (int64_t step = 1; step <= 2; ++step) {
+    const auto last = static_cast<int64_t>(plan.orders.size());
+    for (int64_t step = 1; step <= last; ++step) {
+      chain.order = plan.orders[static_cast<size_t>(step - 1)];
       engine->zero_gradients();
       trace->begin_step(step);
-      const bool told = step == 2 && rank.rank() == 0;
+      const bool told = step == last && rank.rank() == 0;
       if (told) {
-        fake.observe([&begin, &buffers, trace](size_t entry) {
+        fake.observe([&begin, &buffers, trace, last](size_t entry) {
           if (!begin) begin = entry;
-          const auto events = trace->events(2);
+          const auto events = trace->events(last);
           while (buffers.size() < events.size()) {
             const auto& event = events[buffers.size()];
             const bool parameters = std::string(event.buffer_kind) == "parameters";
