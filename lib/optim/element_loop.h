@@ -15,8 +15,8 @@ inline std::pair<double, double> checked_betas(const OptimizerOptions& options) 
   require(options.betas.size() == 2, "optimizer.betas must have two numbers, but has ", options.betas.size(),
           "; write it as [0.9, 0.95]");
   for (double beta : options.betas) {
-    require(beta >= 0 && beta < 1, "optimizer.betas must be at least 0 and below 1, but one of them is ", beta,
-            "; correct the config");
+    require(beta >= 0 && beta < 1, "optimizer.betas must be at least 0 and below 1, but one of them is ",
+            beta, "; correct the config");
   }
   return {options.betas[0], options.betas[1]};
 }

@@ -255,11 +255,12 @@ TEST(RunLock, NoticesThatItsFolderIsNoLongerTheOneOfItsName) {
   std::filesystem::rename(root / "run", root / "away");
   auto [kind, text] = error_of([&] { lock.require_same_folder(); });
   EXPECT_EQ(kind, ErrorKind::kIo);
-  EXPECT_THAT(text, AllOf(HasSubstr((root / "run").string()), HasSubstr("found none")));
+  EXPECT_THAT(text, AllOf(HasSubstr((root / "run").string()), HasSubstr("there is none of that name")));
   std::filesystem::create_directory(root / "run");
   {
     RunLock of_another_run(root / "run");
-    EXPECT_THAT(error_of([&] { lock.require_same_folder(); }).second, HasSubstr("found another one"));
+    EXPECT_THAT(error_of([&] { lock.require_same_folder(); }).second,
+                HasSubstr("there is another one of that name"));
   }
   std::filesystem::remove_all(root / "run");
   std::filesystem::rename(root / "away", root / "run");

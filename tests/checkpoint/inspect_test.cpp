@@ -122,7 +122,7 @@ const Lie kLies[] = {
     {"negative_step", [](Json& m) { m["step"] = -1; }, "impossible step"},
     {"huge_step", [](Json& m) { m["step"] = 18446744073709551615ULL; }, "\"step\" is not a whole number"},
     {"tensors_list", [](Json& m) { m["tensors"] = Json::array(); }, "\"tensors\" is not an object"},
-    {"other_contents", [](Json& m) { m["contents"] = "gradients"; }, "\"contents\" is \"gradients\""},
+    {"other_contents", [](Json& m) { m["contents"] = "gradients"; }, "but is \"gradients\""},
     {"no_files", [](Json& m) { m["files"] = Json::array(); }, "does not list"},
     {"file_outside", [](Json& m) { m["files"][0]["name"] = "../rank-00000.h5"; }, "../rank-00000.h5"},
     {"file_absolute", [](Json& m) { m["files"][0]["name"] = "/etc/passwd"; }, "/etc/passwd"},
@@ -196,7 +196,7 @@ TEST(LyingManifests, CannotChangeTheTypeOfADataSet) {
   NamedTensors wanted{{"model/layers.0.q.weight", at::zeros({5, 3, 2}, at::kHalf)}};
   auto [kind, text] = load_all(folder, wanted);
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("model/layers.0.q.weight has another type than float16"));
+  EXPECT_THAT(text, HasSubstr("model/layers.0.q.weight is not of type float16"));
 }
 
 TEST(LyingManifests, NestedToTheSkyAreRefusedEarly) {

@@ -80,7 +80,7 @@ TEST_F(WeightsTest, ThatDoNotFitNameTheTensorAndBothShapes) {
   at::Tensor wrong = at::zeros({2, 2});
   auto [kind, text] = error_of([&] { weights.read_into("model.norm.weight", wrong); });
   EXPECT_EQ(kind, ErrorKind::kCheckpoint);
-  EXPECT_THAT(text, HasSubstr("has the shape [4] and the model expects [2, 2]"));
+  EXPECT_THAT(text, HasSubstr("has the shape [4], but the model expects [2, 2]"));
   EXPECT_THAT(error_of([&] { weights.shape("model.norm.wieght"); }).second,
               HasSubstr("the nearest name in them is model.norm.weight"));
 }

@@ -245,7 +245,8 @@ TEST_F(CheckpointerTest, AFailureAfterTheLastStepDoesNotSayThatTrainingContinues
     rank.checkpointer.finish();
     auto [kind, text] = error_of([&] { rank.checkpointer.require_last_save(); });
     EXPECT_EQ(kind, ErrorKind::kIo);
-    EXPECT_THAT(text, AllOf(HasSubstr("step 1 could not be saved"), ::testing::Not(HasSubstr("goes on"))));
+    EXPECT_THAT(
+        text, AllOf(HasSubstr("step 1 could not be saved"), ::testing::Not(HasSubstr("training continues"))));
   });
   EXPECT_THAT(warnings_, IsEmpty());
 }
@@ -363,17 +364,16 @@ TEST_F(CheckpointerTest, WarnsOnceOfPatternsOfTheOptimizerThatMatchNothing) {
   config_.optimizer.no_decay = {"*.ln_1.*", "*.bias"};
   config_.optimizer.groups = {{.pattern = {"*"}, .lr_scale = 2}, {.pattern = {"*mpl*"}, .lr_scale = 3}};
   on_ranks(2, config_, [](Rank&) {});
-  EXPECT_THAT(warnings_,
-              ElementsAre(AllOf(HasSubstr("optimizer.no_decay: "), HasSubstr("*.ln_1.*, *.bias")),
-                          AllOf(HasSubstr("optimizer.groups, number 2: "),
-                                HasSubstr("*mpl*, which matches none and does nothing; did you mean "
-                                          "\"*mlp*\"?"))));
+  EXPECT_THAT(
+      warnings_,
+      ElementsAre(AllOf(HasSubstr("optimizer.no_decay has no effect"), HasSubstr("*.ln_1.*, *.bias")),
+                  AllOf(HasSubstr("optimizer.groups, number 2 has no effect"),
+                        HasSubstr("*mpl* matches no parameter"), HasSubstr("did you mean \"*mlp*\"?"))));
   warnings_.clear();
   config_.optimizer = {.no_decay = {"*norm*", "*.q_porj.*"}};
   on_ranks(1, config_, [](Rank&) {});
-  EXPECT_THAT(warnings_,
-              ElementsAre(HasSubstr("found *.q_porj.*, which matches none and does nothing; did you mean "
-                                    "\"*.q_proj.*\"?")));
+  EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("*.q_porj.* matches no parameter"),
+                                           HasSubstr("did you mean \"*.q_proj.*\"?"))));
 }
 
 TEST_F(CheckpointerTest, AveragesMayBeSwitchedOnAndOff) {
