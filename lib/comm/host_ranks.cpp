@@ -118,7 +118,7 @@ HostRanks::Meeting HostRanks::meet(const LaunchEnvironment& environment, RunStor
   try {
     const int64_t bytes = options.segment_bytes > 0 ? options.segment_bytes
                                                     : default_segment_bytes(environment.local_world_size);
-    static_assert(sizeof(Board) <= SharedSegment::kPage);
+    static_assert(sizeof(Board) <= 4096, "a page holds it");
     segment = SharedSegment::create(bytes);
     own.fd = segment->fd();
     own.bytes = segment->size();

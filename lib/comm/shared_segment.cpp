@@ -15,6 +15,7 @@
 #include <stdexcept>
 
 #include "util/error.h"
+#include "util/system.h"
 
 namespace fsdp::comm {
 namespace {
@@ -54,11 +55,12 @@ std::shared_ptr<SharedSegment> SharedSegment::create(int64_t bytes) {
   // Access to memory removed by shrinking the file would end the process by SIGBUS.
   ::fcntl(segment->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   segment->map(true);
-  if (!segment->reserve(0, kPage)) refuse("no memory is left for a memfd", ENOMEM);
+  if (!segment->reserve(0, util::page_bytes())) refuse("no memory is left for a memfd", ENOMEM);
   const uint64_t sign = random_sign();
   std::memcpy(segment->data_, &sign, sizeof(sign));
   segment->free_ = {util::FreeRanges(kControlBytes, segment->common_begin()),
-                    util::FreeRanges(segment->common_begin(), bytes), util::FreeRanges(kPage, kControlBytes)};
+                    util::FreeRanges(segment->common_begin(), bytes),
+                    util::FreeRanges(util::page_bytes(), kControlBytes)};
   return segment;
 }
 
@@ -116,11 +118,11 @@ uint64_t SharedSegment::sign() const {
 std::unique_ptr<SharedSegment::Block> SharedSegment::take(const std::shared_ptr<SharedSegment>& segment,
                                                           int64_t bytes, Part part) {
   if (bytes > segment->bytes_) return nullptr;
-  bytes = rounded_up(std::max<int64_t>(bytes, 1), kPage);
+  bytes = rounded_up(std::max<int64_t>(bytes, 1), util::page_bytes());
   std::optional<int64_t> offset;
   {
     std::lock_guard lock(segment->mutex_);
-    offset = segment->ranges_of(part).take(bytes, bytes >= 2 * kHugePage ? kHugePage : kPage);
+    offset = segment->ranges_of(part).take(bytes, bytes >= 2 * kHugePage ? kHugePage : util::page_bytes());
     if (!offset) return nullptr;
     segment->taken_ += bytes;
   }

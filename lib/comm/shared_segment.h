@@ -29,7 +29,6 @@ namespace fsdp::comm {
 class SharedSegment {
  public:
   static constexpr int64_t kControlBytes = int64_t{64} << 20;
-  static constexpr int64_t kPage = 4096;
 
   /// A part of the segment, given back when the Block is destroyed.
   struct Block {

@@ -172,8 +172,7 @@ Finding check_shared_memory() {
   try {
     constexpr int64_t kAddressSpace = int64_t{1} << 30;  // of which a page is used
     const auto segment = comm::SharedSegment::create(kAddressSpace);
-    const auto block =
-        comm::SharedSegment::take(segment, comm::SharedSegment::kPage, comm::SharedSegment::Part::kCommon);
+    const auto block = comm::SharedSegment::take(segment, 1, comm::SharedSegment::Part::kCommon);
     if (!block) return {Verdict::kWarn, "shared memory", "no memory for a page of it", remedy};
     auto& word = *static_cast<std::atomic<uint64_t>*>(block->data());
     word = 0;

@@ -4,11 +4,11 @@
 #include <sys/mman.h>
 
 #include "util/error.h"
+#include "util/system.h"
 
 namespace fsdp::util {
 namespace {
 
-constexpr int64_t kPage = 4096;
 constexpr int64_t kSmallest = 128 << 10;  ///< malloc's first threshold for a map, too
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kSmallestOfHugePages = 2 * kHugePage;
@@ -21,7 +21,7 @@ constexpr int64_t kLargestReuse = 3;
 /// nullptr if the system refuses.
 void* map(int64_t bytes) {
   const bool huge = bytes >= kSmallestOfHugePages;
-  const int64_t more = huge ? kHugePage - kPage : 0;  // to begin at a huge page's boundary
+  const int64_t more = huge ? kHugePage - page_bytes() : 0;  // to begin at a huge page's boundary
   void* whole = ::mmap(nullptr, static_cast<size_t>(bytes + more), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (whole == MAP_FAILED) return nullptr;
@@ -65,7 +65,8 @@ void MappedAllocator::install() { c10::SetCPUAllocator(&instance(), kPriority); 
 
 c10::DataPtr MappedAllocator::allocate(size_t bytes) {
   if (bytes < kSmallest) return c10::GetDefaultCPUAllocator()->allocate(bytes);
-  void* data = take((static_cast<int64_t>(bytes) + kPage - 1) / kPage * kPage);
+  const int64_t page = page_bytes();
+  void* data = take((static_cast<int64_t>(bytes) + page - 1) / page * page);
   // If there is no more memory, libtorch's allocator throws the usual error.
   if (data == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
   return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
@@ -109,7 +110,7 @@ void* MappedAllocator::take(int64_t bytes) {
 void MappedAllocator::release(void* data) {
   if (data == nullptr) return;
   MappedAllocator& self = instance();
-  if (reinterpret_cast<uintptr_t>(data) % kPage == 0) {
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(page_bytes()) == 0) {
     std::lock_guard lock(self.mutex_);
     if (auto found = self.used_.find(data); found != self.used_.end()) {
       self.live_ -= found->second.asked;

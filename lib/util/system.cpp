@@ -89,7 +89,12 @@ int64_t resident_bytes() {
   std::ifstream statm("/proc/self/statm");
   int64_t total_pages = 0, resident_pages = 0;
   statm >> total_pages >> resident_pages;
-  return resident_pages * sysconf(_SC_PAGESIZE);
+  return resident_pages * page_bytes();
+}
+
+int64_t page_bytes() {
+  static const int64_t bytes = ::sysconf(_SC_PAGESIZE);
+  return bytes;
 }
 
 int64_t minor_faults() {

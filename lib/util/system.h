@@ -25,6 +25,9 @@ std::optional<int64_t> kilobytes(const std::filesystem::path& file, std::string_
 int64_t peak_resident_bytes();
 int64_t resident_bytes();
 
+/// The size of a page of memory: 4 KiB on x86_64, up to 64 KiB on other processors.
+int64_t page_bytes();
+
 /// Page faults of this process that needed no read from disk. A step that reuses its memory causes none.
 int64_t minor_faults();
 

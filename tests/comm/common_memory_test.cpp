@@ -13,6 +13,7 @@
 #include "comm/memory_operations.h"
 #include "comm/thread_communicator.h"
 #include "support/connected_ranks.h"
+#include "util/system.h"
 
 namespace fsdp::comm {
 namespace {
@@ -193,7 +194,7 @@ TEST(CommonMemory, MakesItsArenaAsLongAsWasNeededAndKeepsIt) {
       EXPECT_EQ(reinterpret_cast<uintptr_t>(first.get()) % 64, 0U);
       const int64_t taken = host->own()->taken_bytes();
       EXPECT_GE(taken, 8 * kPlaceMib) << "round " << round;
-      EXPECT_LE(taken, 8 * kPlaceMib + 4 * SharedSegment::kPage) << "round " << round;
+      EXPECT_LE(taken, 8 * kPlaceMib + 4 * util::page_bytes()) << "round " << round;
     }
     common.reset();
     EXPECT_EQ(host->own()->taken_bytes(), 0);

@@ -157,7 +157,9 @@ TEST(GradValue, LimitsEachElementWithoutCommunication) {
           clipped += (expected.back() - gradient).abs().sum().item<double>();
           gradient.mul_(loss_scale);
         }
-        if (world == 1) EXPECT_GT(clipped, 0);
+        if (world == 1) {
+          EXPECT_GT(clipped, 0);
+        }
         clip_grad_value(engine, limit, loss_scale);
         for (size_t i = 0; i < expected.size(); ++i) {
           const at::Tensor found = engine.units()[i]->storage().shard_gradient() / loss_scale;
