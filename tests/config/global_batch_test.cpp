@@ -72,7 +72,7 @@ TEST(GlobalBatch, CountsBatchesWhereTheyAreMadeByTokens) {
                                 "data.documents=split", "data.document_separator=0"});
   EXPECT_EQ(
       refusal(config, 5),
-      "training.global_batch_size: expected a multiple of 5 ranks = 5; found 12 = 2 * 5 + 2; give 10 or 15");
+      "training.global_batch_size must be a multiple of 5 ranks = 5, but is 12 = 2 * 5 + 2; set it to 10 or 15");
   resolve_batch(config, 4);
   EXPECT_EQ(config.training.gradient_accumulation_steps, 3);
   EXPECT_EQ(samples_per_step(config, 4), 12);

@@ -62,9 +62,8 @@ TEST(Include, ErrorsNameTheFileAndLineThatAreWrong) {
   files.write("base.toml", kTrain + "[training]\nstep = 1\n");
   const auto top = files.write("top.toml", "include = [\"base.toml\"]\n[optimizer]\nlr = -1\n");
   const std::string error = files.error_of(top);
-  EXPECT_NE(error.find("base.toml:4: expected a key that exists; found training.step"), std::string::npos)
-      << error;
-  EXPECT_NE(error.find("top.toml:3: optimizer.lr: expected"), std::string::npos) << error;
+  EXPECT_NE(error.find("base.toml:4: unknown key training.step"), std::string::npos) << error;
+  EXPECT_NE(error.find("top.toml:3: optimizer.lr must be"), std::string::npos) << error;
 }
 
 TEST(Include, ACycleIsRefusedAtTheLineThatClosesIt) {
@@ -117,9 +116,9 @@ TEST(Include, TextsAndStoredConfigsIncludeNothing) {
   Files files;
   files.write("base.toml", kTrain);
   const std::string text = "include = [\"base.toml\"]\n" + kTrain;
-  EXPECT_NE(error_of(text).find("found include outside of all sections"), std::string::npos);
+  EXPECT_NE(error_of(text).find("include is outside all sections"), std::string::npos);
   const auto stored = files.write("config.toml", text);
-  EXPECT_NE(usage_error_of([&] { load_resolved_config(stored); }).find("found include outside"),
+  EXPECT_NE(usage_error_of([&] { load_resolved_config(stored); }).find("include is outside"),
             std::string::npos);
 }
 

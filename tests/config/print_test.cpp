@@ -67,7 +67,7 @@ TEST(KeyReference, HasALineForEveryKeyWithDefaultAndLimits) {
   }
   EXPECT_NE(reference.find("[\"none\", \"implicit\", \"explicit\"]"), std::string::npos);
   EXPECT_NE(reference.find("steps of the whole run [>= 1 and <= 1000000000]"), std::string::npos);
-  EXPECT_NE(reference.find("that a step keeps; matters when optimizer.name is sgd or muon [>= 0 and < 1]"),
+  EXPECT_NE(reference.find("momentum; matters when optimizer.name is sgd or muon [>= 0 and < 1]"),
             std::string::npos);
 }
 

@@ -187,9 +187,10 @@ TEST(WrapPolicy, RefusesATypeThatNoStageHas) {
             "attention, block, embedding, feed_forward, gpt2, head; correct it or take it out");
   options.leaf_stages = {};
   options.exclude_stages = {"atention"};
-  EXPECT_EQ(refusal(*model, options),
-            "fsdp.exclude_stages: expected types of stages that the model has (attention, block, embedding, "
-            "feed_forward, gpt2, head); found \"atention\"; did you mean \"attention\"?");
+  EXPECT_EQ(
+      refusal(*model, options),
+      "fsdp.exclude_stages: the model has no stage of type \"atention\", only of attention, block, embedding, "
+      "feed_forward, gpt2, head; did you mean \"attention\"?");
   EXPECT_EQ(refusal(*group({matrix(5), matrix(5)}), ShardOptions{}), "no error")
       << "the default serves models without attention too";
 }

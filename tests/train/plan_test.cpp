@@ -410,7 +410,7 @@ TEST(Plan, CountsTheSumsOverTensors) {
   for (const shard::UnitSizes& unit : plan.units) tensors += unit.parameters.size();
   EXPECT_EQ(plan.optimizer_traffic.all_reduces, static_cast<int64_t>(plan.units.size()));
   EXPECT_EQ(plan.optimizer_traffic.all_reduce_bytes, static_cast<int64_t>(16 * tensors));
-  EXPECT_NE(plan_text(plan).find("besides, sums over tensors for lamb"), std::string::npos);
+  EXPECT_NE(plan_text(plan).find("in addition, sums over tensors for lamb"), std::string::npos);
   EXPECT_EQ(make_plan(config, {.world_size = 1}).optimizer_traffic.all_reduces, 0);
 
   adafactor(config);
