@@ -47,8 +47,7 @@ std::string unknown_section_text(const std::string& section) {
 
 std::string unknown_key_text(const std::string& section, const std::string& name) {
   if (name == kIncludeKey) {
-    return concat("expected include above all sections; found it in [", shown(section),
-                  "]; move it to the top");
+    return concat("include must be above all sections, but is in [", shown(section), "]; move it to the top");
   }
   std::vector<std::string> own, full;
   for (const Key& key : all_keys()) {

@@ -36,7 +36,8 @@ class Includes {
     open_.push_back(resolved(file.name()));
     for (const Literal& path : included_paths(file)) {
       if (path.kind != Literal::Kind::kString || path.text.empty()) {
-        report_.add(file, path.region, "include: expected the path of a TOML file; found " + described(path));
+        report_.add(file, path.region,
+                    "include must be a list of paths of TOML files, but contains " + described(path));
       } else {
         read_included(file, path);
       }
@@ -55,7 +56,7 @@ class Includes {
         if (!entry.section.empty() || entry.name != kIncludeKey) continue;
         if (entry.value.kind == Literal::Kind::kList) return entry.value.items;
         report_.add(file, entry.value.region,
-                    concat("include: expected a list of files, such as include = [\"base.toml\"]; found ",
+                    concat("include must be a list of files, such as include = [\"base.toml\"], but is ",
                            described(entry.value)));
       }
     } catch (const SyntaxError&) {
@@ -67,28 +68,27 @@ class Includes {
     const fs::path name = (fs::path(file.name()).parent_path() / path.text).lexically_normal();
     const fs::path full = resolved(name);
     const auto refuse = [&](const std::string& message) {
-      report_.add(file, path.region, "include: " + message);
+      report_.add(file, path.region, "include" + message);
     };
     if (const auto first = std::find(open_.begin(), open_.end(), full); first != open_.end()) {
       std::string chain;
       for (auto each = first; each != open_.end(); ++each) chain += each->filename().string() + " -> ";
-      return refuse(concat("expected a file that does not lead back to itself; found ", chain,
-                           full.filename().string(), "; leave one of these includes out"));
+      return refuse(concat(": files must not include themselves, but ", chain, full.filename().string(),
+                           " does; leave one of these includes out"));
     }
     if (open_.size() > kMaxDepth) {
-      return refuse(concat("expected at most ", kMaxDepth,
-                           " files that include one another in a chain; found ", "more; include ", path.text,
-                           " from a file nearer to the first one"));
+      return refuse(concat(": at most ", kMaxDepth, " files may include one another in a chain; include ",
+                           path.text, " from a file nearer to the first one"));
     }
     if (++files_ > kMaxFiles) {
       if (files_ == kMaxFiles + 1) {
-        refuse(concat("expected at most ", kMaxFiles, " included files; found more; leave some out"));
+        refuse(concat(": at most ", kMaxFiles, " files may be included; leave some out"));
       }
       return;
     }
     std::error_code ignored;
     if (!fs::exists(name, ignored)) {
-      return refuse(concat("expected a TOML file; found no file ", name.string(),
+      return refuse(concat(": there is no file ", name.string(),
                            "; correct the path, which is relative to the folder of the file that names it"));
     }
     try {

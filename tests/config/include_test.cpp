@@ -71,10 +71,9 @@ TEST(Include, ACycleIsRefusedAtTheLineThatClosesIt) {
   files.write("b.toml", "# second\ninclude = [\"a.toml\"]\n");
   const auto top = files.write("a.toml", "include = [\"b.toml\"]\n" + kTrain);
   const std::string error = files.error_of(top);
-  EXPECT_NE(
-      error.find("b.toml:2: include: expected a file that does not lead back to itself; found a.toml -> "
-                 "b.toml -> a.toml; leave one of these includes out"),
-      std::string::npos)
+  EXPECT_NE(error.find("b.toml:2: include: files must not include themselves, but a.toml -> "
+                       "b.toml -> a.toml does; leave one of these includes out"),
+            std::string::npos)
       << error;
 }
 
@@ -82,7 +81,7 @@ TEST(Include, AFileThatIncludesItselfThroughALinkIsACycle) {
   Files files;
   const auto top = files.write("a.toml", "include = [\"link.toml\"]\n" + kTrain);
   fs::create_symlink("a.toml", files.folder.path() / "link.toml");
-  EXPECT_NE(files.error_of(top).find("does not lead back to itself"), std::string::npos);
+  EXPECT_NE(files.error_of(top).find("must not include themselves"), std::string::npos);
 }
 
 TEST(Include, ChainsOfEightAreReadAndLongerOnesRefused) {
@@ -93,7 +92,7 @@ TEST(Include, ChainsOfEightAreReadAndLongerOnesRefused) {
   }
   EXPECT_EQ(load_config(files.folder.path() / "8.toml").data.train.size(), 1u);
   const std::string error = files.error_of(files.folder.path() / "9.toml");
-  EXPECT_NE(error.find("1.toml:1: include: expected at most 8 files"), std::string::npos) << error;
+  EXPECT_NE(error.find("1.toml:1: include: at most 8 files"), std::string::npos) << error;
 }
 
 TEST(Include, WhatIsNoListOfFilesIsRefused) {
@@ -101,13 +100,12 @@ TEST(Include, WhatIsNoListOfFilesIsRefused) {
   const auto error = [&](const std::string& text) {
     return files.error_of(files.write("c.toml", text + kTrain));
   };
-  EXPECT_NE(error("include = \"base.toml\"\n").find("expected a list of files"), std::string::npos);
-  EXPECT_NE(error("include = [3]\n").find("found the integer 3"), std::string::npos);
+  EXPECT_NE(error("include = \"base.toml\"\n").find("include must be a list of files"), std::string::npos);
+  EXPECT_NE(error("include = [3]\n").find("but contains the integer 3"), std::string::npos);
   const std::string missing = error("include = [\"sub/base.toml\"]\n");
-  EXPECT_NE(missing.find("c.toml:1: include: expected a TOML file; found no file "), std::string::npos)
-      << missing;
+  EXPECT_NE(missing.find("c.toml:1: include: there is no file "), std::string::npos) << missing;
   EXPECT_NE(missing.find("sub/base.toml; correct the path, which is relative"), std::string::npos) << missing;
-  EXPECT_NE(error("[run]\ninclude = []\n").find("expected include above all sections"), std::string::npos);
+  EXPECT_NE(error("[run]\ninclude = []\n").find("include must be above all sections"), std::string::npos);
   EXPECT_NE(error("includes = []\n").find("did you mean include?"), std::string::npos);
 }
 
