@@ -59,9 +59,9 @@ double utilisation(PeakRate& peak, double flops_per_second, const std::function<
 /// The rate in FLOP/s of products y = x W^T in `dtype` by the library that the model uses; the best of
 /// several products, measured in about 0.03 s. On the CPU: by the processor time of one thread, so that a
 /// busy machine does not lower it, times the threads of this process. On another device: of [8192, 8192]
-/// matrices by wall time.
+/// matrices by wall time. `clock` is another clock, in seconds.
 double measured_matmul_rate(util::Named<util::FloatType> dtype, kernels::Matmul matmul,
-                            at::Device device = at::kCPU);
+                            at::Device device = at::kCPU, double (*clock)() = nullptr);
 
 /// The share of its threads that each rank of a host can run at once: 1 unless the ranks have more `threads`
 /// together than the host has `cores`.

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "data/token_fixtures.h"
+#include "support/resident_memory.h"
 #include "util/system.h"
 
 namespace fsdp::data {
@@ -132,9 +133,7 @@ TEST(CheckAllIds, DoesNotCountTheFilesIntoResidentMemory) {
   std::string path = folder.write("a", "");
   std::filesystem::resize_file(path, 128 << 20);
   TokenFiles files({path});
-  int64_t before = util::peak_resident_bytes();
-  check_all_ids(files, 1);
-  EXPECT_LT(util::peak_resident_bytes() - before, 32 << 20);
+  EXPECT_LT(fsdp::testing::rise_of_resident_memory([&] { check_all_ids(files, 1); }), 32 << 20);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include "data/token_files.h"
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
+#include "support/resident_memory.h"
 #include "util/file.h"
-#include "util/system.h"
 
 namespace fsdp::data {
 namespace {
@@ -394,9 +394,7 @@ TEST(Tokenize, MemoryDoesNotGrowWithTheText) {
   }
   auto options = options_for(folder, {folder / "a"});
   options.threads = 2;
-  int64_t before = util::peak_resident_bytes();
-  tokenize(options);
-  EXPECT_LT(util::peak_resident_bytes() - before, 48 << 20);
+  EXPECT_LT(fsdp::testing::rise_of_resident_memory([&] { tokenize(options); }), 48 << 20);
 }
 
 }  // namespace

@@ -160,9 +160,20 @@ TEST(Progress, TicksByItself) {
 }
 
 TEST(Progress, RanksWithoutAStreamAreSilent) {
-  Progress progress({}, 10);
-  progress.show(kStep);
-  progress.finish_line();
+  for (const int columns : {0, 100}) {
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    {
+      Progress progress({nullptr, columns}, 10);
+      const auto begin = Progress::Clock::now();
+      progress.begin("step 1", 0, begin);
+      progress.tick(begin + std::chrono::seconds(12));
+      progress.show(kStep);
+      progress.finish_line();
+    }
+    EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  }
 }
 
 TEST(Progress, AsksTheLauncherForTheWidth) {
