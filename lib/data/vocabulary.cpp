@@ -168,10 +168,11 @@ class TokenizerJson : public VocabularyReader {
   }
 
   void metaspace(const json& value) {
-    out_.metaspace.emplace();
-    out_.metaspace->blank = replacement(value);
-    out_.metaspace->prepend = prepend_scheme(value);
-    out_.metaspace->split = flag(value, "split", true);
+    Vocabulary::Metaspace metaspace;  // clang 14 takes optional::emplace() of it for ill-formed
+    metaspace.blank = replacement(value);
+    metaspace.prepend = prepend_scheme(value);
+    metaspace.split = flag(value, "split", true);
+    out_.metaspace = std::move(metaspace);
   }
 
   void model(const json& value) {
