@@ -1,5 +1,6 @@
 #include "shard/marks.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 

@@ -1,5 +1,7 @@
 #include "shard/wrap_policy.h"
 
+#include <torch/nn/module.h>
+
 #include <algorithm>
 #include <map>
 
