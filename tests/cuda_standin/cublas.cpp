@@ -1,0 +1,152 @@
+// cuBLAS: products are checked (device, shapes, memory), counted, and not computed. Functions that training does not call
+// are generated (missing_symbols.py) and are violations.
+
+#include <cublas_api.h>
+
+#include "cublas_handle.h"
+#include "standin.h"
+
+namespace standin {
+namespace {
+
+CublasHandle& own(cublasHandle_t handle) { return *reinterpret_cast<CublasHandle*>(handle); }
+
+/// The stream of a product that is about to be launched.
+cudaStream_t stream_of(cublasHandle_t handle) {
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device != own(handle).device)
+    standin_violation("a cuBLAS handle of another device than the current one");
+  return own(handle).stream;
+}
+
+/// A matrix of Fortran's order, or a batch of them.
+struct Matrix {
+  const void* data;
+  cudaDataType type;
+  int rows, columns, leading;
+  long long stride = 0;
+  int batch = 1;
+
+  size_t bytes() const {
+    if (rows == 0 || columns == 0 || batch == 0) return 0;
+    const long long one = static_cast<long long>(columns - 1) * leading + rows;
+    return static_cast<size_t>((batch - 1) * stride + one) * bytes_of(type);
+  }
+};
+
+/// As BLAS has it: op(a) is m x k, op(b) is k x n.
+struct Sizes {
+  cublasOperation_t a, b;
+  int m, n, k;
+
+  int rows_of_a() const { return a == CUBLAS_OP_N ? m : k; }
+  int columns_of_a() const { return a == CUBLAS_OP_N ? k : m; }
+  int rows_of_b() const { return b == CUBLAS_OP_N ? k : n; }
+  int columns_of_b() const { return b == CUBLAS_OP_N ? n : k; }
+};
+
+cublasStatus_t product(const char* name, cublasHandle_t handle, const Matrix& a, const Matrix& b,
+                       const Matrix& c) {
+  for (const Matrix* matrix : {&a, &b, &c}) {
+    if (matrix->leading < matrix->rows || matrix->leading < 1) {
+      standin_violation("cuBLAS: a leading dimension is smaller than the rows");
+    }
+    if (matrix->bytes() > 0) standin_view(matrix->data, matrix->bytes(), name);
+  }
+  const Range ranges[] = {{a.data, a.bytes()}, {b.data, b.bytes()}, {c.data, c.bytes(), true}};
+  standin_count("products");
+  return standin_submit(name, stream_of(handle), ranges, 3, {}) == 0 ? CUBLAS_STATUS_SUCCESS
+                                                                     : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+}  // namespace
+}  // namespace standin
+
+using namespace standin;
+
+extern "C" {
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
+  auto* made = new CublasHandle;
+  cudaGetDevice(&made->device);
+  *handle = reinterpret_cast<cublasHandle_t>(made);
+  standin_count("cublasCreate");
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
+  delete &own(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
+  own(handle).stream = stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasGetStream_v2(cublasHandle_t handle, cudaStream_t* stream) {
+  *stream = own(handle).stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void* workspace, size_t bytes) {
+  if (bytes > 0) standin_view(workspace, bytes, "workspace of cuBLAS");
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
+  own(handle).math = mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
+  *mode = own(handle).math;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t mode) {
+  own(handle).pointer_mode = mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t* mode) {
+  *mode = own(handle).pointer_mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                            int n, int k, const void*, const void* a, cudaDataType type_a, int lda,
+                            const void* b, cudaDataType type_b, int ldb, const void*, void* c,
+                            cudaDataType type_c, int ldc, cublasComputeType_t, cublasGemmAlgo_t) {
+  const Sizes sizes{op_a, op_b, m, n, k};
+  return product("cublasGemmEx", handle, {a, type_a, sizes.rows_of_a(), sizes.columns_of_a(), lda},
+                 {b, type_b, sizes.rows_of_b(), sizes.columns_of_b(), ldb}, {c, type_c, m, n, ldc});
+}
+
+cublasStatus_t cublasSgemm_v2(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                              int n, int k, const float*, const float* a, int lda, const float* b, int ldb,
+                              const float*, float* c, int ldc) {
+  const Sizes sizes{op_a, op_b, m, n, k};
+  return product("cublasSgemm", handle, {a, CUDA_R_32F, sizes.rows_of_a(), sizes.columns_of_a(), lda},
+                 {b, CUDA_R_32F, sizes.rows_of_b(), sizes.columns_of_b(), ldb}, {c, CUDA_R_32F, m, n, ldc});
+}
+
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a,
+                                          cublasOperation_t op_b, int m, int n, int k, const void*,
+                                          const void* a, cudaDataType type_a, int lda, long long stride_a,
+                                          const void* b, cudaDataType type_b, int ldb, long long stride_b,
+                                          const void*, void* c, cudaDataType type_c, int ldc,
+                                          long long stride_c, int batch, cublasComputeType_t,
+                                          cublasGemmAlgo_t) {
+  const Sizes sizes{op_a, op_b, m, n, k};
+  return product("cublasGemmStridedBatchedEx", handle,
+                 {a, type_a, sizes.rows_of_a(), sizes.columns_of_a(), lda, stride_a, batch},
+                 {b, type_b, sizes.rows_of_b(), sizes.columns_of_b(), ldb, stride_b, batch},
+                 {c, type_c, m, n, ldc, stride_c, batch});
+}
+
+cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t op_a,
+                                         cublasOperation_t op_b, int m, int n, int k, const float*,
+                                         const float* a, int lda, long long stride_a, const float* b, int ldb,
+                                         long long stride_b, const float*, float* c, int ldc,
+                                         long long stride_c, int batch) {
+  const Sizes sizes{op_a, op_b, m, n, k};
+  return product("cublasSgemmStridedBatched", handle,
+                 {a, CUDA_R_32F, sizes.rows_of_a(), sizes.columns_of_a(), lda, stride_a, batch},
+                 {b, CUDA_R_32F, sizes.rows_of_b(), sizes.columns_of_b(), ldb, stride_b, batch},
+                 {c, CUDA_R_32F, m, n, ldc, stride_c, batch});
+}
+}

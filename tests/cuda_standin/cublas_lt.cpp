@@ -1,0 +1,184 @@
+// cublasLt: the products of linear layers with a bias, and of float8, whose conditions are checked.
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cublas_handle.h"
+#include "standin.h"
+
+namespace standin {
+namespace {
+
+struct Layout {
+  cudaDataType type;
+  uint64_t rows, columns;
+  int64_t leading;
+  int32_t batch = 1;
+  int64_t stride = 0;
+
+  bool is_float8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+  size_t bytes() const {
+    if (rows == 0 || columns == 0) return 0;
+    return static_cast<size_t>((batch - 1) * stride + (static_cast<int64_t>(columns) - 1) * leading +
+                               static_cast<int64_t>(rows)) *
+           bytes_of(type);
+  }
+};
+
+struct Description {
+  cublasComputeType_t compute{};
+  std::map<int, std::vector<char>> attributes{};
+
+  template <typename T>
+  T get(int key, T fallback) const {
+    const auto found = attributes.find(key);
+    if (found != attributes.end())
+      std::memcpy(&fallback, found->second.data(), std::min(sizeof(T), found->second.size()));
+    return fallback;
+  }
+  void set(int key, const void* value, size_t bytes) {
+    const char* begin = static_cast<const char*>(value);
+    attributes[key].assign(begin, begin + bytes);
+  }
+};
+
+template <typename Own, typename Handle>
+Own& own(Handle handle) {
+  return *reinterpret_cast<Own*>(handle);
+}
+
+/// Why the real library would refuse this product; empty if it would not.
+std::string float8_obstacle(const Description& product, const Layout& a, const Layout& b, uint64_t m,
+                            uint64_t n, uint64_t k) {
+  if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return "both factors are e5m2";
+  if (product.get(CUBLASLT_MATMUL_DESC_TRANSA, 0) != CUBLAS_OP_T ||
+      product.get(CUBLASLT_MATMUL_DESC_TRANSB, 0) != CUBLAS_OP_N) {
+    return "the first factor must be transposed, and the second not";
+  }
+  if (m % 16 != 0 || n % 16 != 0 || k % 16 != 0 || a.leading % 16 != 0 || b.leading % 16 != 0) {
+    return "a size is no multiple of 16";
+  }
+  if (product.compute != CUBLAS_COMPUTE_32F) return "sums must be fp32";
+  for (const auto key : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER}) {
+    const auto* scale = product.get<const void*>(key, nullptr);
+    if (scale == nullptr) return "a factor has no scale";
+    standin_view(scale, sizeof(float), "scale of a float8 product");
+  }
+  return "";
+}
+
+std::string obstacle(const Description& product, const Layout& a, const Layout& b, const Layout& d) {
+  const bool transposed_a = product.get(CUBLASLT_MATMUL_DESC_TRANSA, 0) != CUBLAS_OP_N,
+             transposed_b = product.get(CUBLASLT_MATMUL_DESC_TRANSB, 0) != CUBLAS_OP_N;
+  const uint64_t m = transposed_a ? a.columns : a.rows, k = transposed_a ? a.rows : a.columns;
+  const uint64_t n = transposed_b ? b.rows : b.columns, k_of_b = transposed_b ? b.columns : b.rows;
+  if (k != k_of_b || d.rows != m || d.columns != n) return "cublasLt: the shapes do not fit";
+  const std::string why = a.is_float8() ? float8_obstacle(product, a, b, m, n, k) : "";
+  return why.empty() ? why : "cublasLt, float8: " + why;
+}
+
+}  // namespace
+}  // namespace standin
+
+using namespace standin;
+
+extern "C" {
+
+size_t cublasLtGetVersion() { return 130100; }
+
+#undef cublasLtMatmulDescCreate
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made, cublasComputeType_t compute,
+                                        cudaDataType_t) {
+  *made = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{.compute = compute});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product) {
+  delete &own<Description>(product);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product,
+                                              cublasLtMatmulDescAttributes_t key, const void* value,
+                                              size_t bytes) {
+  own<Description>(product).set(key, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* made) {
+  *made = reinterpret_cast<cublasLtMatmulPreference_t>(new Description);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete &own<Description>(preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t key,
+                                                    const void* value, size_t bytes) {
+  own<Description>(preference).set(key, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* made, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t leading) {
+  *made = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, leading});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete &own<Layout>(layout);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t key, const void* value,
+                                                size_t) {
+  Layout& changed = own<Layout>(layout);
+  if (key == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) std::memcpy(&changed.batch, value, sizeof(changed.batch));
+  if (key == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)
+    std::memcpy(&changed.stride, value, sizeof(changed.stride));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t, int,
+                                              cublasLtMatmulHeuristicResult_t* result, int* found) {
+  const std::string why = obstacle(own<Description>(product), own<Layout>(a), own<Layout>(b), own<Layout>(d));
+  *found = why.empty() ? 1 : 0;
+  if (!why.empty()) {
+    standin_violation(why.c_str());
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  std::memset(result, 0, sizeof(*result));
+  result->state = CUBLAS_STATUS_SUCCESS;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void*, const void* a,
+                              cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
+                              const void*, const void*, cublasLtMatrixLayout_t, void* d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t*, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+  const Layout &of_a = own<Layout>(layout_a), &of_b = own<Layout>(layout_b), &of_d = own<Layout>(layout_d);
+  const std::string why = obstacle(own<Description>(product), of_a, of_b, of_d);
+  if (!why.empty()) standin_violation(why.c_str());
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(d);
+  if (of_a.is_float8() && addresses % 16 != 0)
+    standin_violation("cublasLt, float8: an address is no multiple of 16");
+  if (workspace_bytes > 0) standin_view(workspace, workspace_bytes, "workspace of cublasLt");
+  const Range ranges[] = {{a, of_a.bytes()}, {b, of_b.bytes()}, {d, of_d.bytes(), true}};
+  for (const Range& range : ranges) {
+    if (range.bytes > 0) standin_view(range.data, range.bytes, "cublasLtMatmul");
+  }
+  standin_count("products");
+  const char* const name = of_a.is_float8() ? "cublasLtMatmul, float8" : "cublasLtMatmul";
+  return standin_submit(name, stream, ranges, 3, {}) == 0 ? CUBLAS_STATUS_SUCCESS
+                                                          : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+}

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Runs programs of the CUDA flavour on the stand-in for CUDA.
+
+  tests/cuda_standin/run.py [--build build-cuda] [--mode inline|late|races] [NAME...]
+  tests/cuda_standin/run.py --list
+
+NAME is a configuration of matrix.txt; without one, all that are in the mode run. A run fails when its exit code is not the
+expected one, when a process did what CUDA forbids (a violation), when a rank wrote no report, or when it called more than the
+budget of its configuration.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+LIBRARIES = ("libstandin_exit.so", "libcudart.so.13", "libcuda.so.1", "libcublasLt.so.13", "libcublas.so.13", "libcudnn.so.9",
+             "libnccl.so.2")
+MODES = {"i": ("inline", {}),
+         "l": ("late", {"STANDIN_LATE": "1", "STANDIN_KERNEL_US": "20"}),
+         "r": ("races", {"STANDIN_RACES": "1"})}
+TIME_LIMIT = 120  # seconds of a run
+CONFIG = """
+[run]
+output_dir = "out"
+[model]
+vocab_size = 256
+hidden_size = 64
+intermediate_size = 128
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 2
+max_position_embeddings = 64
+[data]
+train = ["train.bin"]
+validation = ["validation.bin"]
+sequence_length = 32
+micro_batch_size = 2
+[training]
+steps = 3
+device = "cuda"
+[fsdp]
+min_num_params = 30_000
+[comm]
+timeout_seconds = 20
+[checkpoint]
+save_at_end = false
+[logging]
+peak_tflops = 1.0
+"""
+
+
+@dataclasses.dataclass
+class Configuration:
+    ranks: int
+    modes: str  # of the default run; in the full run all have all modes
+    name: str
+    program: str
+    overrides: list = dataclasses.field(default_factory=list)
+    environment: dict = dataclasses.field(default_factory=dict)
+    exit_code: int = 0
+    text: str = ""  # expected in the output
+    budget: dict = dataclasses.field(default_factory=dict)
+
+
+def read_matrix():
+    sets, configurations = {}, {}
+    for line in (HERE / "matrix.txt").read_text().splitlines():
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        if words[0] == "set":
+            sets[words[1]] = words[2:]
+            continue
+        configuration = Configuration(int(words[0]), words[1], words[2], words[3])
+        for word in [part for word in words[4:] for part in (sets[word[1:]] if word.startswith(":") else [word])]:
+            key, value = re.split("<=|=", word, maxsplit=1)
+            if "<=" in word and "." not in key:
+                configuration.budget[key.replace("_", " ")] = float(value)
+            elif key == "exit":
+                configuration.exit_code = int(value)
+            elif key == "text":
+                configuration.text = value.replace("_", " ")
+            elif key.isupper():
+                configuration.environment[key] = value
+            else:
+                configuration.overrides.append(word)
+        if configuration.name in configurations:
+            sys.exit(f"matrix.txt: {configuration.name} is there twice")
+        configurations[configuration.name] = configuration
+    return configurations
+
+
+def write_inputs(folder):
+    (folder / "config.toml").write_text(CONFIG)
+    for name, count in (("train.bin", 4000), ("validation.bin", 300)):
+        tokens = [0 if i % 29 == 28 else 1 + (3 * (i % 7) + i * i // 3) % 255 for i in range(count)]
+        (folder / name).write_bytes(struct.pack(f"<{count}H", *tokens))
+
+
+class Run:
+    """The processes of one configuration in one mode."""
+
+    def __init__(self, build, configuration, mode, folder):
+        self.bin = build / "bin"
+        self.configuration = configuration
+        self.folder = folder
+        self.output = ""
+        libraries = build / "tests" / "cuda_standin" / "lib"
+        missing = [name for name in LIBRARIES if not (libraries / name).exists()]
+        if missing:
+            sys.exit(f"{libraries}: expected the stand-in; {', '.join(missing)} is missing; build the target standin")
+        self.environment = dict(os.environ, OMP_NUM_THREADS="1", LD_PRELOAD=":".join(str(libraries / name) for name in LIBRARIES),
+                                STANDIN_GPUS=str(max(2, configuration.ranks)), **MODES[mode][1])
+        self.environment.update(configuration.environment)
+        self.reports_expected = 0
+        write_inputs(folder)
+
+    def start(self, program, *words, ranks=1, timeout=TIME_LIMIT, report="report", reports=True):
+        """Returns the exit code; -1 for a run that did not end."""
+        command = [self.bin / program, *words]
+        if ranks > 1:
+            command = [self.bin / "fsdp-launch", "--nproc-per-node", str(ranks), "--shutdown-timeout", "5", "--", *command]
+        if reports:
+            self.reports_expected += ranks
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   errors="replace", start_new_session=True,
+                                   env=dict(self.environment, STANDIN_REPORT=str(self.folder / report)))
+        try:
+            self.output += process.communicate(timeout=timeout)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            self.output += process.communicate()[0]
+            return -1
+        return process.returncode
+
+    def train(self, *words, report="report"):
+        return self.start("fsdp-train", "config.toml", *self.configuration.overrides, *words, ranks=self.configuration.ranks,
+                          report=report)
+
+    def run(self):
+        """The exit code of the configuration's program."""
+        program = self.configuration.program
+        if program == "train":
+            return self.train()
+        if program == "resume":
+            code = self.train("training.steps=2", "checkpoint.save_at_end=true")
+            return code or self.train("training.steps=4", "checkpoint.save_at_end=true", "checkpoint.resume=latest")
+        if program == "budget":
+            self.short, self.long = 4, 8
+            code = self.train(f"training.steps={self.short}", "run.output_dir=short", report="short")
+            return code or self.train(f"training.steps={self.long}", "run.output_dir=long", report="long")
+        if program == "generate":
+            code = self.train("checkpoint.save_at_end=true")
+            return code or self.start("fsdp-generate", "out", "--prompt", "abc", "--max-new-tokens", "4", "--device", "cuda")
+        if program == "evaluate":
+            code = self.train("checkpoint.save_at_end=true")
+            return code or self.train("--evaluate", "out")
+        if program == "doctor":
+            return self.start("fsdp-train", "doctor", "config.toml", reports=False)
+        if program in ("dry-run", "explain-step"):
+            code = self.start("fsdp-train", "config.toml", *self.configuration.overrides, "--" + program,
+                              ranks=1 if program == "dry-run" else self.configuration.ranks)
+            return code
+        sys.exit(f"matrix.txt: {self.configuration.name}: no program {program}")
+
+    def reports(self, prefix):
+        """The counts of all processes, and their violations."""
+        counts, violations = [], []
+        for path in sorted(self.folder.glob(prefix + ".rank*")):
+            own = {}
+            for line in path.read_text().splitlines():
+                number, _, name = line.partition("\t")
+                if number == "VIOLATION":
+                    violations.append(name)
+                else:
+                    own[name] = int(number)
+            counts.append(own)
+        return counts, violations
+
+    def problems(self):
+        configuration = self.configuration
+        code = self.run()
+        problems = []
+        if code != configuration.exit_code:
+            problems.append("it did not end" if code == -1 else f"exit code {code}, expected {configuration.exit_code}")
+        if configuration.text and configuration.text not in self.output:
+            problems.append(f"the output lacks \"{configuration.text}\"")
+        self.counts, violations = self.reports("*")
+        problems += [f"violation: {text}" for text in violations]
+        if len([own for own in self.counts if own]) < self.reports_expected and configuration.exit_code == 0:
+            problems.append(f"{len(self.counts)} reports, expected {self.reports_expected}")
+        if configuration.budget and not problems:
+            problems += self.over_budget()
+        return problems
+
+    def over_budget(self):
+        short, long = self.reports("short")[0][0], self.reports("long")[0][0]
+        self.per_step = {name: (count - short.get(name, 0)) / (self.long - self.short) for name, count in long.items()}
+        return [f"{name}: {self.per_step.get(name, 0):g} a step, budget {most:g}"
+                for name, most in self.configuration.budget.items() if self.per_step.get(name, 0) > most]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--build", type=pathlib.Path, default=HERE.parents[1] / "build-cuda")
+    parser.add_argument("--mode", choices=[name for name, _ in MODES.values()], default="inline")
+    parser.add_argument("--list", action="store_true", help="print the configurations")
+    parser.add_argument("--counts", action="store_true", help="print what was called")
+    parser.add_argument("--all", action="store_true", help="run those that are not in the mode by default too")
+    arguments = parser.parse_args()
+    mode = next(letter for letter, (name, _) in MODES.items() if name == arguments.mode)
+    matrix = read_matrix()
+    unknown = [name for name in arguments.names if name not in matrix]
+    if unknown:
+        sys.exit(f"expected configurations of matrix.txt; found {', '.join(unknown)}")
+    if arguments.list:
+        for configuration in matrix.values():
+            print(configuration.ranks, configuration.modes, configuration.name)
+        return 0
+    chosen = [matrix[name] for name in arguments.names]
+    chosen = chosen or [one for one in matrix.values() if arguments.all or mode in one.modes]
+    failures = 0
+    for configuration in chosen:
+        with tempfile.TemporaryDirectory(prefix="standin-") as folder:
+            began = time.monotonic()
+            run = Run(arguments.build.resolve(), configuration, mode, pathlib.Path(folder))
+            problems = run.problems()
+            failures += bool(problems)
+            print(f"{'FAILED' if problems else 'passed'} {configuration.name} ({arguments.mode}, {configuration.ranks} ranks, "
+                  f"{time.monotonic() - began:.1f} s)", flush=True)
+            if problems:
+                print(run.output + "".join(f"  {problem}\n" for problem in problems), flush=True)
+            if arguments.counts:
+                for name, count in getattr(run, "per_step", run.counts[0] if run.counts else {}).items():
+                    print(f"  {count:10g}  {name}")
+    if len(chosen) > 1:
+        print(f"{len(chosen)} runs, {failures} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Many runs of two ranks on the stand-in for CUDA, with injected faults and without.
+
+  tests/cuda_standin/soak.py [--faults 200] [--good 500] [--seed 1] [--jobs 2] [--build build-cuda]
+
+A run with a fault must end with one of the exit codes that docs/launching.md gives for it, within a minute; one without must
+end with 0. It ends with 1 if any did not. It is not part of the test suite: these numbers take about an hour on two cores.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import pathlib
+import random
+import sys
+import tempfile
+import threading
+import time
+
+sys.dont_write_bytecode = True
+import run
+
+STEPS = 8
+OVERRIDES = [f"training.steps={STEPS}", "comm.timeout_seconds=3", 'mixed_precision.param_dtype="bfloat16"', "checkpoint.interval_steps=4"]
+TIME_LIMIT = 60
+PEER_LOST, TIMEOUT = 5, 6
+
+
+def faults(choose):
+    """A fault: its name, the environment that injects it, and the exit codes that are right."""
+    rank, step = choose.randrange(2), choose.randrange(1, STEPS + 1)
+    place = choose.choice(["step", "forward", "collective"])
+    injected = f"rank={rank},step={step},at={place}"
+    on_rank = f"rank={rank}"
+    return choose.choice([
+        ("throws", {"FSDP_INJECT_FAULT": f"{injected},do=throw"}, {1}),
+        ("exits with 3", {"FSDP_INJECT_FAULT": f"{injected},do=exit:3"}, {3}),
+        ("killed", {"FSDP_INJECT_FAULT": f"{injected},do=kill"}, {137}),
+        ("stopped", {"FSDP_INJECT_FAULT": f"{injected},do=stop"}, {PEER_LOST, TIMEOUT}),
+        ("sleeps", {"FSDP_INJECT_FAULT": f"{injected},do=sleep:30"}, {PEER_LOST, TIMEOUT}),
+        ("out of memory", {"STANDIN_FAULT": f"{on_rank},do=cuda_malloc:{choose.randrange(1, 6)}"}, {1}),
+        ("NCCL refuses", {"STANDIN_FAULT": f"{on_rank},do=nccl_refuse:{choose.randrange(3, 40)}"}, {PEER_LOST}),
+        ("NCCL fails", {"STANDIN_FAULT": f"{on_rank},do=nccl_fail:{choose.randrange(3, 40)}"}, {PEER_LOST}),
+        ("a late peer", {"STANDIN_FAULT": f"{on_rank},do=nccl_late:{choose.randrange(3, 40)},do=nccl_late_seconds:30"},
+         {PEER_LOST, TIMEOUT}),
+    ])
+
+
+def one_run(build, environment):
+    """The exit code, the violations, the output and the seconds of a run."""
+    configuration = run.Configuration(ranks=2, modes="l", name="soak", program="train", overrides=OVERRIDES,
+                                      environment=environment)
+    with tempfile.TemporaryDirectory(prefix="standin-soak-") as folder:
+        began = time.monotonic()
+        processes = run.Run(build, configuration, "l", pathlib.Path(folder))
+        processes.environment["STANDIN_KERNEL_US"] = "0"
+        code = processes.start("fsdp-train", "config.toml", *OVERRIDES, ranks=2, timeout=TIME_LIMIT)
+        return code, processes.reports("*")[1], processes.output, time.monotonic() - began
+
+
+class Soak:
+    def __init__(self, arguments):
+        self.build = arguments.build.resolve()
+        self.lock = threading.Lock()
+        self.codes = collections.defaultdict(collections.Counter)
+        self.problems = []
+        self.longest = 0.0
+
+    def trial(self, task):
+        name, environment, expected = task
+        code, violations, output, seconds = one_run(self.build, environment)
+        with self.lock:
+            self.codes[name][code] += 1
+            self.longest = max(self.longest, seconds)
+            if code not in expected or violations:
+                self.problems.append(f"{name} {environment}: exit code {code}, expected {sorted(expected)}"
+                                     + "".join(f"; violation: {text}" for text in violations) + "\n" + output[-3000:])
+            done = sum(sum(codes.values()) for codes in self.codes.values())
+            if done % 20 == 0:
+                print(f"{done} runs, {len(self.problems)} problems", flush=True)
+
+    def report(self):
+        for name, codes in sorted(self.codes.items()):
+            print(f"  {name:14s} " + ", ".join(f"{code}: {count}" for code, count in sorted(codes.items())))
+        print(f"{sum(sum(codes.values()) for codes in self.codes.values())} runs, the longest {self.longest:.1f} s, "
+              f"{len(self.problems)} problems")
+        for problem in self.problems[:5]:
+            print(problem)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--good", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--build", type=pathlib.Path, default=run.HERE.parents[1] / "build-cuda")
+    arguments = parser.parse_args()
+    choose = random.Random(arguments.seed)
+    tasks = [faults(choose) for _ in range(arguments.faults)] + [("no fault", {}, {0})] * arguments.good
+    soak = Soak(arguments)
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(soak.trial, tasks))
+    soak.report()
+    return 1 if soak.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+#pragma once
+
+// What the stand-ins of the other libraries (cuBLAS, cuDNN, NCCL, the driver) ask of that of the CUDA runtime,
+// which holds all of the state. README.md describes the whole.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <functional>
+
+namespace standin {
+
+/// Memory that an operation on a stream reads or writes.
+struct Range {
+  const void* data = nullptr;
+  size_t bytes = 0;
+  bool writes = false;
+};
+
+}  // namespace standin
+
+extern "C" {
+/// Adds one to the count `name` of the report.
+void standin_count(const char* name);
+
+/// Reports that the program has done what CUDA forbids, or what the stand-in does not have.
+void standin_violation(const char* what);
+
+/// How many violations there were.
+long standin_violations();
+
+/// The host's address of device memory; null, and a violation, unless `bytes` from there are in one allocation.
+void* standin_view(const void* pointer, size_t bytes, const char* who);
+
+/// Puts `work` on `stream` as a kernel that touches `count` ranges. Returns nonzero if CUDA would refuse it.
+int standin_submit(const char* name, cudaStream_t stream, const standin::Range* ranges, int count,
+                   std::function<void()> work);
+
+/// The value N of "do=`what`:N" in STANDIN_FAULT if the fault is this process's; -1 otherwise.
+long standin_fault(const char* what);
+
+int standin_has_context(int device);
+
+/// Writes the report; the process is about to end.
+void standin_finish();
+}
