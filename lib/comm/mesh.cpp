@@ -10,7 +10,7 @@ namespace {
 std::string name_of(const std::vector<MeshAxis>& axes) {
   std::vector<std::string> names;
   for (MeshAxis axis : axes) names.emplace_back(comm::name_of(axis));
-  return util::join(names, " x ");
+  return names.empty() ? "alone" : util::join(names, " x ");
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
                "; this version has no tensor parallelism, so give the ranks to mesh.data");
   }
   using enum MeshAxis;
-  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{kDcn}, {kData}, {kModel}, {kDcn, kData}}) {
+  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{}, {kDcn}, {kData}, {kModel}, {kDcn, kData}}) {
     groups_[axes] = world_->subgroup(name_of(axes), shape_.group_of(world_->rank(), axes));
   }
 }

@@ -20,7 +20,7 @@ void finish(std::unique_ptr<comm::Work>& work) {
 ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy) {
   const std::vector<comm::MeshAxis> cut = shard_axes(strategy), replicated = replicate_axes(strategy);
   return {.world = mesh.world(),
-          .shard = cut.empty() ? std::make_shared<comm::SingleCommunicator>() : mesh.group(cut),
+          .shard = mesh.group(cut),
           .replicate = mesh.shape().along(replicated) > 1 ? mesh.group(replicated) : nullptr};
 }
 

@@ -159,7 +159,7 @@ class Run:
             return code or self.train(f"training.steps={self.long}", "run.output_dir=long", report="long")
         if program == "generate":
             code = self.train("checkpoint.save_at_end=true")
-            return code or self.start("fsdp-generate", "out", "--prompt", "abc", "--max-new-tokens", "4", "--device", "cuda")
+            return code or self.start("fsdp-generate", "out", "--prompt", "abc", "--max-new-tokens", "4", reports=False)
         if program == "evaluate":
             code = self.train("checkpoint.save_at_end=true")
             return code or self.train("--evaluate", "out")

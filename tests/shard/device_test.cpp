@@ -70,6 +70,11 @@ std::vector<Way> ways() {
        [](RunPlan& plan) {
          plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
        }},
+      {"no_shardBf16",
+       [](RunPlan& plan) {
+         plan.shard.strategy = "no_shard";
+         plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";
+       }},
       {"LowPrecisionGradients",
        [](RunPlan& plan) {
          plan.shard.mixed_precision.param_dtype = plan.shard.mixed_precision.reduce_dtype = "bfloat16";

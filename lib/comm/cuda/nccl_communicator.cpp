@@ -5,11 +5,16 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Logging.h>
 #include <c10/util/env.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <future>
+#include <iostream>
 #include <map>
+#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -54,14 +59,34 @@ void set_up_c10d(milliseconds timeout) {
 }
 
 /// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
-/// is abandoned.
+/// is abandoned. Of one that is not, nothing is left: it may hold the last reference to a group, whose threads
+/// must end before the process does.
 bool ends_within(milliseconds limit, std::function<void()> body) {
   std::packaged_task<void()> task(std::move(body));
   std::future<void> ended = task.get_future();
-  std::thread(std::move(task)).detach();
-  if (ended.wait_for(limit) != std::future_status::ready) return false;
+  std::thread thread(std::move(task));
+  if (ended.wait_for(limit) != std::future_status::ready) {
+    thread.detach();
+    return false;
+  }
+  thread.join();
   ended.get();
   return true;
+}
+
+/// The process is to end without the destructors of static objects, which threads that are left behind still
+/// use: c10d's watchdog would abort the process, and its exit code would be lost.
+void end_without_destructors() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    ::on_exit(
+        [](int code, void*) {
+          std::cout.flush();
+          std::fflush(nullptr);
+          ::_exit(code);
+        },
+        nullptr);
+  });
 }
 
 /// The state of the collective according to c10d's watchdog. The Work itself would keep its tensors alive.
@@ -197,7 +222,10 @@ class NcclCommunicator final : public Communicator {
   }
 
   /// The group's destructor would wait for its threads.
-  void leave() { (void)ProcessGroup(group_).release(); }
+  void leave() {
+    (void)ProcessGroup(group_).release();
+    end_without_destructors();
+  }
 
   void connect() {
     const std::string what = "connecting over NCCL";
