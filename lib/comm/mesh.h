@@ -13,9 +13,8 @@
 namespace fsdp::comm {
 
 /// The groups over dcn, over data, over model, over dcn x data and over no axis (this rank alone). Each is a
-/// communicator with a separate queue, so collectives along different axes run concurrently. A group of one
-/// rank is a SingleCommunicator (on a GPU inside a DeviceCommunicator, which allocates there), a group of all
-/// ranks the world's communicator itself.
+/// communicator with a separate queue, so collectives along different axes run concurrently. That of one rank
+/// is Communicator::subgroup() of this rank, that of all ranks the world's communicator itself.
 class Mesh {
  public:
   /// Collective over `world`. Throws Error(kUsage) when the product of the axes is not the world size (see
@@ -29,8 +28,8 @@ class Mesh {
   /// All ranks of the run.
   const std::shared_ptr<Communicator>& world() const { return world_; }
 
-  /// The ranks that have this rank's place on every axis except `axes`, ascending: along a single axis, a
-  /// rank's number in the group is its place on the axis. `axes` is none, one axis or {kDcn, kData}. Not collective.
+  /// The ranks that have this rank's place on every axis except `axes`, ascending: along one axis, a rank's
+  /// number in the group is its place on the axis. `axes` is none, one axis or {kDcn, kData}. Not collective.
   const std::shared_ptr<Communicator>& group(std::vector<MeshAxis> axes) const;
 
  private:

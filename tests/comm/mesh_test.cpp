@@ -88,9 +88,8 @@ TEST(Mesh, HasACommunicatorForEachAxis) {
     Mesh mesh({.dcn = 2, .data = -1}, testing::borrowed(communicator));
     EXPECT_EQ(mesh.shape(), (MeshShape{2, 3, 1}));
     EXPECT_EQ(mesh.coordinate(), mesh.shape().coordinate_of(communicator.rank()));
-    for (const std::vector<MeshAxis>& axes :
-         {std::vector<MeshAxis>{}, std::vector{kDcn}, std::vector{kData}, std::vector{kModel},
-          std::vector{kDcn, kData}}) {
+    for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{}, std::vector{kDcn}, std::vector{kData},
+                                              std::vector{kModel}, std::vector{kDcn, kData}}) {
       std::vector<int> expected = mesh.shape().group_of(communicator.rank(), axes);
       Communicator& group = *mesh.group(axes);
       ASSERT_EQ(group.world_size(), static_cast<int>(expected.size()));

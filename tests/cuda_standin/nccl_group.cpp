@@ -70,9 +70,15 @@ bool NcclGroup::a_peer_is_gone() const {
   return false;
 }
 
+void NcclGroup::abort() {
+  shared_->broken = true;
+  aborted_ = true;
+}
+
 bool NcclGroup::barrier() {
+  if (aborted_) return false;
   const int round = shared_->round;
-  if (shared_->arrived.fetch_add(1) + 1 == ranks_) {
+  if (shared_->arrived.fetch_add(1) + 1 == ranks_ && !shared_->broken) {
     shared_->arrived = 0;
     ++shared_->round;
     return true;

@@ -29,7 +29,8 @@ class NcclGroup {
   int ranks() const { return ranks_; }
   int device() const { return device_; }
 
-  void abort() { aborted_ = true; }
+  /// No operation of the group ends from now on, on any rank; those of this rank are given up.
+  void abort();
   bool is_aborted() const { return aborted_; }
   /// A rank whose process is gone, or an injected fault.
   bool has_failed() const { return failed_; }
@@ -43,6 +44,7 @@ class NcclGroup {
   };
   struct Shared {
     std::atomic<int> joined, arrived, round;
+    std::atomic<bool> broken;
     Statement statements[kMostRanks];
   };
 

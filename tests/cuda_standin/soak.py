@@ -38,7 +38,7 @@ def faults(choose):
         ("killed", {"FSDP_INJECT_FAULT": f"{injected},do=kill"}, {137}),
         ("stopped", {"FSDP_INJECT_FAULT": f"{injected},do=stop"}, {PEER_LOST, TIMEOUT}),
         ("sleeps", {"FSDP_INJECT_FAULT": f"{injected},do=sleep:30"}, {PEER_LOST, TIMEOUT}),
-        ("out of memory", {"STANDIN_FAULT": f"{on_rank},do=cuda_malloc:{choose.randrange(1, 6)}"}, {1}),
+        ("out of memory", {"STANDIN_FAULT": f"{on_rank},do=cuda_malloc:{choose.randrange(1, 4)}"}, {1}),
         ("NCCL refuses", {"STANDIN_FAULT": f"{on_rank},do=nccl_refuse:{choose.randrange(3, 40)}"}, {PEER_LOST}),
         ("NCCL fails", {"STANDIN_FAULT": f"{on_rank},do=nccl_fail:{choose.randrange(3, 40)}"}, {PEER_LOST}),
         ("a late peer", {"STANDIN_FAULT": f"{on_rank},do=nccl_late:{choose.randrange(3, 40)},do=nccl_late_seconds:30"},
@@ -53,7 +53,7 @@ def one_run(build, environment):
     with tempfile.TemporaryDirectory(prefix="standin-soak-") as folder:
         began = time.monotonic()
         processes = run.Run(build, configuration, "l", pathlib.Path(folder))
-        processes.environment["STANDIN_KERNEL_US"] = "0"
+        processes.environment.update(STANDIN_KERNEL_US="0", STANDIN_STACKS="0")
         code = processes.start("fsdp-train", "config.toml", *OVERRIDES, ranks=2, timeout=TIME_LIMIT)
         return code, processes.reports("*")[1], processes.output, time.monotonic() - began
 
