@@ -122,16 +122,20 @@ function(fsdp_test_program name sources)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
 endfunction()
 
+# Where there are GPUs, tests that do not ask for them must find what they find elsewhere: those without one of the labels gpu
+# and standin see none. A property of tests.
+set(FSDP_WITHOUT_GPUS ENVIRONMENT_MODIFICATION CUDA_VISIBLE_DEVICES=set:)
+
 # fsdp_gtest(NAME TARGET [PROPERTY VALUE]...): one ctest entry for all tests of a binary: loading libtorch once a component
 # keeps the suite short. With FSDP_DISCOVER_TESTS one for each test, as NAME.SUITE.TEST, which IDEs can list and start; ctest
 # asks the binaries for them before it runs.
 function(fsdp_gtest name target)
   if(FSDP_DISCOVER_TESTS)
     gtest_discover_tests(${target} TEST_PREFIX ${FSDP_TEST_PREFIX}${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                         PROPERTIES TIMEOUT 600 ${ARGN})
+                         PROPERTIES TIMEOUT 600 ${FSDP_WITHOUT_GPUS} ${ARGN})
   else()
     add_test(NAME ${FSDP_TEST_PREFIX}${name} COMMAND ${target})
-    set_tests_properties(${FSDP_TEST_PREFIX}${name} PROPERTIES TIMEOUT 600 ${ARGN})
+    set_tests_properties(${FSDP_TEST_PREFIX}${name} PROPERTIES TIMEOUT 600 ${FSDP_WITHOUT_GPUS} ${ARGN})
   endif()
 endfunction()
 

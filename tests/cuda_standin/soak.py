@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Many runs of two ranks on the stand-in for CUDA, with injected faults and without.
 
-  tests/cuda_standin/soak.py [--faults 200] [--good 500] [--seed 1] [--jobs 2] [--build build-cuda]
+  tests/cuda_standin/soak.py [--faults 200] [--good 500] [--kind throws] [--seed 1] [--jobs 2] [--build build-cuda]
 
 A run with a fault must end with one of the exit codes that docs/launching.md gives for it, within a minute; one without must
-end with 0. It ends with 1 if any did not. It is not part of the test suite: these numbers take about an hour on two cores.
+end with 0. It ends with 1 if any did not. The test suite has a few of them (standin/exit_codes); these numbers take most of an
+hour on two cores.
 """
 
 import argparse
@@ -26,24 +27,28 @@ TIME_LIMIT = 60
 PEER_LOST, TIMEOUT = 5, 6
 
 
-def faults(choose):
-    """A fault: its name, the environment that injects it, and the exit codes that are right."""
+def fault(choose, kind):
+    """The kind of a fault, the environment that injects it, and the exit codes that are right."""
     rank, step = choose.randrange(2), choose.randrange(1, STEPS + 1)
-    place = choose.choice(["step", "forward", "collective"])
-    injected = f"rank={rank},step={step},at={place}"
-    on_rank = f"rank={rank}"
-    return choose.choice([
-        ("throws", {"FSDP_INJECT_FAULT": f"{injected},do=throw"}, {1}),
-        ("exits with 3", {"FSDP_INJECT_FAULT": f"{injected},do=exit:3"}, {3}),
-        ("killed", {"FSDP_INJECT_FAULT": f"{injected},do=kill"}, {137}),
-        ("stopped", {"FSDP_INJECT_FAULT": f"{injected},do=stop"}, {PEER_LOST, TIMEOUT}),
-        ("sleeps", {"FSDP_INJECT_FAULT": f"{injected},do=sleep:30"}, {PEER_LOST, TIMEOUT}),
-        ("out of memory", {"STANDIN_FAULT": f"{on_rank},do=cuda_malloc:{choose.randrange(1, 4)}"}, {1}),
-        ("NCCL refuses", {"STANDIN_FAULT": f"{on_rank},do=nccl_refuse:{choose.randrange(3, 40)}"}, {PEER_LOST}),
-        ("NCCL fails", {"STANDIN_FAULT": f"{on_rank},do=nccl_fail:{choose.randrange(3, 40)}"}, {PEER_LOST}),
-        ("a late peer", {"STANDIN_FAULT": f"{on_rank},do=nccl_late:{choose.randrange(3, 40)},do=nccl_late_seconds:30"},
-         {PEER_LOST, TIMEOUT}),
-    ])
+    place, collective = choose.choice(["step", "forward", "collective"]), choose.randrange(3, 40)
+    kinds = {
+        "throws": ("do=throw", {1}),
+        "exits with 3": ("do=exit:3", {3}),
+        "killed": ("do=kill", {137}),
+        "stopped": ("do=stop", {PEER_LOST, TIMEOUT}),
+        "sleeps": ("do=sleep:30", {PEER_LOST, TIMEOUT}),
+        "out of memory": (f"do=cuda_malloc:{choose.randrange(1, 4)}", {1}),
+        "NCCL refuses": (f"do=nccl_refuse:{collective}", {PEER_LOST}),
+        "NCCL fails": (f"do=nccl_fail:{collective}", {PEER_LOST}),
+        "a late peer": (f"do=nccl_late:{collective},do=nccl_late_seconds:30", {PEER_LOST, TIMEOUT}),
+    }
+    if kind and kind not in kinds:
+        sys.exit(f"--kind: expected one of {', '.join(kinds)}; found {kind}")
+    kind = kind or choose.choice(list(kinds))
+    action, codes = kinds[kind]
+    if "cuda" in action or "nccl" in action:
+        return kind, {"STANDIN_FAULT": f"rank={rank},{action}"}, codes
+    return kind, {"FSDP_INJECT_FAULT": f"rank={rank},step={step},at={place},{action}"}, codes
 
 
 def one_run(build, environment):
@@ -92,12 +97,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--good", type=int, default=500)
+    parser.add_argument("--kind", help="of all faults; without it they are mixed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     parser.add_argument("--build", type=pathlib.Path, default=run.HERE.parents[1] / "build-cuda")
     arguments = parser.parse_args()
     choose = random.Random(arguments.seed)
-    tasks = [faults(choose) for _ in range(arguments.faults)] + [("no fault", {}, {0})] * arguments.good
+    tasks = [fault(choose, arguments.kind) for _ in range(arguments.faults)] + [("no fault", {}, {0})] * arguments.good
     soak = Soak(arguments)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(soak.trial, tasks))
