@@ -59,12 +59,21 @@ void GradientBuffer::put(size_t parameter, const at::Tensor& gradient) {
   holds_[parameter] = true;
 }
 
-void GradientBuffer::attach(BufferPool* pool) {
+at::Tensor GradientBuffer::own_buffer(bool stays) {
+  const at::TensorOptions options = parameters_.front().tensor.options().dtype(dtype_).requires_grad(false);
+  const auto make = [&] { return at::empty({layout_.gathered_numel()}, options); };
+  if (!stays) return make();
+  for (at::Tensor& kept : kept_) {
+    if (!kept.defined()) kept = make();
+    if (kept.use_count() == 1 && kept.storage().use_count() == 1) return kept;
+  }
+  return make();
+}
+
+void GradientBuffer::attach(BufferPool* pool, bool stays) {
   FSDP_CHECK(!is_attached());
-  int64_t numel = layout_.gathered_numel();
-  at::TensorOptions options = parameters_.front().tensor.options().dtype(dtype_).requires_grad(false);
-  flat_ = pool != nullptr ? pool->acquire_tensor(numel, dtype_, BufferKind::kGradients)
-                          : at::empty({numel}, options);
+  const int64_t numel = layout_.gathered_numel();
+  flat_ = pool != nullptr ? pool->acquire_tensor(numel, dtype_, BufferKind::kGradients) : own_buffer(stays);
   holds_.assign(parameters_.size(), false);
   const int64_t padding = numel - layout_.numel();
   if (padding == 0) return;

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -27,8 +28,9 @@ class GradientBuffer {
   GradientBuffer(const GradientBuffer&) = delete;
   GradientBuffer& operator=(const GradientBuffer&) = delete;
 
-  /// Gives autograd a buffer, [gathered_numel]; from the pool or, if that is null, from libtorch.
-  void attach(BufferPool* pool);
+  /// Gives autograd a buffer, [gathered_numel]; from the pool or, if that is null, from libtorch. One from
+  /// libtorch with `stays` is kept and given again once nobody else holds it.
+  void attach(BufferPool* pool, bool stays = false);
   bool is_attached() const { return flat_.defined(); }
   /// Returns the buffer with the accumulated gradients and zeros elsewhere; undefined when none is attached.
   at::Tensor detach();
@@ -38,6 +40,7 @@ class GradientBuffer {
  private:
   class Sink;
   void put(size_t parameter, const at::Tensor& gradient);
+  at::Tensor own_buffer(bool stays);
 
   const std::vector<NamedParameter>& parameters_;
   const UnitLayout& layout_;
@@ -45,6 +48,8 @@ class GradientBuffer {
   std::vector<bool>
       holds_;  ///< by parameter: whether flat_ has its gradient; otherwise its place is uninitialised
   at::Tensor flat_;
+  /// With `stays`: one for accumulation, and one that an earlier micro-batch made the gradient of the shard.
+  std::array<at::Tensor, 2> kept_;
 };
 
 }  // namespace fsdp::shard

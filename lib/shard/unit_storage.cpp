@@ -182,6 +182,12 @@ void UnitStorage::add_to_shard_gradient(const at::Tensor& mean) {
   shard_gradient_ = mean.to(options_.keep_low_precision_grads ? options_.reduce_dtype : at::kFloat);
 }
 
+void UnitStorage::attach_gradients() {
+  // The buffer of a unit on one rank is not the pool's, because it may become the shard's gradient.
+  const bool passes_on = place_.world_size > 1 || (gradients_stay_ && gradient_is_offloaded());
+  gradients_->attach(passes_on ? pool_.get() : nullptr, gradients_stay_);
+}
+
 bool UnitStorage::has_trainable_parameters() const {
   return std::any_of(parameters_.begin(), parameters_.end(),
                      [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });

@@ -94,9 +94,11 @@ class UnitStorage {
   /// Points the parameters at `flat` [unsharded_numel] of any floating type.
   void show_parameters_in(const at::Tensor& flat);
 
-  /// Attaches a buffer in which gradients accumulate, see GradientBuffer. The buffer of a unit on one rank is
-  /// not the pool's, because it may become the shard's gradient.
-  void attach_gradients() { gradients_->attach(place_.world_size > 1 ? pool_.get() : nullptr); }
+  /// Attaches a buffer in which gradients accumulate, see GradientBuffer.
+  void attach_gradients();
+  /// From now on gradients accumulate at the same addresses in every step, as graphs of a device need it. A unit
+  /// on one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
+  void keep_gradients_in_place() { gradients_stay_ = true; }
   at::Tensor detach_gradients() { return gradients_->detach(); }
   bool gradients_are_attached() const { return gradients_->is_attached(); }
 
@@ -113,7 +115,7 @@ class UnitStorage {
   ShardPlace place_;
   StorageOptions options_;
   std::shared_ptr<BufferPool> pool_;
-  bool shard_is_unsharded_ = false;
+  bool shard_is_unsharded_ = false, gradients_stay_ = false;
   at::Tensor shard_, shard_gradient_;
   at::Tensor unsharded_;
   at::Tensor gathered_;  ///< unsharded_ itself where the layout gathers in place

@@ -170,6 +170,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     // Attached after, and so inside, the hooks that gather and free, which run between the graphs.
     parts.graphs =
         graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
+    for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
   });
   comm::agree(*mesh.world(), "making the optimizer", [&] {
     parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, config.optimizer);

@@ -80,6 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
                  },
                  4},
         GraphWay{"Accumulation", [](RunPlan& plan) { plan.accumulation = 2; }},
+        GraphWay{"AccumulationAlone", [](RunPlan& plan) { plan.accumulation = 3; }, 1},
         GraphWay{"AccumulationWithoutSync",
                  [](RunPlan& plan) {
                    plan.accumulation = 2;
@@ -92,6 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
                  }},
         GraphWay{"Offload",
                  [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }},
+        GraphWay{"OffloadAlone",
+                 [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }, 1},
         GraphWay{"PerParameter", [](RunPlan& plan) { plan.shard.layout = "per_parameter"; }},
         GraphWay{"Frozen",
                  [](RunPlan& plan) {

@@ -133,7 +133,10 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     auto engine = shard_under_test(*model, plan.shard, mesh);
     if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
     std::shared_ptr<const nn::GraphCounts> graphs;
-    if (plan.graph_pools) graphs = nn::graph_stages(*model, {"block"}, plan.graph_pools);
+    if (plan.graph_pools) {
+      graphs = nn::graph_stages(*model, {"block"}, plan.graph_pools);
+      for (const auto& unit : engine->units()) unit->storage().keep_gradients_in_place();
+    }
     auto optimizer = optimizer_over(*engine, plan);
     for (int64_t step = 0; step < plan.steps; ++step) {
       engine->zero_gradients();
