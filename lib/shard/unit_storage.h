@@ -96,7 +96,7 @@ class UnitStorage {
 
   /// Attaches a buffer in which gradients accumulate, see GradientBuffer.
   void attach_gradients();
-  /// From now on gradients accumulate at the same addresses in every step, as graphs of a device need it. A unit
+  /// From now on gradients accumulate at the same addresses in every step, as graphs of a device need. A unit
   /// on one rank, whose buffer may become the shard's gradient, then keeps its memory between steps.
   void keep_gradients_in_place() { gradients_stay_ = true; }
   at::Tensor detach_gradients() { return gradients_->detach(); }

@@ -27,11 +27,12 @@ struct Capture;
 bool captures_are_under_way();
 bool is_under_way(const std::shared_ptr<Capture>& capture);
 
-/// For a call that is "potentially unsafe": spoils a capture of this thread or, in the global mode, of another. Returns
-/// the error of the call, cudaSuccess if it may go on.
+/// For a call that is "potentially unsafe": spoils a capture of this thread or, in the global mode, of
+/// another. Returns the error of the call, cudaSuccess if it may go on.
 cudaError_t refused_in_capture(const char* who);
 
-/// For an operation on a stream that is not captured, while others are: the default stream would wait for them.
+/// For an operation on a stream that is not captured, while others are: the default stream would wait for
+/// them.
 cudaError_t refused_beside_captures(const char* who, CUstream_st* stream);
 
 /// Reports `why` and makes the capture fail at its end. Returns `error`.

@@ -1,5 +1,5 @@
-// Copies and memsets. Late ones show what a program takes for granted: pinned memory that a copy will fill holds NaNs until
-// then, and pinned memory that a copy will read must not change before.
+// Copies and memsets. Late ones show what a program takes for granted: pinned memory that a copy will fill
+// holds NaNs until then, and pinned memory that a copy will read must not change before.
 
 #include <cstdint>
 #include <cstring>

@@ -1,5 +1,5 @@
-// cuBLAS: products are checked (device, shapes, memory), counted, and not computed. Functions that training does not call
-// are generated (missing_symbols.py) and are violations.
+// cuBLAS: products are checked (device, shapes, memory), counted, and not computed. Functions that training
+// does not call are generated (missing_symbols.py) and are violations.
 
 #include <cublas_api.h>
 

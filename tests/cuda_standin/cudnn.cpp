@@ -1,5 +1,6 @@
-// cuDNN, of which training uses attention (on compute capability 9.0 and 10.0, libtorch's first choice). A graph has one
-// engine with one configuration and no notes; its execution is one kernel, which does nothing.
+// cuDNN, of which training uses attention (on compute capability 9.0 and 10.0, libtorch's first choice). A
+// graph has one engine with one configuration and no notes; its execution is one kernel, which does
+// nothing.
 
 #include <cudnn.h>
 

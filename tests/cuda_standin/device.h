@@ -29,8 +29,8 @@ bool any_context();
 /// Sets what cudaGetLastError() returns.
 cudaError_t failed(cudaError_t error);
 
-/// A call of the runtime begins. The first on a device starts its context, which takes half a gigabyte of a real
-/// GPU; one on a second device of a process that trains on one is a violation.
+/// A call of the runtime begins. The first on a device starts its context, which takes half a gigabyte of a
+/// real GPU; one on a second device of a process that trains on one is a violation.
 void enter(const char* function);
 
 /// What the calling thread runs is a host function of a stream, which must not call CUDA.

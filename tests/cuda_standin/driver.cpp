@@ -1,4 +1,5 @@
-// libcuda, which libtorch loads for its just-in-time compiler. All but these are generated, and are violations.
+// libcuda, which libtorch loads for its just-in-time compiler. All but these are generated, and are
+// violations.
 
 #include <cuda.h>
 

@@ -1,4 +1,5 @@
-// STANDIN_FAULT="rank=1,do=cuda_malloc:40": what the environment does to a program (README.md has the list).
+// STANDIN_FAULT="rank=1,do=cuda_malloc:40": what the environment does to a program (README.md has the
+// list).
 
 #include <cstdlib>
 #include <cstring>

@@ -13,14 +13,15 @@ HIDDEN = "CUDA_VISIBLE_DEVICES=set:"
 
 
 def main():
-    output = subprocess.run(["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], check=True, capture_output=True, text=True)
-    shown, tests = [], json.loads(output.stdout)["tests"]
+    command = ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"]
+    shown, tests = [], json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["tests"]
     for test in tests:
         properties = {entry["name"]: entry["value"] for entry in test.get("properties", [])}
         if WITH_GPUS.isdisjoint(properties.get("LABELS", [])) and HIDDEN not in properties.get("ENVIRONMENT_MODIFICATION", []):
             shown.append(test["name"])
     if shown or not tests:
-        sys.exit(f"of {len(tests)} tests, these lack {HIDDEN} and one of the labels {', '.join(sorted(WITH_GPUS))}: {', '.join(shown)}")
+        labels = " or ".join(sorted(WITH_GPUS))
+        sys.exit(f"of {len(tests)} tests, these have neither {HIDDEN} nor a label {labels}: {', '.join(shown)}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ std::map<char*, size_t>& pinned() {
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-/// Whether STANDIN_FAULT refuses this allocation: the N-th of the process and all after it, or those above N MiB.
+/// Whether STANDIN_FAULT refuses this allocation: the N-th of the process and all after it, or those above
+/// N MiB.
 bool is_refused(size_t bytes) {
   static const long refused_from = standin_fault("cuda_malloc"),
                     refused_above = standin_fault("cuda_malloc_mib");

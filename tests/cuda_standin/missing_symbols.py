@@ -46,7 +46,8 @@ def main():
     with open(arguments.output, "w") as file:
         file.write('#include "standin.h"\n')
         for name in missing:
-            file.write(f'extern "C" int {name}() {{\n  standin_violation("the stand-in has no {name}");\n  return {FAILURE};\n}}\n')
+            file.write(f'extern "C" int {name}() {{\n'
+                       f'  standin_violation("the stand-in has no {name}");\n  return {FAILURE};\n}}\n')
 
 
 if __name__ == "__main__":

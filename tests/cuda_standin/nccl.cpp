@@ -1,4 +1,5 @@
-// NCCL between the processes of one host. Collectives move and add what is there, in the order of their stream.
+// NCCL between the processes of one host. Collectives move and add what is there, in the order of their
+// stream.
 
 #include <nccl.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the ranks of a communicator share: a segment of memory, in which each rank has a slot for its data and states which
-// operation it is in.
+// What the ranks of a communicator share: a segment of memory, in which each rank has a slot for its data
+// and states which operation it is in.
 
 #include <atomic>
 #include <cstddef>

@@ -1,8 +1,9 @@
 #pragma once
 
-// Races between operations whose memory is known: copies, memsets, products and collectives. A vector clock of each stream
-// and of the host says what is over when an operation begins; recording an event and waiting for it passes this on.
-// One that no event and no wait of the host orders is reported, however the streams happened to run.
+// Races between operations whose memory is known: copies, memsets, products and collectives. A vector clock
+// of each stream and of the host says what is over when an operation begins; recording an event and waiting
+// for it passes this on. One that no event and no wait of the host orders is reported, however the streams
+// happened to run.
 
 #include <cuda_runtime_api.h>
 

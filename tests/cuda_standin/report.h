@@ -15,7 +15,8 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 /// The count of that name. Lives forever.
 std::atomic<long>& count_of(const std::string& name);
 
-/// Goes to stderr with a stack, once for each text, and to the report at once, so that no end of the process loses it.
+/// Goes to stderr with a stack, once for each text, and to the report at once, so that no end of the
+/// process loses it.
 void violation(const std::string& what);
 
 long total_violations();

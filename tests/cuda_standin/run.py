@@ -119,6 +119,7 @@ class Run:
             sys.exit(f"{libraries}: expected the stand-in; {', '.join(missing)} is missing; build the target standin")
         self.environment = dict(os.environ, OMP_NUM_THREADS="1", LD_PRELOAD=":".join(str(libraries / name) for name in LIBRARIES),
                                 STANDIN_GPUS=str(max(2, configuration.ranks)), **MODES[mode][1])
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
         self.environment.update(configuration.environment)
         self.reports_expected = 0
         write_inputs(folder)
@@ -154,7 +155,7 @@ class Run:
             code = self.train("training.steps=2", "checkpoint.save_at_end=true")
             return code or self.train("training.steps=4", "checkpoint.save_at_end=true", "checkpoint.resume=latest")
         if program == "budget":
-            self.short, self.long = 4, 8
+            self.short, self.long = 10, 14  # graphs are recorded by then
             code = self.train(f"training.steps={self.short}", "run.output_dir=short", report="short")
             return code or self.train(f"training.steps={self.long}", "run.output_dir=long", report="long")
         if program == "generate":

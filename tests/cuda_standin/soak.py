@@ -22,7 +22,8 @@ sys.dont_write_bytecode = True
 import run
 
 STEPS = 8
-OVERRIDES = [f"training.steps={STEPS}", "comm.timeout_seconds=3", 'mixed_precision.param_dtype="bfloat16"', "checkpoint.interval_steps=4"]
+OVERRIDES = [f"training.steps={STEPS}", "comm.timeout_seconds=3",
+             'mixed_precision.param_dtype="bfloat16"', "checkpoint.interval_steps=4"]
 TIME_LIMIT = 60
 PEER_LOST, TIMEOUT = 5, 6
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the stand-ins of the other libraries (cuBLAS, cuDNN, NCCL, the driver) ask of that of the CUDA runtime,
-// which holds all of the state. README.md describes the whole.
+// What the stand-ins of the other libraries (cuBLAS, cuDNN, NCCL, the driver) ask of that of the CUDA
+// runtime, which holds all of the state. README.md describes the whole.
 
 #include <cuda_runtime_api.h>
 
@@ -29,10 +29,12 @@ void standin_violation(const char* what);
 /// How many violations there were.
 long standin_violations();
 
-/// The host's address of device memory; null, and a violation, unless `bytes` from there are in one allocation.
+/// The host's address of device memory; null, and a violation, unless `bytes` from there are in one
+/// allocation.
 void* standin_view(const void* pointer, size_t bytes, const char* who);
 
-/// Puts `work` on `stream` as a kernel that touches `count` ranges. Returns nonzero if CUDA would refuse it.
+/// Puts `work` on `stream` as a kernel that touches `count` ranges. Returns nonzero if CUDA would refuse
+/// it.
 int standin_submit(const char* name, cudaStream_t stream, const standin::Range* ranges, int count,
                    std::function<void()> work);
 

@@ -1,5 +1,5 @@
-// What the stand-in itself finds and computes. A ctest entry for streams that run at once, one for late ones; both with the
-// search for races.
+// What the stand-in itself finds and computes. A ctest entry for streams that run at once, one for late
+// ones; both with the search for races.
 
 #include "standin.h"
 

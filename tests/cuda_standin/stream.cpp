@@ -23,7 +23,8 @@ std::set<CUstream_st*>& all_streams() {
   return *streams;
 }
 
-/// The thread of a late stream. It never ends: a stream of a process that ends may wait for a peer for ever.
+/// The thread of a late stream. It never ends: a stream of a process that ends may wait for a peer for
+/// ever.
 void serve(CUstream_st* stream) {
   ::pthread_setname_np(::pthread_self(), ("stream on " + std::to_string(stream->device)).c_str());
   std::unique_lock lock(stream->mutex);

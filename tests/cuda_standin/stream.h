@@ -1,7 +1,7 @@
 #pragma once
 
-// Streams and events. What is put on a stream runs at once, in the calling thread, or with STANDIN_LATE in a thread of the
-// stream, so that the host runs ahead as it does of a GPU.
+// Streams and events. What is put on a stream runs at once, in the calling thread, or with STANDIN_LATE in
+// a thread of the stream, so that the host runs ahead as it does of a GPU.
 
 #include <cuda_runtime_api.h>
 
@@ -68,8 +68,8 @@ const std::set<CUstream_st*>& streams();
 /// Time that a kernel or copy takes in a late stream.
 void take_time(long microseconds);
 
-/// An operation on a stream: into the graph if the stream is captured. Of a kernel, CUDA asks that the stream's
-/// device be the current one.
+/// An operation on a stream: into the graph if the stream is captured. Of a kernel, CUDA asks that the
+/// stream's device be the current one.
 enum class Kind { kKernel, kOther };
 cudaError_t submit(const char* who, cudaStream_t handle, Kind kind, std::function<void()> work);
 

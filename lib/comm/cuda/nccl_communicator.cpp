@@ -59,8 +59,8 @@ void set_up_c10d(milliseconds timeout) {
 }
 
 /// Runs `body` in a separate thread and returns whether it ended in time; throws its exception. A late thread
-/// is abandoned. Of one that is not, nothing is left: it may hold the last reference to a group, whose threads
-/// must end before the process does.
+/// is abandoned. Of any other nothing is left: it may hold the last reference to a group, whose threads must
+/// end before the process does.
 bool ends_within(milliseconds limit, std::function<void()> body) {
   std::packaged_task<void()> task(std::move(body));
   std::future<void> ended = task.get_future();
