@@ -172,6 +172,22 @@ TEST(ShardedAutocast, ARegionMayStayOpenOverStepsAndEvaluations) {
   }
 }
 
+TEST(ShardedAutocast, InputsOfUnitsKeepTheirTypeInRegionsOnly) {
+  comm::run_ranks_as_threads(2, [](comm::Communicator& communicator) {
+    ChainStage chain(2, kWidth);
+    const auto engine = testing::shard_under_test(chain, every_matrix(), testing::borrowed(communicator));
+    std::vector<at::ScalarType> types;
+    chain.layer(1).probe = [&](const at::Tensor& x) { types.push_back(x.scalar_type()); };
+    at::NoGradGuard no_grad;
+    {
+      const AutocastRegion region;
+      chain.forward(at::ones({2, kWidth}));
+    }
+    chain.forward(at::ones({2, kWidth}, at::kBFloat16));
+    EXPECT_EQ(types, (std::vector<at::ScalarType>{at::kBFloat16, at::kFloat}));
+  });
+}
+
 TEST(ShardedAutocast, DecodersTrainAsUnshardedOnes) {
   for (const char* architecture : {"llama", "gpt2"}) {
     for (bool fused : {true, false}) {
