@@ -29,7 +29,7 @@ class Registry {
 
   void set(const at::Tensor& tensor, Mark mark) {
     std::lock_guard lock(mutex_);
-    if (marks_.size() >= kSmall && std::has_single_bit(marks_.size())) {
+    if (marks_.size() >= kSmall && std::has_single_bit(marks_.size())) {  // for speed only
       std::erase_if(marks_, [](const auto& entry) { return entry.second.tensor.expired(); });
     }
     marks_.insert_or_assign(tensor.unsafeGetTensorImpl(),
