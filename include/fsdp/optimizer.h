@@ -2,13 +2,15 @@
 
 /// \file
 /// Optimizers over this rank's shards (optimizer_names()), with parameter groups by name (see
-/// OptimizerOptions). They update fp32 master weights in place.
+/// OptimizerOptions). They update fp32 master weights in place. full_optimizer_state() gathers the state whole, and
+/// load_full_optimizer_state() or scatter_full_optimizer_state() bring it back, on any number of ranks.
 ///
-/// Collective: only Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which
-/// add up sums over tensors. These three need a ShardedMatrices.
+/// Collective: Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which add up
+/// sums over tensors (these three need a ShardedMatrices); full_optimizer_state() and
+/// scatter_full_optimizer_state(). Nothing else.
 ///
 /// Errors: Error(kUsage) for an unknown name, for numbers out of range, and for a step that was begun but not
-/// ended.
+/// ended; Error(kCheckpoint) that names missing, unexpected and misshapen states, before any is written.
 ///
 /// Lifetime: the optimizer holds the shards' tensors, not the engine; ShardedMatrices must not outlive the
 /// engine.
@@ -23,22 +25,36 @@
 /// void update(fsdp::Engine& engine, fsdp::Optimizer& optimizer, double lr) {
 ///   optimizer.step(fsdp::shard_gradients(engine), lr);
 /// }
+/// /// To other options or another model of the same parameters, on the same ranks.
+/// void move_state(fsdp::Engine& from, const fsdp::Optimizer& old, fsdp::Engine& to, fsdp::Optimizer& next) {
+///   const fsdp::FullOptimizerState state = fsdp::full_optimizer_state(from, old, {.rank0_only = true});
+///   fsdp::scatter_full_optimizer_state(to, next, state);               // other ranks' is not looked at
+/// }
 /// \endcode
 
 #include "optim/engine_shards.h"
 #include "optim/optimizer.h"
+#include "optim/optimizer_state.h"
 #include "optim/options.h"
 
 namespace fsdp {
 
 using optim::flat_parameters;
 using optim::FlatParameter;
+using optim::full_optimizer_state;
+using optim::FullOptimizerState;
+using optim::load_full_optimizer_state;
+using optim::load_sharded_optimizer_state;
 using optim::make_optimizer;
 using optim::Optimizer;
 using optim::optimizer_names;
 using optim::OptimizerOptions;
 using optim::ParameterGroupOptions;
+using optim::ParameterState;
+using optim::scatter_full_optimizer_state;
 using optim::shard_gradients;
+using optim::sharded_optimizer_state;
 using optim::ShardedMatrices;
+using optim::ShardedOptimizerState;
 
 }  // namespace fsdp

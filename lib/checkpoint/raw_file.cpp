@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "util/error.h"
+#include "util/file.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
@@ -123,14 +124,7 @@ void RawFile::read_at(int64_t offset, void* out, int64_t bytes) const {
 }
 
 void RawFile::write(const void* data, int64_t bytes) {
-  const auto* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    ssize_t count = ::write(fd_, from, static_cast<size_t>(std::min(bytes, kLargestTransfer)));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(ErrorKind::kIo, "cannot write ", path_.string(), ": ", errno_text(errno));
-    from += count;
-    bytes -= count;
-  }
+  util::write_all(fd_, {static_cast<const char*>(data), static_cast<size_t>(bytes)}, path_);
 }
 
 void RawFile::sync() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "optim/optimizer_state.h"
 #include "util/error.h"
 
 namespace fsdp::checkpoint {
@@ -59,21 +60,14 @@ std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const 
     slices.push_back(
         {"model/" + name, tensor.sizes().vec(), {0, end}, tensor.detach().view({-1}).narrow(0, 0, end)});
   }
-  for (const optim::StateKind& state : optimizer.states()) {
-    const std::string prefix = "optimizer/" + state.name + "/";
-    for (const shard::Segment& segment : engine.segments()) {
-      if (!segment.requires_grad) continue;
-      if (!state.covers(optim::treatment_of(optimizer.options(), segment.name, segment.shape))) continue;
-      if (state.is_whole()) {
-        slices.push_back(whole_slice(prefix + segment.name,
-                                     optimizer.state_of_tensor(state.name, segment.unit, segment.name),
+  optim::for_each_state(
+      engine, optimizer,
+      [&](const optim::StateKind& state, const shard::Segment& segment, const at::Tensor& data) {
+        const std::string prefix = "optimizer/" + state.name + "/";
+        if (!state.is_whole()) return add(prefix, segment, data);
+        slices.push_back(whole_slice(prefix + segment.name, data,
                                      purpose == SlicePurpose::kSave ? &engine.communicator() : nullptr));
-        continue;
-      }
-      const int64_t end = segment.shard_offset + segment.numel();
-      add(prefix, segment, optimizer.state_of(state.name, segment.unit, segment.shard_offset, end));
-    }
-  }
+      });
   return slices;
 }
 

@@ -21,8 +21,8 @@ enum class SlicePurpose {
   kLoad,  ///< every rank gets all that it holds
 };
 
-/// "model/<name>" of every parameter and buffer (rank 0 saves the latter) and "optimizer/<state>/<name>" of every trainable one that has the
-/// state. The optimizer must have been made from optim::flat_parameters() of the same engine.
+/// "model/<name>" of every parameter and buffer (rank 0 saves the latter) and "optimizer/<state>/<name>" of
+/// every trainable one that has the state. The optimizer must have been made from optim::flat_parameters() of the same engine.
 std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
                                              SlicePurpose purpose);
 

@@ -125,7 +125,7 @@ class HierarchicalCommunicator final : public Communicator {
   std::unique_ptr<Work> all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     return run("all_reduce", site, [&] {
       at::Tensor dense = tensor.contiguous();
-      if (static_cast<int64_t>(dense.nbytes()) <= kWholeBytes) {
+      if (static_cast<int64_t>(dense.nbytes()) <= kWholeBytes) {  // for speed only
         all_reduce_whole(dense.view({-1}), op, site);
       } else {
         all_reduce_in_pieces(dense.view({-1}), op, site);

@@ -18,6 +18,7 @@
 #include "kernels/meta.h"
 #include "kernels/reduce.h"
 #include "kernels/tile_product.h"
+#include "util/autocast.h"
 #include "util/error.h"
 #include "util/matrix_units.h"
 
@@ -295,14 +296,23 @@ const char* name_of(Matmul matmul) {
   return matmul == Matmul::kAmx ? "amx" : matmul == Matmul::kOneDnn ? "onednn" : "mkl";
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) {
+at::Tensor autocast_operand(const at::Tensor& x) {
+  const auto type = util::autocast_type(x.device());
+  return type && x.is_floating_point() ? x.to(*type) : x;
+}
+
+at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul) {
+  const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   if (!computes_here(x, matmul)) return at::linear(x, weight);
   return WeightProduct::apply(x.reshape({-1, x.size(-1)}), weight, std::optional<at::Tensor>(), false, matmul)
       .view(shape_with(x, weight.size(0)));
 }
 
-std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul) {
-  std::vector<at::Tensor> results;
+std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::Tensor>& given_weights,
+                                Matmul matmul) {
+  const at::Tensor x = autocast_operand(given);
+  std::vector<at::Tensor> weights, results;
+  for (const at::Tensor& weight : given_weights) weights.push_back(autocast_operand(weight));
   if (!computes_here(x, matmul) || !(is_for_cuda(x) || multiplies_here(x, matmul))) {
     for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
     return results;
@@ -314,8 +324,10 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tenso
   return results;
 }
 
-at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias, Matmul matmul) {
+at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_weight,
+                             const std::optional<at::Tensor>& given_bias, Matmul matmul) {
+  const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
+  const auto bias = given_bias ? std::optional(autocast_operand(*given_bias)) : std::nullopt;
   if (!computes_here(x, matmul)) {
     return bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
   }

@@ -33,6 +33,11 @@ Matmul matmul_by_name(const std::string& name);
 /// "mkl", "onednn" or "amx".
 const char* name_of(Matmul matmul);
 
+// These layers compute in the type of their operands, which is that of the region in a region of autocast.
+
+/// x as a product takes it: cast to the type of the region of autocast that the thread is in, if any.
+at::Tensor autocast_operand(const at::Tensor& x);
+
 /// y = x W^T. x: [..., in], weight: [out, in] -> [..., out]
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
 

@@ -40,7 +40,7 @@ bool Linear::multiplies_float8(const at::Tensor& x) const {
 }
 
 at::Tensor Linear::with_bias(const at::Tensor& product) const {
-  return bias_.defined() ? product + bias_ : product;
+  return bias_.defined() ? product + bias_.to(product.scalar_type()) : product;
 }
 
 at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
@@ -134,14 +134,15 @@ Head::Head(const at::Tensor& embedding_weight, const Compute& compute) : compute
   weight_ = register_parameter("weight", embedding_weight);
 }
 
-at::Tensor Head::compute(const at::Tensor& x, const StageContext& context) {
+at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   const at::Tensor& targets = context.targets;
+  const at::Tensor x = kernels::autocast_operand(input), weight = kernels::autocast_operand(weight_);
   if (targets.defined() && compute_.fused && kernels::can_fuse(x) &&
-      weight_.scalar_type() == x.scalar_type()) {
-    return kernels::linear_cross_entropy(x.flatten(0, -2), weight_, targets.flatten(), compute_.matmul,
+      weight.scalar_type() == x.scalar_type()) {
+    return kernels::linear_cross_entropy(x.flatten(0, -2), weight, targets.flatten(), compute_.matmul,
                                          context.loss_terms);
   }
-  const at::Tensor logits = kernels::linear(x, weight_, compute_.matmul);
+  const at::Tensor logits = kernels::linear(x, weight, compute_.matmul);
   return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
 }
 
@@ -160,9 +161,10 @@ FeedForward::FeedForward(const ModelOptions& options) : compute_(options), activ
 
 at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext&) {
   if (!gate_) {
-    return down_->forward(compute_.fused && kernels::can_fuse(x)
-                              ? kernels::bias_gelu(up_->forward_without_bias(x), up_->bias())
-                              : at::gelu(up_->forward(x), "tanh"));
+    if (!compute_.fused || !kernels::can_fuse(x)) return down_->forward(at::gelu(up_->forward(x), "tanh"));
+    const at::Tensor product = up_->forward_without_bias(x), bias = up_->bias().to(product.scalar_type());
+    return down_->forward(kernels::can_fuse(product) ? kernels::bias_gelu(product, bias)
+                                                     : at::gelu(product + bias, "tanh"));
   }
   const auto both = forward_all(x, {gate_.get(), up_.get()});
   const at::Tensor &gate = both[0], &up = both[1];

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "nn/stage.h"
+#include "util/autocast.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -66,7 +67,10 @@ struct RandomStateGuard {
 class RecomputeBackward final : public torch::autograd::Node {
  public:
   RecomputeBackward(const at::Tensor& input, StageHook::Next next, std::optional<RandomState> random_state)
-      : input_(input, /*is_output=*/false), next_(std::move(next)), random_state_(std::move(random_state)) {}
+      : input_(input, /*is_output=*/false),
+        next_(std::move(next)),
+        random_state_(std::move(random_state)),
+        autocast_(input.device()) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
@@ -105,6 +109,7 @@ class RecomputeBackward final : public torch::autograd::Node {
  private:
   at::Tensor run_again(const at::Tensor& input) {
     at::AutoGradMode record(true);
+    const util::AutocastScope as_in_forward(autocast_);
     if (!random_state_) return next_(input);
     const RandomStateGuard guard{RandomState(input.device())};
     random_state_->restore();
@@ -114,6 +119,7 @@ class RecomputeBackward final : public torch::autograd::Node {
   torch::autograd::SavedVariable input_;
   StageHook::Next next_;
   std::optional<RandomState> random_state_;  ///< none if forward drew no random numbers
+  util::AutocastState autocast_;
 };
 
 bool requires_grad(const at::Tensor& tensor) { return tensor.requires_grad(); }
@@ -130,6 +136,7 @@ at::Tensor Recompute::around(Stage& stage, const at::Tensor& input, const Next& 
   at::Tensor output;
   {
     at::NoGradGuard no_recording;
+    const util::NoAutocastCache no_cache;  // as in backward
     // A new tensor, since the output may be the input or a view of it.
     output = next(input).detach();
   }

@@ -14,10 +14,11 @@
 //
 // Loss and gradients do not change by a bit, except gradients of parameters that several recomputed stages
 // share: these are summed stage by stage. Random numbers from the default generators of the CPU and of the
-// input's device are the same in the recomputation.
+// input's device are the same in the recomputation, and it runs in the regions of autocast of the forward, also
+// where backward() is called outside of them.
 //
 // Limits: first derivatives only, and the whole backward pass only (no gradients of chosen inputs); the
-// tensors of the StageContext get no gradients and must not require any; autocast is not restored.
+// tensors of the StageContext get no gradients and must not require any.
 
 #include <string>
 #include <vector>

@@ -13,6 +13,7 @@
 #include "optim/element_optimizers.h"
 #include "optim/lamb.h"
 #include "optim/muon.h"
+#include "util/autocast.h"
 #include "util/error.h"
 #include "util/parallel.h"
 #include "util/registry.h"
@@ -216,6 +217,7 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   FSDP_CHECK(open_);
   check_gradient(gradient_as_it_came, parameters_.at(i));
   at::NoGradGuard no_grad;
+  const util::NoAutocast no_autocast;
   ++step_counts_[i];
   const at::Tensor& value = parameters_[i].value;
   const bool has_matrices = std::any_of(treatments_[i].begin(), treatments_[i].end(),

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <iterator>
@@ -55,6 +56,8 @@ void when_backward_begins(const at::Tensor& output, std::function<void()> begins
   FSDP_CHECK(output.requires_grad());
   output.register_hook([begins = std::move(begins)](const at::Tensor&) { begins(); });
 }
+
+bool is_in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 void when_whole_backward_ends(std::function<void()> ended) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(ended));

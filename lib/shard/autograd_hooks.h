@@ -28,6 +28,9 @@ inline at::Tensor when_backward_ends(at::Tensor input, std::function<void()> end
 /// Calls `begins` in backward, before the gradient of `output` flows on. The output must require a gradient.
 void when_backward_begins(const at::Tensor& output, std::function<void()> begins);
 
+/// Whether the calling thread is in a backward pass.
+bool is_in_backward_pass();
+
 /// Must be called within a backward pass: runs `ended` when the whole pass is over. Its exceptions reach the
 /// caller of backward(). If backward itself fails, `ended` may never run.
 void when_whole_backward_ends(std::function<void()> ended);

@@ -1,6 +1,7 @@
 #include "shard/engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "shard/autograd_hooks.h"
 #include "shard/layout_views.h"
@@ -78,8 +79,17 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
 
 void Engine::forward_begins(size_t unit, bool records) {
   require_no_full_parameters("forward");
+  if (unit == 0 && records && is_in_backward_pass()) report_recomputation_of_root();
   if (released_ && (unit == 0 || !schedule_.in_pass())) released_->run([] {});
   schedule_.forward_begins(unit, records);
+}
+
+void Engine::report_recomputation_of_root() {
+  if (std::exchange(reported_recomputation_, true) || groups_.world->rank() != 0) return;
+  util::log_warning(
+      "fully_shard(): expected recomputation of the whole model inside of the hook that shards it; found it "
+      "outside, where each step gathers all units three times instead of two; attach it after fully_shard(), "
+      "or to the model's stages instead");
 }
 
 void Engine::backward_begins(size_t unit) {

@@ -155,6 +155,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::string place_name(size_t unit) const;
   void hand_over_gradient(size_t unit);
   void require_no_full_parameters(const char* what) const;
+  void report_recomputation_of_root();
   size_t index_of(const Unit& unit) const;
 
   ShardOptions options_;
@@ -174,6 +175,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
   bool shows_full_parameters_ = false;  ///< set by FullParameters
+  bool reported_recomputation_ = false;
 };
 
 /// The hook of a unit's module: it notifies the engine when the module's

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -28,9 +29,8 @@ class Registry {
 
   void set(const at::Tensor& tensor, Mark mark) {
     std::lock_guard lock(mutex_);
-    if (marks_.size() >= next_sweep_) {
+    if (marks_.size() >= kSmall && std::has_single_bit(marks_.size())) {  // for speed only
       std::erase_if(marks_, [](const auto& entry) { return entry.second.tensor.expired(); });
-      next_sweep_ = 2 * marks_.size() + kSmall;
     }
     marks_.insert_or_assign(tensor.unsafeGetTensorImpl(),
                             Entry{WeakTensor(tensor.getIntrusivePtr()), std::move(mark)});
@@ -44,6 +44,11 @@ class Registry {
     return found->second.mark;
   }
 
+  size_t size() {
+    std::lock_guard lock(mutex_);
+    return marks_.size();
+  }
+
  private:
   static constexpr size_t kSmall = 256;
   struct Entry {
@@ -52,7 +57,6 @@ class Registry {
   };
   std::mutex mutex_;
   std::map<const void*, Entry> marks_;
-  size_t next_sweep_ = kSmall;
 };
 
 /// The axes of more than one rank.
@@ -178,6 +182,8 @@ thread_local int sharded_modules = 0;
 }  // namespace
 
 std::optional<Mark> mark_of(const at::Tensor& tensor) { return Registry::instance().get(tensor); }
+
+size_t kept_marks() { return Registry::instance().size(); }
 
 void mark_parameter(const at::Tensor& parameter, Sharding sharding) {
   Registry::instance().set(parameter, std::move(sharding));

@@ -30,6 +30,9 @@ std::optional<Mark> mark_of(const at::Tensor& tensor);
 void mark_parameter(const at::Tensor& parameter, Sharding sharding);
 void mark_activation(const at::Tensor& activation, Mark mark);
 
+/// How many marks are kept: those of live tensors, and some of tensors that are gone.
+size_t kept_marks();
+
 /// Whether two specs cut a tensor alike on this mesh: axes of one rank do not count.
 bool cut_alike(const PartitionSpec& a, const PartitionSpec& b, const comm::MeshShape& mesh);
 

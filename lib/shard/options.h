@@ -99,7 +99,8 @@ struct MixedPrecisionOptions {
   util::Named<FloatType> reduce_dtype =
       FloatType::kFloat32;  ///< in which gradients are accumulated and reduced
   util::Named<FloatType> buffer_dtype = FloatType::kFloat32;  ///< of the model's floating-point buffers
-  bool cast_forward_inputs = true;  ///< floating-point inputs of units are cast to param_dtype
+  /// Floating-point inputs of units are cast to param_dtype; but not to float32 in a region of autocast.
+  bool cast_forward_inputs = true;
   /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
   bool keep_low_precision_grads = false;
   /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 regardless of the

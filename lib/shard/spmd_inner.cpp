@@ -93,8 +93,9 @@ void require_options_of(const InnerModule& inner, const ShardOptions& outer) {
        [](const ShardOptions& o) { return concat(o.mixed_precision.reduce_dtype); }},
       {"mixed_precision.buffer_dtype",
        [](const ShardOptions& o) { return concat(o.mixed_precision.buffer_dtype); }},
-      {"mixed_precision.keep_float32",
-       [](const ShardOptions& o) { return "[" + util::join(o.mixed_precision.keep_float32, ", ") + "]"; }}};
+      {"mixed_precision.keep_float32", [](const ShardOptions& o) {
+         return concat("[", util::join(o.mixed_precision.keep_float32, ", "), "]");
+       }}};
   static const std::map<const char*, bool (*)(const ShardOptions&)> kSwitches = {
       {"fsdp.limit_all_gathers", [](const ShardOptions& o) { return o.limit_all_gathers; }},
       {"fsdp.reshard_last_after_forward", [](const ShardOptions& o) { return o.reshard_last_after_forward; }},

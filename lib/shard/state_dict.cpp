@@ -2,89 +2,30 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <map>
 
 #include "shard/layout_views.h"
 #include "shard/rank_checks.h"
-#include "util/column_range.h"
+#include "shard/slice_loading.h"
 #include "util/error.h"
-#include "util/text.h"
 
 namespace fsdp::shard {
 namespace {
 
 using util::ErrorKind;
 
-/// Indices into sharded_state_dict(engine); tied parameters have several names.
-std::map<std::string, size_t> places_by_name(const Engine& engine) {
-  std::map<std::string, size_t> by_name;
+LoadPlaces load_places(const Engine& engine) {
+  LoadPlaces places{.ranges = sharded_state_dict(engine), .by_name = {}};
   size_t place = 0;
   for (const auto& unit : engine.units()) {
     for (const NamedParameter& parameter : unit->storage().parameters()) {
-      by_name[parameter.name] = place;
-      for (const std::string& name : parameter.other_names) by_name[name] = place;
+      places.by_name[parameter.name] = place;
+      for (const std::string& name : parameter.other_names) places.by_name[name] = place;
       ++place;
     }
   }
-  for (const NamedTensor& buffer : engine.buffers()) by_name[buffer.name] = place++;
-  return by_name;
-}
-
-/// All errors of a load, to be reported together.
-struct Misfits {
-  std::vector<std::string> missing, unexpected, misshapen;
-
-  void throw_if_any(const char* what, bool strict) const {
-    std::vector<std::string> found;
-    auto add = [&found](const std::vector<std::string>& names, const char* how) {
-      if (!names.empty()) found.push_back(util::concat(how, " ", util::join(names, ", ")));
-    };
-    if (strict) {
-      add(missing, "missing");
-      add(unexpected, "unexpected");
-    }
-    add(misshapen, "misshapen");
-    if (found.empty()) return;
-    util::fail(ErrorKind::kCheckpoint, what, ": expected the parameters and buffers of the model; found ",
-               util::join(found, "; "), "; pass a state dict of the same model",
-               strict && misshapen.empty() ? ", or strict = false for what there is" : "");
-  }
-};
-
-/// Empty if the tensor has `numel` elements of a floating type, or of the type that a buffer has.
-std::string fault_of(const at::Tensor& tensor, int64_t numel, at::ScalarType expected = at::kFloat) {
-  if (!tensor.defined()) return "no tensor";
-  if (tensor.scalar_type() != expected && !(tensor.is_floating_point() && c10::isFloatingType(expected))) {
-    return c10::toString(tensor.scalar_type());
-  }
-  if (tensor.numel() != numel) return util::concat(tensor.numel(), " elements instead of ", numel);
-  return "";
-}
-
-bool covers(const std::vector<const TensorSlice*>& slices, const TensorSlice& place) {
-  std::vector<std::pair<int64_t, int64_t>> found;  // elements of the place
-  const int64_t numel = c10::multiply_integers(place.shape);
-  for (const TensorSlice* slice : slices) {
-    util::for_each_overlap(numel, place.range, slice->range, [&found](const util::Overlap& overlap) {
-      found.emplace_back(overlap.in_a, overlap.in_a + overlap.count);
-    });
-  }
-  std::sort(found.begin(), found.end());
-  int64_t covered = 0;
-  for (const auto& [begin, end] : found) {
-    if (begin <= covered) covered = std::max(covered, end);
-  }
-  return covered >= place.numel();
-}
-
-/// Copies the elements that the place and the slice have in common.
-void copy_slice(const TensorSlice& place, const TensorSlice& slice) {
-  const at::Tensor from = slice.data.reshape({-1});
-  const int64_t numel = c10::multiply_integers(place.shape);
-  util::for_each_overlap(numel, place.range, slice.range, [&](const util::Overlap& overlap) {
-    place.data.narrow(0, overlap.in_a, overlap.count).copy_(from.narrow(0, overlap.in_b, overlap.count));
-  });
+  for (const NamedTensor& buffer : engine.buffers()) places.by_name[buffer.name] = place++;
+  return places;
 }
 
 struct LoadRequest {
@@ -95,37 +36,17 @@ struct LoadRequest {
 
 void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, const LoadRequest& request) {
   engine.require_rest(request.what);
-  Misfits misfits;
-  const ShardedStateDict places = sharded_state_dict(engine);
-  auto by_name = places_by_name(engine);
-  std::vector<std::vector<const TensorSlice*>> given(places.size());
-  std::vector<bool> is_misshapen(given.size(), false);
-  for (const TensorSlice& slice : slices) {
-    auto found = by_name.find(slice.name);
-    if (found == by_name.end()) {
-      misfits.unexpected.push_back(slice.name);
-      continue;
-    }
-    const TensorSlice& place = places[found->second];
-    std::string fault = fault_of(slice.data, slice.numel(), place.data.scalar_type());
-    if (fault.empty() && slice.shape != place.shape) {
-      fault = util::concat(at::IntArrayRef(slice.shape), " instead of ", at::IntArrayRef(place.shape));
-    }
-    given[found->second].push_back(&slice);
-    if (fault.empty()) continue;
-    is_misshapen[found->second] = true;
-    misfits.misshapen.push_back(util::concat(slice.name, " (", fault, ")"));
+  const LoadPlaces places = load_places(engine);
+  const MatchedSlices matched = match_slices(places, slices, request.whole);
+  Misfits misfits = matched.misfits;
+  if (!request.strict) misfits.missing.clear(), misfits.unexpected.clear();
+  if (misfits.any()) {
+    util::fail(ErrorKind::kCheckpoint, request.what,
+               ": expected the parameters and buffers of the model; found ", misfits.shown(),
+               "; pass a state dict of the same model",
+               request.strict && misfits.misshapen.empty() ? ", or strict = false for what there is" : "");
   }
-  for (size_t i = 0; i < given.size(); ++i) {
-    bool is_there = is_misshapen[i] || (covers(given[i], places[i]) && !(request.whole && given[i].empty()));
-    if (!is_there) misfits.missing.push_back(places[i].name);
-  }
-  misfits.throw_if_any(request.what, request.strict);
-
-  at::NoGradGuard no_grad;
-  for (size_t i = 0; i < given.size(); ++i) {
-    for (const TensorSlice* slice : given[i]) copy_slice(places[i], *slice);
-  }
+  copy_slices(places, matched);
 }
 
 }  // namespace
@@ -178,10 +99,7 @@ LocalStateDict local_state_dict(const Engine& engine) {
 
 void load_full_state_dict(Engine& engine, const FullStateDict& state, bool strict) {
   std::vector<TensorSlice> slices;
-  for (const auto& [name, tensor] : state) {
-    auto shape = tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>{};
-    slices.push_back({name, std::move(shape), {0, tensor.defined() ? tensor.numel() : 0}, tensor});
-  }
+  for (const auto& [name, tensor] : state) slices.push_back(whole_slice(name, tensor));
   load_slices(engine, slices, {"load_full_state_dict()", strict, /*whole=*/true});
 }
 

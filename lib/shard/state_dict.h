@@ -7,8 +7,8 @@
 //   local    this rank's flat shard of every unit: fits only the same model, wrapping and world size
 //
 // Buffers (Engine::buffers()) are whole on every rank, in their own types, and part of all three: each rank
-// gives and takes its own. What modules compute from their options is left out (nn/buffers.h). Checkpoints
-// have optimizer state too (checkpoint/save.h).
+// gives and takes its own. What modules compute from their options is left out (nn/buffers.h). For the state of
+// optimizers see optim/optimizer_state.h.
 //
 // A full state dict has a tied parameter under each of its names with one tensor, as torch's state_dict() has
 // it, a sharded one under the first. Loading needs one of the names; of several entries for the same elements

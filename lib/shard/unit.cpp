@@ -236,16 +236,16 @@ void Unit::use_gradient(std::function<void()> use) {
   });
 }
 
-at::Tensor Unit::gather_master_weights() {
+at::Tensor Unit::gather_whole(const at::Tensor& own) {
   FSDP_CHECK(state_ == State::kSharded, "unit ", name_, " is in use");
+  FSDP_CHECK(own.numel() == storage_.layout().shard_numel(), "unit ", name_, ": not shaped like its shard");
   at::NoGradGuard no_grad;
-  const at::Tensor& shard = storage_.shard();
-  if (groups_.shard->world_size() == 1 && shard.device() == storage_.unsharded().device()) return shard;
-  at::Tensor gathered =
-      at::empty({storage_.layout().gathered_numel()}, storage_.unsharded().options().dtype(at::kFloat));
+  if (groups_.shard->world_size() == 1 && own.device() == storage_.unsharded().device()) return own;
+  at::Tensor gathered = at::empty({storage_.layout().gathered_numel()},
+                                  storage_.unsharded().options().dtype(own.scalar_type()));
   if (gathered.numel() == 0) return gathered;
-  at::Tensor own = gathered.narrow(0, storage_.place().rank * shard.numel(), shard.numel()).copy_(shard);
-  groups_.shard->all_gather(gathered, own, {.unit = name_})->wait();
+  at::Tensor place = gathered.narrow(0, storage_.place().rank * own.numel(), own.numel()).copy_(own);
+  groups_.shard->all_gather(gathered, place, {.unit = name_})->wait();
   return storage_.unpacked(gathered);
 }
 

@@ -109,7 +109,9 @@ class Unit {
 
   /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; in a group of
   /// one, the shard itself. Collective; the unit must be sharded.
-  at::Tensor gather_master_weights();
+  at::Tensor gather_master_weights() { return gather_whole(storage_.shard()); }
+  /// Like gather_master_weights(), of another tensor that is cut as the shard is: [shard_numel] of any type.
+  at::Tensor gather_whole(const at::Tensor& own);
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }

@@ -4,9 +4,17 @@
 
 #include "shard/autograd_hooks.h"
 #include "shard/engine.h"
+#include "util/autocast.h"
 
 namespace fsdp::shard {
 namespace {
+
+/// Open during the unit's forward.
+struct ForwardScope {
+  at::RecordFunction range{at::RecordScope::USER_SCOPE};
+  /// Cast copies of gathered parameters would outlive these, in memory and, after the next update, in value.
+  util::NoAutocastCache no_cache;
+};
 
 class UnitHook final : public nn::CallHook {
  public:
@@ -20,7 +28,7 @@ class UnitHook final : public nn::CallHook {
     engine_->forward_begins(unit_, recording);
     if (engine_->options().mixed_precision.cast_forward_inputs) {
       for (at::Tensor* input : inputs) {
-        if (input->is_floating_point()) *input = input->to(input_dtype_);
+        if (input->is_floating_point() && !is_autocast(*input)) *input = input->to(input_dtype_);
       }
     }
     if (recording) {
@@ -30,9 +38,9 @@ class UnitHook final : public nn::CallHook {
         when_backward_ends(with_gradient, [engine = engine_, unit = unit_] { engine->backward_ends(unit); });
       }
     }
-    auto range = std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-    if (range->isActive()) range->before("unit/forward " + engine_->units()[unit_]->name());
-    return range;
+    auto scope = std::make_shared<ForwardScope>();
+    if (scope->range.isActive()) scope->range.before("unit/forward " + engine_->units()[unit_]->name());
+    return scope;
   }
 
   void after(const nn::CallTensors& outputs) override {
@@ -52,6 +60,11 @@ class UnitHook final : public nn::CallHook {
   }
 
  private:
+  /// Whether a region of autocast chooses the types of what is computed with the input.
+  bool is_autocast(const at::Tensor& input) const {
+    return input_dtype_ == at::kFloat && util::autocast_type(input.device()).has_value();
+  }
+
   std::shared_ptr<Engine> engine_;
   size_t unit_;
   at::ScalarType input_dtype_;

@@ -14,6 +14,9 @@ namespace fsdp::util {
 namespace fs = std::filesystem;
 namespace {
 
+/// Linux transfers at most about 2 GiB per call; smaller pieces also let a process react to signals sooner.
+constexpr size_t kLargestTransfer = size_t{1} << 30;
+
 constexpr const char* kTemporaryMark = ".tmp-";  ///< followed by the writer's process id
 constexpr const char* kProbePrefix = ".probe-";
 
@@ -83,16 +86,20 @@ bool is_there(const fs::path& path) {
   return type != fs::file_type::not_found;
 }
 
+void write_all(int fd, std::string_view content, const fs::path& path) {
+  while (!content.empty()) {
+    const ssize_t count = ::write(fd, content.data(), std::min(content.size(), kLargestTransfer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(ErrorKind::kIo, "cannot write ", path.string(), ": ", errno_text(errno));
+    content.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
 void write_file_atomically(const fs::path& path, std::string_view content) {
   const fs::path temporary = temporary_name(path);
   try {
     Descriptor file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "for writing");
-    for (size_t done = 0; done < content.size();) {
-      ssize_t count = ::write(file.get(), content.data() + done, content.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail(ErrorKind::kIo, "cannot write ", temporary.string(), ": ", errno_text(errno));
-      done += static_cast<size_t>(count);
-    }
+    write_all(file.get(), content, temporary);
     if (::fsync(file.get()) != 0 || file.close() != 0) {
       fail(ErrorKind::kIo, "cannot flush ", temporary.string(), ": ", errno_text(errno));
     }

@@ -16,6 +16,9 @@ std::string read_file(const std::filesystem::path& path);
 /// user may not enter.
 bool is_there(const std::filesystem::path& path);
 
+/// Writes all of `content` to the open file, or throws an error that names `path`.
+void write_all(int fd, std::string_view content, const std::filesystem::path& path);
+
 /// Writes a temporary file in the same folder, syncs it, renames it to `path` and syncs the folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 

@@ -292,6 +292,18 @@ TEST(Load, ReadsAPartOfTheTensorsUnlessAskedToBeStrict) {
   EXPECT_TRUE(same_bits(one[0].second, tensors[4].second));
 }
 
+TEST(ShardSet, ReadsAFileOnceToVerifyIt) {
+  testing::TemporaryFolder root;
+  const auto folder = testing::save_checkpoint(root.path(), testing::assorted_tensors(), 2);
+  const Manifest manifest = read_manifest(folder);
+  ShardSet shards(folder, manifest);
+  int64_t hashed = 0;
+  for (int i = 0; i < 2; ++i) shards.verify(1, [&](int64_t bytes) { hashed += bytes; });
+  EXPECT_EQ(hashed, manifest.files[1].bytes);
+  shards.verify(0, [&](int64_t bytes) { hashed += bytes; });
+  EXPECT_EQ(hashed, manifest.files[0].bytes + manifest.files[1].bytes);
+}
+
 TEST(Load, TouchesOnlyTheFilesThatItNeeds) {
   TemporaryFolder root;
   NamedTensors tensors = assorted_tensors();

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -22,6 +23,14 @@ struct Late {
   milliseconds after{0};  ///< the first rank's
 };
 
+GroupIdentity member(int rank, int size) {
+  GroupIdentity group;
+  group.rank = rank;
+  group.run_size = size;
+  for (int each = 0; each < size; ++each) group.ranks.push_back(each);
+  return group;
+}
+
 /// What each rank learns, of whom rank i has sights[i].
 std::vector<GroupFailure> share(const std::vector<Late>& sights) {
   const RunStore store = c10::make_intrusive<c10d::HashStore>();
@@ -29,10 +38,7 @@ std::vector<GroupFailure> share(const std::vector<Late>& sights) {
   std::vector<std::thread> ranks;
   for (size_t i = 0; i < sights.size(); ++i) {
     ranks.emplace_back([&, i] {
-      GroupIdentity group;
-      group.rank = static_cast<int>(i);
-      group.run_size = static_cast<int>(sights.size());
-      for (int rank = 0; rank < group.run_size; ++rank) group.ranks.push_back(rank);
+      const GroupIdentity group = member(static_cast<int>(i), static_cast<int>(sights.size()));
       std::this_thread::sleep_for(sights[i].after);
       failures[i] = share_failure(store, "group", group, sights[i].sight, [] {});
     });
@@ -70,6 +76,28 @@ TEST(FailureReport, TheFirstWhoKnowsSpeaksForAll) {
     EXPECT_THAT(failure.cause, HasSubstr("it has ended"));
     EXPECT_EQ(failure.silent_ranks, std::vector<int>{2});
   }
+}
+
+/// A store in which rank 1 says late that it has read the reports.
+class StoreOfASlowReader final : public c10d::HashStore {
+ public:
+  void set(const std::string& key, const std::vector<uint8_t>& data) override {
+    if (key == "group/read/1") {
+      std::this_thread::sleep_for(milliseconds(500));
+      was_read = true;
+    }
+    c10d::HashStore::set(key, data);
+  }
+  std::atomic<bool> was_read = false;
+};
+
+// Its process may host the store.
+TEST(FailureReport, Rank0StaysUntilAllHaveReadTheReports) {
+  const auto store = c10::make_intrusive<StoreOfASlowReader>();
+  std::thread other([&] { share_failure(store, "group", member(1, 2), kTimeUp, [] {}); });
+  share_failure(store, "group", member(0, 2), kTimeUp, [] {});
+  EXPECT_TRUE(store->was_read);
+  other.join();
 }
 
 }  // namespace

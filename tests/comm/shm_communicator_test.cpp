@@ -295,6 +295,40 @@ TEST(ShmProcesses, NoticeAKilledOneSoon) {
   EXPECT_EQ(codes_after(SIGKILL, 60, 2), (std::vector<int>{lost, lost, 128 + SIGKILL}));
 }
 
+/// Open descriptors that watch processes.
+int watched_processes() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    count += std::filesystem::read_symlink(entry.path(), error).string().find("pidfd") != std::string::npos;
+  }
+  return count;
+}
+
+TEST(ShmProcesses, WatchEachOtherUntilTheGroupEnds) {
+  const int port = testing::free_port();
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < 3; ++rank) {
+    pids.push_back(::fork());
+    if (pids.back() != 0) continue;
+    int code = 99;
+    try {
+      auto communicator = testing::connect_over_shm({rank, 3, rank, 3, "127.0.0.1", port}, {});
+      const int during = watched_processes();
+      communicator->barrier({.unit = "test"});
+      communicator.reset();
+      code = during == 2 ? watched_processes() : 98;
+    } catch (const std::exception&) {
+    }
+    std::_Exit(code);
+  }
+  for (pid_t pid : pids) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), 0) << "descriptors that are left, or 98 if there were none before";
+  }
+}
+
 TEST(ShmProcesses, GiveUpOnAStoppedOneWhenTheTimeIsUp) {
   const int timeout = static_cast<int>(ErrorKind::kTimeout);
   EXPECT_EQ(codes_after(SIGSTOP, 1, 4), (std::vector<int>{timeout, timeout, 128 + SIGKILL}));

@@ -6,9 +6,11 @@
 #include <future>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 
 #include "comm/communicator.h"
 #include "comm/thread_communicator.h"
+#include "support/forwarding_communicator.h"
 #include "support/temporary_folder.h"
 #include "util/error.h"
 
@@ -151,6 +153,37 @@ TEST(Trace, TakesTheTimesAtWhichCollectivesRanAndNotWhenTheRankNoticed) {
   EXPECT_GE(lines[1]["start_us"], lines[0]["done_us"]) << "one after another";
   EXPECT_TRUE(lines[1].contains("done_us"));
   EXPECT_FALSE(lines[1].contains("wait_us"));
+}
+
+/// Every collective fails, when it is waited for.
+class FailingCommunicator final : public testing::ForwardingCommunicator {
+ public:
+  FailingCommunicator() : ForwardingCommunicator(std::make_shared<SingleCommunicator>()) {}
+
+ protected:
+  struct FailingWork final : Work {
+    void wait() override { throw std::runtime_error("has failed"); }
+    void synchronize() override { throw std::runtime_error("has failed on the device"); }
+  };
+  std::unique_ptr<Work> collective(const Collective&, const CallSite&) override {
+    return std::make_unique<FailingWork>();
+  }
+};
+
+TEST(Trace, PassesOnHowACollectiveEnds) {
+  const auto communicator =
+      make_tracing_communicator(std::make_shared<FailingCommunicator>(), std::make_shared<Trace>());
+  const auto end_of = [&](void (Work::*end)()) -> std::string {
+    const auto work = communicator->broadcast(at::ones({1}), 0, {.unit = "a"});
+    try {
+      ((*work).*end)();
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(end_of(&Work::wait), "has failed");
+  EXPECT_EQ(end_of(&Work::synchronize), "has failed on the device");
 }
 
 TEST(Trace, KeepsTheOrderOfIssueWhenTwoThreadsWrite) {

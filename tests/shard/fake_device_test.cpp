@@ -15,6 +15,8 @@
 #include "nn/decoder.h"
 #include "nn/initialize.h"
 #include "nn/recompute.h"
+#include "optim/matrix_blocks.h"
+#include "support/fake_collectives.h"
 #include "support/tiny_models.h"
 #include "util/storage.h"
 #include "util/stream.h"
@@ -317,6 +319,26 @@ TEST_F(FakeDeviceTest, RanksComputeOnDevicesOfTheirOwn) {
                 loss_of(*model, token_rows(rank, 2, 8, tiny_options().vocab_size)).item<double>(), 1e-5);
   }
   EXPECT_EQ(fake.report(), "");
+}
+
+TEST_F(FakeDeviceTest, SumsOfSquaresOfRowsAndColumnsAreThoseOfTheCpu) {
+  const at::Tensor block = sample({5, 7}, 0.3);
+  const auto sums_of = [](const at::Tensor& of) {
+    std::vector<double> sums(12, 1.0);
+    optim::add_squares(of, sums.data(), sums.data() + 5);
+    return sums;
+  };
+  const std::vector<double> expected = sums_of(block), found = sums_of(on_device(block));
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-6) << i;
+  EXPECT_GT(found[5], 1);
+}
+
+TEST_F(FakeDeviceTest, AReleaseThatIsDroppedUnwaitedRunsAllTheSame) {
+  comm::SingleCommunicator alone;
+  const auto communicator = on_fake_device(alone);
+  bool is_released = false;
+  communicator->enqueue_release([&] { is_released = true; });
+  EXPECT_TRUE(is_released);
 }
 
 struct ModelCase {

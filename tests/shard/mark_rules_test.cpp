@@ -251,5 +251,19 @@ TEST(MarkRules, InsideAShardedModuleAnActivationWithoutAMarkIsNotCut) {
   });
 }
 
+TEST(Marks, OfTensorsThatAreGoneAreForgotten) {
+  const at::Tensor kept = at::ones({2});
+  mark_activation(kept, UnstatedMark{});
+  const size_t before = kept_marks();
+  std::vector<at::Tensor> crowd;  // so that the ones that follow have other addresses
+  for (int round = 0; round < 20; ++round) {
+    crowd.clear();
+    for (int i = 0; i < 500; ++i) mark_activation(crowd.emplace_back(at::ones({1})), UnstatedMark{});
+    EXPECT_GE(kept_marks(), before);
+  }
+  EXPECT_LE(kept_marks(), 4 * (before + 500) + 500) << "of " << 20 * 500 << " that were marked";
+  EXPECT_TRUE(mark_of(kept).has_value());
+}
+
 }  // namespace
 }  // namespace fsdp::shard::marking

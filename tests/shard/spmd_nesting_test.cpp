@@ -292,6 +292,19 @@ TEST(SpmdNesting, UnitsThatAnInnerPolicyChoseStayUnits) {
   });
 }
 
+TEST(SpmdNesting, AnOuterPolicyIsAskedAboutTheModulesOutsideOfInnerOnesOnly) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    auto towers = std::make_shared<TwoTowers>();
+    SpmdOptions blocks;
+    blocks.auto_wrap_policy = stage_type_policy({"block"});
+    spmd_fully_shard(*towers->left, mesh);
+    SpmdFullyShardedDataParallel<TwoTowers> sharded(towers, mesh, {}, blocks);
+    Names units;
+    for (const auto& unit : sharded.engine().units()) units.push_back(unit->name());
+    EXPECT_THAT(units, ElementsAre("root", "root.replicated", "left", "right.blocks.0", "right.blocks.1"));
+  });
+}
+
 TEST(SpmdNesting, AnOptionOfWholeEnginesIsRefusedUnlessBothHaveIt) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
     Tower tower;

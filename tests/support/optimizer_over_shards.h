@@ -3,8 +3,11 @@
 // Optimizers over the shards of a small model, however it is cut.
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
@@ -20,6 +23,7 @@ struct Cut {
   const char* strategy = "full_shard";
   const char* layout = "flat";
   int dcn = 1;
+  int64_t min_num_params = 200;
 };
 
 inline void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
@@ -32,34 +36,61 @@ inline at::Tensor gradient_of(const shard::ParameterPlace& place, int64_t step) 
 
 using Tensors = std::map<std::string, at::Tensor>;
 
+/// One rank's part of a tiny model that is cut, with an optimizer.
+class OptimizedRank {
+ public:
+  OptimizedRank(const Cut& cut, const optim::OptimizerOptions& update, comm::Communicator& communicator,
+                const nn::ModelOptions& shape = tiny_options(), const std::vector<std::string>& frozen = {})
+      : model_(make_initialized(shape)) {
+    at::set_num_threads(1);
+    for (const auto& parameter : model_->named_parameters()) {
+      if (util::matches_any(parameter.key(), frozen)) parameter.value().requires_grad_(false);
+    }
+    shard::ShardOptions options;
+    options.strategy = cut.strategy;
+    options.layout = cut.layout;
+    options.min_num_params = cut.min_num_params;
+    engine_ = shard::fully_shard(*model_, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
+    matrices_.emplace(*engine_, update);
+    optimizer_ = optim::make_optimizer(update, optim::flat_parameters(*engine_, update), &*matrices_);
+  }
+
+  shard::Engine& engine() { return *engine_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+
+  /// On gradient_of() of each parameter; units that `left_out` names have no gradient.
+  void step(const std::vector<std::string>& left_out = {}) {
+    std::vector<at::Tensor> gradients;
+    for (const auto& unit : engine_->units()) {
+      at::Tensor& flat = gradients.emplace_back();
+      if (util::matches_any(unit->name(), left_out)) continue;
+      const shard::UnitLayout& layout = unit->storage().layout();
+      flat = at::zeros_like(unit->storage().shard());
+      for (size_t p = 0; p < layout.parameters().size(); ++p) {
+        at::Tensor whole = gradient_of(layout.parameters()[p], optimizer_->step_count() + 1);
+        shard::LayoutPiece piece = shard::local_piece(layout, p, unit->storage().place().rank, whole, flat);
+        piece.gathered.copy_(piece.whole);
+      }
+    }
+    optimizer_->step(gradients, 0.02);
+  }
+
+ private:
+  std::shared_ptr<nn::Stage> model_;
+  std::shared_ptr<shard::Engine> engine_;
+  std::optional<optim::ShardedMatrices> matrices_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
 /// The weights after some steps on such gradients.
 inline Tensors trained(const Cut& cut, const optim::OptimizerOptions& update, int64_t steps = 3) {
   Tensors weights;
   comm::run_ranks_as_threads(cut.world_size, [&](comm::Communicator& communicator) {
-    at::set_num_threads(1);
-    auto model = make_initialized(tiny_options());
-    shard::ShardOptions options;
-    options.strategy = cut.strategy;
-    options.layout = cut.layout;
-    options.min_num_params = 200;
-    auto engine = shard::fully_shard(*model, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
-    optim::ShardedMatrices matrices(*engine, update);
-    auto optimizer = optim::make_optimizer(update, optim::flat_parameters(*engine, update), &matrices);
-    for (int64_t step = 1; step <= steps; ++step) {
-      std::vector<at::Tensor> gradients;
-      for (const auto& unit : engine->units()) {
-        const shard::UnitLayout& layout = unit->storage().layout();
-        at::Tensor flat = at::zeros_like(unit->storage().shard());
-        for (size_t p = 0; p < layout.parameters().size(); ++p) {
-          at::Tensor whole = gradient_of(layout.parameters()[p], step);
-          shard::LayoutPiece piece = shard::local_piece(layout, p, unit->storage().place().rank, whole, flat);
-          piece.gathered.copy_(piece.whole);
-        }
-        gradients.push_back(flat);
-      }
-      optimizer->step(gradients, 0.02);
+    OptimizedRank rank(cut, update, communicator);
+    for (int64_t step = 0; step < steps; ++step) rank.step();
+    for (auto& [name, weight] : shard::full_state_dict(rank.engine(), {.rank0_only = true})) {
+      weights[name] = weight;
     }
-    for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) weights[name] = weight;
   });
   return weights;
 }

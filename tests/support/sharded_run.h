@@ -46,6 +46,7 @@ struct RunPlan {
   bool updates_in_backward = false;
   std::vector<std::string> frozen;     ///< patterns of parameter names
   std::vector<std::string> recompute;  ///< stage types
+  bool recomputes_outside = false;     ///< of the units' hooks, not inside
   util::MakeGraphPool graph_pools;     ///< blocks become graphs of these
   /// Puts something between an engine and its rank's communicator.
   std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)> interpose;
@@ -130,8 +131,13 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     at::set_num_threads(1);  // ranks with a team each on a few cores wait for each other most of the time
     comm::Mesh mesh(plan.mesh, plan.interpose ? plan.interpose(communicator) : borrowed(communicator));
     auto model = make_model(plan, mesh.world()->device());
+    const auto recompute = [&](bool outside) {
+      if (plan.recompute.empty() || plan.recomputes_outside != outside) return;
+      nn::checkpoint_activations(*model, plan.recompute);
+    };
+    recompute(/*outside=*/true);
     auto engine = shard_under_test(*model, plan.shard, mesh);
-    if (!plan.recompute.empty()) nn::checkpoint_activations(*model, plan.recompute);
+    recompute(/*outside=*/false);
     std::shared_ptr<const nn::GraphCounts> graphs;
     if (plan.graph_pools) {
       graphs = nn::graph_stages(*model, {"block"}, plan.graph_pools);

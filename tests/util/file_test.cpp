@@ -1,9 +1,15 @@
 #include "util/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <fstream>
+#include <string>
+#include <thread>
 
 #include "util/error.h"
 
@@ -47,6 +53,53 @@ TEST_F(FileTest, AFolderThatCannotBeWrittenIsRefused) {
   EXPECT_THROW(make_writable_folder(folder_ / "file"), Error);
   EXPECT_THROW(make_writable_folder(folder_ / "file" / "below"), Error);
   EXPECT_THROW(make_writable_folder("/proc/fsdp-cannot-be-made"), Error);
+}
+
+// A pipe takes 64 KiB, and a signal ends the call that waits for room.
+TEST(WriteAll, ContinuesWhereAWriteHasStopped) {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  struct sigaction before {};
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, &before), 0);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  std::string content;
+  for (int i = 0; content.size() < 300'000; ++i) content += std::to_string(i);
+  std::thread writer([&] {
+    write_all(ends[1], content, "pipe");
+    ::close(ends[1]);
+  });
+  const int capacity = ::fcntl(ends[1], F_GETPIPE_SZ);
+  for (int waiting = 0; waiting < capacity;) {
+    ASSERT_EQ(::ioctl(ends[0], FIONREAD, &waiting), 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (int i = 0; i < 3; ++i) {  // between the last byte and its wait, the call would not notice
+    ::pthread_kill(writer.native_handle(), SIGUSR1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::string received;
+  char block[4096];
+  for (ssize_t count; (count = ::read(ends[0], block, sizeof block)) > 0;) {
+    received.append(block, static_cast<size_t>(count));
+  }
+  writer.join();
+  ::close(ends[0]);
+  ::sigaction(SIGUSR1, &before, nullptr);
+  EXPECT_EQ(received.size(), content.size());
+  EXPECT_TRUE(received == content);
+}
+
+TEST(WriteAll, NamesTheFileThatCannotBeWritten) {
+  const int full = ::open("/dev/full", O_WRONLY);
+  try {
+    write_all(full, "x", "the/file");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
+    EXPECT_STREQ(error.what(), "cannot write the/file: No space left on device");
+  }
+  ::close(full);
 }
 
 TEST(HubRemedy, IsForNamesThatCanBeOnTheHub) {
