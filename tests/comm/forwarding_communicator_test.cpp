@@ -19,11 +19,11 @@ class Plain final : public ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
 
- protected:
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
+  std::shared_ptr<Communicator> new_group(const std::string& name,
                                              const std::vector<int>& ranks) override {
-    return std::make_shared<Plain>(inner().subgroup(name, ranks));
+    return std::make_shared<Plain>(inner().new_group(name, ranks));
   }
+
 };
 
 TEST(ForwardingCommunicator, HandsEveryCollectiveToTheInnerOne) {
