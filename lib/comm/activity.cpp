@@ -15,8 +15,7 @@ class ActivityCommunicator final : public ForwardingCommunicator {
   ActivityCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
       : ForwardingCommunicator(std::move(inner)), activity_(std::move(activity)) {}
 
-  std::shared_ptr<Communicator> new_group(const std::string& name,
-                                             const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return make_activity_communicator(inner().new_group(name, ranks), activity_);
   }
 

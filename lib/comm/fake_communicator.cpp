@@ -23,7 +23,8 @@ class FakeCommunicator::Queue {
   explicit Queue(FakeTiming when) : timing(when) {}
 
   FakeTiming timing;
-  std::vector<std::shared_ptr<Queue>> beside{};  ///< of groups of all ranks, which are not ordered with this one
+  std::vector<std::shared_ptr<Queue>>
+      beside{};  ///< of groups of all ranks, which are not ordered with this one
 
   void set_timing(FakeTiming when) {
     timing = when;

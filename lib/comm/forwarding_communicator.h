@@ -68,7 +68,8 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   }
   CommonMemory* common_memory() override { return inner_->common_memory() == nullptr ? nullptr : this; }
   /// The same decorator around inner().new_group().
-  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override = 0;
+  std::shared_ptr<Communicator> new_group(const std::string& name,
+                                          const std::vector<int>& ranks) override = 0;
 
  protected:
   Communicator& inner() const { return *inner_; }

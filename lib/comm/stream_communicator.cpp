@@ -90,8 +90,7 @@ class DeviceCommunicator final : public OnDevice {
     return make_device_communicator({device(), alone, alone});
   }
 
-  std::shared_ptr<Communicator> new_group(const std::string& name,
-                                             const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return make_device_communicator(
         {device(), inner().new_group(name, ranks), on_device_->new_group(name, ranks)});
   }
@@ -118,8 +117,7 @@ class StagedCommunicator final : public OnDevice {
 
   std::string backend_name() const override { return inner().backend_name() + " through host memory"; }
 
-  std::shared_ptr<Communicator> new_group(const std::string& name,
-                                             const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return std::make_shared<StagedCommunicator>(device(), inner().new_group(name, ranks));
   }
 
@@ -149,8 +147,7 @@ class QueuedCommunicator final : public ForwardingCommunicator {
     return enqueue(std::move(task));
   }
 
-  std::shared_ptr<Communicator> new_group(const std::string& name,
-                                             const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return std::make_shared<QueuedCommunicator>(inner().new_group(name, ranks), "fsdp " + name);
   }
 

@@ -147,8 +147,7 @@ class TracingCommunicator final : public ForwardingCommunicator {
   TracingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Trace> trace)
       : ForwardingCommunicator(std::move(inner)), trace_(std::move(trace)) {}
 
-  std::shared_ptr<Communicator> new_group(const std::string& name,
-                                             const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return make_tracing_communicator(inner().new_group(name, ranks), trace_);
   }
 

@@ -19,11 +19,9 @@ class Plain final : public ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
 
-  std::shared_ptr<Communicator> new_group(const std::string& name,
-                                             const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     return std::make_shared<Plain>(inner().new_group(name, ranks));
   }
-
 };
 
 TEST(ForwardingCommunicator, HandsEveryCollectiveToTheInnerOne) {

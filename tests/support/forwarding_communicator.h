@@ -26,7 +26,7 @@ class ForwardingCommunicator : public comm::ForwardingCommunicator {
       : comm::ForwardingCommunicator(borrowed(inner)) {}
 
   std::shared_ptr<comm::Communicator> new_group(const std::string& name,
-                                                   const std::vector<int>& ranks) final {
+                                                const std::vector<int>& ranks) final {
     return around(inner().new_group(name, ranks));
   }
 

@@ -20,7 +20,13 @@ struct Cut {
   const char* strategy = "full_shard";
   const char* layout = "flat";
   int dcn = 1;
+  OptionsByPath wrapped{};
 };
+
+/// Blocks in groups of their own, one without any.
+inline OptionsByPath blocks_in_other_groups() {
+  return {{"model.layers.0", {.strategy = "no_shard"}}, {"model.layers.1", {.strategy = "hybrid_shard"}}};
+}
 
 inline void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
 
@@ -42,6 +48,8 @@ inline Tensors trained(const Cut& cut, const optim::OptimizerOptions& update, in
     options.strategy = cut.strategy;
     options.layout = cut.layout;
     options.min_num_params = 200;
+    const shard::EnableWrap scope;
+    wrap_paths(*model, cut.wrapped);
     auto engine = shard::fully_shard(*model, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
     optim::ShardedMatrices matrices(*engine, update);
     auto optimizer = optim::make_optimizer(update, optim::flat_parameters(*engine, update), &matrices);
