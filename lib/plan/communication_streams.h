@@ -1,8 +1,8 @@
 #pragma once
 
-// CommunicationStreams: collectives that take set times, in streams beside each other. Those of one stream run
-// one after another; those of different streams that use the same link share its speed equally while they are
-// under way together.
+// CommunicationStreams: collectives that take set times, in streams beside each other. Those of one stream
+// run one after another; those of different streams that use the same link share its speed equally while they
+// are under way together.
 
 #include <cstddef>
 #include <deque>
@@ -14,8 +14,8 @@ class CommunicationStreams {
  public:
   using Job = size_t;  ///< a collective; 0: none, which is done
 
-  /// Puts a collective behind the last one of `stream`; alone on `link` it takes `seconds`. It begins when `after`
-  /// is done.
+  /// Puts a collective behind the last one of `stream`; alone on `link` it takes `seconds`. It begins when
+  /// `after` is done.
   Job issue(size_t stream, size_t link, double seconds, Job after = 0);
   bool is_done(Job job) const;
 

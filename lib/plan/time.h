@@ -36,12 +36,12 @@ struct MachineSpeed {
 /// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
 /// caller adds the compute between the schedule's events.
 ///
-/// Compute is one stream, and so is the communication of each group (gather_queue() in shard/group_sizes.h). A
-/// collective begins when the one before it on its stream has ended; compute continues when the collectives for
-/// which it waits have ended. All-reduces over replicas follow the reduce-scatter of their shard in a separate
-/// stream, over a link of their own; those of units that are not cut share the stream of the gathers. With
-/// fsdp.reduce_scatter_group, reduce-scatters are a stream too. What it has under way beside a gather shares the
-/// link with it: a group of its own changes what comes first, not how fast bytes are.
+/// Compute is one stream, and so is the communication of each group (gather_queue() in shard/group_sizes.h).
+/// A collective begins when the one before it on its stream has ended; compute continues when the collectives
+/// for which it waits have ended. All-reduces over replicas follow the reduce-scatter of their shard in a
+/// separate stream, over a link of their own; those of units that are not cut share the stream of the
+/// gathers. With fsdp.reduce_scatter_group, reduce-scatters are a stream too. What it has under way beside a
+/// gather shares the link with it: a group of its own changes what comes first, not how fast bytes are.
 ///
 /// A rank receives the other W - 1 shards of a unit in an all-gather, and as much in a reduce-scatter, at
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a

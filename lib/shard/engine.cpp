@@ -32,8 +32,8 @@ class GroupsOfUnits {
   std::map<const comm::Communicator*, std::shared_ptr<comm::Communicator>> duplicates_;
 };
 
-/// Memory of the world's communicator is memory of all its groups. Where nothing is cut, it is used by this rank
-/// alone.
+/// Memory of the world's communicator is memory of all its groups. Where nothing is cut, it is used by this
+/// rank alone.
 std::shared_ptr<BufferPool> pool_for(const std::vector<UnitPlan>& plans, const ProcessGroups& groups) {
   const bool all_whole =
       std::ranges::all_of(plans, [](const UnitPlan& plan) { return shards_nothing(plan.options.strategy); });

@@ -48,8 +48,8 @@ using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
-  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is, and with
-  /// reduce_scatter_group.
+  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is, and
+  /// with reduce_scatter_group.
   Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
          const std::shared_ptr<comm::Trace>& trace = nullptr, const Materialize& materialize = {});
 
@@ -78,11 +78,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Whether a backward pass without sync has left gradients unreduced.
   bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
-  /// With move_grads_to_cpu, of all units: calls `use(i)` for each unit i with a gradient in the next backward passes, when
-  /// that is complete and in host memory; the calls run in order of arrival on a thread of the engine, beside
-  /// the rest of the pass. `use` may write the unit's shard, which the pass no longer needs. All calls have
-  /// returned when backward() returns. An exception skips the remaining calls, and backward() throws its
-  /// message with the unit's name. null waits for a running call and ends the use. See GradientUse.
+  /// With move_grads_to_cpu of all units: calls `use(i)` for each unit i with a gradient in the next backward
+  /// passes, when that is complete and in host memory; the calls run in order of arrival on a thread of the
+  /// engine, beside the rest of the pass. `use` may write the unit's shard, which the pass no longer needs.
+  /// All calls have returned when backward() returns. An exception skips the remaining calls, and backward()
+  /// throws its message with the unit's name. null waits for a running call and ends the use. See
+  /// GradientUse.
   void set_gradient_use(std::function<void(size_t unit)> use);
 
   /// Discards all gradients, before the first micro-batch of a step.

@@ -121,8 +121,8 @@ using WrapPolicy = std::function<bool(const StageInfo& info)>;
 using DimensionPolicy =
     std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
 
-/// Options that one unit has in place of the model's (see ShardOptions and MixedPrecisionOptions). Absent ones
-/// are the model's.
+/// Options that one unit has in place of the model's (see ShardOptions and MixedPrecisionOptions). Absent
+/// ones are the model's.
 struct UnitOverrides {
   using FloatType = util::FloatType;
   std::optional<util::Named<Strategy>> strategy{};  ///< over which ranks the unit is cut and replicated
@@ -195,8 +195,8 @@ struct ShardOptions {
 
   /// Reduce-scatters of gradients run in a group of their own, beside the all-gathers (FairScale's
   /// process_group_reduce_scatter): a gather need not wait for the reduction issued before it, but takes its
-  /// memory before that has given its own back, so that backward needs one more buffer of a unit's size. Twice
-  /// the connections.
+  /// memory before that has given its own back, so that backward needs one more buffer of a unit's size.
+  /// Twice the connections.
   bool reduce_scatter_group = false;
 
   /// Gradients are divided by this factor before they are summed over ranks, and by world size / factor

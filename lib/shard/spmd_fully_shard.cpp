@@ -63,7 +63,8 @@ DimensionPolicy dimension_policy_of(const ModelTree& tree, const comm::Mesh& mes
   };
 }
 
-/// The modules outside of inner ones that the policy wants; it notes in `policy_found_one` whether there is one.
+/// The modules outside of inner ones that the policy wants; it notes in `policy_found_one` whether there is
+/// one.
 WrapPolicy wrap_policy_of(const std::vector<InnerModule>& inner, const SpmdOptions& options,
                           const std::shared_ptr<bool>& policy_found_one) {
   std::vector<std::string> paths;

@@ -11,8 +11,8 @@
 namespace fsdp::shard {
 namespace {
 
-/// The most bytes held at once, where the tasks of a queue run in order, each at any time between its issue and
-/// the wait for it, and those of different queues in any order.
+/// The most bytes held at once, where the tasks of a queue run in order, each at any time between its issue
+/// and the wait for it, and those of different queues in any order.
 class MostBytes {
  public:
   struct Place {

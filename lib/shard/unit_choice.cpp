@@ -267,7 +267,8 @@ class Chooser {
     return found == wrapped_.end() ? UnitOverrides() : found->second;
   }
 
-  /// The unit with whose parameters those are used that are taken out: one with options of its own, or the root.
+  /// The unit with whose parameters those are used that are taken out: one with options of its own, or the
+  /// root.
   size_t unit_of_taken_out(const nn::OutlineParameter& parameter) const {
     const size_t node = nearest_unit(parameter.nodes.front());
     UnitOverrides own = own_options(node);
@@ -306,8 +307,7 @@ class Chooser {
     return {.name = name,
             .node = node,
             .parameters = std::move(parameters),
-            .options = unit_options(options_, name, node == kRoot, own_options(node)),
-            .of_root_stage = node == kRoot};
+            .options = unit_options(options_, name, node == kRoot, own_options(node))};
   }
 
   UnitChoice taken_out_choice(size_t node, size_t kind, std::vector<UnitChoice::Parameter> parameters) const {

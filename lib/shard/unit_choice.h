@@ -28,7 +28,8 @@ struct UnitChoice {
   size_t node = 0;   ///< of the outline
   std::vector<Parameter> parameters;
   UnitOptions options;
-  bool of_root_stage = true;  ///< has the lifetime of the root unit
+
+  bool is_root() const { return node == 0; }  ///< has the lifetime of the root unit
 };
 
 /// Stand-ins for the options that need modules (units, wrapped, wrap_policy).

@@ -9,7 +9,8 @@
 namespace fsdp::shard {
 namespace {
 
-/// The options that a unit may have for itself, in the form of a whole model's, whose rules hold for them too.
+/// The options that a unit may have for itself, in the form of a whole model's, whose rules hold for them
+/// too.
 ShardOptions own_options(const ShardOptions& model, const UnitOverrides& own) {
   ShardOptions unit;
   unit.strategy = own.strategy.value_or(model.strategy);

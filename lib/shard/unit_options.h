@@ -1,9 +1,9 @@
 #pragma once
 
-// The options of one unit. ShardOptions are those of the model; what keep_after_forward, replicated_parameters
-// and keep_float32 say by name and ShardOptions::wrapped by module is resolved here, for each unit once. All
-// that depends on a unit's options reads the result: sizes (shard/unit_sizes.h), schedule, storage, groups.
-// Needs no libtorch.
+// The options of one unit. ShardOptions are those of the model; what keep_after_forward,
+// replicated_parameters and keep_float32 say by name and ShardOptions::wrapped by module is resolved here,
+// for each unit once. All that depends on a unit's options reads the result: sizes (shard/unit_sizes.h),
+// schedule, storage, groups. Needs no libtorch.
 
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -38,13 +38,13 @@ struct UnitOptions {
 /// `own`, and what it leaves out from `others`.
 UnitOverrides merged(UnitOverrides own, const UnitOverrides& others);
 
-/// What a unit named `name` has of the model's options, and in their place what `own` has. `is_root`: it is one
-/// of the root stage.
+/// What a unit named `name` has of the model's options, and in their place what `own` has. `is_root`: it is
+/// one of the root stage.
 UnitOptions unit_options(const ShardOptions& model, const std::string& name, bool is_root,
                          const UnitOverrides& own);
 
-/// Throws Error(kUsage) for options that exclude each other in the unit at `path`, and for those of `own` that
-/// have no effect beside the others.
+/// Throws Error(kUsage) for options that exclude each other in the unit at `path`, and for those of `own`
+/// that have no effect beside the others.
 void require_no_unit_conflicts(const ShardOptions& model, const UnitOverrides& own, const std::string& path);
 
 /// The factor by which gradients are divided before they are summed over the `ranks` of the run.

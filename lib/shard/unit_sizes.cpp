@@ -59,7 +59,7 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
     const GroupSizes groups = group_sizes(mesh, choice.options.strategy);
     const auto layout = make_layout(choice.options.storage.layout, parameters, groups.shards);
     UnitSizes& sizes = all.emplace_back(sizes_of_unit(choice.name, choice.options, *layout, groups));
-    sizes.is_root = choice.of_root_stage;
+    sizes.is_root = choice.is_root();
     sizes.has_trainable_parameters = is_trainable;
   }
   return all;

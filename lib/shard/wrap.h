@@ -8,10 +8,10 @@
 //   ...
 //   auto engine = fully_shard(*model, options, mesh);                   // in the scope
 //
-// There the call replaces a module by a sharded one. Here it is a note, and the next fully_shard() in the scope
-// makes the module a unit, whatever its policy says of it: wrapping adds no prefix to names. For each option the
-// call decides, then the scope, then the options of fully_shard(). Scopes may be nested; the inner one decides
-// first. Nothing is collective. A scope is for the thread that opens it.
+// There the call replaces a module by a sharded one. Here it is a note, and the next fully_shard() in the
+// scope makes the module a unit, whatever its policy says of it: wrapping adds no prefix to names. For each
+// option the call decides, then the scope, then the options of fully_shard(). Scopes may be nested; the inner
+// one decides first. Nothing is collective. A scope is for the thread that opens it.
 
 #include <torch/nn/module.h>
 

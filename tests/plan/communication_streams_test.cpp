@@ -34,7 +34,8 @@ TEST(CommunicationStreams, PassNoMoreThanAskedFor) {
   EXPECT_DOUBLE_EQ(streams.pass(10), 10);
 }
 
-// 4 s and 1 s beside each other: the shorter one ends after 2 s, the longer one in 5 s, as one after the other.
+// 4 s and 1 s beside each other: the shorter one ends after 2 s, the longer one in 5 s, as one after the
+// other.
 TEST(CommunicationStreams, OfOneLinkShareItEqually) {
   CommunicationStreams streams;
   const auto longer = streams.issue(1, 0, 4), shorter = streams.issue(2, 0, 1);

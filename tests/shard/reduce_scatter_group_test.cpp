@@ -127,8 +127,8 @@ TEST(ReduceScatterGroup, ChangesNoBitOverSharedMemoryAndSockets) {
   }
 }
 
-// The reduction of the last unit does not begin before the gather behind it has ended. In one queue this would
-// hang.
+// The reduction of the last unit does not begin before the gather behind it has ended. In one queue this
+// would hang.
 TEST(ReduceScatterGroup, AGatherNeedNotWaitForTheReductionIssuedBeforeIt) {
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {
     auto gathered = std::make_shared<std::promise<void>>();
@@ -157,7 +157,8 @@ TEST(ReduceScatterGroup, AGatherNeedNotWaitForTheReductionIssuedBeforeIt) {
   });
 }
 
-// While layers.2 computes its gradients, the reduction of layers.3 has not been sent, and layers.1 is gathered.
+// While layers.2 computes its gradients, the reduction of layers.3 has not been sent, and layers.1 is
+// gathered.
 TEST(ReduceScatterGroup, NeedsOneMoreBufferOfAUnitAndNoMore) {
   if (!testing::flat_is_under_test()) GTEST_SKIP() << "the other layout gathers into buffers of its own";
   comm::run_ranks_as_threads(2, [](comm::Communicator& inner) {

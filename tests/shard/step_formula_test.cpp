@@ -76,8 +76,8 @@ void expect_formula_holds(const FormulaSetting& setting, const ShardOptions& opt
       EXPECT_EQ(measured.all_reduce_bytes, formula.traffic.all_reduce_bytes) << step;
       int64_t peak = engine->unsharded_memory().peak;
       EXPECT_LE(peak, formula.unsharded_bytes) << step;
-      // How many of unlimited gathers are there together is a matter of timing, and so is which of two queues is
-      // ahead.
+      // How many of unlimited gathers are there together is a matter of timing, and so is which of two queues
+      // is ahead.
       if (options.limit_all_gathers) {
         const int64_t queues = options.reduce_scatter_group ? 2 : 1;
         EXPECT_GE(peak, formula.unsharded_bytes - queues * largest_unit(*engine)) << step;

@@ -116,8 +116,8 @@ class TimedCommunicator : public ForwardingCommunicator {
   plan::MachineSpeed speed_;
 };
 
-/// Over a communicator that is done at the call; a stream of its own in virtual time. Groups of the same ranks
-/// share a link.
+/// Over a communicator that is done at the call; a stream of its own in virtual time. Groups of the same
+/// ranks share a link.
 class VirtuallyTimedCommunicator final : public TimedCommunicator {
  public:
   VirtuallyTimedCommunicator(std::shared_ptr<comm::Communicator> inner, const plan::MachineSpeed& speed,

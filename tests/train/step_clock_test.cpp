@@ -46,7 +46,8 @@ TEST(StepClock, OrdersDiffer) {
   EXPECT_LT(exposed([](auto& o) { o.reshard_after_forward = false; }), usual - 0.1);
 }
 
-// With "post" the gather of a unit is behind the reduction of the one before, for which the unit need not wait.
+// With "post" the gather of a unit is behind the reduction of the one before, for which the unit need not
+// wait.
 TEST(StepClock, AGroupOfItsOwnTakesReductionsOutOfTheWayOfGathers) {
   TimedStep step = step_of(0);
   step.options.min_num_params = 1;
