@@ -28,3 +28,4 @@
 #include <fsdp/schedule.h>
 #include <fsdp/spmd.h>
 #include <fsdp/state_dict.h>
+#include <fsdp/wrap.h>

@@ -15,6 +15,10 @@ class ActivityCommunicator final : public ForwardingCommunicator {
   ActivityCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Activity> activity)
       : ForwardingCommunicator(std::move(inner)), activity_(std::move(activity)) {}
 
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    return make_activity_communicator(inner().new_group(name, ranks), activity_);
+  }
+
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     return noted(call.name(), site, [&] { return call.issue(inner(), site); });
@@ -24,10 +28,6 @@ class ActivityCommunicator final : public ForwardingCommunicator {
                                             std::function<void(c10::DataPtr)> task) override {
     return noted("all_gather", site,
                  [&] { return ForwardingCommunicator::enqueue_with_memory(nbytes, site, std::move(task)); });
-  }
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                             const std::vector<int>& ranks) override {
-    return make_activity_communicator(inner().subgroup(name, ranks), activity_);
   }
 
  private:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "util/limits.h"
 #include "util/text.h"
@@ -44,6 +45,18 @@ std::shared_ptr<Communicator> Communicator::existing_subgroup(const std::string&
   if (static_cast<int>(ranks.size()) == world_size()) return shared_from_this();
   if (ranks.size() == 1) return std::make_shared<SingleCommunicator>();
   return nullptr;
+}
+
+std::shared_ptr<Communicator> Communicator::subgroup(const std::string& name, const std::vector<int>& ranks) {
+  auto existing = existing_subgroup(name, ranks);
+  return existing ? existing : new_group(name, ranks);
+}
+
+std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
+  if (world_size() == 1) return shared_from_this();
+  std::vector<int> ranks(static_cast<size_t>(world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return new_group(name, ranks);
 }
 
 std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text,

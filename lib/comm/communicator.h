@@ -127,11 +127,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ///
   /// The subgroup's collectives are not ordered with those of this group. A subgroup of one rank is a
   /// SingleCommunicator; a subgroup of all ranks is this communicator itself.
-  virtual std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) = 0;
+  virtual std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks);
+
+  /// As subgroup(), of two ranks or more, but always with connections and a queue of its own, also for all
+  /// ranks of this group.
+  virtual std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) = 0;
+  /// new_group() of all ranks; this communicator itself for a group of one.
+  std::shared_ptr<Communicator> duplicate(const std::string& name);
 
  protected:
-  /// For implementations of subgroup(): checks `ranks` and returns the two communicators that need no new
-  /// connections (a group of one rank, a group of all); null for others.
+  /// Checks `ranks` and returns the two communicators that need no new connections (a group of one rank, a
+  /// group of all); null for others.
   std::shared_ptr<Communicator> existing_subgroup(const std::string& name, const std::vector<int>& ranks);
 };
 
@@ -153,8 +159,8 @@ class SingleCommunicator final : public Communicator {
   std::unique_ptr<Work> broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
   void barrier(const CallSite&) override {}
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    return existing_subgroup(name, ranks);
+  std::shared_ptr<Communicator> new_group(const std::string&, const std::vector<int>&) override {
+    return shared_from_this();
   }
 };
 

@@ -23,6 +23,17 @@ class FakeCommunicator::Queue {
   explicit Queue(FakeTiming when) : timing(when) {}
 
   FakeTiming timing;
+  std::vector<std::shared_ptr<Queue>>
+      beside{};  ///< of groups of all ranks, which are not ordered with this one
+
+  void set_timing(FakeTiming when) {
+    timing = when;
+    for (const auto& each : beside) each->set_timing(when);
+  }
+  void progress() {
+    run_all();
+    for (const auto& each : beside) each->progress();
+  }
 
   /// The number of the task, from 1.
   int64_t push(std::function<void()> task) {
@@ -110,10 +121,10 @@ FakeCommunicator::FakeCommunicator(int world_size, std::shared_ptr<Queue> queue)
 
 void FakeCommunicator::set_timing(FakeTiming timing) {
   progress();
-  queue_->timing = timing;
+  queue_->set_timing(timing);
 }
 
-void FakeCommunicator::progress() { queue_->run_all(); }
+void FakeCommunicator::progress() { queue_->progress(); }
 
 std::unique_ptr<Work> FakeCommunicator::issue(std::function<void()> task) {
   int64_t number = queue_->push(std::move(task));
@@ -138,10 +149,12 @@ std::unique_ptr<Work> FakeCommunicator::collective(const Collective& call, const
 
 std::unique_ptr<Work> FakeCommunicator::enqueue(std::function<void()> task) { return issue(std::move(task)); }
 
-std::shared_ptr<Communicator> FakeCommunicator::subgroup(const std::string& name,
-                                                         const std::vector<int>& ranks) {
-  if (auto existing = existing_subgroup(name, ranks)) return existing;
-  return std::shared_ptr<Communicator>(new FakeCommunicator(static_cast<int>(ranks.size()), queue_));
+std::shared_ptr<Communicator> FakeCommunicator::new_group(const std::string& /*name*/,
+                                                          const std::vector<int>& ranks) {
+  const int size = static_cast<int>(ranks.size());
+  if (size < world_size_) return std::shared_ptr<Communicator>(new FakeCommunicator(size, queue_));
+  queue_->beside.push_back(std::make_shared<Queue>(queue_->timing));
+  return std::shared_ptr<Communicator>(new FakeCommunicator(size, queue_->beside.back()));
 }
 
 at::Tensor FakeCommunicator::allocate(int64_t numel, at::ScalarType dtype) {

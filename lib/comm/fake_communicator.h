@@ -41,8 +41,8 @@ class FakeCommunicator final : public UniformCommunicator {
   std::unique_ptr<Work> enqueue(std::function<void()> task) override;
   /// Initialised to zero.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
-  /// Shares this communicator's order and timing.
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override;
+  /// A group of fewer ranks shares this communicator's order. All groups share its timing.
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override;
 
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override;

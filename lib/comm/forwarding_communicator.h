@@ -1,7 +1,7 @@
 #pragma once
 
 // The base of every decorator: a communicator that forwards each call to the one it holds. A decorator
-// overrides only what it changes: most override collective() and new_subgroup(). lib/README.md draws the
+// overrides only what it changes: most override collective() and new_group(). lib/README.md draws the
 // decorators of a run.
 
 #include <functional>
@@ -67,10 +67,9 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
     return inner_->allocate_on_host(numel, dtype);
   }
   CommonMemory* common_memory() override { return inner_->common_memory() == nullptr ? nullptr : this; }
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    auto existing = existing_subgroup(name, ranks);
-    return existing ? existing : new_subgroup(name, ranks);
-  }
+  /// The same decorator around inner().new_group().
+  std::shared_ptr<Communicator> new_group(const std::string& name,
+                                          const std::vector<int>& ranks) override = 0;
 
  protected:
   Communicator& inner() const { return *inner_; }
@@ -79,9 +78,6 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     return call.issue(*inner_, site);
   }
-  /// subgroup() for ranks that need connections: the same decorator around inner().subgroup().
-  virtual std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                                     const std::vector<int>& ranks) = 0;
 
   // CommonMemory
   std::unique_ptr<Work> enqueue_with_memory(int64_t nbytes, const CallSite& site,

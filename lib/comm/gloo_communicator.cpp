@@ -201,8 +201,7 @@ class GlooCommunicator final : public Communicator {
     return at::empty({numel}, at::TensorOptions().dtype(dtype));
   }
 
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = identity_.subgroup(name, ranks);
     std::string prefix = util::concat(prefix_, "/", name, "/", identity.joined_ranks());

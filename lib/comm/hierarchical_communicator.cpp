@@ -156,8 +156,7 @@ class HierarchicalCommunicator final : public Communicator {
     return allocate_shared(*connections_.host, numel, dtype);
   }
 
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     // Several groups may have this name, of other ranks or of the same.
     GroupIdentity identity = identity_.subgroup(name, ranks);
     std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());

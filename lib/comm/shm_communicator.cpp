@@ -224,8 +224,7 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     if (rank() == 0) common_->reserve(nbytes);
   }
 
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     GroupIdentity identity = group_->identity().subgroup(name, ranks);
     // Several groups may have this name, of other ranks or of the same.
     std::string key = util::concat(key_, "/", name, "/", identity.joined_ranks());

@@ -85,20 +85,20 @@ class DeviceCommunicator final : public OnDevice {
   }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (ranks.size() > 1) return ForwardingCommunicator::subgroup(name, ranks);
+    if (ranks.size() > 1) return Communicator::subgroup(name, ranks);
     auto alone = std::make_shared<SingleCommunicator>();
     return make_device_communicator({device(), alone, alone});
+  }
+
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    return make_device_communicator(
+        {device(), inner().new_group(name, ranks), on_device_->new_group(name, ranks)});
   }
 
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     if (!call.output.defined() || call.output.is_cpu()) return call.issue(inner(), site);
     return issue([&] { call.issue(*on_device_, site)->wait(); });
-  }
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                             const std::vector<int>& ranks) override {
-    return make_device_communicator(
-        {device(), inner().subgroup(name, ranks), on_device_->subgroup(name, ranks)});
   }
 
  private:
@@ -117,6 +117,10 @@ class StagedCommunicator final : public OnDevice {
 
   std::string backend_name() const override { return inner().backend_name() + " through host memory"; }
 
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    return std::make_shared<StagedCommunicator>(device(), inner().new_group(name, ranks));
+  }
+
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
@@ -128,10 +132,6 @@ class StagedCommunicator final : public OnDevice {
     staged.issue(inner(), site)->wait();
     call.output.copy_(staged.output);
     return done_work();
-  }
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                             const std::vector<int>& ranks) override {
-    return std::make_shared<StagedCommunicator>(device(), inner().subgroup(name, ranks));
   }
 };
 
@@ -147,6 +147,10 @@ class QueuedCommunicator final : public ForwardingCommunicator {
     return enqueue(std::move(task));
   }
 
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    return std::make_shared<QueuedCommunicator>(inner().new_group(name, ranks), "fsdp " + name);
+  }
+
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     check(call, site);
@@ -158,10 +162,6 @@ class QueuedCommunicator final : public ForwardingCommunicator {
     return push(site, [nbytes, task = std::move(task)](Communicator& inner, const CallSite& its_site) {
       inner.common_memory()->enqueue_with_memory(nbytes, its_site, task)->wait();
     });
-  }
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                             const std::vector<int>& ranks) override {
-    return std::make_shared<QueuedCommunicator>(inner().subgroup(name, ranks), "fsdp " + name);
   }
 
  private:

@@ -184,8 +184,7 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
   }
   void reserve(int64_t) override {}
 
-  std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
-    if (auto existing = existing_subgroup(name, ranks)) return existing;
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     auto own = std::lower_bound(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     return std::make_shared<ThreadCommunicator>(world_->subgroup(name, ranks, groups_made_[{name, ranks}]++),
                                                 static_cast<int>(own));

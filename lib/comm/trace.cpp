@@ -147,6 +147,10 @@ class TracingCommunicator final : public ForwardingCommunicator {
   TracingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<Trace> trace)
       : ForwardingCommunicator(std::move(inner)), trace_(std::move(trace)) {}
 
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    return make_tracing_communicator(inner().new_group(name, ranks), trace_);
+  }
+
  protected:
   std::unique_ptr<Work> collective(const Collective& call, const CallSite& site) override {
     if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
@@ -155,10 +159,6 @@ class TracingCommunicator final : public ForwardingCommunicator {
     std::unique_ptr<Work> issued = call.issue(inner(), site);
     std::unique_ptr<Work> end = inner().enqueue([trace = trace_, number] { trace->finished(number); });
     return std::make_unique<TracedWork>(std::move(issued), std::move(end), trace_, number);
-  }
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                             const std::vector<int>& ranks) override {
-    return make_tracing_communicator(inner().subgroup(name, ranks), trace_);
   }
 
  private:

@@ -84,6 +84,11 @@ std::vector<Key> sharding_keys() {
        "gather at most one unit ahead of the one in use",
        {},
        shards() && is_not("fsdp.forward_prefetch", "none")},
+      {KEY(fsdp, reduce_scatter_group),
+       "run reduce-scatters in a group of their own, so that an all-gather need not wait for the reduction "
+       "issued before it; backward then needs memory for one more unit, and ranks have twice the connections",
+       {},
+       shards()},
       {KEY(fsdp, cpu_offload), "keep master weights and optimizer state in host memory"},
       {KEY(fsdp, move_grads_to_cpu),
        "keep the shards' gradients in host memory too",

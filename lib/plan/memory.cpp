@@ -1,6 +1,7 @@
 #include "plan/memory.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "optim/parameter_groups.h"
 #include "plan/unit_memory.h"
@@ -61,18 +62,31 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
 
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
-  int64_t largest = 0, matrices = 0, directions = 0;
+  int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0;
   for (const UnitSizes& unit : units) {
-    if (unit.has_trainable_parameters) largest = std::max(largest, unit.shard_numel);
+    if (unit.has_trainable_parameters) {
+      largest = std::max(largest, unit.shard_numel);
+      if (unit.options.storage.keep_low_precision_grads)
+        largest_low = std::max(largest_low, unit.shard_numel);
+    }
     matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
     if (!sums_of(config.optimizer, unit).empty()) directions = std::max(directions, unit.shard_bytes());
   }
   // For norms other than the 2-norm, libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
-  int64_t update = config.mixed_precision.keep_low_precision_grads ? 4 * largest : 0;
+  const int64_t update = 4 * largest_low;
   if (directions > 0) return std::max(norm, update + directions);
   const int64_t composed = config.optimizer.fused ? 0 : 4 * largest * composed_temporaries(config.optimizer);
   return std::max(norm, update + std::max(composed, matrices));
+}
+
+bool is_offloaded(const UnitSizes& unit) { return unit.options.storage.cpu_offload; }
+
+/// Those whose shards and optimizer state are where the rank computes.
+std::vector<UnitSizes> on_device(const std::vector<UnitSizes>& units) {
+  std::vector<UnitSizes> found;
+  std::ranges::remove_copy_if(units, std::back_inserter(found), is_offloaded);
+  return found;
 }
 
 struct StepPeak {
@@ -93,7 +107,7 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
     tape.reset_peak();
     if (micro_batches > 1) pass.play(tape, memory.events(/*sync=*/!config.training.no_sync));
     pass.play(tape, memory.events(/*sync=*/true));
-    if (options.count_moved) tape.touch(update_temporaries(config, units));
+    tape.touch(update_temporaries(config, options.count_moved ? units : on_device(units)));
     memory.zero_gradients();
   }
   return {.arena = memory.arena(),
@@ -125,8 +139,14 @@ StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector
   return most;
 }
 
+int most_shards(const std::vector<UnitSizes>& units) {
+  int most = 1;
+  for (const UnitSizes& unit : units) most = std::max(most, unit.groups.shards);
+  return most;
+}
+
 bool shares_memory(const config::Config& config, const std::vector<UnitSizes>& units) {
-  return config.comm.backend != comm::Backend::kGloo && !units.empty() && units.front().groups.shards > 1;
+  return config.comm.backend != comm::Backend::kGloo && most_shards(units) > 1;
 }
 
 /// Through shared memory a rank reads its part of the other ranks' gradients in place; their pages count as
@@ -137,7 +157,7 @@ int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes
       step_peak_at_any_timing(config, units, record_pass(config, PassDevice::kCpu), {.common = common});
   int64_t bytes = util::most_held_bytes(beside + peak.sum());
   if (common) {
-    const int64_t ranks = units.front().groups.shards;
+    const int64_t ranks = most_shards(units);
     bytes += peak.arena.length * (ranks - 1) / ranks;
   }
   return bytes;
@@ -195,21 +215,19 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
 
 int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,
                     const RecordedPass& pass) {
-  if (!config.fsdp.cpu_offload) {
-    int64_t shards = 0;
-    for (const UnitSizes& unit : units) shards += unit.shard_bytes();
-    return shards + optimizer_state_bytes(config.optimizer, units) + pass.kept_bytes() +
-           step_peak_at_any_timing(config, units, pass, {}).sum();
-  }
-  int64_t largest_shard = 0, largest_gradient = 0;
+  int64_t shards = 0, largest_sent = 0, largest_moved = 0;
   for (const UnitSizes& unit : units) {
-    largest_shard = std::max(largest_shard, unit.shard_bytes());
-    if (unit.is_cut()) largest_gradient = std::max(largest_gradient, unit.reduce_payload_bytes());
+    if (!is_offloaded(unit)) shards += unit.shard_bytes();
+    if (is_offloaded(unit)) largest_sent = std::max(largest_sent, unit.shard_bytes());
+    if (unit.options.storage.move_grads_to_cpu && unit.is_cut()) {
+      largest_moved = std::max(largest_moved, unit.reduce_payload_bytes());
+    }
   }
+  const bool none_offloaded = std::ranges::none_of(units, is_offloaded);
   // While one gradient is copied to the host, the next is reduced.
-  if (!config.fsdp.move_grads_to_cpu) largest_gradient = 0;
-  return pass.kept_bytes() + step_peak_at_any_timing(config, units, pass, {.count_moved = false}).sum() +
-         kShardsOnTheDevice * largest_shard + largest_gradient;
+  return shards + optimizer_state_bytes(config.optimizer, on_device(units)) + pass.kept_bytes() +
+         step_peak_at_any_timing(config, units, pass, {.count_moved = none_offloaded}).sum() +
+         kShardsOnTheDevice * largest_sent + largest_moved;
 }
 
 MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes>& units,
@@ -218,13 +236,14 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);
-  for (const UnitSizes& unit : units) plan.gradients += shard_gradient_bytes(config, unit);
+  for (const UnitSizes& unit : units) plan.gradients += unit.shard_gradient_bytes();
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = pass.saved_bytes();
   const int64_t at_rest = plan.shards + plan.optimizer + pass.kept_bytes();
   plan.device_peak = device_peak(config, units, pass);
-  plan.peak = config.fsdp.cpu_offload ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()
-                                      : plan.device_peak;
+  plan.peak = std::ranges::any_of(units, is_offloaded)
+                  ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()
+                  : plan.device_peak;
   plan.resident = resident_bytes(config, units, at_rest);
   return plan;
 }

@@ -26,7 +26,7 @@
 
 namespace fsdp::plan {
 
-/// With cpu_offload: memory of the device for copies of shards, each as large as the largest shard
+/// With cpu_offload: memory of the device for copies of shards, each as large as the largest of those
 /// (shard::OffloadStreams::kPlaces).
 inline constexpr int kShardsOnTheDevice = 2;
 

@@ -33,8 +33,8 @@ struct UnitGroup {
 };
 
 bool alike(const UnitSizes& a, const UnitSizes& b) {
-  return a.numel == b.numel && a.shard_numel == b.shard_numel && a.param_dtype == b.param_dtype &&
-         a.reduce_dtype == b.reduce_dtype && a.is_root == b.is_root && a.groups.shards == b.groups.shards;
+  return a.numel == b.numel && a.shard_numel == b.shard_numel && a.options == b.options &&
+         a.is_root == b.is_root && a.groups.shards == b.groups.shards;
 }
 
 int64_t collectives(const shard::Traffic& traffic) {

@@ -1,6 +1,7 @@
 #include "plan/time.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "shard/nominal_pass.h"
 
@@ -8,8 +9,16 @@ namespace fsdp::plan {
 
 using shard::UnitSizes;
 
-StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& speed)
-    : units_(units), speed_(speed), ends_(units.size()) {}
+namespace {
+
+constexpr size_t kShardLink = 0, kReplicaLink = 1;
+constexpr size_t kReplicas = 0;  ///< the stream between replicas; no queue of shards has this number
+
+}  // namespace
+
+StepClock::StepClock(const std::vector<UnitSizes>& units, const MachineSpeed& speed,
+                     bool reduce_scatter_group)
+    : units_(units), speed_(speed), reduce_scatter_group_(reduce_scatter_group), jobs_(units.size()) {}
 
 void StepClock::read(const shard::Command& command) {
   using Kind = shard::Command::Kind;
@@ -17,14 +26,14 @@ void StepClock::read(const shard::Command& command) {
     case Kind::kGather:
       return gather(command.unit);
     case Kind::kWaitForGather:
-      return wait_until(ends_[command.unit].gather);
+      return wait_for(jobs_[command.unit].gather);
     case Kind::kReduce:
       return reduce(command.unit);
     case Kind::kWaitForSending:
-      return wait_until(ends_[command.unit].sending);
+      return wait_for(jobs_[command.unit].sending);
     case Kind::kWaitForMove:
     case Kind::kWaitForReduction:
-      return wait_until(ends_[command.unit].reduction);
+      return wait_for(jobs_[command.unit].reduction);
     case Kind::kReshard:
     case Kind::kAttachGradients:
     case Kind::kHandOver:
@@ -34,20 +43,17 @@ void StepClock::read(const shard::Command& command) {
 
 void StepClock::compute(double seconds) {
   computed_ += seconds;
-  now_ += seconds;
+  while (seconds > 0) seconds -= streams_.pass(seconds);
 }
 
-void StepClock::wait_until(double time) {
-  if (time <= now_) return;
-  exposed_ += time - now_;
-  now_ = time;
+void StepClock::wait_for(Job job) {
+  while (!streams_.is_done(job)) exposed_ += streams_.pass(std::numeric_limits<double>::infinity());
 }
 
-double StepClock::put_on(double& stream, double seconds) {
+StepClock::Job StepClock::put_on(size_t stream, size_t link, double seconds, Job after) {
   seconds += speed_.latency_seconds;
-  stream = std::max(stream, now_) + seconds;
   communicated_ += seconds;
-  return stream;
+  return streams_.issue(stream, link, seconds, after);
 }
 
 double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) const {
@@ -62,30 +68,34 @@ double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) cons
 
 void StepClock::gather(size_t index) {
   const UnitSizes& unit = units_[index];
-  ends_[index].gather =
-      unit.is_cut() ? put_on(communication_, seconds_of_shards(unit, unit.gather_payload_bytes())) : now_;
+  if (!unit.is_cut()) return;
+  jobs_[index].gather =
+      put_on(gather_queue(unit.groups), kShardLink, seconds_of_shards(unit, unit.gather_payload_bytes()));
 }
 
 void StepClock::reduce(size_t index) {
   const UnitSizes& unit = units_[index];
-  Ends& ends = ends_[index];
-  ends.sending = ends.reduction = now_;
+  Jobs& jobs = jobs_[index];
+  jobs.sending = jobs.reduction = 0;
+  const size_t queue = reduction_queue(unit.groups, reduce_scatter_group_);
   if (unit.is_cut()) {
-    ends.sending = ends.reduction =
-        put_on(communication_, seconds_of_shards(unit, unit.reduce_payload_bytes()));
+    jobs.sending = jobs.reduction =
+        put_on(queue, kShardLink, seconds_of_shards(unit, unit.reduce_payload_bytes()));
   }
   const double replicas = unit.groups.replicas;
   if (replicas < 2) return;
   const double bytes = static_cast<double>(unit.reduce_payload_bytes()) * 2 * (replicas - 1) / replicas;
-  double& stream = unit.is_cut() ? replicas_ : communication_;
-  stream = std::max(stream, ends.sending);
-  ends.reduction = put_on(stream, bytes / speed_.replica_bytes_per_second);
-  if (!unit.is_cut()) ends.sending = ends.reduction;
+  const double seconds = bytes / speed_.replica_bytes_per_second;
+  if (unit.is_cut()) {
+    jobs.reduction = put_on(kReplicas, kReplicaLink, seconds, jobs.sending);
+  } else {
+    jobs.sending = jobs.reduction = put_on(queue, kShardLink, seconds);
+  }
 }
 
 TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& units,
                    const MachineSpeed& speed, const RecordedPass& pass) {
-  StepClock clock(units, speed);
+  StepClock clock(units, speed, config.fsdp.reduce_scatter_group);
   shard::Schedule schedule(config::shard_options(config), shard::scheduled_units(units), clock);
   double flops = 0, flops_in_float8 = 0;
   const auto micro_batch = [&](bool sync) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/communication_streams.h"
 #include "plan/recorded_pass.h"
 #include "shard/schedule.h"
 #include "shard/unit_sizes.h"
@@ -35,10 +36,12 @@ struct MachineSpeed {
 /// StepClock: when a step computes and communicates, in seconds. It reads the commands of a schedule; the
 /// caller adds the compute between the schedule's events.
 ///
-/// Compute and communication are one stream each. A collective begins when the one before it on its stream
-/// has ended; compute continues when the collectives for which it waits have ended. All-reduces over replicas
-/// follow the reduce-scatter of their shard in a separate stream; those of units that are not cut share the
-/// stream of the gathers.
+/// Compute is one stream, and so is the communication of each group (gather_queue() in shard/group_sizes.h).
+/// A collective begins when the one before it on its stream has ended; compute continues when the collectives
+/// for which it waits have ended. All-reduces over replicas follow the reduce-scatter of their shard in a
+/// separate stream, over a link of their own; those of units that are not cut share the stream of the
+/// gathers. With fsdp.reduce_scatter_group, reduce-scatters are a stream too. What it has under way beside a
+/// gather shares the link with it: a group of its own changes what comes first, not how fast bytes are.
 ///
 /// A rank receives the other W - 1 shards of a unit in an all-gather, and as much in a reduce-scatter, at
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
@@ -47,8 +50,9 @@ struct MachineSpeed {
 /// `replica_bytes_per_second`.
 class StepClock final : public shard::CommandReader {
  public:
-  /// Both arguments must outlive the clock.
-  StepClock(const std::vector<shard::UnitSizes>& units, const MachineSpeed& speed);
+  /// The first two arguments must outlive the clock.
+  StepClock(const std::vector<shard::UnitSizes>& units, const MachineSpeed& speed,
+            bool reduce_scatter_group = false);
 
   void read(const shard::Command& command) override;
   void compute(double seconds);
@@ -61,18 +65,21 @@ class StepClock final : public shard::CommandReader {
   void gather(size_t unit);
   void reduce(size_t unit);
   double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
-  double put_on(double& stream, double seconds);
-  void wait_until(double time);
 
-  /// When the collectives of a unit end.
-  struct Ends {
-    double gather = 0, sending = 0, reduction = 0;
+  using Job = CommunicationStreams::Job;
+  Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
+  void wait_for(Job job);
+
+  /// The collectives of a unit.
+  struct Jobs {
+    Job gather = 0, sending = 0, reduction = 0;
   };
 
   const std::vector<shard::UnitSizes>& units_;
   const MachineSpeed& speed_;
-  std::vector<Ends> ends_;
-  double now_ = 0, communication_ = 0, replicas_ = 0;  ///< times until which the streams are busy
+  const bool reduce_scatter_group_;
+  std::vector<Jobs> jobs_;  ///< by unit
+  CommunicationStreams streams_;
   double computed_ = 0, communicated_ = 0, exposed_ = 0;
 };
 

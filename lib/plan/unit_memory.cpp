@@ -9,11 +9,6 @@ namespace fsdp::plan {
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
 
-int64_t shard_gradient_bytes(const config::Config& config, const UnitSizes& unit) {
-  if (!unit.has_trainable_parameters) return 0;
-  return unit.shard_numel * (config.mixed_precision.keep_low_precision_grads ? unit.reduce_element() : 4);
-}
-
 PoolMemory::Place PoolMemory::take(int64_t bytes, Sort sort) {
   if (places_.live() == 0 && places_.longer()) {
     tape_.give(places_.length());
@@ -32,7 +27,7 @@ void PoolMemory::give_back(const Place& place) {
 
 UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes>& units, MemoryTape& tape,
                        const Options& options)
-    : config_(config),
+    : reduce_scatter_group_(config.fsdp.reduce_scatter_group),
       sizes_(units),
       tape_(tape),
       options_(options),
@@ -72,8 +67,8 @@ void UnitMemory::read(const shard::Command& command) {
 }
 
 int64_t UnitMemory::counted_gradient_bytes(const Unit& unit) const {
-  if (config_.fsdp.move_grads_to_cpu && !options_.count_moved) return 0;
-  return shard_gradient_bytes(config_, *unit.sizes);
+  if (unit.sizes->options.storage.move_grads_to_cpu && !options_.count_moved) return 0;
+  return unit.sizes->shard_gradient_bytes();
 }
 
 void UnitMemory::zero_gradients() {
@@ -88,7 +83,7 @@ void UnitMemory::gather(Unit& unit) {
   const int64_t parameters = unit.sizes->unsharded_bytes();
   if (parameters == 0) return;
   const int64_t communication = unit.sizes->communication_bytes();
-  unit.gathered = issue([this, &unit, parameters, communication] {
+  unit.gathered = issue(gather_queue(unit.sizes->groups), [this, &unit, parameters, communication] {
     if (communication == 0) {
       unit.parameters = gather_memory(unit).take(parameters, Sort::kFirst);
       return;
@@ -119,45 +114,47 @@ void UnitMemory::attach_gradients(Unit& unit) {
 }
 
 void UnitMemory::reduce(Unit& unit) {
+  const size_t queue = reduction_queue(unit.sizes->groups, reduce_scatter_group_);
   if (!unit.sizes->is_cut()) {
-    unit.sent = unit.reduced = issue([this, &unit] { add_to_shard_gradient(unit); });
+    unit.sent = unit.reduced = issue(queue, [this, &unit] { add_to_shard_gradient(unit); });
     return;
   }
   tape_.take(unit.sizes->reduce_payload_bytes());
-  unit.sent = issue([this, &unit] { pool_.give_back(*std::exchange(unit.gradients, std::nullopt)); });
-  unit.reduced = issue([this, &unit] { add_to_shard_gradient(unit); });
+  unit.sent = issue(queue, [this, &unit] { pool_.give_back(*std::exchange(unit.gradients, std::nullopt)); });
+  unit.reduced = issue(queue, [this, &unit] { add_to_shard_gradient(unit); });
 }
 
 /// The result of the reduction becomes the shard's gradient or is added to it.
 void UnitMemory::add_to_shard_gradient(Unit& unit) {
   const int64_t result = unit.sizes->reduce_payload_bytes();
-  const int64_t gradient = shard_gradient_bytes(config_, *unit.sizes);
+  const int64_t gradient = unit.sizes->shard_gradient_bytes();
   const bool same = result == gradient;
   if (std::exchange(unit.has_shard_gradient, true)) {
     if (!same) tape_.touch(gradient);
     tape_.give(result);
-  } else if (!same || (config_.fsdp.move_grads_to_cpu && !options_.count_moved)) {
+  } else if (!same || counted_gradient_bytes(unit) != gradient) {
     tape_.take(counted_gradient_bytes(unit));
     tape_.give(result);
   }
 }
 
-size_t UnitMemory::issue(std::function<void()> task) {
-  queue_.push_back(std::move(task));
-  ++issued_;
-  if (options_.timing == CollectiveTiming::kAtOnce) wait(issued_);
-  return issued_;
+UnitMemory::Place UnitMemory::issue(size_t queue, std::function<void()> task) {
+  Queue& in = queues_[queue];
+  in.tasks.push_back(std::move(task));
+  const Place place{queue, in.done + in.tasks.size()};
+  if (options_.timing == CollectiveTiming::kAtOnce) wait(place);
+  return place;
 }
 
 void UnitMemory::progress() {
-  if (options_.timing == CollectiveTiming::kBesideCompute) wait(issued_);
+  if (options_.timing != CollectiveTiming::kBesideCompute) return;
+  for (auto& [number, queue] : queues_) wait({number, queue.done + queue.tasks.size()});
 }
 
-void UnitMemory::wait(size_t place) {
-  while (done_ < place) {
-    queue_.front()();
-    queue_.pop_front();
-    ++done_;
+void UnitMemory::wait(const Place& place) {
+  for (Queue& in = queues_[place.queue]; in.done < place.number; ++in.done) {
+    in.tasks.front()();
+    in.tasks.pop_front();
   }
 }
 

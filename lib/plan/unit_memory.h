@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -18,9 +19,6 @@
 #include "util/free_ranges.h"
 
 namespace fsdp::plan {
-
-/// Of the gradient of the unit's shard.
-int64_t shard_gradient_bytes(const config::Config& config, const shard::UnitSizes& unit);
 
 /// The memory of a shard::BufferPool. The whole arena counts on the tape, including its free parts.
 class PoolMemory {
@@ -45,7 +43,7 @@ class UnitMemory final : private shard::CommandReader {
  public:
   struct Options {
     CollectiveTiming timing = CollectiveTiming::kAtOnce;
-    bool count_moved = true;  ///< gradients that fsdp.move_grads_to_cpu moves to host memory
+    bool count_moved = true;  ///< gradients that move_grads_to_cpu moves to host memory
     bool common = false;      ///< all-gathers write to memory that the ranks share
   };
 
@@ -62,12 +60,21 @@ class UnitMemory final : private shard::CommandReader {
   int64_t common_bytes() const { return common_.arena().length; }
 
  private:
+  /// A communication queue runs its tasks in order; queues do not wait for each other.
+  struct Queue {
+    std::deque<std::function<void()>> tasks;
+    size_t done = 0;
+  };
+  struct Place {
+    size_t queue = 0, number = 0;
+  };
+
   /// The counterpart of shard::Unit.
   struct Unit {
     const shard::UnitSizes* sizes = nullptr;
     bool has_shard_gradient = false;
     std::optional<PoolMemory::Place> parameters = {}, gradients = {};
-    size_t gathered = 0, sent = 0, reduced = 0;  ///< places in the queue to wait for
+    Place gathered{}, sent{}, reduced{};  ///< to wait for
   };
 
   void read(const shard::Command& command) override;
@@ -80,20 +87,18 @@ class UnitMemory final : private shard::CommandReader {
   void add_to_shard_gradient(Unit& unit);
   int64_t counted_gradient_bytes(const Unit& unit) const;
 
-  /// The communication stream runs tasks in order. Returns the place to wait for.
-  size_t issue(std::function<void()> task);
-  void wait(size_t place);
+  Place issue(size_t queue, std::function<void()> task);
+  void wait(const Place& place);
   void progress();
 
-  const config::Config& config_;
+  const bool reduce_scatter_group_;
   const std::vector<shard::UnitSizes>& sizes_;
   MemoryTape& tape_;
   const Options options_;
   PoolMemory pool_, common_;
   std::vector<Unit> units_;
   shard::Schedule schedule_;
-  std::deque<std::function<void()>> queue_;
-  size_t issued_ = 0, done_ = 0;
+  std::map<size_t, Queue> queues_;
 };
 
 }  // namespace fsdp::plan

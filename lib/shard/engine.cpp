@@ -12,6 +12,42 @@
 namespace fsdp::shard {
 namespace {
 
+/// The groups of units by strategy. Collective with reduce_scatter_group.
+class GroupsOfUnits {
+ public:
+  GroupsOfUnits(const comm::Mesh& mesh, bool reduce_scatter_group)
+      : mesh_(mesh), reduce_scatter_group_(reduce_scatter_group) {}
+
+  ProcessGroups of(util::Named<Strategy> strategy) {
+    ProcessGroups groups = process_groups(mesh_, strategy);
+    if (!reduce_scatter_group_ || groups.shard->world_size() == 1) return groups;
+    auto& duplicate = duplicates_[groups.shard.get()];
+    if (!duplicate) duplicate = groups.shard->duplicate("reduce_scatter");
+    groups.reduce_scatter = duplicate;
+    return groups;
+  }
+
+ private:
+  const comm::Mesh& mesh_;
+  bool reduce_scatter_group_;
+  std::map<const comm::Communicator*, std::shared_ptr<comm::Communicator>> duplicates_;
+};
+
+/// Memory of the world's communicator is memory of all its groups. Where nothing is cut, it is used by this
+/// rank alone.
+std::shared_ptr<BufferPool> pool_for(const std::vector<UnitPlan>& plans, const ProcessGroups& groups) {
+  const bool all_whole =
+      std::ranges::all_of(plans, [](const UnitPlan& plan) { return shards_nothing(plan.options.strategy); });
+  const bool is_own = all_whole && groups.world->device().is_cpu();
+  return std::make_shared<BufferPool>(is_own ? std::make_shared<comm::SingleCommunicator>() : groups.world);
+}
+
+std::shared_ptr<OffloadStreams> offload_for(const std::vector<UnitPlan>& plans, at::Device device) {
+  const bool any =
+      std::ranges::any_of(plans, [](const UnitPlan& plan) { return plan.options.storage.cpu_offload; });
+  return any ? std::make_shared<OffloadStreams>(device) : nullptr;
+}
+
 std::unique_ptr<util::Stream> stream_of(at::Device device) {
   if (device.is_cpu()) return nullptr;
   return std::make_unique<util::Stream>(util::Stream::Options{.name = "fsdp released", .device = device});
@@ -24,10 +60,9 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
     : options_(options),
       mesh_(mesh.shape()),
       groups_(process_groups(mesh, options.strategy)),
-      replicated_groups_(process_groups(mesh, Strategy::kNoShard)),
-      pool_(std::make_shared<BufferPool>(groups_.shard)),
-      offload_(options.cpu_offload ? std::make_shared<OffloadStreams>(groups_.world->device()) : nullptr),
-      units_(make_units(plans, {pool_, trace, materialize, offload_})),
+      pool_(pool_for(plans, groups_)),
+      offload_(offload_for(plans, groups_.world->device())),
+      units_(make_units(mesh, plans, {pool_, trace, materialize, offload_})),
       differentiable_input_(units_.size(), true),
       schedule_(options, scheduled(plans, units_), *this,
                 /*host_runs_ahead=*/!groups_.world->device().is_cpu()),
@@ -38,13 +73,14 @@ Engine::Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::v
   }
 }
 
-std::vector<std::unique_ptr<Unit>> Engine::make_units(const std::vector<UnitPlan>& plans,
+std::vector<std::unique_ptr<Unit>> Engine::make_units(const comm::Mesh& mesh,
+                                                      const std::vector<UnitPlan>& plans,
                                                       const UnitParts& parts) {
+  GroupsOfUnits groups_of_units(mesh, options_.reduce_scatter_group);
   std::vector<std::unique_ptr<Unit>> units;
   for (const UnitPlan& plan : plans) {
-    const ProcessGroups& groups = plan.replicated ? replicated_groups_ : groups_;
-    const UnitOptions options = unit_options(options_, plan.keep_float32, groups_.world->world_size());
-    const Unit& unit = *units.emplace_back(std::make_unique<Unit>(plan, groups, options, parts));
+    const ProcessGroups groups = groups_of_units.of(plan.options.strategy);
+    const Unit& unit = *units.emplace_back(std::make_unique<Unit>(plan, groups, parts));
     const UnitLayout& layout = unit.storage().layout();
     for (size_t i = 0; i < layout.parameters().size(); ++i) {
       const ParameterPlace& place = layout.parameters()[i];
@@ -69,6 +105,7 @@ std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,
                    .is_root = plans[i].module == plans.front().module,
                    .is_cut = units[i]->is_cut(),
                    .has_replicas = units[i]->groups().replicas() > 1,
+                   .stays_after_forward = plans[i].options.stays_after_forward,
                    .has_trainable_parameters = storage.has_trainable_parameters(),
                    .gradient_moves = storage.gradient_is_offloaded()});
   }
@@ -175,11 +212,12 @@ void Engine::hand_over_gradient(size_t index) {
 // ---- between steps
 
 void Engine::set_gradient_use(std::function<void(size_t unit)> use) {
-  if (use && !options_.move_grads_to_cpu) {
+  for (const auto& unit : units_) {
+    if (!use || unit->options().storage.move_grads_to_cpu || unit->storage().layout().numel() == 0) continue;
     util::fail(util::ErrorKind::kUsage,
                "Engine::set_gradient_use(): expected gradients that move to host memory; found "
-               "fsdp.move_grads_to_cpu = false; set it and fsdp.cpu_offload, or use the gradients after "
-               "backward()");
+               "fsdp.move_grads_to_cpu = false in unit ",
+               unit->name(), "; set it and fsdp.cpu_offload, or use the gradients after backward()");
   }
   if (!use && offload_) offload_->drain();
   gradient_use_ = std::move(use);

@@ -48,14 +48,15 @@ using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
 
 class Engine final : public std::enable_shared_from_this<Engine>, private CommandReader {
  public:
-  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is.
+  /// Called by fully_shard(), which attaches the hooks. Collective if the source of `materialize` is, and
+  /// with reduce_scatter_group.
   Engine(const ShardOptions& options, const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
          const std::shared_ptr<comm::Trace>& trace = nullptr, const Materialize& materialize = {});
 
   const ShardOptions& options() const { return options_; }
   /// All ranks of the run.
   comm::Communicator& communicator() const { return *groups_.world; }
-  /// The groups of the units that the strategy cuts; see Unit::groups() for the others.
+  /// The groups of the units that the model's strategy cuts; see Unit::groups() for the others.
   const ProcessGroups& groups() const { return groups_; }
   const comm::MeshShape& mesh() const { return mesh_; }
 
@@ -77,11 +78,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Whether a backward pass without sync has left gradients unreduced.
   bool has_unreduced_gradients() const { return schedule_.has_unreduced_gradients(); }
 
-  /// With move_grads_to_cpu: calls `use(i)` for each unit i with a gradient in the next backward passes, when
-  /// that is complete and in host memory; the calls run in order of arrival on a thread of the engine, beside
-  /// the rest of the pass. `use` may write the unit's shard, which the pass no longer needs. All calls have
-  /// returned when backward() returns. An exception skips the remaining calls, and backward() throws its
-  /// message with the unit's name. null waits for a running call and ends the use. See GradientUse.
+  /// With move_grads_to_cpu of all units: calls `use(i)` for each unit i with a gradient in the next backward
+  /// passes, when that is complete and in host memory; the calls run in order of arrival on a thread of the
+  /// engine, beside the rest of the pass. `use` may write the unit's shard, which the pass no longer needs.
+  /// All calls have returned when backward() returns. An exception skips the remaining calls, and backward()
+  /// throws its message with the unit's name. null waits for a running call and ends the use. See
+  /// GradientUse.
   void set_gradient_use(std::function<void(size_t unit)> use);
 
   /// Discards all gradients, before the first micro-batch of a step.
@@ -145,7 +147,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   friend class FullParameters;
 
   /// Also fills segments_.
-  std::vector<std::unique_ptr<Unit>> make_units(const std::vector<UnitPlan>& plans, const UnitParts& parts);
+  std::vector<std::unique_ptr<Unit>> make_units(const comm::Mesh& mesh, const std::vector<UnitPlan>& plans,
+                                                const UnitParts& parts);
   static std::vector<ScheduledUnit> scheduled(const std::vector<UnitPlan>& plans,
                                               const std::vector<std::unique_ptr<Unit>>& units);
   void read(const Command& command) override;
@@ -160,9 +163,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
 
   ShardOptions options_;
   comm::MeshShape mesh_;
-  ProcessGroups groups_, replicated_groups_;
+  ProcessGroups groups_;
   std::shared_ptr<BufferPool> pool_;
-  std::shared_ptr<OffloadStreams> offload_;  ///< null without cpu_offload
+  std::shared_ptr<OffloadStreams> offload_;  ///< null if no unit has cpu_offload
   std::vector<Segment> segments_;
   std::vector<NamedTensor> buffers_;
   std::vector<std::unique_ptr<Unit>> units_;

@@ -1,5 +1,6 @@
 #include "shard/engine_sizes.h"
 
+#include "shard/wrap.h"
 #include "shard/wrap_policy.h"
 
 namespace fsdp::shard {
@@ -9,8 +10,8 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   for (const auto& unit : engine.units()) {
     const GroupSizes groups{.shards = unit->groups().shard->world_size(),
                             .replicas = unit->groups().replicas()};
-    UnitSizes& sizes = all.emplace_back(
-        sizes_of_unit(unit->name(), unit->options().storage, unit->storage().layout(), groups));
+    UnitSizes& sizes =
+        all.emplace_back(sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(), groups));
     sizes.is_root = engine.is_root(*unit);
     sizes.has_trainable_parameters = unit->storage().has_trainable_parameters();
     sizes.input_is_differentiable = engine.input_is_differentiable(*unit);
@@ -18,8 +19,9 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   return all;
 }
 
-std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,
+std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& given,
                                   const comm::MeshShape& mesh) {
+  const ShardOptions options = WrappedModules::added_to(given);
   const ModelTree tree = make_model_tree(model);
   return unit_sizes(tree.outline, options, mesh, unit_decisions(tree, options));
 }

@@ -2,6 +2,7 @@
 
 #include "nn/buffers.h"
 #include "shard/option_conflicts.h"
+#include "shard/wrap.h"
 #include "util/dtype.h"
 #include "util/error.h"
 
@@ -45,9 +46,10 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
   return fully_shard(root, options, comm::Mesh({}, std::move(communicator)), std::move(trace), materialize);
 }
 
-std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& options,
+std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions& given,
                                     const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
                                     const Materialize& materialize, HookPlaces places) {
+  const ShardOptions options = WrappedModules::added_to(given);
   require_no_option_conflicts(options);
   require_real_buffers(root);
   auto engine = std::make_shared<Engine>(options, mesh, plan_units(root, options), trace, materialize);
@@ -55,6 +57,7 @@ std::shared_ptr<Engine> fully_shard(torch::nn::Module& root, const ShardOptions&
   engine->set_buffers(take_buffers(root, materialize.source));
   // Nothing fails from here on, so hooks may be attached.
   engine->attach_hooks(std::move(places));
+  WrappedModules::clear();
   return engine;
 }
 

@@ -13,7 +13,8 @@
 namespace fsdp::shard {
 
 /// Shards `root` in place over the mesh and attaches hooks to its stages, which keep the engine alive;
-/// parameters keep their names. The weights must be equal on all ranks. The model must be run by the root
+/// parameters keep their names. Modules that wrap() has noted in a scope of EnableWrap (shard/wrap.h) are
+/// units with options of their own. The weights must be equal on all ranks. The model must be run by the root
 /// stage's forward. Throws Error(kUsage) for options that contradict each other or name something that the
 /// model lacks.
 ///

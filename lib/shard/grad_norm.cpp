@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -28,13 +29,17 @@ bool has_gradient(const Unit& unit) {
 bool counts(const Unit& unit) { return has_gradient(unit) && unit.groups().replica_rank() == 0; }
 
 /// Norms of the shards' gradients by unit; 0 for units that `counted` excludes. In double, so that the norm
-/// is the same at any world size. One device sync.
+/// is the same at any world size. One sync for each device.
 std::vector<double> local_norms(const Engine& engine, double norm_type,
                                 const std::function<bool(const Unit&)>& counted,
                                 const KnownNorms& known = {}) {
   std::vector<double> norms(engine.units().size(), 0.0);
-  std::vector<at::Tensor> fused, composed;
-  std::vector<size_t> fused_units, composed_units;
+  // Some units may have their gradients in host memory and others on the device.
+  struct OfDevice {
+    std::vector<at::Tensor> fused, composed;
+    std::vector<size_t> fused_units, composed_units;
+  };
+  std::array<OfDevice, 2> devices;
   for (size_t i = 0; i < norms.size(); ++i) {
     const Unit& unit = *engine.units()[i];
     if (!counted(unit)) continue;
@@ -43,19 +48,25 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
       continue;
     }
     const at::Tensor& gradient = unit.storage().shard_gradient();
+    OfDevice& device = devices.at(gradient.is_cpu() ? 0 : 1);
     if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
-      fused.push_back(gradient);
-      fused_units.push_back(i);
+      device.fused.push_back(gradient);
+      device.fused_units.push_back(i);
     } else {
-      composed.push_back(at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble));
-      composed_units.push_back(i);
+      device.composed.push_back(
+          at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble));
+      device.composed_units.push_back(i);
     }
   }
-  const std::vector<double> squares = kernels::sums_of_squares(fused);
-  for (size_t k = 0; k < squares.size(); ++k) norms[fused_units[k]] = std::sqrt(squares[k]);
-  if (composed.empty()) return norms;
-  const at::Tensor host = at::stack(composed).to(at::kCPU);
-  for (size_t k = 0; k < composed.size(); ++k) norms[composed_units[k]] = host.const_data_ptr<double>()[k];
+  for (const OfDevice& device : devices) {
+    const std::vector<double> squares = kernels::sums_of_squares(device.fused);
+    for (size_t k = 0; k < squares.size(); ++k) norms[device.fused_units[k]] = std::sqrt(squares[k]);
+    if (device.composed.empty()) continue;
+    const at::Tensor host = at::stack(device.composed).to(at::kCPU);
+    for (size_t k = 0; k < device.composed.size(); ++k) {
+      norms[device.composed_units[k]] = host.const_data_ptr<double>()[k];
+    }
+  }
   return norms;
 }
 

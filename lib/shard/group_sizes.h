@@ -31,6 +31,15 @@ struct GroupSizes {
 };
 GroupSizes group_sizes(const comm::MeshShape& mesh, util::Named<Strategy> strategy);
 
+/// Numbers of the queues in which units with these groups are gathered and reduced: what has the same number
+/// runs in order. Groups of as many ranks are the same group, since one strategy's axes are among another's.
+inline size_t gather_queue(const GroupSizes& groups) {
+  return 2 * static_cast<size_t>(groups.shards > 1 ? groups.shards : groups.replicas);
+}
+inline size_t reduction_queue(const GroupSizes& groups, bool reduce_scatter_group) {
+  return gather_queue(groups) + (reduce_scatter_group && groups.shards > 1 ? 1 : 0);
+}
+
 /// For people: "units sharded over data (4), replicated over dcn (2)".
 std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> strategy);
 

@@ -9,6 +9,7 @@ std::vector<ScheduledUnit> scheduled_units(const std::vector<UnitSizes>& units) 
                    .is_root = unit.is_root,
                    .is_cut = unit.is_cut(),
                    .has_replicas = unit.groups.replicas > 1,
+                   .stays_after_forward = unit.options.stays_after_forward,
                    .has_trainable_parameters = unit.has_trainable_parameters});
   }
   return all;

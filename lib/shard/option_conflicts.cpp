@@ -29,6 +29,13 @@ std::string shown(const Texts& list) {
   return concat("[", text, "]");
 }
 
+/// Whether the options of some wrapped module are such.
+template <typename Predicate>
+bool any_wrapped(const ShardOptions& options, const Predicate& is_such) {
+  return std::any_of(options.wrapped.begin(), options.wrapped.end(),
+                     [&](const WrappedModule& wrapped) { return is_such(wrapped.options); });
+}
+
 class OptionChecks {
  public:
   explicit OptionChecks(const ShardOptions& options) : options_(options), mixed_(options.mixed_precision) {}
@@ -36,7 +43,12 @@ class OptionChecks {
   std::vector<OptionConflict> run() {
     check_values();
     check_wrapping();
-    if (!reshards(options_.strategy) || !options_.reshard_after_forward) check_without_resharding();
+    const bool some_reshard = any_wrapped(options_, [&](const UnitOverrides& own) {
+      return reshards(own.strategy.value_or(options_.strategy)) &&
+             own.reshard_after_forward.value_or(options_.reshard_after_forward);
+    });
+    const bool reshard_by_default = reshards(options_.strategy) && options_.reshard_after_forward;
+    if (!reshard_by_default && !some_reshard) check_without_resharding();
     check_strategy();
     if (options_.layout == Layout::kFlat) check_flat_layout();
     check_memory_and_prefetch();
@@ -112,9 +124,14 @@ class OptionChecks {
   }
 
   void check_strategy() {
-    const bool replicates = is_hybrid(options_.strategy) || shards_nothing(options_.strategy) ||
-                            !options_.replicated_parameters.empty() ||
-                            (options_.layout == Layout::kPerParameter && !options_.shard_1d_parameters);
+    const auto has_replicas = [](util::Named<Strategy> strategy) {
+      return is_hybrid(strategy) || shards_nothing(strategy);
+    };
+    const bool replicates =
+        has_replicas(options_.strategy) || !options_.replicated_parameters.empty() ||
+        any_wrapped(options_,
+                    [&](const UnitOverrides& own) { return own.strategy && has_replicas(*own.strategy); }) ||
+        (options_.layout == Layout::kPerParameter && !options_.shard_1d_parameters);
     refuse_if(
         !replicates && options_.replica_check_interval > 0, {"fsdp.replica_check_interval", "fsdp.strategy"},
         concat("0, because with fsdp.strategy = ", options_.strategy, " every parameter is on one rank only"),
@@ -125,7 +142,10 @@ class OptionChecks {
               shown(options_.keep_after_forward),
               "take \"root\" out or set fsdp.reshard_root_after_forward = false");
 
-    const bool whole = shards_nothing(options_.strategy);
+    const bool whole =
+        shards_nothing(options_.strategy) && !any_wrapped(options_, [](const UnitOverrides& own) {
+          return own.strategy && !shards_nothing(*own.strategy);
+        });
     const std::string why = ", because with fsdp.strategy = no_shard every rank holds every parameter";
     const char* remedy = "leave it out or change fsdp.strategy";
     refuse_if(whole && options_.forward_prefetch == ForwardPrefetch::kExplicit,
@@ -133,6 +153,8 @@ class OptionChecks {
               concat("none or implicit", why, " and no unit is gathered"), "\"explicit\"", remedy);
     refuse_if(whole && !options_.limit_all_gathers, {"fsdp.limit_all_gathers", "fsdp.strategy"},
               concat("true", why, " and there is no all-gather"), "false", remedy);
+    refuse_if(whole && options_.reduce_scatter_group, {"fsdp.reduce_scatter_group", "fsdp.strategy"},
+              concat("false", why, " and there is no reduce-scatter"), "true", remedy);
     refuse_if(whole && !options_.replicated_parameters.empty(),
               {"fsdp.replicated_parameters", "fsdp.strategy"}, concat("[]", why, " already"),
               shown(options_.replicated_parameters), remedy);
@@ -170,8 +192,7 @@ class OptionChecks {
               "false, because with mixed_precision.reduce_dtype = float32 gradients have full precision",
               "true", "leave it out or set mixed_precision.reduce_dtype to bfloat16 or float16");
     refuse_if(
-        !mixed_.keep_float32.empty() && mixed_.param_dtype == FloatType::kFloat32 &&
-            mixed_.reduce_dtype == FloatType::kFloat32,
+        !mixed_.keep_float32.empty() && !any_unit_is_mixed(options_),
         {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
         "[], because with mixed_precision.param_dtype = float32 and mixed_precision.reduce_dtype = float32 "
         "every parameter is float32",
@@ -195,6 +216,16 @@ class OptionChecks {
 };
 
 }  // namespace
+
+bool any_unit_is_mixed(const ShardOptions& options) {
+  const auto is_low = [](util::Named<FloatType> type) { return type != FloatType::kFloat32; };
+  const MixedPrecisionOptions& mixed = options.mixed_precision;
+  return is_low(mixed.param_dtype) || is_low(mixed.reduce_dtype) ||
+         any_wrapped(options, [&](const UnitOverrides& own) {
+           return (own.param_dtype && is_low(*own.param_dtype)) ||
+                  (own.reduce_dtype && is_low(*own.reduce_dtype));
+         });
+}
 
 std::vector<OptionConflict> find_option_conflicts(const ShardOptions& options) {
   return OptionChecks(options).run();

@@ -18,6 +18,9 @@ struct OptionConflict {
 /// the model (stage types, names).
 std::vector<OptionConflict> find_option_conflicts(const ShardOptions& options);
 
+/// Whether a unit is gathered or reduced in another type than float32.
+bool any_unit_is_mixed(const ShardOptions& options);
+
 /// Throws Error(kUsage) with the messages of all conflicts, if there are any.
 void require_no_option_conflicts(const ShardOptions& options);
 

@@ -122,6 +122,25 @@ using WrapPolicy = std::function<bool(const StageInfo& info)>;
 using DimensionPolicy =
     std::function<std::optional<int64_t>(const std::string& name, const std::vector<int64_t>& shape)>;
 
+/// Options that one unit has in place of the model's (see ShardOptions and MixedPrecisionOptions). Absent
+/// ones are the model's.
+struct UnitOverrides {
+  using FloatType = util::FloatType;
+  std::optional<util::Named<Strategy>> strategy{};  ///< over which ranks the unit is cut and replicated
+  std::optional<bool> reshard_after_forward{};  ///< of the root too: in place of reshard_root_after_forward
+  std::optional<util::Named<FloatType>> param_dtype{}, reduce_dtype{};
+  std::optional<bool> cast_forward_inputs{}, keep_low_precision_grads{};
+  std::optional<bool> cpu_offload{}, move_grads_to_cpu{};
+
+  bool operator==(const UnitOverrides&) const = default;
+};
+
+/// A module that is a unit whatever the policy says.
+struct WrappedModule {
+  const nn::Hookable* module = nullptr;
+  UnitOverrides options{};  ///< of this unit; units inside it have their own
+};
+
 /// How a model is cut into units and units into shards, and in which order units are gathered, freed and
 /// reduced.
 struct ShardOptions {
@@ -147,6 +166,8 @@ struct ShardOptions {
   WrapPolicy wrap_policy = {};
   /// Exactly these stages and the root become units; no policy is consulted. Library only.
   std::vector<const nn::Hookable*> units = {};
+  /// These are units in addition, with options of their own; see wrap() in shard/wrap.h. Library only.
+  std::vector<WrappedModule> wrapped = {};
   /// Patterns of names of parameters that stay whole on every rank; their gradients are all-reduced.
   std::vector<std::string> replicated_parameters = {};
 
@@ -172,6 +193,12 @@ struct ShardOptions {
   bool cpu_offload = false;  ///< master weights and optimizer state in host memory
   bool move_grads_to_cpu =
       false;  ///< with cpu_offload: also the shards' gradients, as soon as they are reduced
+
+  /// Reduce-scatters of gradients run in a group of their own, beside the all-gathers (FairScale's
+  /// process_group_reduce_scatter): a gather need not wait for the reduction issued before it, but takes its
+  /// memory before that has given its own back, so that backward needs one more buffer of a unit's size.
+  /// Twice the connections.
+  bool reduce_scatter_group = false;
 
   /// Gradients are divided by this factor before they are summed over ranks, and by world size / factor
   /// afterwards. 0: 1, or for a float16 reduction the power of two nearest the square root of the world size.

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "util/error.h"
-#include "util/text.h"
 
 namespace fsdp::shard {
 namespace {
@@ -15,12 +14,6 @@ using Kind = Command::Kind;
 /// gradients.
 bool continues_after_sending(const ScheduledUnit& unit) {
   return unit.gradient_moves || (unit.is_cut && unit.has_replicas);
-}
-
-bool stays_after_forward(const ShardOptions& options, const ScheduledUnit& unit) {
-  return !reshards(options.strategy) || !options.reshard_after_forward ||
-         util::matches_any(unit.name, options.keep_after_forward) ||
-         (unit.is_root && !options.reshard_root_after_forward);
 }
 
 }  // namespace
@@ -37,10 +30,7 @@ Schedule::Schedule(const ShardOptions& options, std::vector<ScheduledUnit> units
       root_units_(static_cast<size_t>(std::ranges::count_if(units, &ScheduledUnit::is_root))),
       order_(units.size(), root_units_) {
   ahead_.reserve(units.size());
-  for (ScheduledUnit& unit : units) {
-    const bool stays = stays_after_forward(options, unit);
-    units_.push_back({.traits = std::move(unit), .stays_after_forward = stays});
-  }
+  for (ScheduledUnit& unit : units) units_.push_back({.traits = std::move(unit)});
 }
 
 void Schedule::emit(Kind kind, size_t unit) { reader_.read({kind, unit, pass_}); }
@@ -93,7 +83,7 @@ void Schedule::forward_ends(size_t unit, bool backward_follows) {
   if (in_backward()) return;
   order_.end(unit);
   if (unit == 0) return end_pass(backward_follows);
-  if (backward_follows && units_[unit].stays_after_forward) return;
+  if (backward_follows && units_[unit].traits.stays_after_forward) return;
   reshard_kept(/*except=*/unit);
   if (keeps_last_) {
     kept_ = unit;
@@ -127,7 +117,7 @@ void Schedule::end_pass(bool backward_follows) {
     return;
   }
   for (size_t i = 0; i < root_units_; ++i) {
-    if (!units_[i].stays_after_forward) reshard(i);
+    if (!units_[i].traits.stays_after_forward) reshard(i);
   }
 }
 
@@ -280,9 +270,7 @@ void Schedule::forget_gradients() {
 }
 
 void Schedule::reset() {
-  for (Unit& unit : units_) {
-    unit = {.traits = std::move(unit.traits), .stays_after_forward = unit.stays_after_forward};
-  }
+  for (Unit& unit : units_) unit = {.traits = std::move(unit.traits)};
   ahead_.clear();
   kept_.reset();
   sending_.reset();

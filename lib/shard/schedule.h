@@ -14,8 +14,8 @@
 // The rules, with the ShardOptions that change them:
 // - A unit is gathered when its forward begins, if it is not gathered yet, and the next unit is gathered
 //   before it computes [forward_prefetch]. The unit whose forward ended before is freed first, so two units
-//   are gathered at a time [reshard_after_forward, keep_after_forward, strategy]. Without limit_all_gathers,
-//   all units that are known to come are gathered ahead.
+//   are gathered at a time [reshard_after_forward, keep_after_forward, strategy; all three for each unit:
+//   shard/unit_options.h]. Without limit_all_gathers, all units that are known to come are gathered ahead.
 // - ForwardPrefetch::kImplicit needs no recorded order. Ahead is gathered what came next in the previous
 //   forward, as long as this forward agrees with it. Elsewhere (in the first forward, after a change of order)
 //   it depends on whether the host runs ahead of the compute:
@@ -103,9 +103,10 @@ class CommandReader {
 /// The properties of a unit on which the order depends.
 struct ScheduledUnit {
   std::string name;
-  bool is_root = false;       ///< a unit of the root stage
-  bool is_cut = true;         ///< its parameters are sharded over several ranks
-  bool has_replicas = false;  ///< its gradients are all-reduced over replicas
+  bool is_root = false;              ///< a unit of the root stage
+  bool is_cut = true;                ///< its parameters are sharded over several ranks
+  bool has_replicas = false;         ///< its gradients are all-reduced over replicas
+  bool stays_after_forward = false;  ///< see UnitOptions
   bool has_trainable_parameters = true;
   bool gradient_moves = false;  ///< its gradient is copied from the device to host memory
 };
@@ -167,7 +168,6 @@ class Schedule {
 
   struct Unit {
     ScheduledUnit traits;
-    bool stays_after_forward = false;
     Parameters parameters = Parameters::kSharded;
     bool has_gradients = false;  ///< attached and not reduced
     bool is_being_reduced = false;

@@ -2,7 +2,6 @@
 
 #include "shard/group_sizes.h"
 #include "shard/spmd_fully_shard.h"
-#include "shard/spmd_inner.h"
 #include "util/dtype.h"
 #include "util/error.h"
 
@@ -23,9 +22,9 @@ std::string spmd_debug(const Engine& engine,
     return to_string(PartitionSpec(std::move(all)));
   };
   const ShardOptions& options = engine.options();
-  const PartitionSpec::Axes axes = shard_axes(options.strategy);
   for (const Segment& segment : engine.segments()) {
     const Unit& unit = *engine.units()[segment.unit];
+    const PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
     const auto& parameters = unit.storage().parameters();
     const auto found = std::find_if(parameters.begin(), parameters.end(),
                                     [&](const auto& each) { return each.name == segment.name; });
@@ -35,8 +34,8 @@ std::string spmd_debug(const Engine& engine,
     if (options.layout == Layout::kFlat) {
       local = {segment.numel()};
       flat = " of the flat unit";
-      spec = PartitionSpec{is_replicated(engine, segment.unit) ? PartitionSpec::Axes() : axes};
-    } else if (!is_replicated(engine, segment.unit) && !local.empty()) {
+      spec = PartitionSpec{axes};
+    } else if (!axes.empty() && !local.empty()) {
       const auto dimension = static_cast<size_t>(found->shard_dimension);
       int64_t inner = 1;
       for (size_t i = dimension + 1; i < local.size(); ++i) inner *= local[i];

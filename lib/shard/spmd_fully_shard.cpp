@@ -9,6 +9,7 @@
 #include "shard/option_conflicts.h"
 #include "shard/spmd_hook.h"
 #include "shard/spmd_inner.h"
+#include "shard/wrap.h"
 #include "util/error.h"
 #include "util/log.h"
 #include "util/text.h"
@@ -41,15 +42,16 @@ std::optional<int64_t> marked_dimension(const std::string& name, const Sharding&
 
 /// Marks decide, then the calls that sharded inner modules, then the options.
 DimensionPolicy dimension_policy_of(const ModelTree& tree, const comm::Mesh& mesh,
-                                    const ShardOptions& options, const Dimensions& inner) {
+                                    const ShardOptions& options, const InnerCuts& inner) {
   auto decided = std::make_shared<std::map<std::string, std::optional<int64_t>>>();
   for (size_t i = 0; i < tree.tensors.size(); ++i) {
     const std::string& name = tree.outline.parameters[i].names.front();
     const auto before = inner.find(tree.tensors[i].unsafeGetTensorImpl());
     if (const auto sharding = sharding_of(tree.tensors[i])) {
-      decided->emplace(name, marked_dimension(name, *sharding, mesh, options.strategy));
+      const auto strategy = before == inner.end() ? options.strategy : before->second.strategy;
+      decided->emplace(name, marked_dimension(name, *sharding, mesh, strategy));
     } else if (before != inner.end()) {
-      decided->emplace(name, before->second);
+      decided->emplace(name, before->second.dimension);
     }
   }
   DimensionPolicy others = options.dimension_policy
@@ -61,19 +63,14 @@ DimensionPolicy dimension_policy_of(const ModelTree& tree, const comm::Mesh& mes
   };
 }
 
-/// The units of inner modules, and the modules outside of these that `policy` wants; it notes in
-/// `policy_found_one` whether there is one.
+/// The modules outside of inner ones that the policy wants; it notes in `policy_found_one` whether there is
+/// one.
 WrapPolicy wrap_policy_of(const std::vector<InnerModule>& inner, const SpmdOptions& options,
                           const std::shared_ptr<bool>& policy_found_one) {
-  std::set<const nn::Hookable*> units;
   std::vector<std::string> paths;
-  for (const InnerModule& each : inner) {
-    units.insert(each.engine->modules().begin(), each.engine->modules().end());
-    paths.push_back(each.path);
-  }
-  return [units, paths, policy = options.auto_wrap_policy, excluded = options.shard.exclude_stages,
+  for (const InnerModule& each : inner) paths.push_back(each.path);
+  return [paths, policy = options.auto_wrap_policy, excluded = options.shard.exclude_stages,
           policy_found_one](const StageInfo& info) {
-    if (units.contains(&info.module)) return true;
     const bool is_excluded =
         std::find(excluded.begin(), excluded.end(), info.module.type_name()) != excluded.end();
     const bool is_inner = std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
@@ -120,20 +117,21 @@ std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, cons
   }
   const std::vector<InnerModule> inner = find_inner_modules(tree);
   ShardOptions& shard = options.shard;
-  Dimensions dimensions;
+  InnerCuts cuts;
   for (const InnerModule& each : inner) {
     require_options_of(each, shard);
-    take_options(each, shard, dimensions);
+    take_options(each, shard, cuts);
   }
   if (shard.layout == Layout::kPerParameter) {
-    shard.dimension_policy = dimension_policy_of(tree, mesh, shard, dimensions);
+    shard.dimension_policy = dimension_policy_of(tree, mesh, shard, cuts);
   }
   const auto policy_found_one = std::make_shared<bool>(false);
   shard.wrap_policy = wrap_policy_of(inner, options, policy_found_one);
   shard.exclude_stages.clear();  // the policy has them
   // Errors come before the inner engines end.
-  require_no_option_conflicts(shard);
-  plan_units(module, shard);
+  const ShardOptions with_noted = WrappedModules::added_to(shard);
+  require_no_option_conflicts(with_noted);
+  plan_units(module, with_noted);
   if (options.auto_wrap_policy && !*policy_found_one && mesh.world()->rank() == 0) warn_of_idle_policy(tree);
 
   HookPlaces places;

@@ -89,10 +89,10 @@ struct SpmdOptions {
 /// Layers can be sharded one by one, inner ones first, and the remaining parameters with the outermost module:
 /// the units of an inner module become units of the engine of the module around it, and its own engine ends.
 /// It keeps its shard_output, the hooks that others attached to it (recomputation) in their order, and its
-/// options: the dimension on which each parameter is cut, the units and parameters that it keeps gathered or
-/// whole. Options that only a whole engine has (strategy, layout, types, prefetch, offload) must be the outer
-/// call's too if they are not the default. The layers' weights are whole in memory meanwhile, unlike with
-/// auto_wrap_policy.
+/// options: the dimension on which each parameter is cut, the parameters that it keeps whole or in float32,
+/// and for its units what wrap() (shard/wrap.h) takes: strategy, resharding, types, offload, where they are
+/// not the default. Options that only a whole engine has (layout, prefetch) must be the outer call's too if
+/// they are not the default. The layers' weights are whole in memory meanwhile, unlike with auto_wrap_policy.
 ///
 /// Collective. Throws Error(kUsage) for a module that is sharded already, for options and marks that
 /// contradict each other, and for a mark that cuts a parameter on more than one dimension or over other axes

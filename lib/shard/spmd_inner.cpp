@@ -81,30 +81,18 @@ void require_options_of(const InnerModule& inner, const ShardOptions& outer) {
   using Text = std::string (*)(const ShardOptions&);
   const auto text = [](bool value) { return std::string(value ? "true" : "false"); };
   static const std::map<const char*, Text> kOptions = {
-      {"fsdp.strategy", [](const ShardOptions& o) { return concat(o.strategy); }},
       {"fsdp.layout", [](const ShardOptions& o) { return concat(o.layout); }},
       {"fsdp.forward_prefetch", [](const ShardOptions& o) { return concat(o.forward_prefetch); }},
       {"fsdp.backward_prefetch", [](const ShardOptions& o) { return concat(o.backward_prefetch); }},
       {"fsdp.gradient_predivide_factor",
        [](const ShardOptions& o) { return concat(o.gradient_predivide_factor); }},
-      {"mixed_precision.param_dtype",
-       [](const ShardOptions& o) { return concat(o.mixed_precision.param_dtype); }},
-      {"mixed_precision.reduce_dtype",
-       [](const ShardOptions& o) { return concat(o.mixed_precision.reduce_dtype); }},
       {"mixed_precision.buffer_dtype",
-       [](const ShardOptions& o) { return concat(o.mixed_precision.buffer_dtype); }},
-      {"mixed_precision.keep_float32", [](const ShardOptions& o) {
-         return concat("[", util::join(o.mixed_precision.keep_float32, ", "), "]");
-       }}};
+       [](const ShardOptions& o) { return concat(o.mixed_precision.buffer_dtype); }}};
   static const std::map<const char*, bool (*)(const ShardOptions&)> kSwitches = {
       {"fsdp.limit_all_gathers", [](const ShardOptions& o) { return o.limit_all_gathers; }},
-      {"fsdp.reshard_last_after_forward", [](const ShardOptions& o) { return o.reshard_last_after_forward; }},
-      {"fsdp.cpu_offload", [](const ShardOptions& o) { return o.cpu_offload; }},
-      {"fsdp.move_grads_to_cpu", [](const ShardOptions& o) { return o.move_grads_to_cpu; }},
-      {"mixed_precision.cast_forward_inputs",
-       [](const ShardOptions& o) { return o.mixed_precision.cast_forward_inputs; }},
-      {"mixed_precision.keep_low_precision_grads",
-       [](const ShardOptions& o) { return o.mixed_precision.keep_low_precision_grads; }}};
+      {"fsdp.reduce_scatter_group", [](const ShardOptions& o) { return o.reduce_scatter_group; }},
+      {"fsdp.reshard_last_after_forward",
+       [](const ShardOptions& o) { return o.reshard_last_after_forward; }}};
   const ShardOptions& own = inner.engine->options();
   const ShardOptions defaults = SpmdOptions().shard;
   const auto require = [&](const char* option, const std::string& mine, const std::string& by_default,
@@ -120,29 +108,61 @@ void require_options_of(const InnerModule& inner, const ShardOptions& outer) {
   }
 }
 
-bool is_replicated(const Engine& engine, size_t unit) {
-  return engine.modules()[unit] == nullptr && engine.units()[unit]->name().starts_with("root.replicated");
+namespace {
+
+/// What an engine's options say of its units and the defaults do not.
+UnitOverrides set_options(const ShardOptions& options) {
+  const ShardOptions defaults = SpmdOptions().shard;
+  UnitOverrides set;
+  const auto take = [](auto& to, const auto& from, const auto& by_default) {
+    if (from != by_default) to = from;
+  };
+  const MixedPrecisionOptions &mixed = options.mixed_precision, &plain = defaults.mixed_precision;
+  take(set.strategy, options.strategy, defaults.strategy);
+  take(set.param_dtype, mixed.param_dtype, plain.param_dtype);
+  take(set.reduce_dtype, mixed.reduce_dtype, plain.reduce_dtype);
+  take(set.cast_forward_inputs, mixed.cast_forward_inputs, plain.cast_forward_inputs);
+  take(set.keep_low_precision_grads, mixed.keep_low_precision_grads, plain.keep_low_precision_grads);
+  take(set.cpu_offload, options.cpu_offload, defaults.cpu_offload);
+  take(set.move_grads_to_cpu, options.move_grads_to_cpu, defaults.move_grads_to_cpu);
+  return set;
 }
 
-void take_options(const InnerModule& inner, ShardOptions& outer, Dimensions& dimensions) {
+UnitOverrides wrapped_options(const ShardOptions& options, const nn::Hookable* module) {
+  const auto found = std::find_if(options.wrapped.begin(), options.wrapped.end(),
+                                  [module](const WrappedModule& each) { return each.module == module; });
+  return found == options.wrapped.end() ? UnitOverrides() : found->options;
+}
+
+}  // namespace
+
+void take_options(const InnerModule& inner, ShardOptions& outer, InnerCuts& cuts) {
   const Engine& engine = *inner.engine;
   const ShardOptions& own = engine.options();
-  const bool frees_units = reshards(outer.strategy) && outer.reshard_after_forward;
+  const UnitOverrides of_all = set_options(own);
   for (size_t i = 0; i < engine.units().size(); ++i) {
     const Unit& unit = *engine.units()[i];
-    const bool is_whole = is_replicated(engine, i);
+    const nn::Hookable* module =
+        engine.modules()[i];  // none of parameters that were taken out of their units
+    const bool is_whole =
+        module == nullptr && shards_nothing(unit.options().strategy) && !shards_nothing(own.strategy);
+    const bool is_float32 = module == nullptr && unit.name().ends_with(".float32");  // by plan_units()
+    UnitOverrides options = merged(wrapped_options(own, module), of_all);
     for (const NamedParameter& parameter : unit.storage().parameters()) {
-      dimensions[parameter.tensor.unsafeGetTensorImpl()] =
-          is_whole ? std::nullopt : std::optional(parameter.shard_dimension);
+      const std::string name = nn::name_inside(inner.path, parameter.name);
+      cuts[parameter.tensor.unsafeGetTensorImpl()] = {
+          is_whole ? std::nullopt : std::optional(parameter.shard_dimension),
+          options.strategy.value_or(outer.strategy)};
       if (is_whole && outer.layout == Layout::kFlat && !shards_nothing(outer.strategy)) {
-        outer.replicated_parameters.push_back(nn::name_inside(inner.path, parameter.name));
+        outer.replicated_parameters.push_back(name);
       }
+      if (is_float32) outer.mixed_precision.keep_float32.push_back(name);
     }
-    const bool stays = !own.reshard_after_forward || util::matches_any(unit.name(), own.keep_after_forward);
-    const bool is_unit = engine.modules()[i] != nullptr && !unit.storage().parameters().empty();
-    if (stays && is_unit && frees_units) {
-      outer.keep_after_forward.push_back(i == 0 ? inner.path : nn::name_inside(inner.path, unit.name()));
+    if (module == nullptr || unit.storage().parameters().empty()) continue;
+    if (!own.reshard_after_forward || util::matches_any(unit.name(), own.keep_after_forward)) {
+      options.reshard_after_forward = false;
     }
+    outer.wrapped.push_back({module, options});
   }
 }
 

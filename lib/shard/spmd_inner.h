@@ -54,13 +54,15 @@ std::vector<InnerModule> find_inner_modules(const ModelTree& tree);
 /// Throws Error(kUsage) for an option of a whole engine that was set for an inner module only.
 void require_options_of(const InnerModule& inner, const ShardOptions& outer);
 
-/// The dimension on which each parameter is cut; nullopt: it stays whole.
-using Dimensions = std::map<const void*, std::optional<int64_t>>;
+/// How an inner call cut a parameter.
+struct InnerCut {
+  std::optional<int64_t> dimension{};                     ///< nullopt: it stays whole
+  util::Named<Strategy> strategy = Strategy::kFullShard;  ///< of its unit
+};
+using InnerCuts = std::map<const void*, InnerCut>;
 
-/// Moves what the inner engine was told of single units and parameters to the options of the outer one.
-void take_options(const InnerModule& inner, ShardOptions& outer, Dimensions& dimensions);
-
-/// Whether a unit holds the parameters that stay whole.
-bool is_replicated(const Engine& engine, size_t unit);
+/// Adds the units of the inner engine to those of the outer one, with the options of units that it was given
+/// (ShardOptions::wrapped), and what it was told of single parameters.
+void take_options(const InnerModule& inner, ShardOptions& outer, InnerCuts& cuts);
 
 }  // namespace fsdp::shard

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "shard/nominal_pass.h"
@@ -10,25 +11,30 @@
 namespace fsdp::shard {
 namespace {
 
-/// The most bytes held at once, where tasks of the communication stream run in order, each at any time
-/// between its issue and the wait for it.
+/// The most bytes held at once, where the tasks of a queue run in order, each at any time between its issue
+/// and the wait for it, and those of different queues in any order.
 class MostBytes {
  public:
+  struct Place {
+    size_t queue = 0, number = 0;
+  };
+
   /// Taken (or, if negative, freed) by the caller.
   void add(int64_t bytes) {
     live_ += bytes;
     note();
   }
   /// Taken by a task. Returns its place, for wait().
-  size_t issue(int64_t bytes) {
-    under_way_.push_back(bytes);
+  Place issue(size_t queue, int64_t bytes) {
+    Queue& in = queues_[queue];
+    in.under_way.push_back(bytes);
     note();
-    return done_ + under_way_.size();
+    return {queue, in.done + in.under_way.size()};
   }
-  void wait(size_t place) {
-    for (; done_ < place; ++done_) {
-      live_ += under_way_.front();
-      under_way_.pop_front();
+  void wait(const Place& place) {
+    for (Queue& in = queues_[place.queue]; in.done < place.number; ++in.done) {
+      live_ += in.under_way.front();
+      in.under_way.pop_front();
     }
   }
 
@@ -36,21 +42,32 @@ class MostBytes {
   void reset() { most_ = 0; }
 
  private:
+  struct Queue {
+    std::deque<int64_t> under_way;
+    size_t done = 0;
+  };
+
   void note() {
-    int64_t live = live_;
-    most_ = std::max(most_, live);
-    for (int64_t bytes : under_way_) most_ = std::max(most_, live += bytes);
+    int64_t most = live_;
+    for (const auto& [number, queue] : queues_) {
+      int64_t sum = 0, largest = 0;
+      for (int64_t bytes : queue.under_way) largest = std::max(largest, sum += bytes);
+      most += largest;
+    }
+    most_ = std::max(most_, most);
   }
 
   int64_t live_ = 0, most_ = 0;
-  std::deque<int64_t> under_way_;
-  size_t done_ = 0;
+  std::map<size_t, Queue> queues_;
 };
 
 class Counter final : public CommandReader {
  public:
-  explicit Counter(const std::vector<UnitSizes>& units)
-      : units_(units), gathered_(units.size()), sent_(units.size()) {}
+  Counter(const std::vector<UnitSizes>& units, const ShardOptions& options)
+      : units_(units),
+        reduce_scatter_group_(options.reduce_scatter_group),
+        gathered_(units.size()),
+        sent_(units.size()) {}
 
   void read(const Command& command) override {
     const UnitSizes& unit = units_[command.unit];
@@ -96,8 +113,9 @@ class Counter final : public CommandReader {
     (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times_;
     (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
         times_ * unit.gather_payload_bytes();
-    bytes_.issue(unit.unsharded_bytes() + unit.communication_bytes());
-    gathered_[command.unit] = bytes_.issue(-unit.communication_bytes());
+    const size_t queue = gather_queue(unit.groups);
+    bytes_.issue(queue, unit.unsharded_bytes() + unit.communication_bytes());
+    gathered_[command.unit] = bytes_.issue(queue, -unit.communication_bytes());
   }
 
   void reduce(const Command& command) {
@@ -105,7 +123,8 @@ class Counter final : public CommandReader {
     const int64_t payload = times_ * unit.reduce_payload_bytes();
     if (unit.is_cut()) {
       formula_.traffic += {.reduce_scatters = times_, .reduce_scatter_bytes = payload};
-      sent_[command.unit] = bytes_.issue(-unit.gradient_bytes());
+      sent_[command.unit] =
+          bytes_.issue(reduction_queue(unit.groups, reduce_scatter_group_), -unit.gradient_bytes());
     }
     if (unit.groups.replicas > 1) {
       formula_.traffic += {.all_reduces = times_, .all_reduce_bytes = payload};
@@ -113,7 +132,8 @@ class Counter final : public CommandReader {
   }
 
   const std::vector<UnitSizes>& units_;
-  std::vector<size_t> gathered_, sent_;  ///< places of tasks, by unit
+  const bool reduce_scatter_group_;
+  std::vector<MostBytes::Place> gathered_, sent_;  ///< of tasks, by unit
   MostBytes bytes_;
   StepFormula formula_;
   int64_t times_ = 1;
@@ -124,7 +144,7 @@ class Counter final : public CommandReader {
 StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions& options,
                          const StepFormulaOptions& step) {
   FSDP_CHECK(step.micro_batches >= 1);
-  Counter counter(units);
+  Counter counter(units, options);
   Schedule schedule(options, scheduled_units(units), counter);
   const NominalPass pass(units);
   pass.run(schedule);  // makes the order of the units known

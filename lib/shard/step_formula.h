@@ -18,14 +18,16 @@
 // how much.
 //
 // Memory: an upper bound on the bytes of gathered parameters and unreduced gradients, at any timing of the
-// collectives: an all-gather takes its memory when its turn on the communication stream comes, and a
-// reduction gives the whole unit's gradients back when it has sent them. Where a layout does not gather in
-// place, the gathered shards count beside the unit until they are copied out. Gradients count where units are
-// cut; the gradient of a whole unit becomes the shard's own. Not in the bound: the gradient of one parameter
-// at a time, until it is added to its unit's.
+// collectives: an all-gather takes its memory when its turn in its queue comes, and a reduction gives the
+// whole unit's gradients back when it has sent them. Units of one group share a queue. With
+// reduce_scatter_group, reduce-scatters have another, and queues are in no order. Where a layout does not
+// gather in place, the gathered shards count beside the unit until they are copied out. Gradients count where
+// units are cut; the gradient of a whole unit becomes the shard's own. Not in the bound: the gradient of one
+// parameter at a time, until it is added to its unit's.
 //
 // With the defaults, units in a row need at most two gathered units and one gradient, or one gathered unit
-// and two gradients, beside the root: the buffer of a reduction serves the all-gather behind it.
+// and two gradients, beside the root: the buffer of a reduction serves the all-gather behind it. With
+// reduce_scatter_group it does not, and two gathered units and two gradients may be there at once.
 //
 // Assumed: each unit is used once per pass, in the order of the modules; backward reaches every unit with
 // trainable parameters; a stage whose activations are recomputed contains no units. An engine's formula takes

@@ -19,19 +19,20 @@ void finish(std::unique_ptr<comm::Work>& work) {
 
 ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy) {
   const std::vector<comm::MeshAxis> cut = shard_axes(strategy), replicated = replicate_axes(strategy);
+  const auto shard = mesh.group(cut);
   return {.world = mesh.world(),
-          .shard = mesh.group(cut),
+          .shard = shard,
+          .reduce_scatter = shard,
           .replicate = mesh.shape().along(replicated) > 1 ? mesh.group(replicated) : nullptr};
 }
 
-Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options,
-           const UnitParts& parts)
+Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& parts)
     : name_(plan.name),
       groups_(groups),
-      options_(options),
+      options_(plan.options),
       trace_(parts.trace),
       offload_(parts.offload),
-      storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options.storage,
+      storage_(plan.parameters, {groups_.shard->rank(), groups_.shard->world_size()}, options_.storage,
                parts.pool, parts.materialize) {
   if (!storage_.shard_is_offloaded()) return;
   FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
@@ -146,9 +147,9 @@ void Unit::start_reduction() {
   job->input = storage_.detach_gradients();
   FSDP_CHECK(job->input.defined(), "unit ", name_, " has no gradients to reduce");
   const bool replicated = groups_.replicas() > 1;
-  comm::Communicator& first = is_cut() || !replicated ? *groups_.shard : *groups_.replicate;
-  comm::Communicator& last = replicated ? *groups_.replicate : *groups_.shard;
-  const double predivide = options_.gradient_predivide_factor;
+  comm::Communicator& first = is_cut() || !replicated ? *groups_.reduce_scatter : *groups_.replicate;
+  comm::Communicator& last = replicated ? *groups_.replicate : *groups_.reduce_scatter;
+  const double predivide = predivide_factor(options_, groups_.world->world_size());
   if (predivide != 1) first.enqueue([job, predivide] { job->input.div_(predivide); });
 
   if (is_cut()) {
@@ -197,7 +198,7 @@ std::unique_ptr<comm::Work> Unit::reduce_scatter(const std::shared_ptr<Reduction
   job->output = at::empty({storage_.layout().shard_numel()}, job->input.options());
   ++traffic_.reduce_scatters;
   traffic_.reduce_scatter_bytes += static_cast<int64_t>(job->output.nbytes());
-  return groups_.shard->reduce_scatter(job->output, job->input, {.unit = name_, .pass = "backward"});
+  return groups_.reduce_scatter->reduce_scatter(job->output, job->input, {.unit = name_, .pass = "backward"});
 }
 
 std::unique_ptr<comm::Work> Unit::all_reduce(const at::Tensor& tensor) {

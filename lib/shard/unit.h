@@ -12,10 +12,15 @@
 // unit, then an all-reduce of the result among those that hold the same shard. Each group has its own queue,
 // and only the second group's waits for the reduce-scatter, so the first continues with the next unit.
 //
+// Units may be cut over different groups (ShardOptions::wrapped), and the reduce-scatters of a group may have
+// a communicator of their own (reduce_scatter_group). Each communicator has a queue; what follows about order
+// is true of the operations of one queue.
+//
 // Memory follows the order of the communication stream, not of the calls: the buffer of an all-gather issued
 // ahead is taken when the collectives before it are done, and the input of a reduce-scatter is given back as
-// soon as it has been sent. So the buffer of one reduction serves the all-gather behind it. Where a layout
-// does not gather in place, the copy to the unsharded buffer is also a task of that stream.
+// soon as it has been sent. So the buffer of one reduction serves the all-gather behind it in the same queue.
+// An all-gather of another queue needs a buffer beside it (step_formula.h counts both). Where a layout does
+// not gather in place, the copy to the unsharded buffer is also a task of that stream.
 //
 // On a device, whose streams run behind the calls, memory is given back in the order of the caller's stream:
 // by the caller, when that stream has waited for the last use (Communicator::enqueue_release()). The next
@@ -46,14 +51,17 @@ namespace fsdp::shard {
 /// The groups with which a rank communicates; group_sizes.h says which ranks they have.
 struct ProcessGroups {
   std::shared_ptr<comm::Communicator> world;
-  std::shared_ptr<comm::Communicator> shard;      ///< the ranks over which each unit is cut
+  std::shared_ptr<comm::Communicator> shard;  ///< the ranks over which each unit is cut
+  /// The same ranks, for the reduce-scatters of gradients: `shard`, or with reduce_scatter_group a
+  /// communicator with a queue of its own.
+  std::shared_ptr<comm::Communicator> reduce_scatter;
   std::shared_ptr<comm::Communicator> replicate;  ///< the ranks with the same shard; null: this one only
 
   int replicas() const { return replicate ? replicate->world_size() : 1; }
   int replica_rank() const { return replicate ? replicate->rank() : 0; }
 };
 
-/// The groups for a strategy; Strategy::kNoShard for replicated parameters. Not collective.
+/// The groups for a strategy, with one for both kinds of collectives. Not collective.
 ProcessGroups process_groups(const comm::Mesh& mesh, util::Named<Strategy> strategy);
 
 /// What the units of an engine share.
@@ -69,7 +77,7 @@ class Unit {
   enum class State { kSharded, kGathering, kUnsharded };
 
   /// Throws, and is collective, as the constructor of UnitStorage.
-  Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions& options, const UnitParts& parts);
+  Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& parts);
   ~Unit();
 
   const std::string& name() const { return name_; }

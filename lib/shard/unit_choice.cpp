@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "shard/option_conflicts.h"
 #include "util/error.h"
 #include "util/nearest_pattern.h"
 #include "util/text.h"
@@ -65,10 +67,12 @@ class Chooser {
 
   std::vector<UnitChoice> run() {
     check_types();
-    take_out_special_parameters();
     is_unit_[kRoot] = true;
+    note_wrapped();
+    take_out_special_parameters();
     if (decisions_.given == 0) {
-      choose_inside(kRoot);
+      choose_inside(kRoot, /*wrapped_only=*/false);
+      check_in_use("wrap()", "leave the call out");
     } else {
       choose_given();
     }
@@ -109,10 +113,21 @@ class Chooser {
     }
   }
 
+  void note_wrapped() {
+    for (const auto& [node, own] : decisions_.wrapped) {
+      const std::string& name = unit_name(model_, node);
+      if (!wrapped_.emplace(node, own).second) {
+        fail(ErrorKind::kUsage, "wrap(): expected each module once; found \"", name,
+             "\" again; leave one of the calls out");
+      }
+      require_no_unit_conflicts(options_, own, name);
+      is_unit_[node] = true;
+    }
+  }
+
   void take_out_special_parameters() {
     const MixedPrecisionOptions& mixed = options_.mixed_precision;
-    bool is_mixed =
-        mixed.param_dtype != util::FloatType::kFloat32 || mixed.reduce_dtype != util::FloatType::kFloat32;
+    const bool is_mixed = any_unit_is_mixed(options_);
     mark("fsdp.replicated_parameters", options_.replicated_parameters, &Assignment::replicated);
     if (is_mixed) mark("mixed_precision.keep_float32", mixed.keep_float32, &Assignment::keep_float32);
     if (options_.layout == Layout::kPerParameter) choose_dimensions();
@@ -158,17 +173,20 @@ class Chooser {
 
   // ---- automatic choice
 
-  void choose_inside(size_t around) {
-    if (model_.nodes[around].is_stage && contains(options_.leaf_stages, model_.nodes[around].type)) return;
-    for (size_t node = around + 1; node < model_.nodes[around].end; node = model_.nodes[node].end) {
-      choose_inside(node);
-      decide(node);
+  void choose_inside(size_t around, bool wrapped_only) {
+    const nn::OutlineNode& outer = model_.nodes[around];
+    wrapped_only = wrapped_only || (outer.is_stage && contains(options_.leaf_stages, outer.type));
+    if (wrapped_only && wrapped_.empty()) return;
+    for (size_t node = around + 1; node < outer.end; node = model_.nodes[node].end) {
+      choose_inside(node, wrapped_only);
+      if (!wrapped_only || wrapped_.contains(node)) decide(node);
     }
   }
 
   void decide(size_t node) {
     const nn::OutlineNode& stage = model_.nodes[node];
-    if (!stage.is_stage || contains(options_.exclude_stages, stage.type)) return;
+    const bool is_wrapped = wrapped_.contains(node);
+    if (!is_wrapped && (!stage.is_stage || contains(options_.exclude_stages, stage.type))) return;
     std::vector<size_t> left;
     int64_t numel = 0;
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
@@ -179,10 +197,12 @@ class Chooser {
       numel += parameter.numel();
     }
     if (left.empty()) return;
-    const bool wraps = decisions_.wraps
-                           ? decisions_.wraps(node, numel)
-                           : contains(options_.wrap_stages, stage.type) || numel >= options_.min_num_params;
-    if (!wraps) return;
+    const auto policy_wraps = [&] {
+      return decisions_.wraps
+                 ? decisions_.wraps(node, numel)
+                 : contains(options_.wrap_stages, stage.type) || numel >= options_.min_num_params;
+    };
+    if (!is_wrapped && !policy_wraps()) return;
     is_unit_[node] = true;
     for (size_t parameter : left) assigned_[parameter].holder = node;
   }
@@ -199,16 +219,24 @@ class Chooser {
       }
       is_unit_[node] = true;
     }
+    for (size_t i = 0; i < model_.parameters.size(); ++i) {
+      if (!assigned_[i].is_taken_out()) assigned_[i].holder = holder_of_given(model_.parameters[i]);
+    }
+    check_in_use("units", "take it out");
+  }
+
+  /// That each unit holds a parameter, or is the nearest around one.
+  void check_in_use(const char* option, const char* remedy) const {
     std::set<size_t> in_use = {kRoot};
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
       for (size_t node : model_.parameters[i].nodes) in_use.insert(nearest_unit(node));
-      if (!assigned_[i].is_taken_out()) assigned_[i].holder = holder_of_given(model_.parameters[i]);
+      in_use.insert(assigned_[i].holder);
     }
-    for (size_t node : given) {
-      if (in_use.contains(node)) continue;
-      fail(ErrorKind::kUsage,
-           "units: expected stages with parameters that no unit inside them holds; found \"",
-           unit_name(model_, node), "\" of type ", model_.nodes[node].type, ", which has none; take it out");
+    for (size_t node = 0; node < is_unit_.size(); ++node) {
+      if (!is_unit_[node] || in_use.contains(node)) continue;
+      fail(ErrorKind::kUsage, option,
+           ": expected stages with parameters that no unit inside them holds; found \"",
+           unit_name(model_, node), "\" of type ", model_.nodes[node].type, ", which has none; ", remedy);
     }
   }
 
@@ -233,40 +261,73 @@ class Chooser {
 
   // ---- the result
 
+  /// The options of a unit of its own; none of most.
+  UnitOverrides own_options(size_t node) const {
+    const auto found = wrapped_.find(node);
+    return found == wrapped_.end() ? UnitOverrides() : found->second;
+  }
+
+  /// The unit with whose parameters those are used that are taken out: one with options of its own, or the
+  /// root.
+  size_t unit_of_taken_out(const nn::OutlineParameter& parameter) const {
+    const size_t node = nearest_unit(parameter.nodes.front());
+    UnitOverrides own = own_options(node);
+    own.reshard_after_forward.reset();  // the lifetime of what is taken out is the root's
+    return own == UnitOverrides() ? kRoot : node;
+  }
+
   std::vector<UnitChoice> make_choices() const {
-    // By replicated + 2 * keep_float32; the first is the root unit, which is there even when empty.
-    std::array<UnitChoice, 4> of_root;
-    const std::array<const char*, 4> names = {unit_name(model_, kRoot).c_str(), "root.replicated",
-                                              "root.float32", "root.replicated.float32"};
-    for (size_t kind = 0; kind < of_root.size(); ++kind) {
-      of_root[kind].name = names[kind];
-      of_root[kind].replicated = kind % 2 == 1;
-      of_root[kind].keep_float32 = kind >= 2;
-    }
-    std::vector<std::vector<UnitChoice::Parameter>> held(model_.nodes.size());
+    using Parameters = std::vector<UnitChoice::Parameter>;
+    std::vector<Parameters> held(model_.nodes.size());
+    // By node and replicated + 2 * keep_float32.
+    std::map<size_t, std::array<Parameters, 4>> taken_out;
     for (size_t i = 0; i < assigned_.size(); ++i) {
       const auto& [replicated, keep_float32, shard_dimension, holder] = assigned_[i];
-      const bool of_inner = !replicated && !keep_float32 && holder != kNobody && holder != kRoot;
-      (of_inner ? held[holder] : of_root[(replicated ? 1 : 0) + (keep_float32 ? 2 : 0)].parameters)
-          .push_back({.index = i, .shard_dimension = shard_dimension});
+      Parameters& parameters = assigned_[i].is_taken_out()
+                                   ? taken_out[unit_of_taken_out(model_.parameters[i])]
+                                              [(replicated ? 1 : 0) + (keep_float32 ? 2 : 0)]
+                                   : held[holder == kNobody ? kRoot : holder];
+      parameters.push_back({.index = i, .shard_dimension = shard_dimension});
     }
 
-    std::vector<UnitChoice> units;
-    for (UnitChoice& unit : of_root) {
-      if (units.empty() || !unit.parameters.empty()) units.push_back(std::move(unit));
+    std::vector<UnitChoice> units = {choice_of(kRoot, std::move(held[kRoot]))};
+    for (auto& [node, kinds] : taken_out) {
+      for (size_t kind = 1; kind < kinds.size(); ++kind) {
+        if (!kinds[kind].empty()) units.push_back(taken_out_choice(node, kind, std::move(kinds[kind])));
+      }
     }
     for (size_t node = kRoot + 1; node < model_.nodes.size(); ++node) {
-      if (held[node].empty()) continue;
-      units.push_back({.name = unit_name(model_, node), .node = node, .parameters = std::move(held[node])});
+      if (!held[node].empty()) units.push_back(choice_of(node, std::move(held[node])));
     }
     return units;
+  }
+
+  UnitChoice choice_of(size_t node, std::vector<UnitChoice::Parameter> parameters) const {
+    const std::string& name = unit_name(model_, node);
+    return {.name = name,
+            .node = node,
+            .parameters = std::move(parameters),
+            .options = unit_options(options_, name, node == kRoot, own_options(node))};
+  }
+
+  UnitChoice taken_out_choice(size_t node, size_t kind, std::vector<UnitChoice::Parameter> parameters) const {
+    static constexpr std::array<const char*, 4> kEndings = {"", ".replicated", ".float32",
+                                                            ".replicated.float32"};
+    const std::string name = unit_name(model_, node) + kEndings.at(kind);
+    UnitOverrides own = own_options(node);
+    if (node != kRoot) own.reshard_after_forward.reset();
+    if (kind >= 2) own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
+    UnitOptions options = unit_options(options_, name, /*is_root=*/true, own);
+    if (kind % 2 == 1) options.strategy = Strategy::kNoShard;
+    return {.name = name, .node = kRoot, .parameters = std::move(parameters), .options = options};
   }
 
   const ShardOptions& options_;
   const UnitDecisions& decisions_;
   const nn::ModelOutline& model_;
-  std::vector<bool> is_unit_;         ///< by node
-  std::vector<Assignment> assigned_;  ///< by parameter
+  std::map<size_t, UnitOverrides> wrapped_;  ///< by node
+  std::vector<bool> is_unit_;                ///< by node
+  std::vector<Assignment> assigned_;         ///< by parameter
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "nn/model_outline.h"
 #include "shard/options.h"
+#include "shard/unit_options.h"
 
 namespace fsdp::shard {
 
@@ -26,13 +27,12 @@ struct UnitChoice {
   std::string name;  ///< dotted path of the stage; "root" for the outermost
   size_t node = 0;   ///< of the outline
   std::vector<Parameter> parameters;
-  bool replicated = false;    ///< whole on every rank, see ShardOptions::replicated_parameters
-  bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
+  UnitOptions options;
 
   bool is_root() const { return node == 0; }  ///< has the lifetime of the root unit
 };
 
-/// Stand-ins for the options that need modules (units, wrap_policy).
+/// Stand-ins for the options that need modules (units, wrapped, wrap_policy).
 struct UnitDecisions {
   /// Whether the stage at a node becomes a unit of `numel` elements; empty: min_num_params and wrap_stages
   /// decide.
@@ -40,9 +40,15 @@ struct UnitDecisions {
   /// Above 0: exactly this many given stages and the root become units; `given_node` maps each to its node.
   size_t given = 0;
   std::function<size_t(size_t index)> given_node{};
+  /// By node: the stages that are units in addition, and their options.
+  struct Wrapped {
+    size_t node = 0;
+    UnitOverrides options{};
+  };
+  std::vector<Wrapped> wrapped{};
 };
 
-/// As plan_units(). Ignores options.units and options.wrap_policy in favour of `decisions`.
+/// As plan_units(). Ignores options.units, wrapped and wrap_policy in favour of `decisions`.
 std::vector<UnitChoice> choose_units(const nn::ModelOutline& model, const ShardOptions& options,
                                      const UnitDecisions& decisions = {});
 

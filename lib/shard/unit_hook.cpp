@@ -19,16 +19,14 @@ struct ForwardScope {
 class UnitHook final : public nn::CallHook {
  public:
   UnitHook(std::shared_ptr<Engine> engine, size_t unit)
-      : engine_(std::move(engine)),
-        unit_(unit),
-        input_dtype_(engine_->units()[unit]->options().storage.param_dtype) {}
+      : engine_(std::move(engine)), unit_(unit), options_(engine_->units()[unit]->options()) {}
 
   std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
     const bool recording = at::GradMode::is_enabled();
     engine_->forward_begins(unit_, recording);
-    if (engine_->options().mixed_precision.cast_forward_inputs) {
+    if (options_.cast_forward_inputs) {
       for (at::Tensor* input : inputs) {
-        if (input->is_floating_point() && !is_autocast(*input)) *input = input->to(input_dtype_);
+        if (input->is_floating_point() && !is_autocast(*input)) *input = input->to(options_.storage.param_dtype);
       }
     }
     if (recording) {
@@ -62,12 +60,12 @@ class UnitHook final : public nn::CallHook {
  private:
   /// Whether a region of autocast chooses the types of what is computed with the input.
   bool is_autocast(const at::Tensor& input) const {
-    return input_dtype_ == at::kFloat && util::autocast_type(input.device()).has_value();
+    return options_.storage.param_dtype == at::kFloat && util::autocast_type(input.device()).has_value();
   }
 
   std::shared_ptr<Engine> engine_;
   size_t unit_;
-  at::ScalarType input_dtype_;
+  const UnitOptions options_;
 };
 
 }  // namespace

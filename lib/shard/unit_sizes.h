@@ -5,8 +5,6 @@
 // choice of the units and the arithmetic of the layout, which need shapes only: an outline of the model is
 // enough to plan it for any world size. Needs no libtorch.
 
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,27 +15,10 @@
 #include "shard/options.h"
 #include "shard/unit_choice.h"
 #include "shard/unit_layout.h"
+#include "shard/unit_options.h"
 #include "util/dtype.h"
 
 namespace fsdp::shard {
-
-/// The layout of a unit, the types in which it is computed and reduced, and where it is kept.
-struct StorageOptions {
-  util::Named<Layout> layout = Layout::kFlat;
-  c10::ScalarType param_dtype = c10::ScalarType::Float;
-  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
-  bool keep_low_precision_grads = false;
-  bool cpu_offload = false;
-  bool move_grads_to_cpu = false;
-};
-
-struct UnitOptions {
-  StorageOptions storage;
-  double gradient_predivide_factor = 1;  ///< see ShardOptions; resolved
-};
-
-/// The options of one unit. `keep_float32`: see MixedPrecisionOptions; `ranks`: of the run.
-UnitOptions unit_options(const ShardOptions& options, bool keep_float32, int ranks);
 
 /// What units have communicated, or will: numbers of collectives and the payload of this rank, as in
 /// comm/trace.h.
@@ -66,8 +47,7 @@ struct UnitSizes {
   int64_t shard_numel = 0;      ///< of one rank, with padding
   int64_t gathered_numel = 0;   ///< output of an all-gather, input of a reduce-scatter
   int64_t unsharded_numel = 0;  ///< of the buffer of which the parameters are views
-  c10::ScalarType param_dtype = c10::ScalarType::Float;
-  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
+  UnitOptions options;
   GroupSizes groups;
   std::vector<ParameterSizes> parameters;
 
@@ -89,22 +69,28 @@ struct UnitSizes {
   }
   /// Of the buffer in which gradients are accumulated and from which they are reduced.
   int64_t gradient_bytes() const { return has_trainable_parameters ? gathered_numel * reduce_element() : 0; }
+  /// Of the gradient of this rank's shard.
+  int64_t shard_gradient_bytes() const {
+    if (!has_trainable_parameters) return 0;
+    return shard_numel * (options.storage.keep_low_precision_grads ? reduce_element() : 4);
+  }
   /// This rank's payload of an all-gather, and of a reduction.
   int64_t gather_payload_bytes() const { return shard_numel * param_element(); }
   int64_t reduce_payload_bytes() const { return shard_numel * reduce_element(); }
 
   bool operator==(const UnitSizes&) const = default;
 
-  int64_t param_element() const { return util::element_size(param_dtype); }
-  int64_t reduce_element() const { return util::element_size(reduce_dtype); }
+  int64_t param_element() const { return util::element_size(options.storage.param_dtype); }
+  int64_t reduce_element() const { return util::element_size(options.storage.reduce_dtype); }
 };
 
 /// The sizes that follow from a unit's options, layout and groups.
-UnitSizes sizes_of_unit(std::string name, const StorageOptions& options, const UnitLayout& layout,
+UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
                         const GroupSizes& groups);
 
 /// unit_sizes() of the engine that fully_shard() would make of such a model, before its first pass. Throws
-/// Error(kUsage) as fully_shard() does. `decisions` replace options.units and options.wrap_policy.
+/// Error(kUsage) as fully_shard() does. `decisions` replace options.units, wrapped and
+/// wrap_policy.
 std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh, const UnitDecisions& decisions = {});
 

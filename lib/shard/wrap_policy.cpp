@@ -43,24 +43,24 @@ void add_to_tree(ModelTree& tree, std::map<const void*, size_t>& index, torch::n
   outline.nodes[own].end = outline.nodes.size();
 }
 
-/// The node of options.units[index].
-size_t place_of_given(const ModelTree& tree, const ShardOptions& options, size_t index) {
-  const nn::Hookable* given = options.units[index];
+/// The node of a module that was given as `what`, by `option`.
+size_t place_of_given(const ModelTree& tree, const nn::Hookable* given, const char* option,
+                      const std::string& what) {
   if (given == nullptr) {
-    fail(ErrorKind::kUsage, "units: expected stages of the model; found a null pointer as units[", index,
-         "]; take it out");
+    fail(ErrorKind::kUsage, option, ": expected stages of the model; found a null pointer as ", what,
+         "; take it out");
   }
   std::vector<size_t> places;
   for (size_t node = 0; node < tree.modules.size(); ++node) {
     if (tree.modules[node] == given) places.push_back(node);
   }
   if (places.empty()) {
-    fail(ErrorKind::kUsage, "units: expected stages inside the root; found units[", index, "] of type ",
+    fail(ErrorKind::kUsage, option, ": expected stages inside the root; found ", what, " of type ",
          given->type_name(), ", which is not; register it as a module of the root or take it out");
   }
   if (places.size() > 1) {
-    fail(ErrorKind::kUsage, "units: expected stages that are at one place of the model; found units[", index,
-         "] at \"", unit_name(tree.outline, places[0]), "\" and \"", unit_name(tree.outline, places[1]),
+    fail(ErrorKind::kUsage, option, ": expected stages that are at one place of the model; found ", what,
+         " at \"", unit_name(tree.outline, places[0]), "\" and \"", unit_name(tree.outline, places[1]),
          "\"; make one unit of a stage around both, or a second stage");
   }
   return places.front();
@@ -108,7 +108,12 @@ UnitDecisions unit_decisions(const ModelTree& tree, const ShardOptions& options)
     };
   }
   decisions.given = options.units.size();
-  decisions.given_node = [&](size_t index) { return place_of_given(tree, options, index); };
+  decisions.given_node = [&](size_t index) {
+    return place_of_given(tree, options.units[index], "units", util::concat("units[", index, "]"));
+  };
+  for (const auto& [module, own] : options.wrapped) {
+    decisions.wrapped.push_back({place_of_given(tree, module, "wrap()", "a module"), own});
+  }
   return decisions;
 }
 
@@ -123,8 +128,7 @@ std::vector<UnitPlan> plan_units(torch::nn::Module& root, const ShardOptions& op
     UnitPlan& plan = plans.emplace_back();
     plan.name = unit.name;
     plan.module = tree.modules[unit.node];
-    plan.replicated = unit.replicated;
-    plan.keep_float32 = unit.keep_float32;
+    plan.options = unit.options;
     for (const UnitChoice::Parameter& parameter : unit.parameters) {
       const std::vector<std::string>& names = tree.outline.parameters[parameter.index].names;
       plan.parameters.push_back({names.front(),

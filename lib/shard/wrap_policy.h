@@ -6,7 +6,8 @@
 //   units                        exactly these stages and the root
 //   wrap_policy                  a callable decides for each stage
 //   min_num_params, wrap_stages  stages that are large enough, or of one of these types
-// exclude_stages and leaf_stages apply to the last two.
+// exclude_stages and leaf_stages apply to the last two. Modules of options.wrapped (shard/wrap.h) are units
+// in any case.
 
 #include <cstdint>
 #include <string>
@@ -51,8 +52,7 @@ struct UnitPlan {
   std::string name;  ///< dotted path of the stage; "root" for the outermost
   nn::Hookable* module = nullptr;
   std::vector<NamedParameter> parameters;
-  bool replicated = false;    ///< whole on every rank, see ShardOptions::replicated_parameters
-  bool keep_float32 = false;  ///< see MixedPrecisionOptions::keep_float32
+  UnitOptions options;
 };
 
 /// Plans the units of the model: not collective, and the same on every rank with the same model and options.
@@ -63,9 +63,11 @@ struct UnitPlan {
 ///   "root.replicated"          options.replicated_parameters,
 ///   "root.float32"             options.mixed_precision.keep_float32,
 ///   "root.replicated.float32"  both;
-/// these parameters count for no other unit. With fsdp.layout = "per_parameter", parameters that the
-/// dimension policy leaves whole are replicated too. keep_float32 has no effect when param_dtype and
-/// reduce_dtype are float32. Then come the other units in the order of the modules, none of them empty.
+/// these parameters count for no other unit. Those of a unit with options of its own form units of the root
+/// stage in the same way, which have these options: "layers.0.replicated". With fsdp.layout =
+/// "per_parameter", parameters that the dimension policy leaves whole are replicated too. keep_float32 has no
+/// effect when param_dtype and reduce_dtype are float32. Then come the other units in the order of the
+/// modules, none of them empty.
 ///
 /// The automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py), children first: the
 /// policy decides for each stage with parameters that no unit inside it holds, unless its type is in
@@ -77,6 +79,9 @@ struct UnitPlan {
 /// With options.units a stage of any type may be a unit. Each must be inside `root`, at one place, be given
 /// once and have parameters that no unit inside it holds, and all places of a tied parameter must belong to
 /// one unit.
+///
+/// The rules for options.wrapped are those for options.units, in addition to the other choices; its options
+/// must be free of conflicts in each unit.
 ///
 /// Throws Error(kUsage) for units that break these rules, for a type in wrap_stages, leaf_stages or exclude_stages
 /// (except that of the default) that no stage has, for a pattern that matches no parameter, and for one in keep_after_forward that matches no

@@ -15,6 +15,7 @@
 #include "shard/fully_shard.h"
 #include "support/sharded_run.h"
 #include "support/temporary_folder.h"
+#include "support/wrapped_paths.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -89,6 +90,28 @@ TEST(StateSlices, OfHybridShardsCoverEveryElementOnceSpreadOverReplicas) {
   EXPECT_EQ(written.size(), 9u);
   for (const auto& [name, counts] : written) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
   for (int64_t elements : of_rank) EXPECT_GT(elements, 0);
+}
+
+TEST(StateSlices, OfUnitsInDifferentGroupsCoverEveryElementOnce) {
+  std::mutex mutex;
+  std::map<std::string, std::vector<int>> written;
+  comm::run_ranks_as_threads(4, [&](comm::Communicator& communicator) {
+    testing::ChainStage chain(4, 3);
+    const shard::EnableWrap scope;
+    testing::wrap_paths(chain,
+                        {{"layers.0", {.strategy = "no_shard"}}, {"layers.1", {.strategy = "hybrid_shard"}}});
+    auto engine = shard::fully_shard(chain, {.min_num_params = 1},
+                                     comm::Mesh({.dcn = 2, .data = 2}, testing::borrowed(communicator)));
+    auto optimizer = optim::make_optimizer({}, optim::flat_parameters(*engine, {}));
+    std::lock_guard lock(mutex);
+    for (const auto& slice : state_slices(*engine, *optimizer, SlicePurpose::kSave)) {
+      auto& counts = written[slice.name];
+      counts.resize(static_cast<size_t>(c10::multiply_integers(slice.shape)));
+      for (int64_t i = slice.range.begin; i < slice.range.end; ++i) ++counts[static_cast<size_t>(i)];
+    }
+  });
+  EXPECT_EQ(written.size(), 15u);
+  for (const auto& [name, counts] : written) EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name;
 }
 
 // Of a 6 x 4 embedding cut on its second dimension the columns have several rows: one replica gives them all.

@@ -19,10 +19,8 @@ class Plain final : public ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
 
- protected:
-  std::shared_ptr<Communicator> new_subgroup(const std::string& name,
-                                             const std::vector<int>& ranks) override {
-    return std::make_shared<Plain>(inner().subgroup(name, ranks));
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
+    return std::make_shared<Plain>(inner().new_group(name, ranks));
   }
 };
 

@@ -130,6 +130,29 @@ TEST_P(QueuedSubgroups, DoNotWaitForEachOther) {
   });
 }
 
+// The group is held up by rank 0 until all ranks have used the duplicate.
+TEST_P(QueuedSubgroups, ADuplicateOfAGroupIsNotOrderedWithIt) {
+  std::promise<void> promise;
+  std::shared_future<void> others_are_done = promise.get_future().share();
+  std::atomic<int> done = 0;
+  run(4, [&](Communicator& world) {
+    Group twin = world.duplicate("twin"), second = world.duplicate("twin");
+    EXPECT_NE(twin.get(), &world);
+    EXPECT_NE(twin, second);
+    EXPECT_EQ(std::pair(twin->rank(), twin->world_size()), std::pair(world.rank(), world.world_size()));
+    if (world.rank() == 0) world.enqueue([others_are_done] { others_are_done.wait(); });
+    at::Tensor slow = at::ones({1});
+    auto held_up = world.all_reduce(slow, ReduceOp::kSum, {.unit = "slow"});
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(sum_over(i % 2 == 0 ? *twin : *second, 1), 4);
+    if (++done == 4) promise.set_value();
+    held_up->wait();
+    EXPECT_EQ(slow.item<float>(), 4);
+    Group alone = world.subgroup("alone", {world.rank()});
+    EXPECT_EQ(alone->duplicate("twin"), alone);
+    world.barrier({.unit = "end"});
+  });
+}
+
 TEST_P(QueuedSubgroups, StayUsableWhenAnotherGroupHasFailed) {
   run(4, [](Communicator& world) {
     int row = world.rank() / 2 * 2;

@@ -201,6 +201,7 @@ const std::map<std::string, Row>& rows() {
       {"fsdp.backward_prefetch", {"\"post\"", {strategy("full_shard")}, {strategy("no_shard")}}},
       {"fsdp.limit_all_gathers",
        {"false", {strategy("full_shard")}, {strategy("no_shard"), {"fsdp.forward_prefetch = \"none\""}}}},
+      {"fsdp.reduce_scatter_group", {"true", {strategy("full_shard")}, {strategy("no_shard")}}},
       {"fsdp.move_grads_to_cpu", {"true", {{"fsdp.cpu_offload = true"}}, {{"fsdp.cpu_offload = false"}}}},
       {"mixed_precision.keep_low_precision_grads",
        {"true",

@@ -202,6 +202,7 @@ const std::map<std::string, Sample>& samples() {
       {"fsdp.backward_prefetch", {"\"post\"", "\"implicit\""}},
       {"fsdp.limit_all_gathers", {"false", "0"}},
       {"fsdp.cpu_offload", {"true", "1"}},
+      {"fsdp.reduce_scatter_group", {"true", "1"}},
       {"fsdp.move_grads_to_cpu", {"true", "1", {"fsdp.cpu_offload=true"}}},
       {"fsdp.gradient_predivide_factor", {"2.0", "-1"}},
       {"mixed_precision.param_dtype", {"\"bfloat16\"", "\"half\""}},

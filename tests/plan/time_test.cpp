@@ -18,7 +18,7 @@ std::vector<shard::UnitSizes> units_of(const shard::GroupSizes& groups) {
     unit.numel = unit.gathered_numel = unit.unsharded_numel = 250 * groups.shards;
     unit.groups = groups;
   }
-  units.front().is_root = true;
+  units.front().is_root = units.front().options.stays_after_forward = true;
   return units;
 }
 
@@ -72,6 +72,16 @@ TEST(PlanTime, ReducesOverReplicasBesideTheShards) {
   TimePlan time = plan_time(two_blocks(), units_of({.shards = 4, .replicas = 2}), kSlow);
   EXPECT_NEAR(time.communication, 7 + 3, 1e-9);  // each 2 * 1/2 * 1000 bytes
   EXPECT_NEAR(time.exposed, 7 + 1, 1e-9);        // all but the last go beside the next reduce-scatter
+}
+
+// Where nothing computes, a group of its own cannot make the same bytes faster. Beside compute it can: see
+// StepClock in tests/train.
+TEST(PlanTime, OfReduceScattersInTheirOwnGroupHasTheSameLinks) {
+  config::Config config = two_blocks();
+  config.fsdp.reduce_scatter_group = true;
+  TimePlan time = plan_time(config, units_of({.shards = 4}), kSlow);
+  EXPECT_NEAR(time.communication, 7, 1e-9);
+  EXPECT_NEAR(time.exposed, 7, 1e-9);
 }
 
 TEST(PlanTime, OfAWorldOfOneIsCompute) {

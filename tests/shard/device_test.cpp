@@ -103,6 +103,35 @@ std::vector<Way> ways() {
          plan.mesh = {.dcn = 2, .data = 2};
        },
        4},
+      {"ReduceScatterGroup", [](RunPlan& plan) { plan.shard.reduce_scatter_group = true; }},
+      {"HybridReduceScatterGroup",
+       [](RunPlan& plan) {
+         plan.shard.reduce_scatter_group = true;
+         plan.shard.strategy = "hybrid_shard";
+         plan.mesh = {.dcn = 2, .data = 2};
+       },
+       4},
+      {"OffloadReduceScatterGroup",
+       [](RunPlan& plan) {
+         plan.shard.reduce_scatter_group = true;
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+       }},
+      {"WrappedUnits",
+       [](RunPlan& plan) {
+         plan.mesh = {.dcn = 2, .data = 2};
+         plan.wrapped = {
+             {"model.layers.0", {.strategy = "hybrid_shard", .cpu_offload = true}},
+             {"model.layers.1", {.strategy = "no_shard", .cpu_offload = true, .move_grads_to_cpu = true}},
+             {"model.layers.2", {.reshard_after_forward = false}}};
+       },
+       4},
+      {"WrappedUnitsInTwoTypes",
+       [](RunPlan& plan) {
+         plan.shard.strategy = "no_shard";
+         plan.shard.mixed_precision.param_dtype = "bfloat16";
+         plan.wrapped = {{"model.layers.0", {.strategy = "full_shard", .param_dtype = "float32"}},
+                         {"model.layers.1", {.cpu_offload = true}}};
+       }},
       {"PerParameter",
        [](RunPlan& plan) {
          plan.shard.layout = "per_parameter";

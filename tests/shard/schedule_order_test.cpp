@@ -39,8 +39,9 @@ std::vector<UnitSizes> units_of(const ShardOptions& options) {
     unit.shard_numel = 100;
     unit.groups = group_sizes({.dcn = 2, .data = 4, .model = 1}, options.strategy);
     unit.shard_is_unsharded = unit.groups.shards == 1;
+    unit.is_root = units.size() == 1;
+    unit.options = unit_options(options, unit.name, unit.is_root, {});
   }
-  units.front().is_root = true;
   return units;
 }
 

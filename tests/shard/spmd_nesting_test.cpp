@@ -305,19 +305,53 @@ TEST(SpmdNesting, AnOuterPolicyIsAskedAboutTheModulesOutsideOfInnerOnesOnly) {
   });
 }
 
+TEST(SpmdNesting, StrategyTypesAndOffloadOfAUnitAreThoseOfTheInnerCall) {
+  on_mesh({.dcn = 2, .data = 2}, [](const comm::Mesh& mesh) {
+    ThreeBlocks model;
+    SpmdOptions types, place, group;
+    types.shard.mixed_precision.reduce_dtype = "bfloat16";
+    types.shard.mixed_precision.keep_float32 = {"*bias"};
+    place.shard.cpu_offload = place.shard.move_grads_to_cpu = true;
+    group.shard.strategy = "full_shard";
+    spmd_fully_shard(*model.blocks[0], mesh, {}, types);
+    spmd_fully_shard(*model.blocks[1], mesh, {}, place);
+    spmd_fully_shard(*model.blocks[2], mesh, {}, group);
+    const auto engine = spmd_fully_shard(model, mesh);
+    std::map<std::string, UnitOptions> options;
+    for (const auto& unit : engine->units()) options[unit->name()] = unit->options();
+    EXPECT_EQ(options.at("0").storage.reduce_dtype, at::kBFloat16);
+    EXPECT_EQ(options.at("0.replicated.float32").storage.reduce_dtype, at::kFloat);
+    EXPECT_EQ(options.at("1").storage.reduce_dtype, at::kFloat);
+    EXPECT_TRUE(options.at("1").storage.cpu_offload && options.at("1").storage.move_grads_to_cpu);
+    EXPECT_TRUE(options.at("1.replicated").storage.cpu_offload) << "its biases, which are whole";
+    EXPECT_FALSE(options.at("0").storage.cpu_offload || options.at("2").storage.cpu_offload);
+    std::map<std::string, int> shards;
+    for (const auto& unit : engine->units()) shards[unit->name()] = unit->groups().shard->world_size();
+    EXPECT_EQ(shards.at("0"), 2);
+    EXPECT_EQ(shards.at("1"), 2);
+    EXPECT_EQ(shards.at("2"), 4);
+    EXPECT_THAT(spmd_debug(*engine),
+                HasSubstr("2.in.weight  global [12, 6]  local [3, 6]  (dcn x data, whole)"));
+    model.forward(at::ones({kBatch, kWidth})).sum().backward();
+    for (const auto& unit : engine->units()) {
+      EXPECT_EQ(unit->storage().shard_gradient().defined(), unit->storage().layout().numel() > 0)
+          << unit->name();
+    }
+  });
+}
+
 TEST(SpmdNesting, AnOptionOfWholeEnginesIsRefusedUnlessBothHaveIt) {
   on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
     Tower tower;
-    SpmdOptions bf16;
-    bf16.shard.mixed_precision.param_dtype = "bfloat16";
-    const auto inner = spmd_fully_shard(*tower.blocks->ptr<Block>(0), mesh, {}, bf16);
+    SpmdOptions post;
+    post.shard.backward_prefetch = "post";
+    const auto inner = spmd_fully_shard(*tower.blocks->ptr<Block>(0), mesh, {}, post);
     const auto refused = refusal_of([&] { spmd_fully_shard(tower, mesh); });
     EXPECT_EQ(refused.kind, util::ErrorKind::kUsage);
-    EXPECT_THAT(refused.text,
-                HasSubstr("expected mixed_precision.param_dtype = bfloat16, with which blocks.0 was "
-                          "sharded and which all units of an engine share; found float32"));
+    EXPECT_THAT(refused.text, HasSubstr("expected fsdp.backward_prefetch = post, with which blocks.0 was "
+                                        "sharded and which all units of an engine share; found pre"));
     EXPECT_FALSE(inner->units().empty()) << "the inner engine has not ended";
-    EXPECT_FALSE(spmd_fully_shard(tower, mesh, {}, bf16)->units().empty());
+    EXPECT_FALSE(spmd_fully_shard(tower, mesh, {}, post)->units().empty());
     EXPECT_TRUE(inner->units().empty());
   });
 }

@@ -18,6 +18,9 @@ using testing::refusal;
 using testing::SharingModel;
 using testing::with_threshold;
 
+bool is_replicated(const UnitPlan& plan) { return shards_nothing(plan.options.strategy); }
+bool is_float32(const UnitPlan& plan) { return plan.options.storage.reduce_dtype == at::kFloat; }
+
 // ---- replicated and fp32 parameters
 
 TEST(UnitPlans, TakesReplicatedParametersOutOfTheirUnits) {
@@ -28,10 +31,9 @@ TEST(UnitPlans, TakesReplicatedParametersOutOfTheirUnits) {
   EXPECT_EQ(names_of(plans), (Names{"root", "root.replicated", "layers.0", "layers.2"}));
   EXPECT_TRUE(plans[0].parameters.empty());
   EXPECT_EQ(plans[1].module, &chain);
-  EXPECT_TRUE(plans[1].replicated);
-  EXPECT_FALSE(plans[1].keep_float32);
+  EXPECT_TRUE(is_replicated(plans[1]));
   EXPECT_EQ(parameters_of(plans[1]), (Names{"bias", "layers.1.weight"}));
-  for (size_t i : {0, 2, 3}) EXPECT_FALSE(plans[i].replicated || plans[i].keep_float32) << plans[i].name;
+  for (size_t i : {0, 2, 3}) EXPECT_FALSE(is_replicated(plans[i])) << plans[i].name;
 }
 
 TEST(UnitPlans, SortsSpecialParametersIntoThreeExtraUnits) {
@@ -46,8 +48,9 @@ TEST(UnitPlans, SortsSpecialParametersIntoThreeExtraUnits) {
   EXPECT_EQ(parameters_of(plans[1]), Names{"layers.0.weight"});
   EXPECT_EQ(parameters_of(plans[2]), Names{"bias"});
   EXPECT_EQ(parameters_of(plans[3]), Names{"layers.1.weight"});
-  EXPECT_TRUE(!plans[2].replicated && plans[2].keep_float32);
-  EXPECT_TRUE(plans[3].replicated && plans[3].keep_float32);
+  EXPECT_TRUE(!is_replicated(plans[2]) && is_float32(plans[2]));
+  EXPECT_TRUE(is_replicated(plans[3]) && is_float32(plans[3]));
+  EXPECT_FALSE(is_float32(plans[0]) || is_float32(plans[1]) || is_float32(plans[4]));
 }
 
 TEST(UnitPlans, KeepFloat32HasNoEffectWhereEverythingIsFloat32) {

@@ -135,7 +135,7 @@ std::vector<UnitSizes> two_units() {
     unit.shard_numel = 25;
     unit.groups = {.shards = 4, .replicas = 2};
   }
-  units.front().is_root = true;
+  units.front().is_root = units.front().options.stays_after_forward = true;
   return units;
 }
 

@@ -11,16 +11,18 @@ namespace {
 
 ProcessGroups groups_of(comm::Communicator& communicator) {
   std::shared_ptr<comm::Communicator> world(&communicator, [](comm::Communicator*) {});
-  return {world, world, nullptr};
+  return {.world = world, .shard = world, .reduce_scatter = world, .replicate = nullptr};
 }
 
-UnitPlan unit_plan(testing::MatrixStage& stage) { return {"stage", &stage, {{"weight", stage.weight()}}}; }
+UnitPlan unit_plan(testing::MatrixStage& stage, const UnitOptions& options) {
+  return {"stage", &stage, {{"weight", stage.weight()}}, options};
+}
 
 /// A unit of one matrix and the pool of its buffers.
 struct TestUnit {
   TestUnit(testing::MatrixStage& stage, comm::Communicator& communicator, const UnitOptions& options = {})
       : pool(std::make_shared<BufferPool>(testing::borrowed(communicator))),
-        unit(unit_plan(stage), groups_of(communicator), options, {pool}) {}
+        unit(unit_plan(stage, options), groups_of(communicator), {pool}) {}
   int64_t live_bytes() const { return pool->account().live(); }
 
   std::shared_ptr<BufferPool> pool;

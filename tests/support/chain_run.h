@@ -14,6 +14,7 @@
 #include "support/counting_communicator.h"
 #include "support/layout_under_test.h"
 #include "support/tiny_models.h"
+#include "support/wrapped_paths.h"
 
 namespace fsdp::testing {
 
@@ -30,8 +31,11 @@ inline shard::ShardOptions every_matrix(const std::string& forward_prefetch = "n
 /// A chain of `layers` 4x4 matrices and a bias of 4, which is the root's.
 struct ChainRun {
   ChainRun(comm::Communicator& communicator, const shard::ShardOptions& options, int64_t layers = 4,
-           const std::vector<std::string>& recompute = {}, const comm::MeshOptions& mesh = {})
+           const std::vector<std::string>& recompute = {}, const comm::MeshOptions& mesh = {},
+           const OptionsByPath& wrapped = {})
       : calls(communicator), chain(layers, 4) {
+    const shard::EnableWrap scope;
+    wrap_paths(chain, wrapped);
     engine = shard_under_test(chain, options, comm::Mesh(mesh, borrowed(calls)));
     if (!recompute.empty()) nn::checkpoint_activations(chain, recompute);
   }

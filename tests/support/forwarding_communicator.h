@@ -25,11 +25,12 @@ class ForwardingCommunicator : public comm::ForwardingCommunicator {
   explicit ForwardingCommunicator(comm::Communicator& inner)
       : comm::ForwardingCommunicator(borrowed(inner)) {}
 
- protected:
-  std::shared_ptr<comm::Communicator> new_subgroup(const std::string& name,
-                                                   const std::vector<int>& ranks) final {
-    return around(inner().subgroup(name, ranks));
+  std::shared_ptr<comm::Communicator> new_group(const std::string& name,
+                                                const std::vector<int>& ranks) final {
+    return around(inner().new_group(name, ranks));
   }
+
+ protected:
   /// The decorator of a subgroup of the inner communicator.
   virtual std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) {
     return group;

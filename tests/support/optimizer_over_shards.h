@@ -24,7 +24,13 @@ struct Cut {
   const char* layout = "flat";
   int dcn = 1;
   int64_t min_num_params = 200;
+  OptionsByPath wrapped{};
 };
+
+/// Blocks in groups of their own, one without any.
+inline OptionsByPath blocks_in_other_groups() {
+  return {{"model.layers.0", {.strategy = "no_shard"}}, {"model.layers.1", {.strategy = "hybrid_shard"}}};
+}
 
 inline void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
 
@@ -50,6 +56,8 @@ class OptimizedRank {
     options.strategy = cut.strategy;
     options.layout = cut.layout;
     options.min_num_params = cut.min_num_params;
+    const shard::EnableWrap scope;
+    wrap_paths(*model_, cut.wrapped);
     engine_ = shard::fully_shard(*model_, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
     matrices_.emplace(*engine_, update);
     optimizer_ = optim::make_optimizer(update, optim::flat_parameters(*engine_, update), &*matrices_);

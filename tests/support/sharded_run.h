@@ -26,6 +26,7 @@
 #include "support/forwarding_communicator.h"
 #include "support/layout_under_test.h"
 #include "support/tiny_models.h"
+#include "support/wrapped_paths.h"
 #include "util/text.h"
 
 namespace fsdp::testing {
@@ -33,6 +34,7 @@ namespace fsdp::testing {
 struct RunPlan {
   nn::ModelOptions model = tiny_options();
   shard::ShardOptions shard;
+  OptionsByPath wrapped{};
   comm::MeshOptions mesh;
   int64_t steps = 3;
   int64_t global_rows = 12;  ///< of a step, over all ranks and micro-batches
@@ -136,6 +138,8 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
       nn::checkpoint_activations(*model, plan.recompute);
     };
     recompute(/*outside=*/true);
+    const shard::EnableWrap scope;
+    wrap_paths(*model, plan.wrapped);
     auto engine = shard_under_test(*model, plan.shard, mesh);
     recompute(/*outside=*/false);
     std::shared_ptr<const nn::GraphCounts> graphs;

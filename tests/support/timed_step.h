@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -37,24 +38,38 @@ class StepTime {
 
 class VirtualTime final : public StepTime {
  public:
-  void compute(double seconds) override { now_ += seconds; }
-  double now() const override { return now_; }
-  void wait_until(double time) {
-    double& waiting = task_ != nullptr ? *task_ : now_;
-    waiting = std::max(waiting, time);
+  using Job = plan::CommunicationStreams::Job;
+
+  void compute(double seconds) override {
+    now_ += seconds;
+    while (seconds > 0) seconds -= streams_.pass(seconds);
   }
-  /// Runs `task` of another stream; returns until when that waited.
-  double run_task(const std::function<void()>& task) {
-    double end = now_;
-    task_ = &end;
+  double now() const override { return now_; }
+  size_t new_number() { return ++numbers_; }  ///< of a stream or a link
+  Job issue(size_t stream, size_t link, double seconds, Job after = 0) {
+    return streams_.issue(stream, link, seconds, after);
+  }
+  void wait_for(Job job) {
+    if (task_waits_for_ != nullptr) {
+      *task_waits_for_ = job;
+      return;
+    }
+    while (!streams_.is_done(job)) now_ += streams_.pass(std::numeric_limits<double>::infinity());
+  }
+  /// Runs `task` of another stream; returns what that waits for.
+  Job run_task(const std::function<void()>& task) {
+    Job job = 0;
+    task_waits_for_ = &job;
     task();
-    task_ = nullptr;
-    return end;
+    task_waits_for_ = nullptr;
+    return job;
   }
 
  private:
+  plan::CommunicationStreams streams_;
   double now_ = 0;
-  double* task_ = nullptr;
+  size_t numbers_ = 0;
+  Job* task_waits_for_ = nullptr;
 };
 
 class RealTime final : public StepTime {
@@ -101,47 +116,55 @@ class TimedCommunicator : public ForwardingCommunicator {
   plan::MachineSpeed speed_;
 };
 
-/// Over a communicator that is done at the call; a stream of its own in virtual time.
+/// Over a communicator that is done at the call; a stream of its own in virtual time. Groups of the same
+/// ranks share a link.
 class VirtuallyTimedCommunicator final : public TimedCommunicator {
  public:
   VirtuallyTimedCommunicator(std::shared_ptr<comm::Communicator> inner, const plan::MachineSpeed& speed,
                              std::shared_ptr<VirtualTime> time)
-      : TimedCommunicator(std::move(inner), speed), time_(std::move(time)) {}
+      : VirtuallyTimedCommunicator(std::move(inner), speed, time, time->new_number()) {}
+  VirtuallyTimedCommunicator(std::shared_ptr<comm::Communicator> inner, const plan::MachineSpeed& speed,
+                             std::shared_ptr<VirtualTime> time, size_t link)
+      : TimedCommunicator(std::move(inner), speed),
+        time_(std::move(time)),
+        link_(link),
+        stream_(time_->new_number()) {}
 
   Work all_gather(const at::Tensor& output, const at::Tensor& input, const comm::CallSite& site) override {
     Work work = TimedCommunicator::all_gather(output, input, site);
     if (site.unit == "execution order") output.fill_(input.item());  // the absent ranks agree
     return work;
   }
-  Work enqueue(std::function<void()> task) override {
-    stream_ = std::max(stream_, time_->run_task(task));
-    return pass(comm::done_work(), 0);
-  }
+  Work enqueue(std::function<void()> task) override { return until(0, time_->run_task(task)); }
   Work enqueue_release(std::function<void()> task) override { return enqueue(std::move(task)); }
 
  protected:
   Work pass(Work work, double seconds) override {
     work->wait();
-    stream_ = std::max(stream_, time_->now()) + seconds;
-    return std::make_unique<Until>(time_, stream_);
+    return until(seconds, 0);
   }
   std::shared_ptr<comm::Communicator> around(std::shared_ptr<comm::Communicator> group) override {
-    return std::make_shared<VirtuallyTimedCommunicator>(std::move(group), speed(), time_);
+    const size_t link = group->world_size() == world_size() ? link_ : time_->new_number();
+    return std::make_shared<VirtuallyTimedCommunicator>(std::move(group), speed(), time_, link);
   }
 
  private:
   class Until final : public comm::Work {
    public:
-    Until(std::shared_ptr<VirtualTime> time, double end) : time_(std::move(time)), end_(end) {}
-    void wait() override { time_->wait_until(end_); }
+    Until(std::shared_ptr<VirtualTime> time, VirtualTime::Job job) : time_(std::move(time)), job_(job) {}
+    void wait() override { time_->wait_for(job_); }
 
    private:
     std::shared_ptr<VirtualTime> time_;
-    double end_;
+    VirtualTime::Job job_;
   };
 
+  Work until(double seconds, VirtualTime::Job after) {
+    return std::make_unique<Until>(time_, time_->issue(stream_, link_, seconds, after));
+  }
+
   std::shared_ptr<VirtualTime> time_;
-  double stream_ = 0;
+  size_t link_, stream_;
 };
 
 /// Over a communicator with a communication thread, which sleeps.
@@ -200,7 +223,7 @@ struct TimedResult {
 
 inline StepSeconds planned_seconds(const TimedStep& step, const shard::Engine& engine) {
   const std::vector<shard::UnitSizes> units = shard::unit_sizes(engine);
-  plan::StepClock clock(units, step.speed);
+  plan::StepClock clock(units, step.speed, step.options.reduce_scatter_group);
   shard::Schedule schedule(step.options, shard::scheduled_units(units), clock);
   const shard::NominalPass pass(units);
   const auto compute = [&](const shard::NominalPass::Event& event, shard::Pass which) {
@@ -277,6 +300,12 @@ inline std::vector<std::pair<std::string, TimedStep>> timed_variants(const Timed
       }
     }
   }
+  for (const char* backward : {"none", "post", "pre"}) {
+    add(std::string("reduce_scatter_group, backward ") + backward, [&](auto& o) {
+      o.reduce_scatter_group = true;
+      o.backward_prefetch = backward;
+    });
+  }
   add("reshard_after_forward = false", [](auto& o) { o.reshard_after_forward = false; });
   add("reshard_root_after_forward", [](auto& o) { o.reshard_root_after_forward = true; });
   add("reshard_last_after_forward", [](auto& o) { o.reshard_last_after_forward = true; });
@@ -284,6 +313,11 @@ inline std::vector<std::pair<std::string, TimedStep>> timed_variants(const Timed
   add("shard_grad_op", [](auto& o) { o.strategy = "shard_grad_op"; });
   add("no_shard", [](auto& o) { o.strategy = "no_shard"; });
   add("hybrid_shard", [](auto& o) { o.strategy = "hybrid_shard"; });
+  variants.back().second.mesh.dcn = 2;
+  add("hybrid_shard, reduce_scatter_group", [](auto& o) {
+    o.strategy = "hybrid_shard";
+    o.reduce_scatter_group = true;
+  });
   variants.back().second.mesh.dcn = 2;
   return variants;
 }

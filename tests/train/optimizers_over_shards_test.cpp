@@ -28,7 +28,10 @@ TEST_P(OverShards, AnOptimizerGivesWhatItGivesOverWholeParameters) {
   for (const Cut& cut :
        {Cut{"two_ranks", 2}, Cut{"three_ranks", 3}, Cut{"four_ranks", 4}, Cut{"no_shard", 3, "no_shard"},
         Cut{"per_parameter", 3, "full_shard", "per_parameter"}, Cut{"hybrid", 4, "hybrid_shard", "flat", 2},
-        Cut{"hybrid_per_parameter", 4, "hybrid_shard", "per_parameter", 2}}) {
+        Cut{"hybrid_per_parameter", 4, "hybrid_shard", "per_parameter", 2},
+        Cut{"wrapped", 4, "full_shard", "flat", 2, testing::blocks_in_other_groups()},
+        Cut{"wrapped_per_parameter", 4, "full_shard", "per_parameter", 2,
+            testing::blocks_in_other_groups()}}) {
     const Tensors found = trained(cut, options, 10);
     ASSERT_EQ(found.size(), whole.size());
     for (const auto& [name, weight] : found) {

@@ -171,6 +171,20 @@ INSTANTIATE_TEST_SUITE_P(
                c.data.micro_batch_size = 1;
                c.data.sequence_length = 8;
              }},
+        Case{"reduce_scatter_group", 4, "llama", [](auto& c) { c.fsdp.reduce_scatter_group = true; }},
+        Case{"reduce_scatter_group_bf16", 4, "llama",
+             [](auto& c) {
+               bf16(c);
+               c.fsdp.reduce_scatter_group = true;
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"reduce_scatter_group_recomputed_without_sync", 4, "gpt2",
+             [](auto& c) {
+               recompute(c);
+               c.fsdp.reduce_scatter_group = true;
+               c.training.gradient_accumulation_steps = 2;
+               c.training.no_sync = true;
+             }},
         Case{"composed_optimizer", 2, "llama",
              [](auto& c) {
                c.optimizer.fused = false;
@@ -363,6 +377,32 @@ INSTANTIATE_TEST_SUITE_P(
                c.model.tie_word_embeddings = true;
              }}),
     [](const auto& info) { return info.param.name; });
+
+// Units that wrap() (shard/wrap.h) puts into different places and groups; a config has no such units.
+TEST(PlanMemory, CountsEachUnitWhereItIs) {
+  const config::Config config = small_config();
+  const comm::MeshShape mesh{.data = 4};
+  std::vector<shard::UnitSizes> units = planned_units(config, mesh);
+  const RecordedPass pass = record_pass(config);
+  const MemoryPlan all = plan_memory(config, units, pass);
+  shard::UnitSizes& moved = units.back();
+  moved.options.storage.cpu_offload = moved.options.storage.move_grads_to_cpu = true;
+  const MemoryPlan one = plan_memory(config, units, pass);
+  EXPECT_EQ(one.shards, all.shards);
+  EXPECT_EQ(one.optimizer, all.optimizer);
+  EXPECT_EQ(one.buffers, all.buffers);
+  const int64_t at_rest = 3 * moved.shard_bytes();  // with Adam's two averages
+  const int64_t copies = kShardsOnTheDevice * moved.shard_bytes() + moved.reduce_payload_bytes();
+  EXPECT_LE(one.device_peak, all.device_peak - at_rest + copies);
+  EXPECT_GE(one.device_peak, all.device_peak - at_rest + copies - moved.shard_gradient_bytes());
+  for (shard::UnitSizes& unit : units) {
+    unit.options.storage.cpu_offload = unit.options.storage.move_grads_to_cpu = true;
+  }
+  config::Config offloaded = config;
+  offloaded.fsdp.cpu_offload = offloaded.fsdp.move_grads_to_cpu = true;
+  EXPECT_EQ(plan_memory(config, units, pass).device_peak,
+            device_peak(offloaded, planned_units(offloaded, mesh), pass));
+}
 
 TEST(Plan, OfTheTenBlocksGivesThePayloadsOfTheNotes) {
   const Plan plan = make_plan(plan_config("ten_blocks"), {});

@@ -46,5 +46,16 @@ TEST(StepClock, OrdersDiffer) {
   EXPECT_LT(exposed([](auto& o) { o.reshard_after_forward = false; }), usual - 0.1);
 }
 
+// With "post" the gather of a unit is behind the reduction of the one before, for which the unit need not
+// wait.
+TEST(StepClock, AGroupOfItsOwnTakesReductionsOutOfTheWayOfGathers) {
+  TimedStep step = step_of(0);
+  step.options.min_num_params = 1;
+  step.options.backward_prefetch = "post";
+  const double in_one_queue = testing::virtually_timed(step, 4).planned.exposed;
+  step.options.reduce_scatter_group = true;
+  EXPECT_LT(testing::virtually_timed(step, 4).planned.exposed, in_one_queue - 0.01);
+}
+
 }  // namespace
 }  // namespace fsdp::train

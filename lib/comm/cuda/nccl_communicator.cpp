@@ -208,6 +208,9 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {
     // A group of one needs a communicator for GPU tensors too, so only a group of all is reused.
     if (auto existing = existing_subgroup(name, ranks); existing.get() == this) return existing;
+    return new_group(name, ranks);
+  }
+  std::shared_ptr<Communicator> new_group(const std::string& name, const std::vector<int>& ranks) override {
     NcclPlace place = place_;
     place.identity = place_.identity.subgroup(name, ranks);
     // Several groups may have this name, of other ranks or of the same.

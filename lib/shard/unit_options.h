@@ -1,0 +1,53 @@
+#pragma once
+
+// The options of one unit. ShardOptions are those of the model; what keep_after_forward,
+// replicated_parameters and keep_float32 say by name and ShardOptions::wrapped by module is resolved here,
+// for each unit once. All that depends on a unit's options reads the result: sizes (shard/unit_sizes.h),
+// schedule, storage, groups. Needs no libtorch.
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <string>
+
+#include "shard/options.h"
+
+namespace fsdp::shard {
+
+/// The layout of a unit, the types in which it is computed and reduced, and where it is kept.
+struct StorageOptions {
+  util::Named<Layout> layout = Layout::kFlat;
+  c10::ScalarType param_dtype = c10::ScalarType::Float;
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;
+  bool keep_low_precision_grads = false;
+  bool cpu_offload = false;
+  bool move_grads_to_cpu = false;
+
+  bool operator==(const StorageOptions&) const = default;
+};
+
+struct UnitOptions {
+  StorageOptions storage;
+  util::Named<Strategy> strategy = Strategy::kFullShard;  ///< the ranks that share it (shard/group_sizes.h)
+  bool stays_after_forward = false;                       ///< gathered, until its backward has ended
+  bool cast_forward_inputs = true;
+  double gradient_predivide_factor = 0;  ///< see ShardOptions
+
+  bool operator==(const UnitOptions&) const = default;
+};
+
+/// `own`, and what it leaves out from `others`.
+UnitOverrides merged(UnitOverrides own, const UnitOverrides& others);
+
+/// What a unit named `name` has of the model's options, and in their place what `own` has. `is_root`: it is
+/// one of the root stage.
+UnitOptions unit_options(const ShardOptions& model, const std::string& name, bool is_root,
+                         const UnitOverrides& own);
+
+/// Throws Error(kUsage) for options that exclude each other in the unit at `path`, and for those of `own`
+/// that have no effect beside the others.
+void require_no_unit_conflicts(const ShardOptions& model, const UnitOverrides& own, const std::string& path);
+
+/// The factor by which gradients are divided before they are summed over the `ranks` of the run.
+double predivide_factor(const UnitOptions& options, int ranks);
+
+}  // namespace fsdp::shard
