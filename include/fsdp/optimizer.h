@@ -2,7 +2,8 @@
 
 /// \file
 /// Optimizers over this rank's shards (optimizer_names()), with parameter groups by name (see
-/// OptimizerOptions). They update fp32 master weights in place.
+/// OptimizerOptions). They update fp32 master weights in place, or weights in 16 bits
+/// (ShardOptions::param_storage), which they round stochastically.
 ///
 /// Collective: only Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which
 /// add up sums over tensors. These three need a ShardedMatrices.

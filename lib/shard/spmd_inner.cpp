@@ -87,6 +87,7 @@ void require_options_of(const InnerModule& inner, const ShardOptions& outer) {
       {"fsdp.backward_prefetch", [](const ShardOptions& o) { return concat(o.backward_prefetch); }},
       {"fsdp.gradient_predivide_factor",
        [](const ShardOptions& o) { return concat(o.gradient_predivide_factor); }},
+      {"fsdp.param_storage", [](const ShardOptions& o) { return concat(o.param_storage); }},
       {"mixed_precision.param_dtype",
        [](const ShardOptions& o) { return concat(o.mixed_precision.param_dtype); }},
       {"mixed_precision.reduce_dtype",

@@ -35,7 +35,7 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitOptions&
                parts.pool, parts.materialize) {
   if (!storage_.shard_is_offloaded()) return;
   FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
-  offload_->expect_shard(storage_.shard().numel());
+  offload_->expect_shard(static_cast<int64_t>(storage_.shard().nbytes()));
 }
 
 Unit::~Unit() {
@@ -236,13 +236,13 @@ void Unit::use_gradient(std::function<void()> use) {
   });
 }
 
-at::Tensor Unit::gather_master_weights() {
+at::Tensor Unit::gather_weights() {
   FSDP_CHECK(state_ == State::kSharded, "unit ", name_, " is in use");
   at::NoGradGuard no_grad;
   const at::Tensor& shard = storage_.shard();
   if (groups_.shard->world_size() == 1 && shard.device() == storage_.unsharded().device()) return shard;
-  at::Tensor gathered =
-      at::empty({storage_.layout().gathered_numel()}, storage_.unsharded().options().dtype(at::kFloat));
+  at::Tensor gathered = at::empty({storage_.layout().gathered_numel()},
+                                  storage_.unsharded().options().dtype(shard.scalar_type()));
   if (gathered.numel() == 0) return gathered;
   at::Tensor own = gathered.narrow(0, storage_.place().rank * shard.numel(), shard.numel()).copy_(shard);
   groups_.shard->all_gather(gathered, own, {.unit = name_})->wait();

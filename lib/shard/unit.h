@@ -107,9 +107,9 @@ class Unit {
   /// host can read it. finish_reduction() waits for `use` and rethrows its exception.
   void use_gradient(std::function<void()> use);
 
-  /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; in a group of
-  /// one, the shard itself. Collective; the unit must be sharded.
-  at::Tensor gather_master_weights();
+  /// The weights of all ranks as they are kept: [unsharded_numel] in the type of the shard on the device of the
+  /// parameters; in a group of one, the shard itself. Collective; the unit must be sharded.
+  at::Tensor gather_weights();
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }

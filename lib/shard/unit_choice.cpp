@@ -111,8 +111,9 @@ class Chooser {
 
   void take_out_special_parameters() {
     const MixedPrecisionOptions& mixed = options_.mixed_precision;
-    bool is_mixed =
-        mixed.param_dtype != util::FloatType::kFloat32 || mixed.reduce_dtype != util::FloatType::kFloat32;
+    bool is_mixed = mixed.param_dtype != util::FloatType::kFloat32 ||
+                    mixed.reduce_dtype != util::FloatType::kFloat32 ||
+                    options_.param_storage != util::FloatType::kFloat32;
     mark("fsdp.replicated_parameters", options_.replicated_parameters, &Assignment::replicated);
     if (is_mixed) mark("mixed_precision.keep_float32", mixed.keep_float32, &Assignment::keep_float32);
     if (options_.layout == Layout::kPerParameter) choose_dimensions();

@@ -21,6 +21,7 @@ UnitOptions unit_options(const ShardOptions& options, bool keep_float32, int ran
   const MixedPrecisionOptions& precision = options.mixed_precision;
   UnitOptions result;
   if (!keep_float32) {
+    result.storage.param_storage = util::scalar_type(options.param_storage);
     result.storage.param_dtype = util::scalar_type(precision.param_dtype);
     result.storage.reduce_dtype = util::scalar_type(precision.reduce_dtype);
   }
@@ -55,12 +56,13 @@ UnitSizes sizes_of_unit(std::string name, const StorageOptions& options, const U
                   .shard_numel = layout.shard_numel(),
                   .gathered_numel = layout.gathered_numel(),
                   .unsharded_numel = layout.unsharded_numel(),
+                  .param_storage = options.param_storage,
                   .param_dtype = options.param_dtype,
                   .reduce_dtype = options.reduce_dtype,
                   .groups = groups,
                   .parameters = {},
                   .gathers_in_place = layout.gathers_in_place(),
-                  .shard_is_unsharded = groups.shards == 1 && options.param_dtype == c10::ScalarType::Float &&
+                  .shard_is_unsharded = groups.shards == 1 && options.param_dtype == options.param_storage &&
                                         !options.cpu_offload};
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const ParameterPlace& place = layout.parameters()[i];

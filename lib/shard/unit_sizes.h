@@ -21,9 +21,10 @@
 
 namespace fsdp::shard {
 
-/// The layout of a unit, the types in which it is computed and reduced, and where it is kept.
+/// The layout of a unit, the types in which it is kept, computed and reduced, and where it is kept.
 struct StorageOptions {
   util::Named<Layout> layout = Layout::kFlat;
+  c10::ScalarType param_storage = c10::ScalarType::Float;
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   bool keep_low_precision_grads = false;
@@ -66,6 +67,7 @@ struct UnitSizes {
   int64_t shard_numel = 0;      ///< of one rank, with padding
   int64_t gathered_numel = 0;   ///< output of an all-gather, input of a reduce-scatter
   int64_t unsharded_numel = 0;  ///< of the buffer of which the parameters are views
+  c10::ScalarType param_storage = c10::ScalarType::Float;
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   GroupSizes groups;
@@ -80,7 +82,10 @@ struct UnitSizes {
   /// Whether gathering it communicates.
   bool is_cut() const { return groups.shards > 1 && numel > 0; }
 
-  int64_t shard_bytes() const { return shard_numel * 4; }  ///< master weights
+  /// Of the weights that a rank keeps.
+  int64_t shard_bytes() const { return shard_numel * util::element_size(param_storage); }
+  /// Of one number in fp32 for each of these: the optimizer's states and temporaries.
+  int64_t shard_bytes_in_float32() const { return shard_numel * 4; }
   /// Of the unsharded buffer; 0 where the shard is the whole unit.
   int64_t unsharded_bytes() const { return shard_is_unsharded ? 0 : unsharded_numel * param_element(); }
   /// Of the separate output of an all-gather, which exists until it has been copied to the unsharded buffer.

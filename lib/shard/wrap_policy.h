@@ -64,8 +64,8 @@ struct UnitPlan {
 ///   "root.float32"             options.mixed_precision.keep_float32,
 ///   "root.replicated.float32"  both;
 /// these parameters count for no other unit. With fsdp.layout = "per_parameter", parameters that the
-/// dimension policy leaves whole are replicated too. keep_float32 has no effect when param_dtype and
-/// reduce_dtype are float32. Then come the other units in the order of the modules, none of them empty.
+/// dimension policy leaves whole are replicated too. keep_float32 has no effect when param_dtype,
+/// reduce_dtype and param_storage are float32. Then come the other units in the order of the modules, none of them empty.
 ///
 /// The automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py), children first: the
 /// policy decides for each stage with parameters that no unit inside it holds, unless its type is in

@@ -172,9 +172,11 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
         graph_blocks(*parts.model, *parts.engine, util::cuda_graph_pools(mesh.world()->device().index()));
   });
   comm::agree(*mesh.world(), "making the optimizer", [&] {
-    parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, config.optimizer);
-    parts.optimizer = optim::make_optimizer(
-        config.optimizer, optim::flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());
+    optim::OptimizerOptions options = config.optimizer;
+    options.rounding_seed = static_cast<uint64_t>(config.run.seed);
+    parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, options);
+    parts.optimizer =
+        optim::make_optimizer(options, optim::flat_parameters(*parts.engine, options), parts.matrices.get());
   });
   const auto& precision = config.mixed_precision;
   const auto half = util::FloatType::kFloat16;

@@ -20,6 +20,8 @@ struct Cut {
   const char* strategy = "full_shard";
   const char* layout = "flat";
   int dcn = 1;
+  const char* storage = "float32";
+  int64_t min_num_params = 200;
 };
 
 inline void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
@@ -41,7 +43,8 @@ inline Tensors trained(const Cut& cut, const optim::OptimizerOptions& update, in
     shard::ShardOptions options;
     options.strategy = cut.strategy;
     options.layout = cut.layout;
-    options.min_num_params = 200;
+    options.min_num_params = cut.min_num_params;
+    options.param_storage = cut.storage;
     auto engine = shard::fully_shard(*model, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
     optim::ShardedMatrices matrices(*engine, update);
     auto optimizer = optim::make_optimizer(update, optim::flat_parameters(*engine, update), &matrices);
@@ -49,7 +52,7 @@ inline Tensors trained(const Cut& cut, const optim::OptimizerOptions& update, in
       std::vector<at::Tensor> gradients;
       for (const auto& unit : engine->units()) {
         const shard::UnitLayout& layout = unit->storage().layout();
-        at::Tensor flat = at::zeros_like(unit->storage().shard());
+        at::Tensor flat = at::zeros({layout.shard_numel()}, at::kFloat);
         for (size_t p = 0; p < layout.parameters().size(); ++p) {
           at::Tensor whole = gradient_of(layout.parameters()[p], step);
           shard::LayoutPiece piece = shard::local_piece(layout, p, unit->storage().place().rank, whole, flat);
