@@ -2,7 +2,8 @@
 
 /// \file
 /// Optimizers over this rank's shards (optimizer_names()), with parameter groups by name (see
-/// OptimizerOptions). They update fp32 master weights in place. full_optimizer_state() gathers the state whole, and
+/// OptimizerOptions). They update fp32 master weights in place, or weights in 16 bits
+/// (ShardOptions::param_storage), which they round stochastically. full_optimizer_state() gathers the state whole, and
 /// load_full_optimizer_state() or scatter_full_optimizer_state() bring it back, on any number of ranks.
 ///
 /// Collective: Optimizer::step() with muon, which gathers matrices, and with lamb and adafactor, which add up

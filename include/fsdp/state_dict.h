@@ -2,7 +2,7 @@
 
 /// \file
 /// State dicts in memory: full (whole tensors), sharded (this rank's ranges) and local (this rank's flat
-/// shards). They hold the fp32 master weights, under the names of the unsharded model.
+/// shards). They hold the weights as the shards do, under the names of the unsharded model.
 ///
 /// Collective: full_state_dict(). Loading is not: each rank copies its own part.
 ///

@@ -1,5 +1,8 @@
 #include "checkpoint/load.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <set>
 #include <string>
@@ -35,7 +38,10 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
       continue;
     }
     const TensorEntry& entry = found->second;
-    if (entry.shape != slice.shape || entry.dtype != slice.data.scalar_type()) {
+    const bool fits = entry.dtype == slice.data.scalar_type() ||
+                      (c10::isFloatingType(entry.dtype) && slice.data.is_floating_point() &&
+                       util::matches_any(slice.name, options.may_be_converted));
+    if (entry.shape != slice.shape || !fits) {
       misshapen.push_back(concat(slice.name, " (", util::dtype_name(entry.dtype), " ",
                                  shape_text(entry.shape), " in the checkpoint, ",
                                  util::dtype_name(slice.data.scalar_type()), " ", shape_text(slice.shape),
@@ -61,6 +67,13 @@ std::set<std::string> refuse_misfits(const std::filesystem::path& folder, const 
        "new run from its weights with checkpoint.init_from and another run.output_dir");
 }
 
+void read_converted(ShardSet& shards, const shard::TensorSlice& slice, c10::ScalarType stored) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor read = at::empty(slice.data.sizes(), at::TensorOptions().dtype(stored));
+  for (const ShardRead& part : shards.plan(slice.name, slice.range, read.data_ptr())) shards.read(part);
+  slice.data.copy_(read);
+}
+
 }  // namespace
 
 std::vector<std::string> load_slices(const std::filesystem::path& folder, const Manifest& manifest,
@@ -77,6 +90,11 @@ std::vector<std::string> load_slices(const std::filesystem::path& folder, const 
   std::vector<ShardRead> reads;
   for (const shard::TensorSlice& slice : destinations) {
     if (slice.range.begin == slice.range.end || absent.contains(slice.name)) continue;
+    const c10::ScalarType stored = manifest.tensors.at(slice.name).dtype;
+    if (stored != slice.data.scalar_type()) {
+      read_converted(shards, slice, stored);
+      continue;
+    }
     std::vector<ShardRead> more = shards.plan(slice.name, slice.range, slice.data.data_ptr());
     reads.insert(reads.end(), more.begin(), more.end());
   }

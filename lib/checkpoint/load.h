@@ -17,6 +17,9 @@ struct LoadOptions {
   bool refuse_unexpected = false;
   /// Patterns (* and ?) of tensors that the checkpoint may lack; their destinations are left unchanged.
   std::vector<std::string> may_be_missing{};
+  /// Patterns of tensors that may have another floating-point type in the checkpoint. Their values are rounded
+  /// to the nearest of the destination's type; beside it, one slice is in memory in the checkpoint's type.
+  std::vector<std::string> may_be_converted{};
 };
 
 /// Fills the destinations' data, which must be contiguous in CPU memory. Opens only the files that hold part

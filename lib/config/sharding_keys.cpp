@@ -89,7 +89,10 @@ std::vector<Key> sharding_keys() {
        "issued before it; backward then needs memory for one more unit, and ranks have twice the connections",
        {},
        shards()},
-      {KEY(fsdp, cpu_offload), "keep master weights and optimizer state in host memory"},
+      {KEY(fsdp, param_storage),
+       "type in which a rank keeps its shard; bfloat16, float16: without float32 master weights, updates are "
+       "rounded stochastically"},
+      {KEY(fsdp, cpu_offload), "keep shards and optimizer state in host memory"},
       {KEY(fsdp, move_grads_to_cpu),
        "keep the shards' gradients in host memory too",
        {},
@@ -110,7 +113,8 @@ std::vector<Key> sharding_keys() {
       {KEY(mixed_precision, keep_float32),
        "patterns (* and ?) of parameters that stay float32: \"*norm*\"",
        {},
-       is_not("mixed_precision.param_dtype", "float32") || is_not("mixed_precision.reduce_dtype", "float32")},
+       is_not("mixed_precision.param_dtype", "float32") ||
+           is_not("mixed_precision.reduce_dtype", "float32") || is_not("fsdp.param_storage", "float32")},
 
       {KEY(loss_scaler, enabled),
        "scale the loss to stay in float16's range; auto: when a float16 type is in use",

@@ -93,7 +93,7 @@ void Adafactor::update_ranges(size_t i, const at::Tensor& gradient, double lr, d
   if (parameter.tensors.empty()) return;
   std::vector<double> sums = first_sums(parameter, gradient);
   add_up(i, sums);
-  const at::Tensor directions = at::empty_like(parameter.value);
+  const at::Tensor directions = at::empty(parameter.value.sizes(), gradient.options());
   find_directions(i, gradient, sums, directions);
 
   std::vector<at::Tensor> parts;
@@ -110,15 +110,18 @@ void Adafactor::update_ranges(size_t i, const at::Tensor& gradient, double lr, d
       rate *= std::max(options().adafactor_eps[1], std::sqrt(sums[t] / elements));
     }
     const double scale = rate / std::max(1.0, std::sqrt(squares[t] / elements) / options().clip_threshold);
-    const at::Tensor value = part_of(parameter.value, tensor);
     const double weight_decay = weight_decay_of(options(), tensor.treatment);
-    if (weight_decay != 0) value.mul_(1 - rate * weight_decay);
-    if (beta1 == 0) {
-      value.add_(parts[t], -scale);
-    } else {
-      const at::Tensor average = part_of(state("exp_avg", i), tensor);
-      value.sub_(average.mul_(beta1).add_(parts[t], (1 - beta1) * scale));
-    }
+    change_value(i, tensor.begin, tensor.begin + tensor.part.numel(),
+                 [&](const at::Tensor& value, int64_t begin) {
+                   const at::Tensor direction = directions.narrow(0, begin, value.numel());
+                   if (weight_decay != 0) value.mul_(1 - rate * weight_decay);
+                   if (beta1 == 0) {
+                     value.add_(direction, -scale);
+                     return;
+                   }
+                   const at::Tensor average = state("exp_avg", i).narrow(0, begin, value.numel());
+                   value.sub_(average.mul_(beta1).add_(direction, (1 - beta1) * scale));
+                 });
   }
 }
 

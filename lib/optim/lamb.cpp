@@ -22,7 +22,7 @@ void Lamb::update_ranges(size_t i, const at::Tensor& gradient, double lr, double
   const double first_correction = 1 - std::pow(beta1_, step);
   const double second_correction = std::sqrt(1 - std::pow(beta2_, step));
   const at::Tensor exp_avgs = state("exp_avg", i), exp_avg_sqs = state("exp_avg_sq", i);
-  const at::Tensor directions = at::empty_like(parameter.value);
+  const at::Tensor directions = at::empty_like(exp_avgs);
   std::vector<at::Tensor> parts;  // value and direction of each tensor
   for (const FlatParameter::Tensor& tensor : parameter.tensors) {
     const at::Tensor value = part_of(parameter.value, tensor), g = part_of(gradient, tensor),
@@ -35,7 +35,12 @@ void Lamb::update_ranges(size_t i, const at::Tensor& gradient, double lr, double
     at::div_out(direction, exp_avg, direction);
     direction.div_(first_correction);
     const double weight_decay = weight_decay_of(options(), tensor.treatment);
-    if (weight_decay != 0) direction.add_(value, weight_decay);
+    if (weight_decay != 0) {
+      read_value(i, tensor.begin, tensor.begin + tensor.part.numel(),
+                 [&](const at::Tensor& piece, int64_t begin) {
+                   directions.narrow(0, begin, piece.numel()).add_(piece, weight_decay);
+                 });
+    }
     parts.insert(parts.end(), {value, direction});
   }
   std::vector<double> squares = sums_of_squares(parts);
@@ -45,7 +50,11 @@ void Lamb::update_ranges(size_t i, const at::Tensor& gradient, double lr, double
     const double value = squares[2 * t], direction = squares[2 * t + 1];
     const bool adapts = weight_decay_of(options(), treatment) != 0 && value > 0 && direction > 0;
     const double ratio = adapts ? std::sqrt(value / direction) : 1;
-    parts[2 * t].add_(parts[2 * t + 1], -lr_of(options(), treatment, lr) * ratio);
+    const double rate = lr_of(options(), treatment, lr) * ratio;
+    const int64_t first = parameter.tensors[t].begin;
+    change_value(i, first, first + parts[2 * t].numel(), [&](const at::Tensor& piece, int64_t begin) {
+      piece.add_(directions.narrow(0, begin, piece.numel()), -rate);
+    });
   }
 }
 

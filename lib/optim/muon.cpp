@@ -53,7 +53,7 @@ Muon::Muon(const OptimizerOptions& options, std::vector<FlatParameter> parameter
 void Muon::update_matrices(size_t i, const at::Tensor& gradient, double lr) {
   if (!matrices_->has_matrices(i)) return;
   const FlatParameter& parameter = parameters()[i];
-  at::Tensor flat = at::zeros_like(parameter.value);
+  at::Tensor flat = at::zeros(parameter.value.sizes(), parameter.value.options().dtype(at::kFloat));
   const auto part = [](const at::Tensor& whole, const FlatParameter::Range& range) {
     return whole.narrow(0, range.begin, range.end - range.begin);
   };
@@ -66,8 +66,10 @@ void Muon::update_matrices(size_t i, const at::Tensor& gradient, double lr) {
   for (const FlatParameter::Range& range : parameter.ranges) {
     if (!range.treatment.matrix) continue;
     const double rate = lr_of(options(), range.treatment, lr);
-    descend(part(parameter.value, range), part(flat, range), rate,
-            rate * weight_decay_of(options(), range.treatment));
+    change_value(i, range.begin, range.end, [&](const at::Tensor& piece, int64_t begin) {
+      descend(piece, flat.narrow(0, begin, piece.numel()), rate,
+              rate * weight_decay_of(options(), range.treatment));
+    });
   }
 }
 

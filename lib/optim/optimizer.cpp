@@ -2,12 +2,14 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
 
+#include "kernels/stochastic_rounding.h"
 #include "optim/adafactor.h"
 #include "optim/adaptive_rates.h"
 #include "optim/element_optimizers.h"
@@ -15,6 +17,7 @@
 #include "optim/muon.h"
 #include "util/autocast.h"
 #include "util/error.h"
+#include "util/hash.h"
 #include "util/parallel.h"
 #include "util/registry.h"
 
@@ -29,11 +32,14 @@ using util::fail;
 // tensor's end. We pass multiples of 16 only; the rest of a range is updated in a padded copy.
 constexpr int64_t kVectorFloats = 16;
 
+bool is_float(at::ScalarType type) {
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+}
+
 void check_parameter(const FlatParameter& parameter) {
   const at::Tensor& value = parameter.value;
-  FSDP_CHECK(
-      value.defined() && value.dim() == 1 && value.scalar_type() == at::kFloat && value.is_contiguous(),
-      parameter.name, " is not a flat contiguous float32 tensor");
+  FSDP_CHECK(value.defined() && value.dim() == 1 && is_float(value.scalar_type()) && value.is_contiguous(),
+             parameter.name, " is not a flat contiguous tensor of float32, bfloat16 or float16");
   int64_t end = 0;
   for (const FlatParameter::Range& range : parameter.ranges) {
     FSDP_CHECK(range.begin >= end && range.end >= range.begin && range.end <= value.numel(), parameter.name,
@@ -47,8 +53,7 @@ void check_gradient(const at::Tensor& gradient, const FlatParameter& parameter) 
   at::ScalarType type = gradient.scalar_type();
   FSDP_CHECK(gradient.sizes() == parameter.value.sizes() && gradient.is_contiguous(), "the gradient of ",
              parameter.name, " is not shaped like its value");
-  FSDP_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, "the gradient of ",
-             parameter.name, " is of type ", at::toString(type));
+  FSDP_CHECK(is_float(type), "the gradient of ", parameter.name, " is of type ", at::toString(type));
 }
 
 /// Merges neighbours with the same treatment, for fewer, longer kernel calls.
@@ -127,7 +132,8 @@ Optimizer::Optimizer(const OptimizerOptions& options, std::vector<FlatParameter>
       FSDP_CHECK(treatment.group <= options_.groups.size(), parameter.name, " is in group ", treatment.group);
     }
     for (size_t s = 0; s < states_.size(); ++s) {
-      states_[s].push_back(at::zeros({covered(state_kinds_[s], parameter)}, parameter.value.options()));
+      states_[s].push_back(
+          at::zeros({covered(state_kinds_[s], parameter)}, parameter.value.options().dtype(at::kFloat)));
     }
   }
 }
@@ -226,8 +232,8 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const double scale = open_->gradient_scale;
   // to() returns the tensor itself if type and device do not change.
   const bool keeps_type = left_to_update && gradient_as_it_came.scalar_type() == at::kBFloat16;
-  const at::Tensor gradient =
-      keeps_type ? gradient_as_it_came.to(value.device()) : gradient_as_it_came.to(value.options());
+  const at::Tensor gradient = keeps_type ? gradient_as_it_came.to(value.device())
+                                         : gradient_as_it_came.to(value.options().dtype(at::kFloat));
   if (!left_to_update && scale != 1) gradient.mul_(scale);
   update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
   if (options_.ema_decay > 0) update_average(i);
@@ -253,21 +259,25 @@ void Optimizer::end_step() {
 // ema = decay * ema + (1 - decay) * value, beginning with the first step's values.
 void Optimizer::update_average(size_t i) {
   open_->averaged[i] = true;
-  const at::Tensor &average = states_[state_index(kEmaState)][i], &value = parameters_[i].value;
+  const at::Tensor& average = states_[state_index(kEmaState)][i];
   if (step_count_ == 1) {
-    average.copy_(value);
-  } else if (options_.fused && value.is_cpu()) {
+    average.copy_(parameters_[i].value);
+    return;
+  }
+  read_value(i, 0, average.numel(), [&](const at::Tensor& value, int64_t first) {
+    if (!options_.fused || !value.is_cpu()) {
+      average.narrow(0, first, value.numel()).lerp_(value, 1 - options_.ema_decay);
+      return;
+    }
     // A plain loop: libtorch's kernel may round elements after the last whole vector differently, and which
     // these are depends on the sharding.
     const auto share = static_cast<float>(1 - options_.ema_decay);
-    float* to = average.data_ptr<float>();
+    float* to = average.data_ptr<float>() + first;
     const float* from = value.const_data_ptr<float>();
     util::parallel_for(0, value.numel(), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) to[k] += share * (from[k] - to[k]);
     });
-  } else {
-    average.lerp_(value, 1 - options_.ema_decay);
-  }
+  });
 }
 
 void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
@@ -278,34 +288,95 @@ void Optimizer::update_matrices(size_t i, const at::Tensor&, double) {
 
 bool Optimizer::scales_gradients_of(const at::Tensor&) const { return false; }
 
+// ---- values in 16 bits
+
+bool Optimizer::is_rounded(size_t i) const { return parameters_.at(i).value.scalar_type() != at::kFloat; }
+
+void Optimizer::read_value(size_t i, int64_t begin, int64_t end, PieceFunction read) const {
+  const at::Tensor& value = parameters_.at(i).value;
+  if (!is_rounded(i)) return read(value.narrow(0, begin, end - begin), begin);
+  const at::Tensor memory = at::empty({std::min(kPiece, end - begin)}, value.options().dtype(at::kFloat));
+  for (; begin < end; begin += kPiece) {
+    const int64_t count = std::min(kPiece, end - begin);
+    read(memory.narrow(0, 0, count).copy_(value.narrow(0, begin, count)), begin);
+  }
+}
+
+void Optimizer::change_value(size_t i, int64_t begin, int64_t end, PieceFunction change) {
+  read_value(i, begin, end, [&](const at::Tensor& piece, int64_t first) {
+    change(piece, first);
+    if (is_rounded(i)) round_back(i, piece, first);
+  });
+}
+
+void Optimizer::round_back(size_t i, const at::Tensor& piece, int64_t begin) {
+  const FlatParameter& parameter = parameters_[i];
+  const int64_t end = begin + piece.numel();
+  int64_t rounded = 0;
+  for (const FlatParameter::Tensor& tensor : parameter.tensors) {
+    const int64_t from = std::max(begin, tensor.begin),
+                  to = std::min(end, tensor.begin + tensor.part.numel());
+    if (from >= to) continue;
+    const uint64_t key = util::mix64(util::hash_of(options_.rounding_seed, tensor.name) ^
+                                     util::mix64(static_cast<uint64_t>(step_count_)));
+    kernels::round_stochastically(piece.narrow(0, from - begin, to - from),
+                                  parameter.value.narrow(0, from, to - from),
+                                  {.key = key,
+                                   .columns = c10::multiply_integers(tensor.shape) / tensor.part.rows,
+                                   .part = tensor.part,
+                                   .first = from - tensor.begin});
+    rounded += to - from;
+  }
+  FSDP_CHECK(rounded == piece.numel(), parameter.name, " has elements from ", begin, " to ", end,
+             " that are in none of its tensors");
+}
+
+// ---- elements
+
 void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment,
                              double gradient_scale) {
-  Update todo;
-  todo.weight_decay = weight_decay_of(options_, treatment);
-  todo.lr = lr_of(options_, treatment, open_->lr);
-  todo.step = step_counts_[i];
-  todo.gradient_scale = gradient_scale;
+  Update numbers;
+  numbers.weight_decay = weight_decay_of(options_, treatment);
+  numbers.lr = lr_of(options_, treatment, open_->lr);
+  numbers.step = step_counts_[i];
+  numbers.gradient_scale = gradient_scale;
+  std::vector<FlatParameter::Range> ranges;
+  for (const FlatParameter::Range& range : parameters_[i].ranges) {
+    if (range.treatment == treatment) ranges.push_back(range);
+  }
+  if (!is_rounded(i)) return update_piece(i, parameters_[i].value, 0, ranges, gradient, numbers);
+  for (const FlatParameter::Range& range : ranges) {
+    change_value(i, range.begin, range.end, [&](const at::Tensor& piece, int64_t begin) {
+      update_piece(i, piece, begin, {{begin, begin + piece.numel(), treatment}}, gradient, numbers);
+    });
+  }
+}
+
+void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
+                             const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
+                             Update todo) {
+  if (ranges.empty()) return;
   // A tensor whose ranges are passed to the kernels.
   struct Column {
     at::Tensor whole;
     std::vector<at::Tensor>* parts;
+    int64_t first = 0;                           ///< element of the parameter with which it begins
     std::optional<size_t> state = std::nullopt;  ///< its index, if it is one
   };
   todo.states.reserve(states_.size());
-  std::vector<Column> columns = {{parameters_[i].value, &todo.values}, {gradient, &todo.gradients}};
+  std::vector<Column> columns = {{piece, &todo.values, first}, {gradient, &todo.gradients}};
   for (size_t s = 0; s < states_.size(); ++s) {
-    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(treatment)) continue;
-    columns.push_back({states_[s][i], &todo.states.emplace_back(), s});
+    if (state_kinds_[s].name == kEmaState || !state_kinds_[s].covers(ranges.front().treatment)) continue;
+    columns.push_back({states_[s][i], &todo.states.emplace_back(), 0, s});
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> rests;  // originals and their padded copies
-  bool pad = parameters_[i].value.is_cpu();
-  for (const FlatParameter::Range& range : parameters_[i].ranges) {
-    if (range.treatment != treatment) continue;
+  const bool pad = piece.is_cpu();
+  for (const FlatParameter::Range& range : ranges) {
     int64_t length = range.end - range.begin;
     int64_t rest = pad ? length % kVectorFloats : 0;
     for (Column& column : columns) {
-      int64_t begin = column.state ? state_offset(*column.state, i, range.begin) : range.begin;
+      int64_t begin = column.state ? state_offset(*column.state, i, range.begin) : range.begin - column.first;
       if (length > rest) column.parts->push_back(column.whole.narrow(0, begin, length - rest));
       if (rest == 0) continue;
       at::Tensor original = column.whole.narrow(0, begin + length - rest, rest);
@@ -315,7 +386,6 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
       column.parts->push_back(std::move(padded));
     }
   }
-  if (todo.values.empty()) return;
   update(todo);
   for (auto& [original, copy] : rests) original.copy_(copy);
 }

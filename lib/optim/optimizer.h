@@ -5,9 +5,15 @@
 // lamb and adafactor, which get whole matrices or sums over tensors through WholeMatrices; their step() is
 // collective. Nothing else is.
 //
+// Values may be kept in 16 bits, without fp32 master weights. An update is then computed in fp32, piece by
+// piece, and rounded stochastically (kernels/stochastic_rounding.h). The random numbers depend on
+// OptimizerOptions::rounding_seed, the tensor's name, the element's index in the whole tensor and the number of
+// the step: not on the sharding, nor on whether the run was resumed. States are in fp32.
+//
 // Not thread-safe.
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
 #include <functional>
@@ -44,9 +50,10 @@ struct FlatParameter {
   };
 
   std::string name;
-  at::Tensor value;           ///< [n] float32, contiguous
+  at::Tensor value;           ///< [n] float32, or bfloat16 or float16; contiguous
   std::vector<Range> ranges;  ///< ascending, without overlap
-  /// For optimizers that need more than elements: the same on every rank, but for the parts.
+  /// For optimizers that need more than elements, and for rounding to 16 bits: the same on every rank, but for
+  /// the parts.
   std::vector<Tensor> tensors = {};
 };
 
@@ -63,7 +70,7 @@ class WholeMatrices {
   virtual bool has_matrices(size_t parameter) const = 0;
 
   /// Replaces this rank's parts of the parameter's matrices in `flat` by those of function(matrix), which is
-  /// the same on every rank. `flat` is [n] float32 like the parameter's value, and zero outside the matrices.
+  /// the same on every rank. `flat` is [n] float32, as long as the parameter's value, and zero outside the matrices.
   /// Collective: every rank calls it for the same parameters in the same order.
   virtual void map(size_t parameter, const at::Tensor& flat, const Function& function) = 0;
 
@@ -147,6 +154,17 @@ class Optimizer {
   /// Updates the ranges of parameter i that are matrices. Called for every parameter with a gradient.
   virtual void update_matrices(size_t i, const at::Tensor& gradient, double lr);
 
+  /// [n] fp32, of elements [begin, begin + n) of a parameter's value.
+  using PieceFunction = c10::function_ref<void(const at::Tensor& piece, int64_t begin)>;
+  /// Calls change(piece, begin) for pieces that together are elements [begin, end) of parameter i's value, and
+  /// that it updates in place: one piece, the value itself, in fp32; copies of at most kPiece elements, which
+  /// are rounded back, in 16 bits. The elements must belong to the parameter's tensors.
+  void change_value(size_t i, int64_t begin, int64_t end, PieceFunction change);
+  /// The same for pieces that are only read.
+  void read_value(size_t i, int64_t begin, int64_t end, PieceFunction read) const;
+  /// Whether the value of parameter i is kept in 16 bits.
+  bool is_rounded(size_t i) const;
+
  private:
   /// A step between begin_step() and end_step().
   struct OpenStep {
@@ -155,6 +173,12 @@ class Optimizer {
   };
   /// Updates the ranges of parameter i with this treatment.
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double gradient_scale);
+  /// Updates a piece of the value, from element `first` on, and what belongs to it, in `ranges`.
+  void update_piece(size_t i, const at::Tensor& piece, int64_t first,
+                    const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
+                    Update numbers);
+  /// Rounds a piece back to elements of parameter i, from `begin` on.
+  void round_back(size_t i, const at::Tensor& piece, int64_t begin);
   void update_average(size_t i);
   size_t state_index(const std::string& name) const;
   /// Offset in the state of element `begin`, which is in a range of parameter i.

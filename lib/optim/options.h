@@ -67,6 +67,8 @@ struct OptimizerOptions {
   std::vector<ParameterGroupOptions> groups = {};
   /// Of an exponential moving average of the weights, kept in fp32 and sharded like them; 0: none.
   double ema_decay = 0.0;
+  /// Of the stochastic rounding of weights that are kept in 16 bits. The training loop takes run.seed.
+  uint64_t rounding_seed = 0;
   bool fused = true;  ///< kernels with one pass over memory; off: the same arithmetic by tensor operations
   util::PluginValues plugin_values = {};
 };

@@ -32,6 +32,9 @@ double lr_of(const OptimizerOptions& options, const Treatment& treatment, double
 
 double weight_decay_of(const OptimizerOptions& options, const Treatment& treatment);
 
+/// Elements of weights that are kept in 16 bits and are in fp32 at once during an update.
+inline constexpr int64_t kPiece = int64_t{1} << 20;
+
 /// The state with the average of the weights, for every optimizer.
 inline constexpr const char* kEmaState = "ema";
 

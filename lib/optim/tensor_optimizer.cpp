@@ -26,8 +26,14 @@ std::vector<double> TensorOptimizer::sums_of_squares(const std::vector<at::Tenso
     return kernels::sums_of_squares(tensors);
   std::vector<double> sums;
   for (const at::Tensor& tensor : tensors) {
-    const double norm = at::linalg_vector_norm(tensor, 2, std::nullopt, false, at::kDouble).item<double>();
-    sums.push_back(norm * norm);
+    double& sum = sums.emplace_back(0);
+    // 16 bits in pieces, whose copies are small.
+    const int64_t most = tensor.scalar_type() == at::kFloat ? tensor.numel() : kPiece;
+    for (int64_t begin = 0; begin < tensor.numel(); begin += most) {
+      const at::Tensor piece = tensor.narrow(0, begin, std::min(most, tensor.numel() - begin)).to(at::kFloat);
+      const double norm = at::linalg_vector_norm(piece, 2, std::nullopt, false, at::kDouble).item<double>();
+      sum += norm * norm;
+    }
   }
   return sums;
 }

@@ -62,22 +62,27 @@ int64_t matrix_temporaries(const optim::OptimizerOptions& options, const UnitSiz
 
 /// Temporaries of clipping and of the optimizer, for its largest unit.
 int64_t update_temporaries(const config::Config& config, const std::vector<UnitSizes>& units) {
-  int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0;
+  int64_t largest = 0, largest_low = 0, matrices = 0, directions = 0, at_once = 0, piece = 0;
   for (const UnitSizes& unit : units) {
-    if (unit.has_trainable_parameters) {
-      largest = std::max(largest, unit.shard_numel);
-      if (unit.options.storage.keep_low_precision_grads)
-        largest_low = std::max(largest_low, unit.shard_numel);
-    }
+    if (!unit.has_trainable_parameters) continue;
+    const shard::StorageOptions& storage = unit.options.storage;
+    largest = std::max(largest, unit.shard_numel);
+    if (storage.keep_low_precision_grads) largest_low = std::max(largest_low, unit.shard_numel);
+    const bool in_pieces = storage.param_storage != c10::ScalarType::Float;
+    const int64_t updated = in_pieces ? std::min(optim::kPiece, unit.shard_numel) : unit.shard_numel;
+    at_once = std::max(at_once, updated);
+    if (in_pieces) piece = std::max(piece, updated);
     matrices = std::max(matrices, matrix_temporaries(config.optimizer, unit));
-    if (!sums_of(config.optimizer, unit).empty()) directions = std::max(directions, unit.shard_bytes());
+    if (!sums_of(config.optimizer, unit).empty()) {
+      directions = std::max(directions, unit.shard_bytes_in_float32());
+    }
   }
   // For norms other than the 2-norm, libtorch's kernel makes a copy in double precision.
   int64_t norm = config.training.norm_type == 2 ? 0 : 8 * largest;
   const int64_t update = 4 * largest_low;
-  if (directions > 0) return std::max(norm, update + directions);
-  const int64_t composed = config.optimizer.fused ? 0 : 4 * largest * composed_temporaries(config.optimizer);
-  return std::max(norm, update + std::max(composed, matrices));
+  if (directions > 0) return std::max(norm, update + directions + 4 * piece);
+  const int64_t composed = config.optimizer.fused ? 0 : 4 * at_once * composed_temporaries(config.optimizer);
+  return std::max(norm, update + std::max(4 * piece + composed, matrices));
 }
 
 bool is_offloaded(const UnitSizes& unit) { return unit.options.storage.cpu_offload; }
@@ -177,7 +182,7 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std:
   for (const optim::StateKind& kind : optim::state_kinds(options)) {
     for (const UnitSizes& unit : units) {
       if (kind.elements == optim::StateKind::Elements::kAll) {
-        bytes += unit.shard_bytes();
+        bytes += unit.shard_bytes_in_float32();
         continue;
       }
       for (const shard::ParameterSizes& parameter : unit.parameters) {
@@ -203,11 +208,11 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
     if (unit.is_cut()) {
       ++traffic.all_gathers;
       ++traffic.reduce_scatters;
-      traffic.all_gather_bytes += unit.shard_bytes();
-      traffic.reduce_scatter_bytes += unit.shard_bytes();
+      traffic.all_gather_bytes += unit.shard_bytes_in_float32();
+      traffic.reduce_scatter_bytes += unit.shard_bytes_in_float32();
     } else if (unit.groups.replicas > 1) {
       ++traffic.all_reduces;
-      traffic.all_reduce_bytes += unit.shard_bytes();
+      traffic.all_reduce_bytes += unit.shard_bytes_in_float32();
     }
   }
   return traffic;

@@ -2,7 +2,7 @@
 
 // The memory of one rank in a step, from sizes alone.
 //
-//   shards       master weights, 4 bytes per element, with padding
+//   shards       weights, 4 bytes per element, or 2 with fsdp.param_storage in 16 bits, with padding
 //   optimizer    bytes per element: adamw, adam, adamax, adadelta, lamb 8; lion, adagrad 4; sgd 4 with
 //                momentum or 0; muon 4 (matrices) or 8; adafactor 4 per row and column of a matrix, on every
 //                rank, 4 per element of other tensors, and 4 more per element with beta1
@@ -13,7 +13,8 @@
 //   activations  what autograd saves and kernels allocate (plan/recorded_pass.h)
 //
 // The peak of their sum comes from playing a step: the recorded pass of the model with the memory of units
-// (plan/unit_memory.h), then the optimizer.
+// (plan/unit_memory.h), then the optimizer. Shards in 16 bits are updated in pieces of optim::kPiece elements,
+// of which one is in fp32; on GPUs, their rounding takes up to 20 MiB more, which are not counted.
 
 #include <cstdint>
 #include <vector>

@@ -131,7 +131,11 @@ std::string memory_table(const Plan& plan) {
   const bool offload = plan.config.fsdp.cpu_offload, moved = plan.config.fsdp.move_grads_to_cpu;
   const char* host = "in host memory";
   std::string text = "memory of a rank\n";
-  text += row("shards (master weights)", memory.shards, offload ? host : "");
+  const auto storage = plan.config.fsdp.param_storage;
+  const bool masters = storage == util::FloatType::kFloat32;
+  text +=
+      row(masters ? "shards (master weights)" : concat("shards (", storage, ", no master weights)").c_str(),
+          memory.shards, offload ? host : "");
   text += row("optimizer state", memory.optimizer, offload ? host : "");
   text += row("gradients of shards", memory.gradients, moved ? host : "after backward");
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
@@ -286,7 +290,11 @@ std::string plan_heading(const Plan& plan) {
   text += concat(
       "ranks      ", plan.machines.world_size, " (", comm::to_string(plan.mesh), "), ", config.fsdp.strategy,
       ", ", precision.param_dtype, config.training.float8 == config::Float8Recipe::kNone ? "" : " and float8",
-      " reduced in ", precision.reduce_dtype, config.fsdp.cpu_offload ? ", shards in host memory" : "",
+      " reduced in ", precision.reduce_dtype,
+      config.fsdp.param_storage == util::FloatType::kFloat32
+          ? ""
+          : concat(", shards in ", config.fsdp.param_storage),
+      config.fsdp.cpu_offload ? ", shards in host memory" : "",
       config.activation_checkpointing.mode == nn::RecomputeMode::kNone ? "" : ", activations recomputed",
       "\n");
   text +=

@@ -265,11 +265,12 @@ HookPlaces Engine::hand_over() {
   require_rest("Engine::unshard()");
   at::NoGradGuard no_grad;
   for (const auto& unit : units_) {
-    at::Tensor whole = unit->gather_master_weights();
+    at::Tensor whole = unit->gather_weights();
     const UnitStorage& storage = unit->storage();
     for (size_t i = 0; i < storage.parameters().size(); ++i) {
       at::Tensor parameter = storage.parameters()[i].tensor;
-      parameter.set_data(whole_view(storage.layout(), i, whole).clone());
+      parameter.set_data(
+          whole_view(storage.layout(), i, whole).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
     }
   }
   HookPlaces places;

@@ -112,7 +112,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Restarts the peaks and the traffic.
   void reset_counters();
   BufferPool& buffer_pool() { return *pool_; }
-  /// Master weights of this rank, padding included.
+  /// The weights that this rank keeps, padding included.
   int64_t shard_bytes() const;
 
   /// Whether the unit has the lifetime of the root: the root unit, and units of replicated and of fp32

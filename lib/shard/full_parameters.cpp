@@ -27,7 +27,7 @@ void check_options(const Engine& engine, const FullParametersOptions& options) {
 
 /// The whole unit, in memory other than the shard's.
 at::Tensor gather_copy(Unit& unit, bool to_host) {
-  at::Tensor whole = unit.gather_master_weights();
+  at::Tensor whole = unit.gather_weights();
   if (to_host) whole = whole.to(at::kCPU);
   return whole.is_alias_of(unit.storage().shard()) ? whole.clone() : whole;
 }
@@ -43,7 +43,7 @@ FullParameters::FullParameters(Engine& engine, FullParametersOptions options)
   for (const auto& unit : engine.units()) {
     if (!options_.units.empty() && !util::matches_any(unit->name(), options_.units)) continue;
     if (!keeps) {
-      unit->gather_master_weights();
+      unit->gather_weights();
       continue;
     }
     ShownUnit shown{unit.get(), gather_copy(*unit, options_.to_host), {}};

@@ -1,7 +1,8 @@
 #pragma once
 
-// FullParameters: the module's parameters whole and in fp32, outside of forward and backward, for reading or
-// changing them; the counterpart of PyTorch's FSDP.summon_full_params.
+// FullParameters: the module's parameters whole and as they are kept, in fp32 unless fsdp.param_storage says
+// otherwise, outside of forward and backward, for reading or changing them; the counterpart of PyTorch's
+// FSDP.summon_full_params.
 //
 //   {
 //     FullParameters full(*engine, {.writeback = true});
@@ -35,7 +36,7 @@ struct FullParametersOptions {
   std::vector<std::string> units = {};
 };
 
-/// While it is open, the module's parameters are whole, fp32, with their original shapes, in separate memory
+/// While it is open, the module's parameters are whole, in the type of the shards, with their original shapes, in separate memory
 /// under every strategy: without writeback, changes are discarded. The memory does not come from the engine's
 /// pool. Gradients are not touched, and no forward or backward may run.
 ///
@@ -65,7 +66,7 @@ class FullParameters {
  private:
   struct ShownUnit {
     Unit* unit;
-    at::Tensor whole;                 ///< [unsharded_numel] fp32
+    at::Tensor whole;                 ///< [unsharded_numel] in the type of the shard
     std::vector<at::Tensor> at_rest;  ///< the parameters' data while closed
   };
   static std::vector<std::string> take_in_replaced_data(const ShownUnit& shown);

@@ -15,15 +15,18 @@ OffloadStreams::OffloadStreams(at::Device device) : device_(device) {
   to_host_.emplace(util::Stream::Options{.name = "fsdp to host", .device = device_});
 }
 
-void OffloadStreams::expect_shard(int64_t numel) { largest_shard_ = std::max(largest_shard_, numel); }
+void OffloadStreams::expect_shard(int64_t bytes) { largest_shard_ = std::max(largest_shard_, bytes); }
 
 OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
-  FSDP_CHECK(to_device_ && shard.numel() <= largest_shard_);
+  const auto bytes = static_cast<int64_t>(shard.nbytes());
+  FSDP_CHECK(to_device_ && bytes <= largest_shard_);
   Place& place = places_[next_];
   next_ = (next_ + 1) % places_.size();
   const bool is_new = !place.memory_.defined();
-  if (is_new) place.memory_ = at::empty({largest_shard_}, shard.options().device(device_));
-  place.values = place.memory_.narrow(0, 0, shard.numel());
+  if (is_new) {
+    place.memory_ = at::empty({largest_shard_}, at::TensorOptions().dtype(at::kByte).device(device_));
+  }
+  place.values = place.memory_.narrow(0, 0, bytes).view(shard.scalar_type());
   auto copy = [values = place.values, shard, left = std::shared_ptr<comm::Work>(std::move(place.left))] {
     if (left) left->wait();
     values.copy_(shard, /*non_blocking=*/true);

@@ -32,20 +32,20 @@ class OffloadStreams {
 
   explicit OffloadStreams(at::Device device);
 
-  /// Announces a shard of `numel` elements. Must precede the first send().
-  void expect_shard(int64_t numel);
+  /// Announces a shard of this size. Must precede the first send().
+  void expect_shard(int64_t bytes);
 
   /// A shard on the device.
   struct Place {
-    at::Tensor values;                 ///< [shard_numel] fp32
+    at::Tensor values;                 ///< [shard_numel] in the type of the shard
     util::Event there;                 ///< the end of the copy; the reading stream must wait for it
     std::unique_ptr<comm::Work> left;  ///< the last use of the values; the caller must set it
    private:
     friend class OffloadStreams;
-    at::Tensor memory_;
+    at::Tensor memory_;  ///< bytes
   };
 
-  /// Issues the copy of `shard`, fp32 in pinned memory, which must not be written until the copy has ended.
+  /// Issues the copy of `shard`, in pinned memory, which must not be written until the copy has ended.
   /// The place is valid until the send() after next.
   Place& send(const at::Tensor& shard);
 
@@ -64,7 +64,7 @@ class OffloadStreams {
 
  private:
   at::Device device_;
-  int64_t largest_shard_ = 0;
+  int64_t largest_shard_ = 0;  ///< bytes
   std::array<Place, kPlaces> places_;
   size_t next_ = 0;
   std::optional<util::Stream> to_device_, to_host_;

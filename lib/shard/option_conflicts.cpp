@@ -193,10 +193,16 @@ class OptionChecks {
               "true", "leave it out or set mixed_precision.reduce_dtype to bfloat16 or float16");
     refuse_if(
         !mixed_.keep_float32.empty() && !any_unit_is_mixed(options_),
-        {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
-        "[], because with mixed_precision.param_dtype = float32 and mixed_precision.reduce_dtype = float32 "
-        "every parameter is float32",
-        shown(mixed_.keep_float32), "leave it out or set one of the two to bfloat16");
+        {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype",
+         "fsdp.param_storage"},
+        "[], because with mixed_precision.param_dtype = float32, mixed_precision.reduce_dtype = float32 and "
+        "fsdp.param_storage = float32 every parameter is float32",
+        shown(mixed_.keep_float32), "leave it out or set one of the three to bfloat16");
+    refuse_if(are_different_and_low(mixed_.param_dtype, options_.param_storage),
+              {"fsdp.param_storage", "mixed_precision.param_dtype"},
+              concat("float32 or mixed_precision.param_dtype = ", mixed_.param_dtype,
+                     ", because neither of bfloat16 and float16 holds every value of the other"),
+              options_.param_storage.name(), "set it to one of these");
     const std::string expected = concat("float32 or mixed_precision.param_dtype = ", mixed_.param_dtype);
     refuse_if(are_different_and_low(mixed_.param_dtype, mixed_.reduce_dtype),
               {"mixed_precision.reduce_dtype", "mixed_precision.param_dtype"},
@@ -220,10 +226,11 @@ class OptionChecks {
 bool any_unit_is_mixed(const ShardOptions& options) {
   const auto is_low = [](util::Named<FloatType> type) { return type != FloatType::kFloat32; };
   const MixedPrecisionOptions& mixed = options.mixed_precision;
-  return is_low(mixed.param_dtype) || is_low(mixed.reduce_dtype) ||
+  return is_low(mixed.param_dtype) || is_low(mixed.reduce_dtype) || is_low(options.param_storage) ||
          any_wrapped(options, [&](const UnitOverrides& own) {
            return (own.param_dtype && is_low(*own.param_dtype)) ||
-                  (own.reduce_dtype && is_low(*own.reduce_dtype));
+                  (own.reduce_dtype && is_low(*own.reduce_dtype)) ||
+                  (own.param_storage && is_low(*own.param_storage));
          });
 }
 

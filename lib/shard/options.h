@@ -92,7 +92,7 @@ constexpr auto enum_names(BackwardPrefetch) {
                                                           {BackwardPrefetch::kPre, "pre"}});
 }
 
-/// What a unit computes and communicates in. The master weights of the shards are always fp32.
+/// What a unit computes and communicates in. What its shards are kept in is ShardOptions::param_storage.
 struct MixedPrecisionOptions {
   using FloatType = util::FloatType;
   util::Named<FloatType> param_dtype = FloatType::kFloat32;  ///< of gathered parameters and of compute
@@ -103,8 +103,8 @@ struct MixedPrecisionOptions {
   bool cast_forward_inputs = true;
   /// The shard's gradient stays in reduce_dtype until the optimizer uses it.
   bool keep_low_precision_grads = false;
-  /// Patterns (with * and ?) of names of parameters that are gathered and reduced in fp32 regardless of the
-  /// types above: "*norm*".
+  /// Patterns (with * and ?) of names of parameters that are kept, gathered and reduced in fp32 regardless of
+  /// the types above and of ShardOptions::param_storage: "*norm*".
   std::vector<std::string> keep_float32 = {};
 };
 
@@ -128,7 +128,7 @@ struct UnitOverrides {
   using FloatType = util::FloatType;
   std::optional<util::Named<Strategy>> strategy{};  ///< over which ranks the unit is cut and replicated
   std::optional<bool> reshard_after_forward{};  ///< of the root too: in place of reshard_root_after_forward
-  std::optional<util::Named<FloatType>> param_dtype{}, reduce_dtype{};
+  std::optional<util::Named<FloatType>> param_storage{}, param_dtype{}, reduce_dtype{};
   std::optional<bool> cast_forward_inputs{}, keep_low_precision_grads{};
   std::optional<bool> cpu_offload{}, move_grads_to_cpu{};
 
@@ -190,7 +190,10 @@ struct ShardOptions {
   /// Used by the training loop, not by the engine.
   int64_t replica_check_interval = 0;
 
-  bool cpu_offload = false;  ///< master weights and optimizer state in host memory
+  /// Of the shards. In 16 bits there are no fp32 master weights: an update is computed in fp32 and rounded
+  /// stochastically (kernels/stochastic_rounding.h).
+  util::Named<util::FloatType> param_storage = util::FloatType::kFloat32;
+  bool cpu_offload = false;  ///< shards and optimizer state in host memory
   bool move_grads_to_cpu =
       false;  ///< with cpu_offload: also the shards' gradients, as soon as they are reduced
 

@@ -28,7 +28,7 @@ std::vector<std::string> unequal_buffers(const Engine& engine);
 /// Names these in a warning on rank 0, which saves its own; `what` begins the message. Collective.
 void warn_of_unequal_buffers(const Engine& engine, const char* what);
 
-/// Compares the master weights of every parameter between the ranks that should hold the same part of it (the
+/// Compares the weights of every parameter between the ranks that should hold the same part of it (the
 /// slices of hybrid sharding, and all ranks for no_shard and replicated parameters), by a hash of that part.
 /// Throws an AgreedError(kUnexpected) that names the first parameter, in the order of Engine::segments(),
 /// that differs on any rank, and a rank that differs from the first replica; the message begins with `when`

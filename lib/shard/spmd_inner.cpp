@@ -119,6 +119,7 @@ UnitOverrides set_options(const ShardOptions& options) {
   };
   const MixedPrecisionOptions &mixed = options.mixed_precision, &plain = defaults.mixed_precision;
   take(set.strategy, options.strategy, defaults.strategy);
+  take(set.param_storage, options.param_storage, defaults.param_storage);
   take(set.param_dtype, mixed.param_dtype, plain.param_dtype);
   take(set.reduce_dtype, mixed.reduce_dtype, plain.reduce_dtype);
   take(set.cast_forward_inputs, mixed.cast_forward_inputs, plain.cast_forward_inputs);

@@ -57,13 +57,13 @@ FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& option
   bool keeps = !options.rank0_only || engine.communicator().rank() == 0;
   FullStateDict state;
   for (const auto& unit : engine.units()) {
-    at::Tensor whole = unit->gather_master_weights();
+    at::Tensor whole = unit->gather_weights();
     if (!keeps) continue;
     at::Device device = options.to_host ? at::Device(at::kCPU) : whole.device();
     for (size_t i = 0; i < unit->storage().parameters().size(); ++i) {
       const NamedParameter& parameter = unit->storage().parameters()[i];
-      at::Tensor tensor = whole_view(unit->storage().layout(), i, whole)
-                              .to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      at::Tensor tensor =
+          whole_view(unit->storage().layout(), i, whole).to(device, /*non_blocking=*/false, /*copy=*/true);
       state.push_back({parameter.name, tensor});
       for (const std::string& name : parameter.other_names) state.push_back({name, tensor});
     }

@@ -1,6 +1,7 @@
 #pragma once
 
-// State dicts in memory: the model's fp32 master weights under the names of the unsharded model's parameters.
+// State dicts in memory: the weights of the model, as its shards keep them (in fp32, unless fsdp.param_storage
+// says otherwise), under the names of the unsharded model's parameters.
 //
 //   full     every parameter as a whole tensor: fits any world size, wrapping and strategy
 //   sharded  this rank's range of every parameter: fits any of them if the loaded ranges cover the rank's own
@@ -41,7 +42,7 @@ struct FullStateDictOptions {
   bool to_host = false;     ///< the tensors lie in host memory
 };
 
-/// Every parameter whole, fp32, in separate memory, unit by unit, and this rank's buffers, with a warning that
+/// Every parameter whole, in the type of its shards, in separate memory, unit by unit, and this rank's buffers, with a warning that
 /// names those that differ between ranks. Beside the result at most one unit is in memory. Collective.
 FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& options = {});
 

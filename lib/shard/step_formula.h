@@ -52,7 +52,7 @@ struct StepFormula {
   int64_t forward_all_gather_bytes = 0, backward_all_gather_bytes = 0;
 
   int64_t unsharded_bytes = 0;  ///< bound on BufferAccount::peak
-  int64_t shard_bytes = 0;      ///< master weights, padding included
+  int64_t shard_bytes = 0;      ///< the weights that the rank keeps, padding included
 
   /// A common estimate for FSDP without shared buffers, of the largest unit: two unsharded units (one in use,
   /// one being gathered), two communication buffers of a shard, and two unsharded gradients (one accumulated,

@@ -36,7 +36,7 @@ Unit::Unit(const UnitPlan& plan, const ProcessGroups& groups, const UnitParts& p
                parts.pool, parts.materialize) {
   if (!storage_.shard_is_offloaded()) return;
   FSDP_CHECK(offload_ != nullptr, "unit ", name_, " has no way to the host");
-  offload_->expect_shard(storage_.shard().numel());
+  offload_->expect_shard(static_cast<int64_t>(storage_.shard().nbytes()));
 }
 
 Unit::~Unit() {

@@ -115,10 +115,10 @@ class Unit {
   /// host can read it. finish_reduction() waits for `use` and rethrows its exception.
   void use_gradient(std::function<void()> use);
 
-  /// The master weights of all ranks: [unsharded_numel] fp32 on the device of the parameters; in a group of
-  /// one, the shard itself. Collective; the unit must be sharded.
-  at::Tensor gather_master_weights() { return gather_whole(storage_.shard()); }
-  /// Like gather_master_weights(), of another tensor that is cut as the shard is: [shard_numel] of any type.
+  /// The weights of all ranks as they are kept: [unsharded_numel] in the type of the shard on the device of the
+  /// parameters; in a group of one, the shard itself. Collective; the unit must be sharded.
+  at::Tensor gather_weights() { return gather_whole(storage_.shard()); }
+  /// Like gather_weights(), of another tensor that is cut as the shard is: [shard_numel] of any type.
   at::Tensor gather_whole(const at::Tensor& own);
 
   const Traffic& traffic() const { return traffic_; }

@@ -316,7 +316,7 @@ class Chooser {
     const std::string name = unit_name(model_, node) + kEndings.at(kind);
     UnitOverrides own = own_options(node);
     if (node != kRoot) own.reshard_after_forward.reset();
-    if (kind >= 2) own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
+    if (kind >= 2) own.param_storage = own.param_dtype = own.reduce_dtype = util::FloatType::kFloat32;
     UnitOptions options = unit_options(options_, name, /*is_root=*/true, own);
     if (kind % 2 == 1) options.strategy = Strategy::kNoShard;
     return {.name = name, .node = kRoot, .parameters = std::move(parameters), .options = options};

@@ -15,6 +15,7 @@ ShardOptions own_options(const ShardOptions& model, const UnitOverrides& own) {
   ShardOptions unit;
   unit.strategy = own.strategy.value_or(model.strategy);
   unit.reshard_after_forward = own.reshard_after_forward.value_or(model.reshard_after_forward);
+  unit.param_storage = own.param_storage.value_or(model.param_storage);
   unit.cpu_offload = own.cpu_offload.value_or(model.cpu_offload);
   // What belongs to an option of the model that the unit does not have does not apply to it either.
   unit.move_grads_to_cpu = own.move_grads_to_cpu.value_or(model.move_grads_to_cpu && unit.cpu_offload);
@@ -40,6 +41,7 @@ void fill(Option& option, const Option& other) {
 UnitOverrides merged(UnitOverrides own, const UnitOverrides& others) {
   fill(own.strategy, others.strategy);
   fill(own.reshard_after_forward, others.reshard_after_forward);
+  fill(own.param_storage, others.param_storage);
   fill(own.param_dtype, others.param_dtype);
   fill(own.reduce_dtype, others.reduce_dtype);
   fill(own.cast_forward_inputs, others.cast_forward_inputs);
@@ -55,6 +57,7 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
   const bool stays_by_name =
       util::matches_any(name, model.keep_after_forward) || (is_root && !model.reshard_root_after_forward);
   return {.storage = {.layout = model.layout,
+                      .param_storage = util::scalar_type(unit.param_storage),
                       .param_dtype = util::scalar_type(unit.mixed_precision.param_dtype),
                       .reduce_dtype = util::scalar_type(unit.mixed_precision.reduce_dtype),
                       .keep_low_precision_grads = unit.mixed_precision.keep_low_precision_grads,

@@ -13,9 +13,10 @@
 
 namespace fsdp::shard {
 
-/// The layout of a unit, the types in which it is computed and reduced, and where it is kept.
+/// The layout of a unit, the types in which it is kept, computed and reduced, and where it is kept.
 struct StorageOptions {
   util::Named<Layout> layout = Layout::kFlat;
+  c10::ScalarType param_storage = c10::ScalarType::Float;
   c10::ScalarType param_dtype = c10::ScalarType::Float;
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;
   bool keep_low_precision_grads = false;

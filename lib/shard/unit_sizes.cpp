@@ -34,7 +34,7 @@ UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const Unit
                   .parameters = {},
                   .gathers_in_place = layout.gathers_in_place(),
                   .shard_is_unsharded = groups.shards == 1 &&
-                                        options.storage.param_dtype == c10::ScalarType::Float &&
+                                        options.storage.param_dtype == options.storage.param_storage &&
                                         !options.storage.cpu_offload};
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const ParameterPlace& place = layout.parameters()[i];

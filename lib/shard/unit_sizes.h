@@ -60,7 +60,10 @@ struct UnitSizes {
   /// Whether gathering it communicates.
   bool is_cut() const { return groups.shards > 1 && numel > 0; }
 
-  int64_t shard_bytes() const { return shard_numel * 4; }  ///< master weights
+  /// Of the weights that a rank keeps.
+  int64_t shard_bytes() const { return shard_numel * util::element_size(options.storage.param_storage); }
+  /// Of one number in fp32 for each of these: the optimizer's states and temporaries.
+  int64_t shard_bytes_in_float32() const { return shard_numel * 4; }
   /// Of the unsharded buffer; 0 where the shard is the whole unit.
   int64_t unsharded_bytes() const { return shard_is_unsharded ? 0 : unsharded_numel * param_element(); }
   /// Of the separate output of an all-gather, which exists until it has been copied to the unsharded buffer.

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
@@ -26,7 +25,7 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
   for (const NamedParameter& parameter : parameters) {
     if (parameter.tensor.scalar_type() != at::kFloat) {
       util::fail(util::ErrorKind::kUsage, "parameter ", parameter.name,
-                 ": expected float32 master weights; found ", c10::toString(parameter.tensor.scalar_type()),
+                 ": expected float32 parameters; found ", c10::toString(parameter.tensor.scalar_type()),
                  "; convert the model before fully_shard()");
     }
     shapes.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.shard_dimension});
@@ -34,10 +33,10 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
   return make_layout(layout, shapes, world_size);
 }
 
-/// fp32 memory for shards and their gradients: pinned where the host keeps them for another device.
-at::TensorOptions home(at::Device device, bool on_host) {
+/// Memory for shards and their gradients: pinned where the host keeps them for another device.
+at::TensorOptions home(at::ScalarType type, at::Device device, bool on_host) {
   return at::TensorOptions()
-      .dtype(at::kFloat)
+      .dtype(type)
       .device(on_host ? at::Device(at::kCPU) : device)
       .pinned_memory(on_host && !device.is_cpu());
 }
@@ -54,9 +53,10 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
       pool_(std::move(pool)) {
   at::NoGradGuard no_grad;
   at::Device device = device_of(parameters_, materialize);
-  shard_ = at::empty({layout_->shard_numel()}, home(device, options_.cpu_offload));
+  shard_ = at::empty({layout_->shard_numel()}, home(options_.param_storage, device, options_.cpu_offload));
   fill_shard(materialize);
-  shard_is_unsharded_ = place_.world_size == 1 && options_.param_dtype == at::kFloat && !options_.cpu_offload;
+  shard_is_unsharded_ =
+      place_.world_size == 1 && options_.param_dtype == options_.param_storage && !options_.cpu_offload;
   at::TensorOptions gathered = at::TensorOptions().dtype(options_.param_dtype).device(device);
   unsharded_ =
       shard_is_unsharded_ ? shard_ : util::empty_without_memory(layout_->unsharded_numel(), gathered);
@@ -89,9 +89,10 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
     }
     LocalRange range = layout_->local_range(i, place_.rank);
     at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
-    at::Tensor read = own.is_cpu() ? own : at::empty_like(own, at::TensorOptions().device(at::kCPU));
+    const bool as_it_is = own.is_cpu() && own.scalar_type() == at::kFloat;
+    at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(at::kFloat));
     materialize.source->read(parameters_[i], range.columns, read);
-    if (!own.is_cpu()) own.copy_(read);
+    if (!as_it_is) own.copy_(read);
   }
 }
 
@@ -159,7 +160,7 @@ bool UnitStorage::gathered_is_allocated() const {
 }
 
 at::Tensor UnitStorage::gather_input(const at::Tensor& own) const {
-  const bool as_it_is = options_.param_dtype == at::kFloat && place_.world_size > 1;
+  const bool as_it_is = options_.param_dtype == options_.param_storage && place_.world_size > 1;
   return as_it_is ? own : own_part_;
 }
 
@@ -170,7 +171,7 @@ void UnitStorage::fill_gather_input(const at::Tensor& own) {
 }
 
 at::Tensor UnitStorage::copy_to_host(const at::Tensor& mean) {
-  at::Tensor host = at::empty(mean.sizes(), home(mean.device(), true).dtype(mean.scalar_type()));
+  at::Tensor host = at::empty(mean.sizes(), home(mean.scalar_type(), mean.device(), true));
   return host.copy_(mean, /*non_blocking=*/true);
 }
 

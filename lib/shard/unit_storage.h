@@ -7,9 +7,10 @@
 // but not its identity, so tensors that autograd saved in forward are valid again once backward has gathered
 // the unit. The gradients of the unit accumulate in one flat buffer, the input of the reduce-scatter.
 //
-// With a param_dtype other than fp32, the shard is cast directly into its place in the output of the
-// all-gather: there is no second, low-precision shard. The output is the unsharded buffer if the layout
-// gathers in place, otherwise a communication buffer that exists until it has been copied there.
+// The shard is in param_storage. Where param_dtype is that type, the all-gather sends the shard as it is;
+// otherwise the shard is cast directly into its place in the output of the all-gather: there is no second,
+// low-precision shard. The output is the unsharded buffer if the layout gathers in place, otherwise a
+// communication buffer that exists until it has been copied there.
 
 #include <ATen/core/Tensor.h>
 
@@ -35,7 +36,8 @@ class UnitStorage {
  public:
   /// Fills this rank's shard from the parameters' values, or from materialize.source for those on the meta
   /// device, and points the parameters at the (freed) unsharded buffer. Throws Error(kUsage) for parameters
-  /// that are not fp32, and for parameters on the meta device without a source. Collective if the source is.
+  /// that are not fp32, and for parameters on the meta device without a source. Values are rounded to nearest
+  /// where param_storage has 16 bits. Collective if the source is.
   UnitStorage(const std::vector<NamedParameter>& parameters, ShardPlace place, const StorageOptions& options,
               std::shared_ptr<BufferPool> pool, const Materialize& materialize = {});
 
@@ -44,7 +46,7 @@ class UnitStorage {
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   bool has_trainable_parameters() const;
 
-  /// [shard_numel] fp32 master weights of this rank; padding is zero.
+  /// [shard_numel] weights of this rank in param_storage, by default fp32 master weights; padding is zero.
   const at::Tensor& shard() const { return shard_; }
   /// [shard_numel] mean gradient over ranks, summed over micro-batches; fp32, or reduce_dtype with
   /// keep_low_precision_grads. Undefined until a backward pass has ended.
@@ -60,7 +62,8 @@ class UnitStorage {
   /// Issues a copy to pinned memory; the host may read it after waiting for the stream.
   static at::Tensor copy_to_host(const at::Tensor& mean);
 
-  /// Whether the parameters are views of the shard itself: a group of one in fp32 on the shard's device.
+  /// Whether the parameters are views of the shard itself: a group of one that computes in the shard's type on
+  /// its device.
   bool shard_is_unsharded() const { return shard_is_unsharded_; }
 
   // The steps by which parameters reach the unsharded buffer. Not used if shard_is_unsharded().

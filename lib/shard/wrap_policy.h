@@ -66,7 +66,7 @@ struct UnitPlan {
 /// these parameters count for no other unit. Those of a unit with options of its own form units of the root
 /// stage in the same way, which have these options: "layers.0.replicated". With fsdp.layout =
 /// "per_parameter", parameters that the dimension policy leaves whole are replicated too. keep_float32 has no
-/// effect when param_dtype and reduce_dtype are float32. Then come the other units in the order of the
+/// effect when param_dtype, reduce_dtype and param_storage are float32. Then come the other units in the order of the
 /// modules, none of them empty.
 ///
 /// The automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py), children first: the

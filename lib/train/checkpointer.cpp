@@ -1,6 +1,7 @@
 #include "train/checkpointer.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "optim/parameter_groups.h"
 #include "shard/rank_checks.h"
 #include "train/model_record.h"
+#include "util/dtype.h"
 #include "util/error.h"
 #include "util/file.h"
 #include "util/log.h"
@@ -195,9 +197,11 @@ void Checkpointer::load_all(const fs::path& folder) {
   if (keeps_averages && !has_averages) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
   }
-  load(folder, manifest,
-       checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad),
-       strictness);
+  strictness.may_be_converted = {concat(kModelPrefix, "*")};
+  const std::vector<TensorSlice> slices =
+      checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
+  load(folder, manifest, slices, strictness);
+  tell_of_conversions(manifest, slices);
   if (keeps_averages && !has_averages) {
     const auto& parameters = state_.optimizer.parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -215,6 +219,22 @@ void Checkpointer::load_all(const fs::path& folder) {
   saved_step_ = manifest.step;
 }
 
+/// Weights are kept in the type that fsdp.param_storage says, whatever it was before.
+void Checkpointer::tell_of_conversions(const Manifest& manifest,
+                                       const std::vector<TensorSlice>& slices) const {
+  std::map<std::pair<std::string, std::string>, int64_t> numbers;
+  for (const TensorSlice& slice : slices) {
+    const auto stored = manifest.tensors.find(slice.name);
+    if (stored == manifest.tensors.end() || stored->second.dtype == slice.data.scalar_type()) continue;
+    ++numbers[{util::dtype_name(stored->second.dtype), util::dtype_name(slice.data.scalar_type())}];
+  }
+  for (const auto& [types, number] : numbers) {
+    say(concat(number, number == 1 ? " tensor" : " tensors", " of the checkpoint in ", types.first,
+               number == 1 ? " is" : " are", " kept in ", types.second, " from now on",
+               types.second == "float32" ? "" : ", rounded to nearest", " (fsdp.param_storage)"));
+  }
+}
+
 void Checkpointer::load_weights(const fs::path& folder) {
   const checkpoint::CheckpointOptions& options = config_.checkpoint;
   require_matches("checkpoint.init_only", options.init_only, state_.engine);
@@ -229,7 +249,9 @@ void Checkpointer::load_weights(const fs::path& folder) {
   for (const std::string& pattern : options.init_missing) {
     strictness.may_be_missing.push_back(concat(kModelPrefix, pattern));
   }
+  strictness.may_be_converted = {concat(kModelPrefix, "*")};
   std::vector<std::string> missing = load(folder, manifest, slices, strictness);
+  tell_of_conversions(manifest, slices);
   started_from_ = folder;
   say(concat("starting from the weights of ", folder.string(), " (step ", manifest.step,
              "): ", manifest.tensors.size(), " tensors",

@@ -13,6 +13,7 @@
 
 #include "checkpoint/background_task.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/state_slices.h"
 #include "comm/communicator.h"
@@ -95,6 +96,8 @@ class Checkpointer {
   void take_folder();
   void load_all(const std::filesystem::path& folder);
   void load_weights(const std::filesystem::path& folder);
+  void tell_of_conversions(const checkpoint::Manifest& manifest,
+                           const std::vector<shard::TensorSlice>& slices) const;
   void begin_save(const RunPosition& position, bool best);
   void begin_verification(const std::filesystem::path& folder);
   void settle_verification();

@@ -173,9 +173,11 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
     for (const auto& unit : parts.engine->units()) unit->storage().keep_gradients_in_place();
   });
   comm::agree(*mesh.world(), "making the optimizer", [&] {
-    parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, config.optimizer);
-    parts.optimizer = optim::make_optimizer(
-        config.optimizer, optim::flat_parameters(*parts.engine, config.optimizer), parts.matrices.get());
+    optim::OptimizerOptions options = config.optimizer;
+    options.rounding_seed = static_cast<uint64_t>(config.run.seed);
+    parts.matrices = std::make_unique<optim::ShardedMatrices>(*parts.engine, options);
+    parts.optimizer =
+        optim::make_optimizer(options, optim::flat_parameters(*parts.engine, options), parts.matrices.get());
   });
   const auto& precision = config.mixed_precision;
   const auto half = util::FloatType::kFloat16;

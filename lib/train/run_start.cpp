@@ -18,6 +18,7 @@
 #include "config/print.h"
 #include "kernels/matmul.h"
 #include "plan/memory.h"
+#include "plan/unit_memory.h"
 #include "shard/engine_sizes.h"
 #include "util/error.h"
 #include "util/hash.h"
@@ -128,6 +129,9 @@ std::string how(const config::Config& config) {
       precision.reduce_dtype != util::FloatType::kFloat32) {
     text += concat(", ", precision.param_dtype, " reduced in ", precision.reduce_dtype);
   }
+  if (config.fsdp.param_storage != util::FloatType::kFloat32) {
+    text += concat(", shards in ", config.fsdp.param_storage, " without master weights");
+  }
   if (config.fsdp.cpu_offload) text += ", shards in host memory";
   if (config.activation_checkpointing.mode != nn::RecomputeMode::kNone) text += ", activations recomputed";
   return text;
@@ -137,6 +141,15 @@ std::string how(const config::Config& config) {
 std::string base_of_mfu(const config::Config& config) {
   if (config.training.float8 == config::Float8Recipe::kNone) return "";
   return concat(", in ", config.mixed_precision.param_dtype, ", to which mfu is relative");
+}
+
+/// "as much", or "2.0 GiB".
+std::string for_gradients(const config::Config& config, const shard::Engine& engine) {
+  int64_t bytes = 0;
+  for (const shard::UnitSizes& unit : shard::unit_sizes(engine)) {
+    bytes += unit.has_trainable_parameters ? plan::shard_gradient_bytes(config, unit) : unit.shard_bytes();
+  }
+  return bytes == engine.shard_bytes() ? "as much" : human_bytes(bytes);
 }
 
 /// ", 2.0 GiB for the optimizer", or nothing.
@@ -199,8 +212,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   }
   text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
                  shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
-  text += concat("shard      ", human_bytes(engine.shard_bytes()),
-                 " of parameters a rank, as much for gradients", for_optimizer(config, engine), "\n");
+  text += concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, ",
+                 for_gradients(config, engine), " for gradients", for_optimizer(config, engine), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
                    human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");

@@ -304,6 +304,29 @@ TEST(ShardSet, ReadsAFileOnceToVerifyIt) {
   EXPECT_EQ(hashed, manifest.files[0].bytes + manifest.files[1].bytes);
 }
 
+TEST(Load, ConvertsFloatsOfOtherTypesWhereToldSo) {
+  TemporaryFolder root;
+  const at::Tensor matrix = at::randn({7, 12}), counts = at::arange(5);
+  const fs::path folder =
+      save_checkpoint(root.path(), {{"model/counts", counts}, {"model/w", matrix}, {"state/w", matrix}}, 3);
+  const Manifest manifest = read_manifest(folder);
+  const LoadOptions options{.may_be_converted = {"model/*"}};
+  for (at::ScalarType type : {at::kBFloat16, at::kHalf, at::kDouble}) {
+    const auto refusal = [&](const NamedTensors& wanted) {
+      return error_of([&] { load_slices(folder, manifest, slices_of(wanted, 0, 1), options); }).second;
+    };
+    EXPECT_THAT(refusal({{"state/w", at::zeros({7, 12}, type)}}), HasSubstr("state/w (float32"));
+    EXPECT_THAT(refusal({{"model/counts", at::zeros({5}, type)}}), HasSubstr("model/counts (int64"));
+    const NamedTensors loaded = {{"model/w", at::zeros({7, 12}, type)}, {"state/w", at::zeros({7, 12})}};
+    for (int rank : {0, 1}) load_slices(folder, manifest, slices_of(loaded, rank, 2), options);
+    EXPECT_TRUE(at::equal(loaded[0].second, matrix.to(type))) << "rounded to nearest";
+    EXPECT_TRUE(same_bits(loaded[1].second, matrix));
+    const at::Tensor right = at::zeros({7, 5}, type);  // the last columns
+    load_slices(folder, manifest, {{"model/w", {7, 12}, {7, 12, 7}, right.view(-1)}}, options);
+    EXPECT_TRUE(at::equal(right, matrix.slice(1, 7, 12).to(type)));
+  }
+}
+
 TEST(Load, TouchesOnlyTheFilesThatItNeeds) {
   TemporaryFolder root;
   NamedTensors tensors = assorted_tensors();

@@ -201,6 +201,7 @@ const std::map<std::string, Sample>& samples() {
       {"fsdp.forward_prefetch", {"\"explicit\"", "\"pre\""}},
       {"fsdp.backward_prefetch", {"\"post\"", "\"implicit\""}},
       {"fsdp.limit_all_gathers", {"false", "0"}},
+      {"fsdp.param_storage", {"\"bfloat16\"", "\"half\""}},
       {"fsdp.cpu_offload", {"true", "1"}},
       {"fsdp.reduce_scatter_group", {"true", "1"}},
       {"fsdp.move_grads_to_cpu", {"true", "1", {"fsdp.cpu_offload=true"}}},

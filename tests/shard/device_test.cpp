@@ -144,6 +144,21 @@ std::vector<Way> ways() {
          plan.optimizer->fused = false;
          plan.learning_rate = 0.01;
        }},
+      {"AdamWOnShardsInBf16",
+       [](RunPlan& plan) {
+         plan.optimizer.emplace();
+         plan.optimizer->fused = false;
+         plan.learning_rate = 0.01;
+         plan.shard.param_storage = plan.shard.mixed_precision.param_dtype = "bfloat16";
+       }},
+      {"OffloadOfShardsInBf16",
+       [](RunPlan& plan) {
+         plan.optimizer.emplace();
+         plan.learning_rate = 0.01;
+         plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true;
+         plan.shard.param_storage = plan.shard.mixed_precision.param_dtype = "bfloat16";
+         plan.shard.mixed_precision.keep_float32 = {"*norm*"};
+       }},
   };
 }
 

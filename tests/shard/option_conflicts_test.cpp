@@ -36,6 +36,13 @@ const std::vector<ConflictCase>& single_conflicts() {
        [](ShardOptions& o) { o.replica_check_interval = 10; },
        {"fsdp.replica_check_interval", "fsdp.strategy"},
        {"but is 10", "fsdp.strategy = full_shard", "hybrid_shard"}},
+      {"StorageOfAnotherLowType",
+       [](ShardOptions& o) {
+         o.param_storage = "float16";
+         o.mixed_precision.param_dtype = "bfloat16";
+       },
+       {"fsdp.param_storage", "mixed_precision.param_dtype"},
+       {"but is float16", "mixed_precision.param_dtype = bfloat16", "float32 or"}},
       {"ReplicaCheckInterval",
        [](ShardOptions& o) { o.replica_check_interval = -1; },
        {"fsdp.replica_check_interval"},
@@ -85,7 +92,8 @@ const std::vector<ConflictCase>& single_conflicts() {
        [](ShardOptions& o) {
          o.mixed_precision.keep_float32 = {"*norm*", "*.bias"};
        },
-       {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"},
+       {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype",
+        "fsdp.param_storage"},
        {"[\"*norm*\", \"*.bias\"]", "mixed_precision.param_dtype = float32",
         "mixed_precision.reduce_dtype = float32"}},
       {"TwoLowTypes",
@@ -245,6 +253,16 @@ TEST(OptionConflicts, AllowsWhatGoesTogether) {
        [](ShardOptions& o) {
          o.mixed_precision.reduce_dtype = "float16";
          o.mixed_precision.buffer_dtype = "bfloat16";
+       }},
+      {"shards in 16 bits that are computed in fp32, except some",
+       [](ShardOptions& o) {
+         o.param_storage = "bfloat16";
+         o.mixed_precision.keep_float32 = {"*norm*"};
+       }},
+      {"shards in the type of compute, in host memory",
+       [](ShardOptions& o) {
+         o.param_storage = o.mixed_precision.param_dtype = "float16";
+         o.cpu_offload = true;
        }},
       {"keep_float32 for the reduction alone",
        [](ShardOptions& o) {

@@ -58,6 +58,16 @@ INSTANTIATE_TEST_SUITE_P(
                                   o.replicated_parameters = {"*0*"};
                                 }},
                       SizesCase{"offload", [](ShardOptions& o) { o.cpu_offload = true; }},
+                      SizesCase{"stored_in_bf16",
+                                [](ShardOptions& o) {
+                                  o.param_storage = o.mixed_precision.param_dtype = "bfloat16";
+                                  o.mixed_precision.keep_float32 = {"*.0.*"};
+                                }},
+                      SizesCase{"whole_in_fp16",
+                                [](ShardOptions& o) {
+                                  o.strategy = "no_shard";
+                                  o.param_storage = o.mixed_precision.param_dtype = "float16";
+                                }},
                       SizesCase{"per_parameter",
                                 [](ShardOptions& o) {
                                   o.layout = "per_parameter";

@@ -23,8 +23,9 @@ struct Cut {
   const char* strategy = "full_shard";
   const char* layout = "flat";
   int dcn = 1;
-  int64_t min_num_params = 200;
   OptionsByPath wrapped{};
+  const char* storage = "float32";
+  int64_t min_num_params = 200;
 };
 
 /// Blocks in groups of their own, one without any.
@@ -56,6 +57,7 @@ class OptimizedRank {
     options.strategy = cut.strategy;
     options.layout = cut.layout;
     options.min_num_params = cut.min_num_params;
+    options.param_storage = cut.storage;
     const shard::EnableWrap scope;
     wrap_paths(*model_, cut.wrapped);
     engine_ = shard::fully_shard(*model_, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
@@ -73,7 +75,7 @@ class OptimizedRank {
       at::Tensor& flat = gradients.emplace_back();
       if (util::matches_any(unit->name(), left_out)) continue;
       const shard::UnitLayout& layout = unit->storage().layout();
-      flat = at::zeros_like(unit->storage().shard());
+      flat = at::zeros({layout.shard_numel()}, at::kFloat);
       for (size_t p = 0; p < layout.parameters().size(); ++p) {
         at::Tensor whole = gradient_of(layout.parameters()[p], optimizer_->step_count() + 1);
         shard::LayoutPiece piece = shard::local_piece(layout, p, unit->storage().place().rank, whole, flat);

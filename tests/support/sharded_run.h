@@ -19,7 +19,7 @@
 #include "comm/thread_communicator.h"
 #include "nn/recompute.h"
 #include "nn/stage_graphs.h"
-#include "optim/optimizer.h"
+#include "optim/engine_shards.h"
 #include "shard/engine.h"
 #include "shard/grad_norm.h"
 #include "shard/state_dict.h"
@@ -93,15 +93,7 @@ inline std::shared_ptr<nn::Stage> make_model(const RunPlan& plan, at::Device dev
 /// The optimizer of the plan over the shards of an engine; null for plain descent.
 inline std::unique_ptr<optim::Optimizer> optimizer_over(const shard::Engine& engine, const RunPlan& plan) {
   if (!plan.optimizer) return nullptr;
-  std::vector<optim::FlatParameter> parameters;
-  for (const auto& unit : engine.units()) parameters.push_back({unit->name(), unit->storage().shard(), {}});
-  for (const shard::Segment& segment : engine.segments()) {
-    if (!segment.requires_grad || segment.range.begin == segment.range.end) continue;
-    int64_t end = segment.shard_offset + segment.numel();
-    parameters[segment.unit].ranges.push_back(
-        {segment.shard_offset, end, optim::treatment_of(*plan.optimizer, segment.name, segment.shape)});
-  }
-  return optim::make_optimizer(*plan.optimizer, std::move(parameters));
+  return optim::make_optimizer(*plan.optimizer, optim::flat_parameters(engine, *plan.optimizer));
 }
 
 /// Forward and backward of all micro-batches of a step; returns this rank's mean loss. `use`: of gradients as

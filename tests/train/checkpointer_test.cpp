@@ -395,6 +395,80 @@ TEST_F(CheckpointerTest, AveragesMayBeSwitchedOnAndOff) {
   EXPECT_THAT(lines_, Contains(HasSubstr("averages of the weights in the checkpoint are ignored")));
 }
 
+TEST_F(CheckpointerTest, WeightsInSixteenBitsAreTheSameAtAnyWorldSizeAndLayout) {
+  for (const char* type : {"bfloat16", "float16"}) {
+    config_.fsdp.param_storage = config_.mixed_precision.param_dtype = type;
+    config_.mixed_precision.keep_float32 = {"*norm*"};
+    config_.data.micro_batch_size = 6;
+    const std::string name = std::string(type) + " saved";
+    config::Config before = config_, after = config_;
+    before.run.output_dir = folder_ / name;
+    const fs::path saved = save_run(2, before);
+    for (const auto& [tensor, entry] : checkpoint::read_manifest(saved).tensors) {
+      const bool is_wide = !tensor.starts_with("model/") || tensor.find("norm") != std::string::npos;
+      EXPECT_EQ(entry.dtype, is_wide                          ? at::kFloat
+                             : std::string(type) == "float16" ? at::kHalf
+                                                              : at::kBFloat16)
+          << tensor;
+    }
+    for (int world : {1, 3, 4}) {
+      after.run.output_dir = folder_ / (name + std::to_string(world));
+      after.checkpoint.resume = saved;
+      after.data.micro_batch_size = 12 / world;
+      after.fsdp.layout = world == 3 ? "per_parameter" : "flat";
+      after.fsdp.strategy = world == 4 ? "no_shard" : "full_shard";
+      after.checkpoint.kind = world == 1 ? "full" : "sharded";
+      on_ranks(world, after, [](Rank& rank) {
+        rank.checkpointer.save(rank.position);
+        rank.checkpointer.finish();
+      });
+      expect_equal_checkpoints(saved, fs::path(after.run.output_dir) / "step-00000002");
+    }
+  }
+}
+
+TEST_F(CheckpointerTest, WeightsMayBeKeptInAnotherTypeFromACheckpointOn) {
+  struct Continued {
+    const char *before, *after, *told;
+  };
+  for (const Continued& types :
+       {Continued{"float32", "bfloat16", "in float32 are kept in bfloat16 from now on, rounded"},
+        Continued{"bfloat16", "float32", "in bfloat16 are kept in float32 from now on (fsdp"}}) {
+    SCOPED_TRACE(types.told);
+    config::Config config = config_;
+    config.run.output_dir = folder_ / (std::string("saved in ") + types.before);
+    config.fsdp.param_storage = types.before;
+    const fs::path saved = save_run(2, config);
+    for (bool as_weights : {false, true}) {
+      lines_.clear();
+      config.run.output_dir =
+          folder_ / (std::string("kept in ") + types.after + (as_weights ? ", weights" : ""));
+      config.fsdp.param_storage = types.after;
+      (as_weights ? config.checkpoint.init_from : config.checkpoint.resume) = saved;
+      if (as_weights) config.checkpoint.resume = "auto";
+      on_ranks(3, config, [&](Rank& rank) {
+        EXPECT_EQ(rank.position.step, as_weights ? 0 : 2);
+        rank.checkpointer.save(rank.position);
+        rank.checkpointer.finish();
+      });
+      const auto before = contents_of(saved),
+                 after = contents_of(fs::path(config.run.output_dir) /
+                                     (as_weights ? "step-00000000" : "step-00000002"));
+      ASSERT_EQ(before.size(), after.size());
+      for (const auto& [name, tensor] : before) {
+        if (name.starts_with("model/")) {
+          const at::ScalarType type = after.at(name).scalar_type();
+          EXPECT_EQ(type, std::string(types.after) == "float32" ? at::kFloat : at::kBFloat16) << name;
+          EXPECT_TRUE(at::equal(after.at(name), tensor.to(type))) << name;
+        } else if (!as_weights) {
+          EXPECT_TRUE(same_bits(after.at(name), tensor)) << name;
+        }
+      }
+      EXPECT_THAT(lines_, Contains(HasSubstr(types.told)));
+    }
+  }
+}
+
 TEST_F(CheckpointerTest, AMisfitIsToldInAFewNamesWithARemedy) {
   save_run(1, config_);
   config_.optimizer.name = "sgd";

@@ -48,5 +48,55 @@ INSTANTIATE_TEST_SUITE_P(All, OverShards,
                                            Setting{"adafactor", true}, Setting{"adafactor_with_beta1", true}),
                          [](const auto& info) { return info.param.name; });
 
+class SixteenBitsOverShards : public ::testing::TestWithParam<std::tuple<Setting, const char*>> {};
+
+TEST_P(SixteenBitsOverShards, TheBitsAreTheSameHoweverTheModelIsCut) {
+  const auto& [setting, storage] = GetParam();
+  optim::OptimizerOptions options;
+  options.name = setting.name;
+  options.momentum = setting.name == "muon" || setting.name == "sgd" ? 0.95 : 0;
+  options.weight_decay = 0.1;
+  options.no_decay = {"*norm*"};
+  options.rounding_seed = 5;
+  const Tensors whole = trained({.name = "alone", .world_size = 1, .storage = storage}, options, 10);
+  const Tensors masters = trained({.name = "alone", .world_size = 1}, options, 10);
+  for (const Cut& cut :
+       {Cut{.name = "two_ranks", .world_size = 2, .storage = storage},
+        Cut{.name = "three_ranks", .world_size = 3, .storage = storage},
+        Cut{.name = "four_ranks", .world_size = 4, .storage = storage},
+        Cut{.name = "many_units", .world_size = 3, .storage = storage, .min_num_params = 1},
+        Cut{.name = "one_unit", .world_size = 2, .storage = storage, .min_num_params = 1'000'000},
+        Cut{.name = "no_shard", .world_size = 3, .strategy = "no_shard", .storage = storage},
+        Cut{.name = "per_parameter", .world_size = 3, .layout = "per_parameter", .storage = storage},
+        Cut{.name = "hybrid", .world_size = 4, .strategy = "hybrid_shard", .dcn = 2, .storage = storage},
+        Cut{.name = "hybrid_per_parameter",
+        .world_size = 4,
+        .strategy = "hybrid_shard",
+        .layout = "per_parameter",
+        .dcn = 2,
+        .storage = storage}}) {
+    const Tensors found = trained(cut, options, 10);
+    ASSERT_EQ(found.size(), whole.size());
+    int64_t numel = 0, different = 0;
+    for (const auto& [name, weight] : found) {
+      ASSERT_EQ(weight.scalar_type(), std::string(storage) == "float16" ? at::kHalf : at::kBFloat16) << name;
+      numel += weight.numel();
+      different += weight.ne(whole.at(name)).sum().item<int64_t>();
+      const at::Tensor wide = weight.to(at::kFloat);
+      EXPECT_TRUE(at::allclose(wide, masters.at(name), 0.1, 0.1)) << cut.name << " " << name;
+    }
+    // The last bits of sums over tensors depend on the cut and may tip an element to its other neighbour.
+    EXPECT_LE(different, setting.by_tensor ? numel / 100 : 0) << cut.name << " of " << numel;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SixteenBitsOverShards,
+    ::testing::Combine(::testing::Values(Setting{"adamw"}, Setting{"adam"}, Setting{"sgd"}, Setting{"lion"},
+                                         Setting{"adagrad"}, Setting{"adadelta"}, Setting{"adamax"},
+                                         Setting{"muon"}, Setting{"lamb", true}, Setting{"adafactor", true}),
+                       ::testing::Values("bfloat16", "float16")),
+    [](const auto& info) { return std::get<0>(info.param).name + "_" + std::get<1>(info.param); });
+
 }  // namespace
 }  // namespace fsdp::train

@@ -88,6 +88,10 @@ void adafactor(config::Config& config) {
 }
 
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
+void stored_in_bf16(config::Config& config) {
+  bf16(config);
+  config.fsdp.param_storage = "bfloat16";
+}
 void float8(config::Config& config) {
   bf16(config);
   config.training.float8 = "tensorwise";
@@ -104,6 +108,48 @@ INSTANTIATE_TEST_SUITE_P(
              [](auto& c) {
                c.mixed_precision.param_dtype = c.mixed_precision.reduce_dtype = "bfloat16";
                c.mixed_precision.keep_low_precision_grads = true;
+             }},
+        Case{"stored_in_bf16", 2, "llama", stored_in_bf16},
+        Case{"stored_in_bf16_low_precision_gradients", 4, "llama",
+             [](auto& c) {
+               stored_in_bf16(c);
+               c.mixed_precision.reduce_dtype = "bfloat16";
+               c.mixed_precision.keep_low_precision_grads = true;
+             }},
+        Case{"stored_in_bf16_computed_in_fp32", 4, "llama",
+             [](auto& c) { c.fsdp.param_storage = "bfloat16"; }},
+        Case{"stored_in_bf16_on_one_rank", 1, "llama",
+             [](auto& c) {
+               stored_in_bf16(c);
+               c.data.sequence_length = 16;
+             }},
+        Case{"stored_in_bf16_no_shard_except_norms", 4, "llama",
+             [](auto& c) {
+               stored_in_bf16(c);
+               c.fsdp.strategy = "no_shard";
+               c.mixed_precision.keep_float32 = {"*norm*"};
+             }},
+        Case{"stored_in_bf16_offloaded", 3, "llama",
+             [](auto& c) {
+               stored_in_bf16(c);
+               c.fsdp.cpu_offload = true;
+             }},
+        Case{"stored_in_bf16_muon", 2, "llama",
+             [](auto& c) {
+               muon(c);
+               stored_in_bf16(c);
+             }},
+        Case{"stored_in_bf16_lamb", 2, "llama",
+             [](auto& c) {
+               lamb(c);
+               stored_in_bf16(c);
+             }},
+        Case{"stored_in_bf16_composed_adam", 2, "llama",
+             [](auto& c) {
+               stored_in_bf16(c);
+               c.optimizer.name = "adam";
+               c.optimizer.fused = false;
+               c.data.sequence_length = 16;
              }},
         Case{"recomputed", 4, "llama", recompute},
         Case{"recomputed_feed_forward", 4, "llama",

@@ -107,6 +107,34 @@ INSTANTIATE_TEST_SUITE_P(
         Resumption{"bfloat16",
                    [](config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }},
         Resumption{"float16_with_loss_scaler", use_float16},
+        Resumption{"stored_in_bfloat16",
+                   [](config::Config& config) {
+                     config.fsdp.param_storage = config.mixed_precision.param_dtype = "bfloat16";
+                   }},
+        Resumption{"stored_in_bfloat16_offloaded_lamb_averaged",
+                   [](config::Config& config) {
+                     config.fsdp.param_storage = config.mixed_precision.param_dtype = "bfloat16";
+                     config.mixed_precision.keep_float32 = {"*norm*"};
+                     config.optimizer.name = "lamb";
+                     config.optimizer.ema_decay = 0.9;
+                     config.fsdp.cpu_offload = config.fsdp.move_grads_to_cpu = true;
+                   }},
+        Resumption{"stored_in_float16_full_muon",
+                   [](config::Config& config) {
+                     use_float16(config);
+                     config.fsdp.param_storage = "float16";
+                     config.checkpoint.kind = "full";
+                     config.optimizer.name = "muon";
+                     config.optimizer.momentum = 0.95;
+                   }},
+        Resumption{"stored_in_float16_replicas_asynchronous",
+                   [](config::Config& config) {
+                     use_float16(config);
+                     config.fsdp.param_storage = "float16";
+                     config.fsdp.strategy = "hybrid_shard";
+                     config.mesh.dcn = 2;
+                     config.checkpoint.asynchronous = true;
+                   }},
         Resumption{"asynchronous", [](config::Config& config) { config.checkpoint.asynchronous = true; }},
         Resumption{"asynchronous_float16_no_shard",
                    [](config::Config& config) {

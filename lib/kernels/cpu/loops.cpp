@@ -53,4 +53,6 @@ const AttentionLoops* attention_loops(Element element) {
   return has_fast_products(element) ? &level_here().attention[static_cast<int>(element)] : nullptr;
 }
 
+void round_stochastically(bool to_half, const RoundedRun& run) { level_here().round[to_half ? 1 : 0](run); }
+
 }  // namespace fsdp::kernels::cpu

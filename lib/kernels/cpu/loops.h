@@ -109,16 +109,34 @@ struct AttentionLoops {
   void (*round)(const float* x, void* y, int64_t stride, int64_t rows, int64_t width);
 };
 
-/// All loops of one level, by Element.
+// ---- stochastic rounding (kernels/stochastic_rounding.h)
+
+/// The factors of its hash, and of the upper 32 bits of an index.
+inline constexpr uint32_t kHashFactors[] = {0x7feb352dU, 0x846ca68bU};
+inline constexpr uint32_t kOfHighWord = 0x9e3779b9U;
+
+/// Elements whose indices ascend by one, without overflow.
+struct RoundedRun {
+  const float* values = nullptr;  ///< [n]
+  uint16_t* to = nullptr;         ///< [n]
+  int64_t n = 0;
+  uint32_t index = 0;  ///< of the first: the lower 32 bits
+  uint32_t keys[2] = {};
+};
+
+/// All loops of one level, by Element; the roundings to bf16 and to fp16.
 struct Level {
   Loops loops[2];
   Packing packing[2];
   AttentionLoops attention[2];
+  void (*round[2])(const RoundedRun&);
 };
 
 /// For this CPU; the latter two are null without fast small products.
 const Loops& loops(Element element);
 const Packing* packing(Element element);
 const AttentionLoops* attention_loops(Element element);
+
+void round_stochastically(bool to_half, const RoundedRun& run);
 
 }  // namespace fsdp::kernels::cpu
