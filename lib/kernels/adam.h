@@ -16,6 +16,8 @@ struct AdamTensors {
   at::Tensor value;     ///< fp32, like the averages
   at::Tensor gradient;  ///< fp32 or bf16
   at::Tensor exp_avg, exp_avg_sq;
+  /// In place of AdamNumbers::gradient_scale, if defined: a double on that device; NaN: nothing is updated.
+  at::Tensor gradient_scale = {};
 };
 
 /// Whether there is a kernel for such values, with fp32 or bf16 gradients.

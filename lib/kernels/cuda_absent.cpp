@@ -13,6 +13,8 @@ void dropout(Element, const DropoutRows&) { FSDP_CHECK(false, "built without CUD
 
 void adam(Element, const AdamElements&) { FSDP_CHECK(false, "built without CUDA"); }
 
+void decide_outcome(const OutcomeDecision&) { FSDP_CHECK(false, "built without CUDA"); }
+
 void round_to_float8(const Float8Rounding&) { FSDP_CHECK(false, "built without CUDA"); }
 
 }  // namespace fsdp::kernels::cuda

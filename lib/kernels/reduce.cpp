@@ -12,8 +12,8 @@
 
 namespace fsdp::kernels {
 
-std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors) {
-  if (tensors.empty()) return {};
+at::Tensor sums_of_squares_on_device(const std::vector<at::Tensor>& tensors) {
+  FSDP_CHECK(!tensors.empty());
   const auto count = static_cast<int64_t>(tensors.size());
   const auto options = tensors.front().options().dtype(at::kDouble);
   const at::Tensor sums = at::empty({count}, options), scratch = at::empty({kSquareParts}, options);
@@ -23,9 +23,14 @@ std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors) {
     KernelsFor(x)->sum_of_squares(x.const_data_ptr(), x.numel(), scratch.data_ptr<double>(),
                                   sums.data_ptr<double>() + i);
   }
-  const at::Tensor here = sums.cpu();
+  return sums;
+}
+
+std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return {};
+  const at::Tensor here = sums_of_squares_on_device(tensors).cpu();
   const auto* first = here.const_data_ptr<double>();
-  return {first, first + count};
+  return {first, first + here.numel()};
 }
 
 ParameterSums::ParameterSums(const at::Tensor& x, int64_t vectors)

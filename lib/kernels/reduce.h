@@ -11,8 +11,10 @@
 
 namespace fsdp::kernels {
 
-/// Sum of squares per tensor, in double precision, each in one pass without a copy; all tensors are on one
-/// device. One device synchronisation.
+/// Sum of squares per tensor, in double precision, each in one pass without a copy; all tensors, of which there
+/// is at least one, are on one device. [n] double on that device.
+at::Tensor sums_of_squares_on_device(const std::vector<at::Tensor>& tensors);
+/// The same for the host, which waits once. No tensors: empty.
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& tensors);
 
 /// Sums over the rows of x in a backward pass: gradients of parameters that are vectors [width].

@@ -67,7 +67,8 @@ void Adam::update_on_gpu(const Update& update) {
     kernels::step_adam({.value = update.values[k],
                         .gradient = update.gradients[k],
                         .exp_avg = update.states[0][k],
-                        .exp_avg_sq = update.states[1][k]},
+                        .exp_avg_sq = update.states[1][k],
+                        .gradient_scale = update.scale_on_device},
                        numbers);
   }
 }

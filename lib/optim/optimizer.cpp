@@ -56,6 +56,14 @@ void check_gradient(const at::Tensor& gradient, const FlatParameter& parameter) 
   FSDP_CHECK(is_float(type), "the gradient of ", parameter.name, " is of type ", at::toString(type));
 }
 
+/// Of all parameters; those without a gradient are undefined.
+void check_gradients(const std::vector<at::Tensor>& gradients, const std::vector<FlatParameter>& parameters) {
+  FSDP_CHECK(gradients.size() == parameters.size(), gradients.size(), " gradients for ", parameters.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) check_gradient(gradients[i], parameters[i]);
+  }
+}
+
 /// Merges neighbours with the same treatment, for fewer, longer kernel calls.
 std::vector<FlatParameter::Range> merged(const std::vector<FlatParameter::Range>& ranges) {
   std::vector<FlatParameter::Range> result;
@@ -201,15 +209,43 @@ void Optimizer::set_parameter_step_count(size_t i, int64_t count) {
 }
 
 void Optimizer::step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale) {
-  FSDP_CHECK(gradients.size() == parameters_.size(), gradients.size(), " gradients for ", parameters_.size());
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined()) check_gradient(gradients[i], parameters_[i]);
-  }
+  check_gradients(gradients, parameters_);
   begin_step(lr, gradient_scale);
+  update_all(gradients);
+}
+
+void Optimizer::step_scaled_on_device(const std::vector<at::Tensor>& gradients, double lr,
+                                      const at::Tensor& gradient_scale) {
+  if (gradient_scale.is_cpu()) {
+    const auto scale = gradient_scale.item<double>();
+    if (!std::isnan(scale)) step(gradients, lr, scale);
+    return;
+  }
+  FSDP_CHECK(scales_on_device());
+  check_gradients(gradients, parameters_);
+  begin_step(lr);
+  open_->scale_on_device = gradient_scale;
+  update_all(gradients);
+}
+
+bool Optimizer::scales_on_device() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& value = parameters_[i].value;
+    if (!value.is_cpu() && (!scales_gradients_of(value) || has_matrices(i))) return false;
+  }
+  return true;
+}
+
+void Optimizer::update_all(const std::vector<at::Tensor>& gradients) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) update_parameter(i, gradients[i]);
   }
   end_step();
+}
+
+bool Optimizer::has_matrices(size_t i) const {
+  return std::any_of(treatments_[i].begin(), treatments_[i].end(),
+                     [](const Treatment& treatment) { return treatment.matrix; });
 }
 
 void Optimizer::begin_step(double lr, double gradient_scale) {
@@ -226,9 +262,7 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const util::NoAutocast no_autocast;
   ++step_counts_[i];
   const at::Tensor& value = parameters_[i].value;
-  const bool has_matrices = std::any_of(treatments_[i].begin(), treatments_[i].end(),
-                                        [](const Treatment& treatment) { return treatment.matrix; });
-  const bool left_to_update = scales_gradients_of(value) && !has_matrices;
+  const bool left_to_update = scales_gradients_of(value) && !has_matrices(i);
   const double scale = open_->gradient_scale;
   // to() returns the tensor itself if type and device do not change.
   const bool keeps_type = left_to_update && gradient_as_it_came.scalar_type() == at::kBFloat16;
@@ -340,6 +374,7 @@ void Optimizer::update_alike(size_t i, const at::Tensor& gradient, const Treatme
   numbers.lr = lr_of(options_, treatment, open_->lr);
   numbers.step = step_counts_[i];
   numbers.gradient_scale = gradient_scale;
+  numbers.scale_on_device = open_->scale_on_device;
   std::vector<FlatParameter::Range> ranges;
   for (const FlatParameter::Range& range : parameters_[i].ranges) {
     if (range.treatment == treatment) ranges.push_back(range);

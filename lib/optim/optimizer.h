@@ -90,6 +90,11 @@ class Optimizer {
   /// undefined gradient leaves its parameter, state and step count unchanged. Gradients are multiplied by
   /// gradient_scale (shard::clipping()), possibly in place.
   void step(const std::vector<at::Tensor>& gradients, double lr, double gradient_scale = 1);
+  /// step() with a factor that only the device of the values knows: a double there; NaN: nothing is updated.
+  /// Does not wait for a GPU. Requires scales_on_device().
+  void step_scaled_on_device(const std::vector<at::Tensor>& gradients, double lr,
+                             const at::Tensor& gradient_scale);
+  bool scales_on_device() const;
 
   // step() in parts, for gradients that arrive one by one: begin_step(), then update_parameter() once for
   // each parameter that has a gradient, in any order and on any thread, but one at a time, then end_step().
@@ -143,6 +148,8 @@ class Optimizer {
     double lr = 0;
     int64_t step = 0;           ///< of the parameter that the elements belong to, from 1
     double gradient_scale = 1;  ///< still to be multiplied into the gradients
+    /// In place of gradient_scale, if defined; see step_scaled_on_device().
+    at::Tensor scale_on_device = {};
   };
   /// Whether update() itself multiplies gradients by gradient_scale, and accepts bfloat16 gradients.
   virtual bool scales_gradients_of(const at::Tensor& value) const;
@@ -169,8 +176,12 @@ class Optimizer {
   /// A step between begin_step() and end_step().
   struct OpenStep {
     double lr = 0, gradient_scale = 1;
-    std::vector<bool> averaged;  ///< [parameter]
+    std::vector<bool> averaged;       ///< [parameter]
+    at::Tensor scale_on_device = {};  ///< in place of gradient_scale, if defined
   };
+  bool has_matrices(size_t i) const;
+  /// Ends the step that begin_step() began.
+  void update_all(const std::vector<at::Tensor>& gradients);
   /// Updates the ranges of parameter i with this treatment.
   void update_alike(size_t i, const at::Tensor& gradient, const Treatment& treatment, double gradient_scale);
   /// Updates a piece of the value, from element `first` on, and what belongs to it, in `ranges`.

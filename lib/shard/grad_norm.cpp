@@ -28,18 +28,33 @@ bool has_gradient(const Unit& unit) {
 /// Replicas have the same gradient, which must count once.
 bool counts(const Unit& unit) { return has_gradient(unit) && unit.groups().replica_rank() == 0; }
 
+/// Gradients whose norms are computed together, and those for which there is no kernel.
+struct Gradients {
+  std::vector<at::Tensor> fused, composed;
+  std::vector<size_t> fused_units, composed_units;
+
+  void add(const at::Tensor& gradient, size_t unit, double norm_type) {
+    const bool fits = norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous();
+    (fits ? fused : composed).push_back(gradient);
+    (fits ? fused_units : composed_units).push_back(unit);
+  }
+  /// [composed] double
+  at::Tensor composed_norms(double norm_type) const {
+    std::vector<at::Tensor> norms;
+    for (const at::Tensor& gradient : composed) {
+      norms.push_back(at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble));
+    }
+    return at::stack(norms);
+  }
+};
+
 /// Norms of the shards' gradients by unit; 0 for units that `counted` excludes. In double, so that the norm
 /// is the same at any world size. One sync for each device.
 std::vector<double> local_norms(const Engine& engine, double norm_type,
                                 const std::function<bool(const Unit&)>& counted,
                                 const KnownNorms& known = {}) {
   std::vector<double> norms(engine.units().size(), 0.0);
-  // Some units may have their gradients in host memory and others on the device.
-  struct OfDevice {
-    std::vector<at::Tensor> fused, composed;
-    std::vector<size_t> fused_units, composed_units;
-  };
-  std::array<OfDevice, 2> devices;
+  std::array<Gradients, 2> devices;  // some units may have their gradients in host memory
   for (size_t i = 0; i < norms.size(); ++i) {
     const Unit& unit = *engine.units()[i];
     if (!counted(unit)) continue;
@@ -48,23 +63,15 @@ std::vector<double> local_norms(const Engine& engine, double norm_type,
       continue;
     }
     const at::Tensor& gradient = unit.storage().shard_gradient();
-    OfDevice& device = devices.at(gradient.is_cpu() ? 0 : 1);
-    if (norm_type == 2 && kernels::can_fuse(gradient) && gradient.is_contiguous()) {
-      device.fused.push_back(gradient);
-      device.fused_units.push_back(i);
-    } else {
-      device.composed.push_back(
-          at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble));
-      device.composed_units.push_back(i);
-    }
+    devices.at(gradient.is_cpu() ? 0 : 1).add(gradient, i, norm_type);
   }
-  for (const OfDevice& device : devices) {
-    const std::vector<double> squares = kernels::sums_of_squares(device.fused);
-    for (size_t k = 0; k < squares.size(); ++k) norms[device.fused_units[k]] = std::sqrt(squares[k]);
-    if (device.composed.empty()) continue;
-    const at::Tensor host = at::stack(device.composed).to(at::kCPU);
-    for (size_t k = 0; k < device.composed.size(); ++k) {
-      norms[device.composed_units[k]] = host.const_data_ptr<double>()[k];
+  for (const Gradients& gradients : devices) {
+    const std::vector<double> squares = kernels::sums_of_squares(gradients.fused);
+    for (size_t k = 0; k < squares.size(); ++k) norms[gradients.fused_units[k]] = std::sqrt(squares[k]);
+    if (gradients.composed.empty()) continue;
+    const at::Tensor host = gradients.composed_norms(norm_type).to(at::kCPU);
+    for (size_t k = 0; k < gradients.composed.size(); ++k) {
+      norms[gradients.composed_units[k]] = host.const_data_ptr<double>()[k];
     }
   }
   return norms;
@@ -95,6 +102,20 @@ double local_grad_norm(const Engine& engine, size_t i, double norm_type) {
   const Unit* one = engine.units().at(i).get();
   return local_norms(engine, norm_type,
                      [one](const Unit& unit) { return &unit == one && has_gradient(unit); })[i];
+}
+
+at::Tensor local_norm_sum(const Engine& engine, double norm_type) {
+  at::NoGradGuard no_grad;
+  check_reduced(engine);
+  FSDP_CHECK(std::isfinite(norm_type), norm_type);
+  Gradients gradients;
+  for (const auto& unit : engine.units()) {
+    if (counts(*unit)) gradients.add(unit->storage().shard_gradient(), 0, norm_type);
+  }
+  std::vector<at::Tensor> sums;
+  if (!gradients.fused.empty()) sums.push_back(kernels::sums_of_squares_on_device(gradients.fused));
+  if (!gradients.composed.empty()) sums.push_back(gradients.composed_norms(norm_type).pow_(norm_type));
+  return sums.empty() ? at::zeros({}, at::kDouble) : (sums.size() == 1 ? sums.front() : at::cat(sums)).sum();
 }
 
 double grad_norm(Engine& engine, double norm_type, const KnownNorms& known) {

@@ -14,6 +14,11 @@ using KnownNorms = std::vector<std::optional<double>>;
 /// The norm of this rank's part of the gradient of unit i, which must have a gradient. Not collective.
 double local_grad_norm(const Engine& engine, size_t i, double norm_type = 2.0);
 
+/// The sum of |g|^norm_type over the elements g of this rank's part of the gradient, which replicas count once:
+/// [] double on the device of the gradients, on the host if there are none. Does not wait for a GPU. norm_type is
+/// finite, and all gradients are on one device. Not collective.
+at::Tensor local_norm_sum(const Engine& engine, double norm_type = 2.0);
+
 /// p-norm of the whole gradient over all ranks as one vector (p > 0; infinity: the largest magnitude);
 /// replicas count once. One all-reduce of a double. Throws Error(kUsage) when gradients are unreduced.
 /// `known`: empty, or results of local_grad_norm(). Collective.

@@ -207,7 +207,8 @@ TrainStep make_train_step(const config::Config& config, RunParts& parts, const d
        .max_grad_norm = config.training.max_grad_norm,
        .norm_type = config.training.norm_type,
        .clip_grad_value = config.training.clip_grad_value,
-       .no_sync = config.training.no_sync});
+       .no_sync = config.training.no_sync,
+       .may_read_late = !parts.engine->communicator().device().is_cpu()});
 }
 
 }  // namespace fsdp::train

@@ -1,6 +1,9 @@
 #include "train/train_step.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -19,7 +22,16 @@ TrainStep::TrainStep(const Parts& parts, const StepOptions& options)
       options_(options),
       updates_as_gradients_arrive_(parts.engine.options().move_grads_to_cpu && options.max_grad_norm == 0 &&
                                    parts.scaler == nullptr && parts.guard == nullptr &&
-                                   parts.optimizer.updates_alone()) {}
+                                   parts.optimizer.updates_alone()) {
+  const bool on_host = parts.scaler != nullptr || parts.guard != nullptr ||
+                       std::ranges::any_of(parts.engine.units(), [](const auto& unit) {
+                         return unit->options().storage.cpu_offload;
+                       });
+  if (options.may_read_late && !on_host && std::isfinite(options.norm_type) &&
+      parts.optimizer.scales_on_device()) {
+    outcome_.emplace(parts.engine.communicator().device());
+  }
+}
 
 StepResult TrainStep::run(const StepPosition& position) {
   shard::Engine& engine = parts_.engine;
@@ -28,7 +40,9 @@ StepResult TrainStep::run(const StepPosition& position) {
                               .clip_grad_value = options_.clip_grad_value,
                               .updates = updates_as_gradients_arrive_,
                               .lr = position.lr});
-  const double local_loss = accumulate_gradients(position, arriving);
+  const at::Tensor loss_on_device = accumulate_gradients(position, arriving);
+  if (outcome_) return update_without_waiting(position, loss_on_device);
+  const auto local_loss = loss_on_device.item<double>();
 
   StepResult result;
   result.counted = counted_;
@@ -56,7 +70,45 @@ StepResult TrainStep::run(const StepPosition& position) {
   return result;
 }
 
-double TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving) {
+StepResult TrainStep::update_without_waiting(const StepPosition& position, const at::Tensor& local_loss) {
+  at::NoGradGuard no_grad;
+  shard::Engine& engine = parts_.engine;
+  comm::Communicator& communicator = engine.communicator();
+  StepResult result{.is_read = false, .counted = counted_};
+  result.stop = share_stop();
+  const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
+  const at::Tensor sums = at::stack({local_loss, norm_sum});
+  communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss and gradient norm", .pass = "optimizer"})
+      ->wait();
+  outcome_->decide(sums, local_loss,
+                   {.ranks = static_cast<double>(communicator.world_size()),
+                    .norm_type = options_.norm_type,
+                    .max_grad_norm = options_.max_grad_norm,
+                    .step = static_cast<double>(position.step)});
+  if (options_.clip_grad_value > 0) shard::clip_grad_value(engine, options_.clip_grad_value);
+  parts_.optimizer.step_scaled_on_device(optim::shard_gradients(engine), position.lr,
+                                         outcome_->gradient_scale());
+  unread_.push_back(position);
+  if (position.reads_outcome) read_outcome(result);
+  return result;
+}
+
+void TrainStep::read_outcome(StepResult& result) {
+  if (std::exchange(result.is_read, true)) return;
+  const kernels::StepOutcome outcome = outcome_->read();
+  result.loss = outcome.loss;
+  result.grad_norm = outcome.grad_norm;
+  const auto diverged = std::ranges::find(unread_, static_cast<int64_t>(outcome.diverged_step), &StepPosition::step);
+  if (diverged != unread_.end()) {
+    result.loss = outcome.diverged_loss;
+    result.grad_norm = outcome.diverged_grad_norm;
+    report_divergence(*diverged, outcome.diverged_local_loss, result,
+                      /*gradients_are_left=*/diverged + 1 == unread_.end());
+  }
+  unread_.clear();
+}
+
+at::Tensor TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving) {
   shard::Engine& engine = parts_.engine;
   engine.zero_gradients();
   const int64_t count =
@@ -77,7 +129,7 @@ double TrainStep::accumulate_gradients(const StepPosition& position, ArrivingGra
             : MicroBatch{parts_.batches.batch(position.first_global_sample, i), static_cast<double>(count)};
     losses += run_micro_batch(micro_batch);
   }
-  return losses.item<double>();
+  return losses;
 }
 
 bool TrainStep::passes_guard(const StepPosition& position, double local_loss, bool finite,
@@ -129,6 +181,13 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   return loss.detach().to(at::kDouble);
 }
 
+bool TrainStep::share_stop() {
+  if (!parts_.stop_requested) return false;
+  at::Tensor requested = at::full({1}, parts_.stop_requested() ? 1 : 0, at::kLong);
+  parts_.engine.communicator().all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
+  return requested.item<int64_t>() != 0;
+}
+
 /// The mean loss over ranks, and whether a stop is requested on any, in one collective.
 void TrainStep::share_loss(double local_loss, StepResult& result) {
   comm::Communicator& communicator = parts_.engine.communicator();
@@ -158,9 +217,11 @@ std::string TrainStep::described_samples(const StepPosition& position, double lo
   return ranks.empty() ? text : util::concat(text, ", loss not finite on rank ", ranks);
 }
 
-void TrainStep::report_divergence(const StepPosition& position, double local_loss, const StepResult& result) {
+void TrainStep::report_divergence(const StepPosition& position, double local_loss, const StepResult& result,
+                                  bool gradients_are_left) {
   const std::string samples = described_samples(position, local_loss);
-  const std::string unit = shard::first_unit_that_is_not_finite(parts_.engine);
+  const std::string unit =
+      gradients_are_left ? shard::first_unit_that_is_not_finite(parts_.engine) : std::string();
   std::string where, how;
   if (!unit.empty()) {
     where = util::concat(", not finite first in the backward of unit ", unit);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data/loader.h"
+#include "kernels/step_outcome.h"
 #include "nn/loss.h"
 #include "nn/stage.h"
 #include "optim/grad_scaler.h"
@@ -29,6 +30,8 @@ struct StepOptions {
   double norm_type = 2.0;
   double clip_grad_value = 0.0;  ///< limit for each element of the gradient; 0: no clipping
   bool no_sync = false;          ///< reduce gradients after the last micro-batch only
+  /// Whether loss and norm may stay on the device (TrainStep::reads_late()), as they do on GPUs.
+  bool may_read_late = false;
 };
 
 class ArrivingGradients;
@@ -39,9 +42,11 @@ struct StepPosition {
   double lr = 0.0;
   int64_t samples = 0;        ///< of the step, over all ranks, for messages; 0: unknown
   int64_t micro_batches = 0;  ///< of this step; 0: StepOptions::gradient_accumulation_steps
+  bool reads_outcome = true;  ///< false: loss and norm are wanted later, or not at all
 };
 
 struct StepResult {
+  bool is_read = true;     ///< false: loss and norm are on the device, for TrainStep::read_outcome()
   double loss = 0.0;       ///< mean over all tokens of the global batch, in nats
   double grad_norm = 0.0;  ///< before clipping; not finite when the step was skipped
   /// Nothing was updated: the gradients overflowed at this loss scale, which is lower in the next step, or
@@ -73,6 +78,15 @@ class TrainStep {
   /// error may have updated weights.
   StepResult run(const StepPosition& position);
 
+  /// Whether the loss, the norm and what follows from them (clipping, the end of a run that diverges) are
+  /// decided on the device, so that the host waits for it only in steps with StepPosition::reads_outcome: no
+  /// scaler and no guard is there, a finite norm type, and shards and optimizer are on the device. The numbers
+  /// are the same, up to the last bits of the norm. After a loss or norm that is not finite no step updates anything, and the next reading
+  /// throws run()'s error.
+  bool reads_late() const { return outcome_.has_value(); }
+  /// Sets loss and norm in `result`, that of the last step, if it lacks them. Collective if it throws.
+  void read_outcome(StepResult& result);
+
   /// Whether units are updated during backward (train/arriving_gradients.h): gradients move to host memory,
   /// and without clipping, scaler and guard no update depends on all of them.
   bool updates_as_gradients_arrive() const { return updates_as_gradients_arrive_; }
@@ -82,19 +96,24 @@ class TrainStep {
     data::Batch batch;
     double divisor = 1;  ///< of its loss: the sum over the micro-batches of a rank is what ranks average
   };
-  /// Runs all micro-batches; returns this rank's mean loss.
-  double accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving);
+  /// Runs all micro-batches; returns this rank's mean loss, a double on the device.
+  at::Tensor accumulate_gradients(const StepPosition& position, ArrivingGradients& arriving);
+  /// The end of run() with reads_late(). local_loss: this rank's.
+  StepResult update_without_waiting(const StepPosition& position, const at::Tensor& local_loss);
   /// All micro-batches of a step, where their divisors depend on all of them. Collective.
   std::vector<MicroBatch> batches_with_shares(const StepPosition& position, int64_t count);
   /// Adds the gradients of one micro-batch to the shards; returns its share of this rank's mean loss, a
   /// double on the device, without waiting for it.
   at::Tensor run_micro_batch(const MicroBatch& micro_batch);
   void share_loss(double local_loss, StepResult& result);
+  /// Whether a stop is requested on any rank. Collective.
+  bool share_stop();
   /// Whether to update: what the guard decides, where there is one. `finite`: loss and norm are, or the loss
   /// scaler goes on from a norm that is not.
   bool passes_guard(const StepPosition& position, double local_loss, bool finite, StepResult& result);
+  /// `gradients_are_left`: those of the step that diverged.
   [[noreturn]] void report_divergence(const StepPosition& position, double local_loss,
-                                      const StepResult& result);
+                                      const StepResult& result, bool gradients_are_left = true);
   /// ", samples 64 to 127 of the run, loss not finite on rank 1". Collective.
   std::string described_samples(const StepPosition& position, double local_loss);
 
@@ -102,6 +121,8 @@ class TrainStep {
   StepOptions options_;
   bool updates_as_gradients_arrive_;
   int64_t counted_ = 0;  ///< of the step under way
+  std::optional<kernels::DeviceOutcome> outcome_;
+  std::vector<StepPosition> unread_;  ///< the steps since the last reading
 };
 
 }  // namespace fsdp::train

@@ -225,7 +225,9 @@ void Trainer::report_out_of_memory() const {
     found =
         util::concat(": tensors have ", util::human_bytes(memory.allocated_bytes), ", the allocator holds ",
                      util::human_bytes(memory.reserved_bytes), " of ",
-                     util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ", device.str());
+                     util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ", device.str(),
+                     ", and NCCL, the CUDA context and other processes ",
+                     util::human_bytes(util::cuda_bytes_in_use(device.index()) - memory.reserved_bytes));
   }
   std::error_code ignored;
   if (config_.logging.memory_snapshot && fs::exists(memory_snapshot(), ignored)) {
@@ -261,8 +263,8 @@ void Trainer::train() {
   });
   int64_t& step = position_.step;
   int64_t &samples_seen = position_.samples_seen, &tokens_seen = position_.tokens_seen;
-  auto due = [&](int64_t interval_steps) {
-    return interval_steps > 0 && position_.step % interval_steps == 0;
+  const auto due = [](int64_t interval_steps, int64_t at_step) {
+    return interval_steps > 0 && at_step % interval_steps == 0;
   };
 
   StepProfile profile(output_folder(), communicator_->rank(), config_.logging.profile_steps,
@@ -278,18 +280,25 @@ void Trainer::train() {
     const int64_t samples = loader_->samples_per_micro_step() * micro_batches;
     profile.begin_step(step + 1);
     progress_.begin(util::concat("step ", step + 1), step);
+    const bool reads = step + 1 == steps || due(config_.logging.interval_steps, step + 1) ||
+                       due(config_.checkpoint.interval_steps, step + 1) ||
+                       due(config_.evaluation.interval_steps, step + 1) || checkpointer_->wants_save();
     StepResult result = train_step.run({.step = step + 1,
                                         .first_global_sample = samples_seen,
                                         .lr = lr,
                                         .samples = samples,
-                                        .micro_batches = micro_batches});
+                                        .micro_batches = micro_batches,
+                                        .reads_outcome = reads});
     profile.end_step();
     ++step;
     samples_seen += samples;
     tokens_seen += config_.data.max_tokens > 0 ? result.counted : samples * config_.data.sequence_length;
-    summary_.loss = position_.loss = result.loss;
-    position_.grad_norm = result.grad_norm;
     const bool ends = result.stop && step < steps;
+    if (ends) train_step.read_outcome(result);
+    if (result.is_read) {
+      summary_.loss = position_.loss = result.loss;
+      position_.grad_norm = result.grad_norm;
+    }
     out_of_time_ = ends && config_.training.stop_after_hours > 0 && !stop_is_requested();
     summary_.stopped = ends && !out_of_time_;
     summary_.ended_early = out_of_time_;
@@ -297,17 +306,17 @@ void Trainer::train() {
       progress_.finish_line();
       util::log_warning(util::concat("step ", step, " was skipped: ", result.skip_reason));
     }
-    if (step == steps || ends || due(config_.logging.interval_steps)) report(result, lr);
+    if (step == steps || ends || due(config_.logging.interval_steps, step)) report(result, lr);
     if (ends) break;  // run() saves
 
     meter_.pause();
-    if (due(config_.fsdp.replica_check_interval)) {
+    if (due(config_.fsdp.replica_check_interval, step)) {
       shard::require_equal_replicas(*parts_.engine, util::concat("after step ", step));
     }
-    const bool validates = validation_is_due(), samples_text = due(config_.logging.sample_every);
+    const bool validates = validation_is_due(), samples_text = due(config_.logging.sample_every, step);
     const bool best = validates && validate();
     if (samples_text && !summary_.stopped) show_sample();
-    save_if(due(config_.checkpoint.interval_steps), best);
+    save_if(due(config_.checkpoint.interval_steps, step), best);
     // Both may take longer than a launcher waits, and the next step checks only at its end.
     if ((validates || samples_text) && !summary_.stopped && step < steps)
       summary_.stopped = stop_is_requested();

@@ -52,6 +52,10 @@ struct CudaMemory {
 CudaMemory cuda_memory(int index);
 void reset_cuda_peak_memory(int index);
 
+/// Of the whole GPU, by everything: beside the allocator's memory, NCCL's buffers, the CUDA context and other
+/// processes. Takes a fraction of a millisecond.
+int64_t cuda_bytes_in_use(int index);
+
 /// From now on libtorch's allocator keeps its last 100,000 events on GPU `index` with their C++ stacks (some
 /// microseconds each). When it runs out of memory it writes them and all allocations to `file`, before it
 /// throws and so before anything is freed. A file that cannot be written is a warning. For one GPU, once in a

@@ -32,6 +32,7 @@ void require_cuda(const std::string& who) { refuse(who); }
 void set_cuda_device(int index) { refuse(index); }
 CudaDevice cuda_device(int index) { refuse(index); }
 CudaMemory cuda_memory(int index) { refuse(index); }
+int64_t cuda_bytes_in_use(int index) { refuse(index); }
 void reset_cuda_peak_memory(int index) { refuse(index); }
 void record_cuda_memory_history(int index, const std::filesystem::path&) { refuse(index); }
 void write_cuda_memory_snapshot(const std::filesystem::path&) { refuse("a snapshot of GPU memory"); }

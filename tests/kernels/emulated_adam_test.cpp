@@ -82,5 +82,40 @@ TEST_P(CudaAdam, StepsPartsAsItStepsTheWhole) {
   EXPECT_TRUE(have_equal_bits(stepped({0, 1000}), stepped({0, 1, 128, 131, 640, 1000})));
 }
 
+TEST_P(CudaAdam, TakesTheScaleFromTheDevice) {
+  const int64_t n = 1023;
+  for (double scale : {0.25, std::nan("")}) {
+    const Buffer gradient(random({n}));
+    const at::Tensor value = at::randn({n}), exp_avg = at::randn({n}), exp_avg_sq = at::rand({n});
+    const auto stepped = [&](AdamNumbers numbers, const double* on_device) {
+      at::Tensor values = value.clone(), averages = exp_avg.clone(), squares = exp_avg_sq.clone();
+      step(EmulatedLaunch(), {.value = values.data_ptr<float>(),
+                              .gradient = gradient.data(),
+                              .exp_avg = averages.data_ptr<float>(),
+                              .exp_avg_sq = squares.data_ptr<float>(),
+                              .n = n,
+                              .numbers = numbers,
+                              .gradient_scale = on_device});
+      return at::stack({values, averages, squares});
+    };
+    AdamNumbers numbers = CudaAdam::numbers(/*decoupled=*/true);
+    const at::Tensor actual = stepped(numbers, &scale);
+    numbers.gradient_scale = static_cast<float>(scale);
+    EXPECT_TRUE(at::equal(actual, std::isnan(scale) ? at::stack({value, exp_avg, exp_avg_sq})
+                                                    : stepped(numbers, nullptr)));
+  }
+}
+
+TEST(CudaOutcome, IsThatOfTheRule) {
+  const double sums[] = {6, 25}, local = 2.5;
+  StepOutcome outcome;
+  const OutcomeRule rule{.ranks = 2, .norm_type = 2, .max_grad_norm = 1, .step = 4};
+  decide_outcome(EmulatedLaunch(), {.sums = sums, .local_loss = &local, .rule = rule, .outcome = &outcome});
+  EXPECT_EQ(outcome.loss, 3);
+  EXPECT_EQ(outcome.grad_norm, 5);
+  EXPECT_EQ(outcome.gradient_scale, 1 / (5 + 1e-6));
+  EXPECT_EQ(outcome.diverged_step, 0);
+}
+
 }  // namespace
 }  // namespace fsdp::kernels::cuda

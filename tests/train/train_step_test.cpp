@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <tuple>
+
 #include "nn/loss.h"
 #include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
@@ -177,6 +180,87 @@ TEST_F(TrainStepTest, ClipsEachElementOfTheGradientWhateverTheLossScale) {
       EXPECT_TRUE(moved(limit, loss_scale, moves).allclose(expected, 0, 2e-7)) << loss_scale << moves;
     }
   }
+}
+
+TEST_F(TrainStepTest, ReadsLossAndNormLateWithoutAnotherResult) {
+  const auto train = [&](const StepOptions& options) {
+    Trained trained{.results = {}, .tensors = std::vector<std::vector<at::Tensor>>(2)};
+    comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+      Ready ready = make(communicator, options);
+      EXPECT_EQ(ready.step->reads_late(), options.may_read_late);
+      StepResult last;
+      for (int64_t step = 1; step <= 4; ++step) {
+        last = ready.step->run({.step = step,
+                                .first_global_sample = 8 * (step - 1),
+                                .lr = 1e-2 / static_cast<double>(step),
+                                .reads_outcome = step == 2});
+        EXPECT_EQ(last.is_read, !options.may_read_late || step == 2);
+        if (communicator.rank() == 0 && step == 2) trained.results.push_back(last);
+      }
+      ready.step->read_outcome(last);
+      EXPECT_TRUE(last.is_read);
+      if (communicator.rank() == 0) trained.results.push_back(last);
+      auto& tensors = trained.tensors[static_cast<size_t>(communicator.rank())];
+      for (const auto& unit : ready.engine->units()) tensors.push_back(unit->storage().shard().clone());
+    });
+    return trained;
+  };
+  for (const auto& [max_grad_norm, norm_type, clip_value] :
+       {std::tuple{0.0, 2.0, 0.0}, {0.05, 2.0, 0.0}, {0.05, 3.0, 0.0}, {0.05, 2.0, 1e-4}}) {
+    StepOptions options{.gradient_accumulation_steps = 2,
+                        .max_grad_norm = max_grad_norm,
+                        .norm_type = norm_type,
+                        .clip_grad_value = clip_value};
+    const Trained at_once = train(options);
+    options.may_read_late = true;
+    const Trained late = train(options);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_NEAR(late.results[i].loss, at_once.results[i].loss, 1e-12);
+      EXPECT_NEAR(late.results[i].grad_norm, at_once.results[i].grad_norm, 1e-9);
+      for (size_t unit = 0; unit < at_once.tensors[i].size(); ++unit) {
+        EXPECT_TRUE(at::allclose(late.tensors[i][unit], at_once.tensors[i][unit], 1e-6, 1e-8));
+      }
+    }
+  }
+}
+
+TEST_F(TrainStepTest, ADivergenceThatIsReadLateHasUpdatedNothing) {
+  comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
+    Ready ready = make(communicator, {.may_read_late = true});
+    const at::Tensor shard = ready.engine->units()[0]->storage().shard();
+    StepResult last = ready.step->run(
+        {.step = 6, .first_global_sample = 0, .lr = 1e-3, .samples = 8, .reads_outcome = false});
+    const at::Tensor good = shard.clone();
+    if (communicator.rank() == 1) shard[0] = std::numeric_limits<float>::quiet_NaN();
+    last = ready.step->run(
+        {.step = 7, .first_global_sample = 8, .lr = 1e-3, .samples = 8, .reads_outcome = false});
+    shard.copy_(good);  // the next step is finite again, and must not update either
+    last = ready.step->run(
+        {.step = 8, .first_global_sample = 16, .lr = 1e-3, .samples = 8, .reads_outcome = false});
+    EXPECT_TRUE(at::equal(shard, good));
+    try {
+      ready.step->read_outcome(last);
+      ADD_FAILURE() << "rank " << communicator.rank() << " went on";
+    } catch (const comm::AgreedError& error) {
+      EXPECT_EQ(error.kind(), util::ErrorKind::kDiverged);
+      const std::string text = error.what();
+      EXPECT_NE(text.find("at step 7, samples 8 to 15 of the run"), std::string::npos) << text;
+      EXPECT_NE(text.find("nan"), std::string::npos) << text;
+      EXPECT_NE(text.find("the weights were not updated"), std::string::npos) << text;
+    }
+  });
+}
+
+TEST_F(TrainStepTest, WhatTheHostDecidesIsNotReadLate) {
+  comm::run_ranks_as_threads(1, [&](comm::Communicator& communicator) {
+    const double infinity = std::numeric_limits<double>::infinity();
+    EXPECT_TRUE(make(communicator, {.may_read_late = true}).step->reads_late());
+    EXPECT_FALSE(make(communicator, {}).step->reads_late());
+    EXPECT_FALSE(make(communicator, {.norm_type = infinity, .may_read_late = true}).step->reads_late());
+    EXPECT_FALSE(make(communicator, {.may_read_late = true}, /*loss_scale=*/8).step->reads_late());
+    config_.fsdp.cpu_offload = true;
+    EXPECT_FALSE(make(communicator, {.may_read_late = true}).step->reads_late());
+  });
 }
 
 TEST_F(TrainStepTest, SaysWhetherADivergenceHasReachedTheWeights) {

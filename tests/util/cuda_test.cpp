@@ -40,6 +40,7 @@ TEST(CudaDevice, BeyondTheLastIsRefused) {
   EXPECT_THROW(set_cuda_device(beyond), Error);
   EXPECT_THROW(cuda_device(beyond), Error);
   EXPECT_THROW(cuda_memory(beyond), Error);
+  EXPECT_THROW(cuda_bytes_in_use(beyond), Error);
   EXPECT_THROW(reset_cuda_peak_memory(beyond), Error);
   EXPECT_THROW(set_cuda_device(-1), Error);
 }

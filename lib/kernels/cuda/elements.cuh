@@ -1,6 +1,6 @@
 #pragma once
 
-// Kernels over elements, not rows: scaling and Adam.
+// Kernels over elements, not rows: scaling and Adam; and the outcome of a step.
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packs.cuh"
@@ -69,13 +69,16 @@ struct AdamKernel {
     const int64_t first = Shape::first(), count = a.n - first;
     if (count <= 0) return;
     const AdamNumbers& numbers = a.numbers;
+    const float scale =
+        a.gradient_scale != nullptr ? static_cast<float>(*a.gradient_scale) : numbers.gradient_scale;
+    if (scale != scale) return;
     const auto gradient = load_pack<kPack>(static_cast<const Gradient*>(a.gradient) + first, count);
     auto value = load_pack<kPack>(a.value + first, count);
     auto exp_avg = load_pack<kPack>(a.exp_avg + first, count);
     auto exp_avg_sq = load_pack<kPack>(a.exp_avg_sq + first, count);
     FSDP_UNROLL
     for (int i = 0; i < kPack; ++i) {
-      const float g = to_float(gradient.at[i]) * numbers.gradient_scale + numbers.decay * value.at[i];
+      const float g = to_float(gradient.at[i]) * scale + numbers.decay * value.at[i];
       const float m = numbers.beta1 * exp_avg.at[i] + numbers.one_minus_beta1 * g;
       const float v = numbers.beta2 * exp_avg_sq.at[i] + numbers.one_minus_beta2 * g * g;
       const float denominator = ::sqrtf(v) / numbers.second_correction + numbers.eps;
@@ -98,6 +101,21 @@ void adam(const Launch& launch, const AdamElements& a) {
   const bool fit =
       fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) && fit_packs<Gradient>(0, a.gradient);
   fit ? with_shape(ElementShape<kPackOf<float>>()) : with_shape(ElementShape<1>());
+}
+
+struct OutcomeKernel {
+  using Arguments = OutcomeDecision;
+  using Shared = Nothing;
+  static constexpr int kThreads = kWarp;
+
+  FSDP_DEVICE static void run(const Arguments& a, Shared&) {
+    if (thread() == 0) a.rule.decide(a.sums[0], a.sums[1], *a.local_loss, *a.outcome);
+  }
+};
+
+template <typename Launch>
+void decide_outcome(const Launch& launch, const OutcomeDecision& a) {
+  launch.template run<OutcomeKernel>(Grid{1}, a);
 }
 
 }  // namespace fsdp::kernels::cuda

@@ -28,13 +28,13 @@ struct RunRows {
   FSDP_DEVICE static void store(const EmbeddingGradRows& a, int64_t id, int64_t column,
                                 float (&sums)[kPack]) {
     Table* to = static_cast<Table*>(a.table) + id * a.width + column;
-    if (a.adds) {
-      Pack<Table, kPack> before;
-      FSDP_UNROLL
-      for (int i = 0; i < kPack; ++i) before.at[i] = to[i];
-      add_pack(sums, before);
-    }
     if constexpr (sizeof(Table) == sizeof(float)) {
+      if (a.adds) {
+        float before[kPack];
+        load_floats(to, before);
+        FSDP_UNROLL
+        for (int i = 0; i < kPack; ++i) sums[i] += before[i];
+      }
       store_floats(to, sums);
     } else {
       store_pack(to, rounded<Table>(sums));

@@ -2,6 +2,9 @@
 
 // Rounds a matrix to 8 bits (kernels/float8.h): as it is, transposed, or both, reading it once.
 
+#include <cstring>
+#include <type_traits>
+
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packs.cuh"
 
@@ -18,10 +21,11 @@ struct Float8Kernel {
   static constexpr int kThreadsOfRow = kSide / kRead;        ///< that read
   static constexpr int kThreadsOfColumn = kSide / kWritten;  ///< that write it as a row
   static constexpr int kRowsAtOnce = kThreads / kThreadsOfRow;
+  static constexpr int kAtOnce = kRead % 4 == 0 ? 4 : 1;  ///< stored to shared memory
   static_assert(kThreads == kSide * kThreadsOfColumn && kSide % kRowsAtOnce == 0);
 
   struct Shared {
-    uint8_t bits[kSide][kSide + 4];  ///< rows begin at different banks
+    alignas(4) uint8_t bits[kSide][kSide + 4];  ///< rows begin at different banks
   };
 
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
@@ -41,11 +45,10 @@ struct Float8Kernel {
       if (first_row + row >= a.rows || first_column + column >= a.width) continue;
       const int64_t at = (first_row + row) * a.width + first_column + column;
       const auto pack = load_pack<kRead>(static_cast<const c10::BFloat16*>(a.x) + at);
-      Pack<To, kRead> bits;
+      const auto bits = rounded(pack, scale);
       FSDP_UNROLL
-      for (int k = 0; k < kRead; ++k) {
-        bits.at[k] = saturated(to_float(pack.at[k]) * scale);
-        shared.bits[row][column + k] = bits.at[k].x;
+      for (int k = 0; k < kRead; k += kAtOnce) {
+        std::memcpy(&shared.bits[row][column + k], &bits.at[k], kAtOnce);
       }
       if (a.values != nullptr) store_pack(static_cast<To*>(a.values) + at, bits);
     }
@@ -62,6 +65,23 @@ struct Float8Kernel {
   }
 
  private:
+  static constexpr bool kE5m2 = std::is_same_v<To, c10::Float8_e5m2>;
+
+  FSDP_DEVICE static Pack<To, kRead> rounded(const Pack<c10::BFloat16, kRead>& pack, float scale) {
+    Pack<To, kRead> bits;
+    FSDP_UNROLL
+    for (int k = 0; k < kRead; ++k) {
+      const float value = to_float(pack.at[k]) * scale;
+      if constexpr (kRead % 2 != 0 || !has_float8_rounding()) {
+        bits.at[k] = saturated(value);
+      } else if (k % 2 == 1) {
+        const uint16_t two = rounded_to_float8<kE5m2>(to_float(pack.at[k - 1]) * scale, value);
+        std::memcpy(&bits.at[k - 1], &two, sizeof(two));
+      }
+    }
+    return bits;
+  }
+
   /// A NaN stays one.
   FSDP_DEVICE static To saturated(float value) {
     constexpr float kMost = kLargestNumber<To>;

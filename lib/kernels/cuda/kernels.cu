@@ -39,6 +39,8 @@ void adam(Element gradient, const AdamElements& elements) {
                               : adam<c10::BFloat16>(StreamLaunch(), elements);
 }
 
+void decide_outcome(const OutcomeDecision& decision) { decide_outcome(StreamLaunch(), decision); }
+
 void round_to_float8(const Float8Rounding& matrix) { round_to_float8(StreamLaunch(), matrix); }
 
 }  // namespace fsdp::kernels::cuda

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/kernel_table.h"
+#include "kernels/outcome_rule.h"
 
 namespace fsdp::kernels::cuda {
 
@@ -53,8 +54,19 @@ struct AdamElements {
   float *exp_avg = nullptr, *exp_avg_sq = nullptr;
   int64_t n = 0;
   AdamNumbers numbers;
+  /// In place of numbers.gradient_scale, if not null; NaN: nothing is updated.
+  const double* gradient_scale = nullptr;
 };
 void adam(Element gradient, const AdamElements& elements);
+
+/// kernels/step_outcome.h
+struct OutcomeDecision {
+  const double* sums = nullptr;        ///< [2]
+  const double* local_loss = nullptr;  ///< [1]
+  OutcomeRule rule;
+  StepOutcome* outcome = nullptr;
+};
+void decide_outcome(const OutcomeDecision& decision);
 
 /// The largest number of an 8-bit type.
 template <typename To>

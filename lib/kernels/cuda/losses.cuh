@@ -51,6 +51,7 @@ template <typename T>
 struct LossKernel {
   using Arguments = LossRows;
   static constexpr int kThreads = 1024;
+  static constexpr bool kRegistersFirst = true;
   using Floats = BlockReduction<float, kThreads>;
   using Doubles = BlockReduction<double, kThreads>;
   struct Shared {

@@ -177,6 +177,7 @@ struct NormGradKernel {
     typename Columns::Shared columns;
   };
   static constexpr int kThreads = Shape::kThreads;
+  static constexpr bool kRegistersFirst = Shape::kVectors == 0;
 
   FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
     const auto& a = arguments.rows;
@@ -204,14 +205,17 @@ struct NormGradKernel {
       float sums[Norm::kSums] = {};
       Shape::for_packs(packs, [&](int v, int index) {
         const auto values = x.at(v, index), gradients = dy.at(v, index), factors = weight.at(v, index);
+        float of_columns[Norm::kSums][Shape::kPack];
         FSDP_UNROLL
         for (int i = 0; i < Shape::kPack; ++i) {
-          float of_columns[Norm::kSums];
+          float of_column[Norm::kSums];
           norm.add(to_float(values.at[i]), to_float(gradients.at[i]), to_float(factors.at[i]), sums,
-                   of_columns);
+                   of_column);
           FSDP_UNROLL
-          for (int s = 0; s < Norm::kSums; ++s) columns.add(s, v, index, i, of_columns[s]);
+          for (int s = 0; s < Norm::kSums; ++s) of_columns[s][i] = of_column[s];
         }
+        FSDP_UNROLL
+        for (int s = 0; s < Norm::kSums; ++s) columns.add(s, v, index, of_columns[s]);
       });
       sum_up(sums);
       FSDP_UNROLL

@@ -35,7 +35,11 @@ FSDP_DEVICE Pack<T, kCount> load_pack(const T* from) {
 template <typename T, int kCount>
 FSDP_DEVICE void store_pack(T* to, const Pack<T, kCount>& pack) {
   require(is_aligned<T, kCount>(to));
-  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+  if constexpr (kCount == 1) {
+    *to = pack.at[0];
+  } else {
+    store_at_once<sizeof(pack)>(to, pack.at);
+  }
 }
 
 /// The same for a pack of which only `count` elements exist, at the end of a tensor. The rest is 0.

@@ -9,8 +9,16 @@
 
 namespace fsdp::kernels::cuda {
 
+/// Blocks per multiprocessor for which registers are saved. Kernel::kRegistersFirst: as many registers as the kernel
+/// needs; for others the compiler decides, which may move values to memory for the sake of one more block.
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads) entry(const typename Kernel::Arguments arguments) {
+constexpr int min_blocks() {
+  if constexpr (requires { Kernel::kRegistersFirst; }) return Kernel::kRegistersFirst ? 1 : 0;
+  return 0;
+}
+
+template <typename Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>()) entry(const typename Kernel::Arguments arguments) {
   __shared__ typename Kernel::Shared shared;
   Kernel::run(arguments, shared);
 }

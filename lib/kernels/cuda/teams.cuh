@@ -156,17 +156,24 @@ class ColumnSums {
     } else {
       Shape::for_packs(packs, [&](int, int index) {
         for (int s = 0; s < kSums; ++s) {
-          for (int i = 0; i < Shape::kPack; ++i) to_[s][static_cast<int64_t>(index) * Shape::kPack + i] = 0;
+          const float zeros[Shape::kPack] = {};
+          store_floats(to_[s] + static_cast<int64_t>(index) * Shape::kPack, zeros);
         }
       });
     }
   }
 
-  FSDP_DEVICE void add(int sum, int v, int index, int i, float value) {
+  FSDP_DEVICE void add(int sum, int v, int index, const float (&values)[Shape::kPack]) {
     if constexpr (kHolds) {
-      sums_[sum][v * Shape::kPack + i] += value;
+      FSDP_UNROLL
+      for (int i = 0; i < Shape::kPack; ++i) sums_[sum][v * Shape::kPack + i] += values[i];
     } else {
-      to_[sum][static_cast<int64_t>(index) * Shape::kPack + i] += value;
+      float* to = to_[sum] + static_cast<int64_t>(index) * Shape::kPack;
+      float sums[Shape::kPack];
+      load_floats(to, sums);
+      FSDP_UNROLL
+      for (int i = 0; i < Shape::kPack; ++i) sums[i] += values[i];
+      store_floats(to, sums);
     }
   }
 

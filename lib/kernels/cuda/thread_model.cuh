@@ -66,6 +66,48 @@ FSDP_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits))
 
 FSDP_DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
 
+/// Stores kBytes from registers to global memory, which is aligned to kBytes, by one instruction. (The
+/// assignment of a struct, even of a uint4, may become a store for each of its members.)
+template <int kBytes>
+FSDP_DEVICE void store_at_once(void* to, const void* from) {
+  const auto address = __cvta_generic_to_global(to);
+  if constexpr (kBytes == 16) {
+    uint4 bits;
+    memcpy(&bits, from, kBytes);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(bits.x), "r"(bits.y),
+                 "r"(bits.z), "r"(bits.w)
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    uint2 bits;
+    memcpy(&bits, from, kBytes);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(bits.x), "r"(bits.y) : "memory");
+  } else {
+    memcpy(to, from, kBytes);
+  }
+}
+
+/// Rounds to the nearest 8-bit numbers, `first` in the low byte; saturates. Only where has_float8_rounding().
+template <bool kE5m2>
+FSDP_DEVICE uint16_t rounded_to_float8(float first, float second) {
+  uint16_t bits = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+  if constexpr (kE5m2) {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
+  }
+#endif
+  return bits;
+}
+
+FSDP_DEVICE constexpr bool has_float8_rounding() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  return false;
+#else
+  return true;
+#endif
+}
+
 /// Throws in emulated kernels.
 FSDP_DEVICE void require(bool) {}
 
@@ -112,6 +154,17 @@ inline uint32_t ballot(bool says, const std::source_location& where = std::sourc
 inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)) - 1; }
 
 inline float not_a_number() { return __builtin_nanf(""); }
+
+template <bool kE5m2>
+uint16_t rounded_to_float8(float, float) {
+  return 0;
+}
+constexpr bool has_float8_rounding() { return false; }
+
+template <int kBytes>
+void store_at_once(void* to, const void* from) {
+  std::memcpy(to, from, kBytes);
+}
 
 inline void require(bool holds, const std::source_location& where = std::source_location::current()) {
   if (!holds) throw std::logic_error("line " + std::to_string(where.line()) + " of a kernel");

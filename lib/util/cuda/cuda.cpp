@@ -2,7 +2,9 @@
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 
@@ -108,6 +110,13 @@ CudaMemory cuda_memory(int index) {
           .reserved_bytes = stats.reserved_bytes[kAll].current,
           .peak_reserved_bytes = stats.reserved_bytes[kAll].peak,
           .retries = stats.num_alloc_retries};
+}
+
+int64_t cuda_bytes_in_use(int index) {
+  const c10::cuda::CUDAGuard on_device(prepared(index));
+  size_t free_bytes = 0, all_bytes = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+  return static_cast<int64_t>(all_bytes - free_bytes);
 }
 
 void reset_cuda_peak_memory(int index) { allocator::resetPeakStats(prepared(index)); }

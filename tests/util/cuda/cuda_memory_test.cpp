@@ -36,6 +36,7 @@ TEST(CudaMemory, CountsTensorsAndTheirPeak) {
   EXPECT_EQ(memory.peak_allocated_bytes, before + 96 * kMiB);
   EXPECT_GE(memory.reserved_bytes, 96 * kMiB);
   EXPECT_GE(memory.peak_reserved_bytes, memory.reserved_bytes);
+  EXPECT_GE(cuda_bytes_in_use(0), memory.reserved_bytes);
   reset_cuda_peak_memory(0);
   EXPECT_EQ(cuda_memory(0).peak_allocated_bytes, before + 64 * kMiB);
 }
