@@ -256,6 +256,17 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         break;
       case Kind::kMultiply:
         events.computes({.flops = flops});
+/// Of the products of one row, and with grad mode of its backward.
+double flops_of_row(const nn::ModelOptions& model, int64_t tokens,
+                    const nn::CheckpointingOptions& checkpointing) {
+  Recorder recorder(c10::kCPU, /*counts_memory=*/false);
+  const auto stages = meta_model(model, at::kFloat);
+  nn::apply_checkpointing(*stages, checkpointing);
+  const at::Tensor loss = nn::loss_of(*stages, meta_tokens(1, tokens), meta_tokens(1, tokens));
+  if (at::GradMode::is_enabled()) loss.backward();
+  return recorder.take_pass({}).flops();
+}
+
         break;
       case Kind::kMultiplyInFloat8:
         events.computes({.flops = flops, .flops_in_float8 = flops});
@@ -336,16 +347,24 @@ RecordedPass record_pass(const config::Config& config, PassDevice device) {
   }
 }
 
-double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length) {
-  const at::NoGradGuard no_grad;
-  Recorder recorder(c10::kCPU, /*counts_memory=*/false);
-  const auto stages = meta_model(model, at::kFloat);
+FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length,
+                          const nn::CheckpointingOptions& checkpointing) {
+  const auto tokens = static_cast<double>(sequence_length);
   try {
-    nn::loss_of(*stages, meta_tokens(1, sequence_length), meta_tokens(1, sequence_length));
+    FlopsAToken flops;
+    {
+      const at::NoGradGuard forward_only;
+      flops.model = 3 * flops_of_row(model, sequence_length, {}) / tokens;
+    }
+    flops.hardware = flops.model;
+    if (checkpointing.mode != nn::RecomputeMode::kNone) {
+      const double once = flops_of_row(model, sequence_length, {});
+      flops.hardware += (flops_of_row(model, sequence_length, checkpointing) - once) / tokens;
+    }
+    return flops;
   } catch (const c10::Error&) {
-    return 0;
+    return {};
   }
-  return 3 * recorder.take_pass({}).flops() / static_cast<double>(sequence_length);
 }
 
 }  // namespace fsdp::plan

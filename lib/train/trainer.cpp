@@ -69,7 +69,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   report_batch_change();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
   peak_ = find_peak_rate(config_, *communicator_);
-  flops_a_token_ = plan::model_flops_a_token(config_.model, config_.data.sequence_length);
+  flops_ = plan::flops_a_token(config_.model, config_.data.sequence_length, config_.activation_checkpointing);
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
     prepare_output();
@@ -367,8 +367,9 @@ void Trainer::report(const StepResult& result, double lr) {
                                       kernels::matmul_by_name(config_.training.matmul.name()))
                : 0.0;
   };
-  const double flops_per_second = reading.tokens_per_second * flops_a_token_;
-  metrics.mfu = utilisation(peak_, flops_per_second / communicator_->world_size(), measure_again);
+  const double tokens_per_second = reading.tokens_per_second / communicator_->world_size();
+  metrics.hfu = utilisation(peak_, tokens_per_second * flops_.hardware, measure_again);
+  metrics.mfu = tokens_per_second * flops_.model / peak_.flops_per_second;
   metrics.peak_tflops = peak_.flops_per_second / 1e12;
   metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();

@@ -17,6 +17,7 @@
 #include "data/prefetch.h"
 #include "data/tokenizer.h"
 #include "train/checkpointer.h"
+#include "plan/recorded_pass.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/fault_injection.h"
@@ -95,7 +96,7 @@ class Trainer {
   std::optional<data::TrainLoader> loader_;
   std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null without data.prefetch_batches
   std::optional<TimedBatches> batches_;                 ///< of the loader or the prefetcher
-  double flops_a_token_ = 0;                            ///< by the model's definition, forward and backward
+  plan::FlopsAToken flops_;                             ///< of forward and backward
   PeakRate peak_;                                       ///< raised by rank 0 when a step was faster
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: unknown
