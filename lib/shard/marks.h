@@ -30,6 +30,12 @@ std::optional<Mark> mark_of(const at::Tensor& tensor);
 void mark_parameter(const at::Tensor& parameter, Sharding sharding);
 void mark_activation(const at::Tensor& activation, Mark mark);
 
+/// This rank's part of a tensor that every rank has, without a mark and outside of autograd. Throws
+/// Error(kUsage), which begins with `what`, for a spec that does not fit and a dimension that does not divide
+/// evenly.
+at::Tensor local_part(const char* what, const at::Tensor& whole, const comm::Mesh& mesh,
+                      const PartitionSpec& spec);
+
 /// Whether two specs cut a tensor alike on this mesh: axes of one rank do not count.
 bool cut_alike(const PartitionSpec& a, const PartitionSpec& b, const comm::MeshShape& mesh);
 

@@ -58,6 +58,10 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
                            placement(config, communicator));
 }
 
+data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh) {
+  return {.depth = config.data.prefetch_batches, .device = mesh.world()->device()};
+}
+
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator) {
   return data::ValidationLoader(config.data, config.model.vocab_size, config.evaluation.max_samples,

@@ -51,7 +51,12 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     }
     open_data();
   });
-  parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
+  mesh_.emplace(config_.mesh, communicator_);
+  parts_ = build_run_parts(config_, *mesh_, trace_);
+  comm::agree(*communicator_, "prefetching", [&] {
+    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
+    batches_.emplace(*prefetch_);
+  });
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
   nlohmann::json data;
   comm::agree(*communicator_, "identity of the data", [&] {
@@ -112,12 +117,6 @@ config::Config Trainer::config_as_given() const {
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.training.epochs > 0) count_steps();
-  const data::BatchSource* batches = &*loader_;
-  if (config_.data.prefetch_batches > 0) {
-    prefetch_ = std::make_unique<data::PrefetchingBatches>(*loader_, config_.data.prefetch_batches);
-    batches = prefetch_.get();
-  }
-  batches_.emplace(*batches);
   if (config_.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(config_);
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
@@ -398,6 +397,7 @@ bool Trainer::validate() {
   const auto finished = train::validate(*parts_.model, *validation_loader_, *communicator_,
                                         {.bytes = token_bytes_.get(),
                                          .accuracy = config_.evaluation.accuracy,
+                                         .prefetch = prefetch_options(config_, *mesh_),
                                          .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;
