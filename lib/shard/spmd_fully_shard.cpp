@@ -130,7 +130,7 @@ std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, cons
   }
   const auto policy_found_one = std::make_shared<bool>(false);
   shard.wrap_policy = wrap_policy_of(inner, options, policy_found_one);
-  shard.exclude_stages.clear();  // the policy has them
+  if (!inner.empty()) shard.exclude_stages.clear();  // inner units may be of such a type; the policy has them
   // Errors come before the inner engines end.
   require_no_option_conflicts(shard);
   plan_units(module, shard);

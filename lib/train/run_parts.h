@@ -42,8 +42,13 @@ struct RunParts : ShardedModel {
 /// than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
-/// How batches come to the ranks of the mesh: on their devices.
+/// How batches come to the ranks of the mesh: on their devices, and with fsdp.front = "spmd" marked as parts of a
+/// global batch, so that the model does not cut them.
 data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh);
+
+/// With fsdp.front = "spmd" marks an input of the model that is whole on every rank; else null.
+std::function<void(const at::Tensor& input)> marks_whole_inputs(const config::Config& config,
+                                                                const comm::Mesh& mesh);
 
 /// Of config.data.validation, which must name files. Throws Error(kData).
 data::ValidationLoader open_validation_data(const config::Config& config,

@@ -423,7 +423,9 @@ bool Trainer::validate() {
 
 void Trainer::show_sample() {
   progress_.begin("sample", position_.step);
-  const auto text = sample_text_->of(*parts_.model, *communicator_, [this] { return stop_is_requested(); });
+  const auto text = sample_text_->of(
+      *parts_.model, *communicator_, [this] { return stop_is_requested(); },
+      marks_whole_inputs(config_, *mesh_));
   summary_.stopped = !text.has_value();
   if (!is_first_rank() || !text) return;
   progress_.finish_line();
