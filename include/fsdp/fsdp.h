@@ -16,6 +16,7 @@
 #include <fsdp/checkpoint.h>
 #include <fsdp/communicator.h>
 #include <fsdp/decoder.h>
+#include <fsdp/device_loader.h>
 #include <fsdp/error.h>
 #include <fsdp/fully_shard.h>
 #include <fsdp/grad_norm.h>

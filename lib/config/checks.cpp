@@ -268,6 +268,11 @@ void check_checkpoints(const Config& config, Conflicts& conflicts) {
 }
 
 void check_sharding(const Config& config, Conflicts& conflicts) {
+  conflicts.unless(
+      config.fsdp.front != Front::kSpmd || config.data.max_tokens == 0, {"data.max_tokens", "fsdp.front"},
+      "must be 0, because with fsdp.front = spmd the batches of all ranks are parts of one, of the "
+      "same shape, but is ",
+      config.data.max_tokens, "; leave one of the two out");
   for (const shard::OptionConflict& conflict : shard::find_option_conflicts(shard_options(config))) {
     conflicts.found.push_back({conflict.fields, conflict.message});
   }

@@ -122,6 +122,19 @@ struct LoggingOptions {
   int64_t sample_tokens = 64;
 };
 
+/// The function that shards the model. Both have all options of the engine.
+enum class Front {
+  kFullyShard,  ///< fully_shard()
+  kSpmd,        ///< spmd_fully_shard()
+};
+constexpr auto enum_names(Front) {
+  return std::to_array<util::EnumName<Front>>({{Front::kFullyShard, "fully_shard"}, {Front::kSpmd, "spmd"}});
+}
+
+struct FsdpOptions : shard::ShardOptions {
+  util::Named<Front> front = Front::kFullyShard;
+};
+
 struct Config {
   RunOptions run;
   nn::ModelOptions model;
@@ -130,7 +143,7 @@ struct Config {
   EvaluationOptions evaluation;
   optim::OptimizerOptions optimizer;
   optim::ScheduleOptions lr_scheduler;
-  shard::ShardOptions fsdp;
+  FsdpOptions fsdp;
   shard::MixedPrecisionOptions mixed_precision;
   optim::GradScalerOptions loss_scaler;
   nn::CheckpointingOptions activation_checkpointing;

@@ -46,7 +46,7 @@ std::vector<Key> output_keys() {
        "write a line per collective and per buffer to trace.rank<R>.jsonl"},
       {KEY(logging, peak_tflops),
        "TFLOP/s that a process can reach in matrix products, in param_dtype even with training.float8; MFU "
-       "is relative to it. 0: from the data sheet of a known GPU, else measured at the start",
+       "and HFU are relative to it. 0: from the data sheet of a known GPU, else measured at the start",
        at_least(0)},
       {KEY(logging, csv), "write metrics.csv beside metrics.jsonl: the same numbers as a table"},
       {KEY(logging, tensorboard), "write event files for TensorBoard into tensorboard/ of the run's folder"},

@@ -32,6 +32,8 @@ std::vector<Key> sharding_keys() {
       {KEY(fsdp, strategy),
        "full_shard: parameters, gradients, optimizer; shard_grad_op: parameters stay gathered; hybrid_shard, "
        "hybrid_shard_zero2: the same over mesh.data, replicas over mesh.dcn; no_shard: DDP"},
+      {KEY(fsdp, front),
+       "what shards the model: fully_shard; spmd: FSDP via SPMD, with batches marked as parts of a global one"},
       {KEY(fsdp, layout),
        "how the parameters of a unit are sharded: flat: concatenated, evenly; per_parameter: each on one "
        "dimension"},

@@ -59,4 +59,9 @@ inline constexpr const char* kTokenFiles = "token_files";
 
 util::Registry<OpenSamples>& datasets();
 
+/// Whether rows may have targets that do not count.
+inline bool counts_vary(const DataOptions& options) {
+  return options.documents != DocumentTreatment::kJoin || options.dataset != kTokenFiles;
+}
+
 }  // namespace fsdp::data

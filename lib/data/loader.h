@@ -22,13 +22,16 @@
 namespace fsdp::data {
 
 struct Batch {
-  at::Tensor inputs;       ///< [B, T] int64; with data.max_tokens, other numbers in each batch
-  at::Tensor targets;      ///< [B, T] int64
+  /// [B, T] int64; with data.max_tokens, other numbers in each batch. Loaders return them in host memory,
+  /// PrefetchingBatches on the device.
+  at::Tensor inputs, targets;
   int64_t valid_rows = 0;  ///< only the first valid_rows rows count; in training all
   int64_t counted = 0;     ///< targets that count
   /// For each row where documents begin, 0 first; null unless data.documents = "mask".
   std::shared_ptr<const std::vector<std::vector<int64_t>>> document_starts = nullptr;
   int64_t first_row = 0;  ///< training: the global position of row 0 in the run
+  /// Of the text that the targets stand for, where the source counts them.
+  std::optional<int64_t> text_bytes = std::nullopt;
 };
 
 /// This process's place among those that share the work.

@@ -40,7 +40,7 @@ struct DataOptions {
   /// The token that ends a document, for files without an index of them; -1: the tokenizer's end of text.
   int64_t document_separator = -1;
   bool allow_changed = false;    ///< resume with files that differ from the checkpoint's
-  int64_t prefetch_batches = 2;  ///< prefetched by a thread; 0: none
+  int64_t prefetch_batches = 2;  ///< prefetched by a thread, one of them to the device; 0: none
   util::PluginValues plugin_values = {};
 };
 

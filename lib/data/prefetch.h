@@ -1,35 +1,53 @@
 #pragma once
 
-// Prefetches batches in a separate thread, so that the time of a slow disk is hidden behind compute.
+// Batches are read in a separate thread and copied to the device in the background, so that slow disks and
+// copies are hidden behind compute.
 
 #include <cstdint>
 #include <deque>
-#include <future>
+#include <functional>
+#include <limits>
+#include <memory>
 
 #include "data/loader.h"
-#include "data/work_queue.h"
+#include "util/device_feed.h"
 
 namespace fsdp::data {
 
-/// Returns the batches of `source`, in any order; those that follow the last one requested are prefetched. An
-/// error of the source is thrown when its batch is requested. Only one thread at a time may call batch().
+struct PrefetchOptions {
+  int64_t depth = 2;             ///< batches read ahead by a thread, one of them sent ahead; 0: no thread
+  at::Device device = at::kCPU;  ///< to which inputs and targets are copied
+  int64_t end = std::numeric_limits<int64_t>::max();  ///< position from which on nothing is prefetched
+  std::function<void(Batch&)> on_arrival = nullptr;   ///< called with each batch before it is returned
+};
+
+/// Returns the batches of `source`, in any order, on the device; those that follow the last one requested are
+/// prefetched. Where documents begin stays in host memory, where the model reads it. An error of the source is
+/// thrown when its batch is requested. Only one thread at a time may call batch(), the one that computes.
 class PrefetchingBatches final : public BatchSource {
  public:
-  /// Prefetches `depth` batches, at least 1. The source must outlive the object; the other thread calls it.
-  PrefetchingBatches(const TrainLoader& source, int64_t depth);
+  /// The source must outlive the object; the other thread calls it. A micro-batch depends only on where it
+  /// begins; the next one begins `samples_per_micro_step` later.
+  PrefetchingBatches(const BatchSource& source, int64_t samples_per_micro_step,
+                     const PrefetchOptions& options);
+  PrefetchingBatches(const TrainLoader& source, const PrefetchOptions& options)
+      : PrefetchingBatches(source, source.samples_per_micro_step(), options) {}
 
   Batch batch(int64_t first_global_sample, int64_t micro_batch) const override;
 
  private:
   struct Prefetched {
     int64_t position;
-    std::future<Batch> batch;
+    std::shared_ptr<Batch> batch;  ///< read by the thread; its tensors come by the feed
   };
 
-  const TrainLoader& source_;
-  const int64_t depth_;
+  void read_ahead(int64_t position) const;
+
+  const BatchSource& source_;
+  const int64_t step_;
+  const PrefetchOptions options_;
   mutable std::deque<Prefetched> ahead_;
-  mutable WorkQueue<Batch> queue_;
+  mutable util::DeviceFeed feed_;
 };
 
 }  // namespace fsdp::data

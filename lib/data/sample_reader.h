@@ -49,9 +49,4 @@ class SampleReader final : public Samples {
 /// Throws Error(kUsage) for an unknown data set, and Error(kData) for entries that cannot be used.
 std::unique_ptr<Samples> open_samples(const SamplesRequest& request);
 
-/// Whether rows may have targets that do not count.
-inline bool counts_vary(const DataOptions& options) {
-  return options.documents != DocumentTreatment::kJoin || options.dataset != kTokenFiles;
-}
-
 }  // namespace fsdp::data

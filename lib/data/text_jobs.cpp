@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "data/utf8.h"
-#include "data/work_queue.h"
 #include "util/error.h"
 #include "util/hash.h"
 #include "util/json.h"
 #include "util/text.h"
+#include "util/work_queue.h"
 
 namespace fsdp::data {
 namespace {
@@ -48,7 +48,7 @@ int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_b
 }
 
 void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>& visit) {
-  WorkQueue<EncodedJob> queue(threads > 1 ? threads : 0);
+  util::WorkQueue<EncodedJob> queue(threads > 1 ? threads : 0);
   std::deque<std::future<EncodedJob>> under_way;
   const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
   bool more = true;

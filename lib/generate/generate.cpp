@@ -84,7 +84,9 @@ class Rows {
 
   /// Scores in host memory, where the next token is chosen.
   at::Tensor scores_after(const at::Tensor& ids, nn::KeyValueCache& cache) {
-    return nn::next_scores(model_, ids.to(options_.device), cache).to(at::kCPU);
+    const at::Tensor input = ids.to(options_.device);
+    if (hooks_.on_input) hooks_.on_input(input);
+    return nn::next_scores(model_, input, cache).to(at::kCPU);
   }
 
   at::Tensor choose(const at::Tensor& scores) {

@@ -52,6 +52,8 @@ struct GenerationHooks {
   std::function<bool()> stop_requested = nullptr;
   /// For a sharded model: makes the chosen ids, [rows] int64, the same on all ranks.
   std::function<void(at::Tensor& ids)> agree = nullptr;
+  /// Called with each input of the model, [rows, tokens] int64 on the device.
+  std::function<void(const at::Tensor& ids)> on_input = nullptr;
 };
 
 /// Continues `prompt` options.num_samples times. The same prompt, options, weights and precision give the

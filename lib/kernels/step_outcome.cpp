@@ -41,7 +41,7 @@ at::Tensor DeviceOutcome::gradient_scale() const {
 StepOutcome DeviceOutcome::read() const {
   StepOutcome outcome;
   const at::Tensor here = outcome_.cpu();
-  std::memcpy(&outcome, here.const_data_ptr<double>(), sizeof(outcome));
+  std::memcpy(static_cast<void*>(&outcome), here.const_data_ptr<double>(), sizeof(outcome));
   return outcome;
 }
 

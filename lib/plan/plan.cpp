@@ -169,11 +169,6 @@ double Plan::tokens_per_second() const {
   return time.step() > 0 ? static_cast<double>(tokens_per_step()) / time.step() : 0;
 }
 
-double Plan::model_tflops() const {
-  return tokens_per_second() * model_flops_a_token(config.model, config.data.sequence_length) / 1e12 /
-         static_cast<double>(machines.world_size);
-}
-
 int64_t Plan::memory_limit() const { return static_cast<int64_t>(machines.memory_gib * kBytesOfGib); }
 
 int planned_world_size(const config::Config& config, const PlanOptions& options) {
@@ -227,6 +222,7 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
                          .ranks_of_node = options.gpus_per_node,
                          .node_bytes_per_second = options.node_bandwidth_gbps * 1e9 / 8},
                         pass);
+  plan.flops = flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing);
   plan.largest_micro_batch = largest_micro_batch(config, plan.units, plan.memory_limit());
   const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);

@@ -12,6 +12,7 @@
 #include "comm/mesh_shape.h"
 #include "config/config.h"
 #include "plan/memory.h"
+#include "plan/recorded_pass.h"
 #include "plan/time.h"
 #include "shard/unit_sizes.h"
 
@@ -48,14 +49,22 @@ struct Plan {
   shard::Traffic optimizer_traffic;  ///< of the update (muon, lamb, adafactor), not in `step`
   MemoryPlan memory;
   TimePlan time;
+  FlopsAToken flops;
   int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none
   std::vector<Advice> advice;         ///< if the config does not fit: cumulative changes until it does
   std::vector<std::string> warnings;  ///< improvements, whether it fits or not
 
   int64_t tokens_per_step() const;
   double tokens_per_second() const;
-  /// TFLOP/s of a rank by the model's definition, without recomputation.
-  double model_tflops() const;
+  /// TFLOP/s of a rank.
+  double tflops(double flops_a_token) const { return tokens_per_second() * flops_a_token / 1e12 / ranks(); }
+  double model_tflops() const { return tflops(flops.model); }
+  double hardware_tflops() const { return tflops(flops.hardware); }
+  /// Of a rank in a step, computed again for backward.
+  double recomputed_flops() const {
+    return static_cast<double>(tokens_per_step()) * flops.recomputed() / ranks();
+  }
+  double ranks() const { return static_cast<double>(machines.world_size); }
   int64_t memory_limit() const;
   bool fits() const { return memory.device_peak <= memory_limit(); }
 };

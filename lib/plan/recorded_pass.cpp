@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "data/datasets.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "nn/decoder.h"
@@ -195,6 +196,14 @@ void keep_gradients_in_units(nn::Stage& model, const config::Config& config, boo
   }
 }
 
+/// The one in use; with targets that do not count, all of a step (train/train_step.h); the next
+/// (data/prefetch.h).
+int64_t batches_on_device(const config::Config& config) {
+  const int64_t in_use =
+      data::counts_vary(config.data) ? config.training.gradient_accumulation_steps : int64_t{1};
+  return in_use + (config.data.prefetch_batches > 0 ? 1 : 0);
+}
+
 void use_float8(nn::Stage& model, const config::Config& config) {
   if (config.training.float8 == config::Float8Recipe::kNone) return;
   std::vector<std::string> exclude = config.training.float8_exclude;
@@ -235,12 +244,27 @@ RecordedPass record(const config::Config& config, c10::DeviceType device) {
   }
   const int64_t rows = config.data.micro_batch_size, tokens = config.data.sequence_length;
   const at::Tensor ids = meta_tokens(rows, tokens), targets = meta_tokens(rows, tokens);
+  std::vector<at::Tensor> other_batches;
+  for (int64_t i = 1; device != c10::kCPU && i < batches_on_device(config); ++i) {
+    other_batches.push_back(meta_tokens(2 * rows, tokens));
+  }
   at::Tensor loss = nn::loss_of(*model, ids, targets, loss_options(config));
   recorder.turn();
   loss.backward();
   loss.reset();
   recorder.at_stage(Kind::kBackwardEnds, 0);
   return recorder.take_pass(std::move(paths));
+}
+
+/// Of the products of one row, and with grad mode of its backward.
+double flops_of_row(const nn::ModelOptions& model, int64_t tokens,
+                    const nn::CheckpointingOptions& checkpointing) {
+  Recorder recorder(c10::kCPU, /*counts_memory=*/false);
+  const auto stages = meta_model(model, at::kFloat);
+  nn::apply_checkpointing(*stages, checkpointing);
+  const at::Tensor loss = nn::loss_of(*stages, meta_tokens(1, tokens), meta_tokens(1, tokens));
+  if (at::GradMode::is_enabled()) loss.backward();
+  return recorder.take_pass({}).flops();
 }
 
 }  // namespace
@@ -336,16 +360,24 @@ RecordedPass record_pass(const config::Config& config, PassDevice device) {
   }
 }
 
-double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length) {
-  const at::NoGradGuard no_grad;
-  Recorder recorder(c10::kCPU, /*counts_memory=*/false);
-  const auto stages = meta_model(model, at::kFloat);
+FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length,
+                          const nn::CheckpointingOptions& checkpointing) {
+  const auto tokens = static_cast<double>(sequence_length);
   try {
-    nn::loss_of(*stages, meta_tokens(1, sequence_length), meta_tokens(1, sequence_length));
+    FlopsAToken flops;
+    {
+      const at::NoGradGuard forward_only;
+      flops.model = 3 * flops_of_row(model, sequence_length, {}) / tokens;
+    }
+    flops.hardware = flops.model;
+    if (checkpointing.mode != nn::RecomputeMode::kNone) {
+      const double once = flops_of_row(model, sequence_length, {});
+      flops.hardware += (flops_of_row(model, sequence_length, checkpointing) - once) / tokens;
+    }
+    return flops;
   } catch (const c10::Error&) {
-    return 0;
+    return {};
   }
-  return 3 * recorder.take_pass({}).flops() / static_cast<double>(sequence_length);
 }
 
 }  // namespace fsdp::plan

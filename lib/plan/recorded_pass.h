@@ -109,10 +109,20 @@ enum class PassDevice { kOfConfig, kCpu };
 /// cannot run on meta tensors.
 RecordedPass record_pass(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
-/// Floating-point operations (a multiplication and an addition are two) of a forward and backward per token
-/// by the model's definition: three times the products of the forward, in rows of `sequence_length` tokens,
-/// counting the half of attention hidden by causality but no recomputation, as for model FLOPs utilisation
-/// (Chowdhery et al.: PaLM, 2022, appendix B). 0 for a model that cannot be planned.
-double model_flops_a_token(const nn::ModelOptions& model, int64_t sequence_length);
+/// Floating-point operations (a multiplication and an addition are two) of a forward and backward per token;
+/// 0 for a model that cannot be planned. Shares of the peak rate by either count are called model and hardware
+/// FLOPs utilization (MFU, HFU; Chowdhery et al.: PaLM, 2022, appendix B).
+struct FlopsAToken {
+  /// By the model's definition: three times the products of the forward, counting the half of attention that is
+  /// hidden by causality.
+  double model = 0;
+  double hardware = 0;  ///< with what activation checkpointing computes again
+
+  double recomputed() const { return hardware - model; }
+};
+
+/// In rows of `sequence_length` tokens.
+FlopsAToken flops_a_token(const nn::ModelOptions& model, int64_t sequence_length,
+                          const nn::CheckpointingOptions& checkpointing = {});
 
 }  // namespace fsdp::plan

@@ -152,9 +152,13 @@ std::string memory_table(const Plan& plan) {
 std::string time_table(const Plan& plan) {
   const TimePlan& time = plan.time;
   std::string text = "time of a step (a simple model of it: lib/plan/time.h)\n";
-  text += table_row("compute", duration(time.compute),
-                    concat(printed("%.4g TFLOP", time.flops / 1e12),
-                           plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
+  text += table_row(
+      "compute", duration(time.compute),
+      concat(printed("%.4g TFLOP", time.flops / 1e12),
+             plan.flops.recomputed() > 0
+                 ? printed(", %.4g without recomputation", (time.flops - plan.recomputed_flops()) / 1e12)
+                 : std::string(),
+             plan.time.flops_in_float8 > 0 ? ", float8 twice as fast" : ""));
   text += table_row("communication", duration(time.communication), "");
   text += table_row("exposed, not hidden by compute", duration(time.exposed),
                     printed("%.0f%% of the communication", share(time.exposed, time.communication)));
@@ -241,10 +245,12 @@ std::string summary(const Plan& plan) {
     std::string speed =
         concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s, ", duration(plan.time.step()),
                " a step; ", printed("%.4g", plan.model_tflops()), " TFLOP/s a GPU");
-    if (plan.machines.peak_tflops > 0) {
-      speed += printed(", MFU %.1f%%", share(plan.model_tflops(), plan.machines.peak_tflops));
+    const double peak = plan.machines.peak_tflops;
+    if (peak > 0) speed += printed(", MFU %.1f%%", share(plan.model_tflops(), peak));
+    if (plan.flops.recomputed() > 0) {
+      speed += printed("; with recomputation %.4g", plan.hardware_tflops());
+      if (peak > 0) speed += printed(", HFU %.1f%%", share(plan.hardware_tflops(), peak));
     }
-    speed += " (recomputation not counted)";
     text += titled("speed", speed);
     if (plan.machines.tokens > 0) {
       const double seconds = plan.machines.tokens / plan.tokens_per_second();
@@ -325,6 +331,9 @@ std::string plan_json(const Plan& plan) {
   for (const Advice& each : plan.advice) {
     advice.push_back({{"change", each.change}, {"device_peak_bytes", each.device_peak}, {"fits", each.fits}});
   }
+  const auto of_peak = [peak = plan.machines.peak_tflops](double tflops) {
+    return peak > 0 ? nlohmann::ordered_json(tflops / peak) : nlohmann::ordered_json();
+  };
   const MemoryPlan& memory = plan.memory;
   nlohmann::ordered_json json = {
       {"parameters", plan.parameters},
@@ -352,10 +361,11 @@ std::string plan_json(const Plan& plan) {
         {"exposed_seconds", plan.time.exposed},
         {"step_seconds", plan.time.step()},
         {"tokens_per_second", plan.tokens_per_second()},
+        {"recomputed_flops", plan.recomputed_flops()},
         {"model_tflops_per_rank", plan.model_tflops()},
-        {"mfu", plan.machines.peak_tflops > 0
-                    ? nlohmann::ordered_json(plan.model_tflops() / plan.machines.peak_tflops)
-                    : nlohmann::ordered_json()},
+        {"hardware_tflops_per_rank", plan.hardware_tflops()},
+        {"mfu", of_peak(plan.model_tflops())},
+        {"hfu", of_peak(plan.hardware_tflops())},
         {"training_seconds", plan.machines.tokens > 0 && plan.time.step() > 0
                                  ? nlohmann::ordered_json(plan.machines.tokens / plan.tokens_per_second())
                                  : nlohmann::ordered_json()}}},

@@ -35,7 +35,7 @@ const std::vector<Subject>& subjects() {
       {"Learning rate", {{"lr", "learning rate"}}},
       {"Tokens per second, all processes", {{"tokens_per_second", "tokens per second"}}},
       {"Peak memory of process 0", {{"peak_memory_bytes", "peak memory"}}, Scale::kBytes},
-      {"Model FLOPs utilisation", {{"mfu", "utilisation"}}, Scale::kPercent},
+      {"FLOPs utilisation", {{"mfu", "of the model"}, {"hfu", "of the hardware"}}, Scale::kPercent},
       {"Loss scale", {{"loss_scale", "loss scale"}}, Scale::kNumber, false}};
   return kSubjects;
 }

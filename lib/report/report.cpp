@@ -61,7 +61,12 @@ std::vector<Fact> facts(const RunRecord& run) {
     found.push_back({"tokens per second, mean", value_text(std::round(mean_of(speed)), Scale::kNumber)});
   }
   if (const auto& mfu = run.values("mfu"); !mfu.empty()) {
-    found.push_back({"model FLOPs utilisation, mean", util::fixed(100 * mean_of(mfu), 1) + "%"});
+    std::string with_recomputation;
+    if (const auto& hfu = run.values("hfu"); !hfu.empty() && mean_of(hfu) != mean_of(mfu)) {
+      with_recomputation = concat(", ", util::fixed(100 * mean_of(hfu), 1), "% with recomputation");
+    }
+    found.push_back(
+        {"model FLOPs utilisation, mean", util::fixed(100 * mean_of(mfu), 1) + "%", with_recomputation});
   }
   if (const auto& memory = run.values("peak_memory_bytes"); !memory.empty()) {
     found.push_back({"peak memory of process 0",

@@ -102,6 +102,9 @@ std::vector<std::string> numbers(const WatchedState& state) {
   add(gpu ? "gpu_peak_reserved_bytes" : "peak_memory_bytes",
       [](double value) { return concat("peak ", value_text(value, Scale::kBytes)); });
   add("mfu", [](double value) { return concat("mfu ", util::fixed(100 * value, 1), "%"); });
+  if (last_value(run, "hfu") != last_value(run, "mfu")) {
+    add("hfu", [](double value) { return concat("hfu ", util::fixed(100 * value, 1), "%"); });
+  }
   add("loss_scale", [](double value) { return concat("scale ", value); });
   add("skipped_steps", [](double value) { return concat("skipped ", value); });
   return parts;

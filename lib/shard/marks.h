@@ -33,6 +33,12 @@ void mark_activation(const at::Tensor& activation, Mark mark);
 /// How many marks are kept: those of live tensors, and some of tensors that are gone.
 size_t kept_marks();
 
+/// This rank's part of a tensor that every rank has, without a mark and outside of autograd. Throws
+/// Error(kUsage), which begins with `what`, for a spec that does not fit and a dimension that does not divide
+/// evenly.
+at::Tensor local_part(const char* what, const at::Tensor& whole, const comm::Mesh& mesh,
+                      const PartitionSpec& spec);
+
 /// Whether two specs cut a tensor alike on this mesh: axes of one rank do not count.
 bool cut_alike(const PartitionSpec& a, const PartitionSpec& b, const comm::MeshShape& mesh);
 

@@ -60,15 +60,14 @@ struct DimensionPart {
   int64_t begin = 0, length = 0;
 };
 
-/// This rank's part of a dimension of `shape` that is cut over `axes`.
-DimensionPart even_part(at::IntArrayRef shape, size_t dimension, const PartitionSpec::Axes& axes,
-                        const comm::Mesh& mesh) {
+/// This rank's part of a dimension of `shape` that is cut over `axes`. Errors begin with `what`.
+DimensionPart even_part(const char* what, at::IntArrayRef shape, size_t dimension,
+                        const PartitionSpec::Axes& axes, const comm::Mesh& mesh) {
   const int64_t parts = mesh.shape().along(axes), size = shape[dimension];
   if (size % parts != 0) {
-    fail(ErrorKind::kUsage, "mark_sharding(): expected dimension ", dimension, " of ", shape,
-         " to divide over ", product_text(axes, mesh.shape()), " ranks; found ", size, " = ", size / parts,
-         " x ", parts, " + ", size % parts, "; pad it to ", (size / parts + 1) * parts,
-         " or change the mesh");
+    fail(ErrorKind::kUsage, what, ": expected dimension ", dimension, " of ", shape, " to divide over ",
+         product_text(axes, mesh.shape()), " ranks; found ", size, " = ", size / parts, " x ", parts, " + ",
+         size % parts, "; pad it to ", (size / parts + 1) * parts, " or change the mesh");
   }
   int64_t index = 0;
   for (comm::MeshAxis axis : axes) index = index * mesh.shape().along(axis) + mesh.coordinate().on(axis);
@@ -118,7 +117,7 @@ at::Tensor cut(const at::Tensor& whole, const comm::Mesh& mesh, const PartitionS
   const auto shape = whole.sizes().vec();
   for (size_t dimension : spec.cut_dimensions()) {
     const auto& axes = spec.axes(dimension);
-    DimensionPart place = even_part(shape, dimension, axes, mesh);
+    DimensionPart place = even_part("mark_sharding()", shape, dimension, axes, mesh);
     if (mesh.shape().along(axes) == 1) continue;
     part = CutDimension::apply(part, static_cast<int64_t>(dimension), place, mesh.group(axes));
   }
@@ -160,6 +159,17 @@ std::string to_string(const PartitionSpec& spec) {
     text += util::concat(dimension == 0 ? "" : ", ", axes.empty() ? "whole" : joined(axes));
   }
   return util::concat("(", text, ")");
+}
+
+at::Tensor local_part(const char* what, const at::Tensor& whole, const comm::Mesh& mesh,
+                      const PartitionSpec& spec) {
+  check_spec(what, spec, whole.sizes().vec());
+  at::Tensor part = whole.view_as(whole);
+  for (size_t dimension : spec.cut_dimensions()) {
+    const DimensionPart place = even_part(what, whole.sizes(), dimension, spec.axes(dimension), mesh);
+    part = part.narrow(static_cast<int64_t>(dimension), place.begin, place.length);
+  }
+  return part.contiguous();
 }
 
 at::Tensor mark_sharding(const at::Tensor& tensor, const comm::Mesh& mesh, const PartitionSpec& spec) {

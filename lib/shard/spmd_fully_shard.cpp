@@ -127,7 +127,7 @@ std::shared_ptr<Engine> detail::spmd_fully_shard(torch::nn::Module& module, cons
   }
   const auto policy_found_one = std::make_shared<bool>(false);
   shard.wrap_policy = wrap_policy_of(inner, options, policy_found_one);
-  shard.exclude_stages.clear();  // the policy has them
+  if (!inner.empty()) shard.exclude_stages.clear();  // inner units may be of such a type; the policy has them
   // Errors come before the inner engines end.
   const ShardOptions with_noted = WrappedModules::added_to(shard);
   require_no_option_conflicts(with_noted);

@@ -42,7 +42,12 @@ void SpmdHook::after(const nn::CallTensors& outputs) {
   at::Tensor& output = *outputs.front();
   const bool is_marked = sharding_of(output).has_value();
   if (!shard_output_) {
-    if (!is_marked) mark_local_shard(output, mesh_, batch_spec());
+    if (is_marked) return;
+    if (output.dim() > 0) {
+      mark_local_shard(output, mesh_, batch_spec());
+    } else {  // such as the loss of this rank's rows
+      mark_activation(output, UndeterminedMark{"a sharded module that returns a number"});
+    }
     return;
   }
   if (!is_marked) mark_activation(output, UnstatedMark{});

@@ -51,7 +51,7 @@ PeakRate find_peak_rate(const config::Config& config, comm::Communicator& commun
 /// Of a device by its name in CUDA; 0 where there is no data sheet, or none with a rate for that type.
 double data_sheet_rate(const std::string& device_name, util::Named<util::FloatType> dtype);
 
-/// MFU: `flops_per_second` of a rank as a share of the peak. A larger rate than the peak raises the peak to
+/// MFU or HFU: `flops_per_second` of a rank as a share of the peak. A larger rate than the peak raises the peak to
 /// that rate at least, and to what `measure` (this rank with all its threads; 0: not measured) finds, unless
 /// the user gave the peak.
 double utilisation(PeakRate& peak, double flops_per_second, const std::function<double()>& measure);

@@ -188,11 +188,15 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   DryRun result;
   auto communicator = comm::make_fake_communicator(world_size, device);
   ConstantWeights weights;
-  RunParts parts = build_run_parts(config, comm::Mesh(config.mesh, communicator), nullptr, &weights);
+  const comm::Mesh mesh(config.mesh, communicator);
+  RunParts parts = build_run_parts(config, mesh, nullptr, &weights);
   auto progress = std::make_shared<bool>(false);
   const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
   if (fake) attach_progress(parts, fake, progress);
-  const RandomBatches batches(config);
+  const RandomBatches random(config);
+  data::PrefetchOptions prefetch = prefetch_options(config, mesh);
+  if (fake) prefetch.depth = 0;  // the plan counts one batch in host memory
+  const data::PrefetchingBatches batches(random, config.data.micro_batch_size * world_size, prefetch);
   TrainStep train_step = make_train_step(config, parts, batches);
   const int64_t samples =
       config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;

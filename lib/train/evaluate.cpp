@@ -28,9 +28,8 @@ namespace {
 
 /// The mean loss of a batch. `correct`: where to add the number of targets with the highest score; null: not
 /// counted, and the scores need not exist all at once.
-at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch, const at::Device& device,
-                         double* correct) {
-  const at::Tensor inputs = batch.inputs.to(device), targets = batch.targets.to(device);
+at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch, double* correct) {
+  const at::Tensor &inputs = batch.inputs, &targets = batch.targets;
   if (correct == nullptr) return nn::loss_of(model, inputs, targets, {.documents = batch.document_starts});
   nn::StageContext context;
   context.documents = batch.document_starts;
@@ -40,6 +39,25 @@ at::Tensor loss_of_batch(nn::Stage& model, const data::Batch& batch, const at::D
   return nn::next_token_loss(scores, targets);
 }
 
+/// The batches of a validation by number, with the bytes of their text where `bytes` is not null.
+class NumberedBatches final : public data::BatchSource {
+ public:
+  NumberedBatches(const data::ValidationLoader& loader, const data::TokenBytes* bytes)
+      : loader_(loader), bytes_(bytes) {}
+
+  data::Batch batch(int64_t index, int64_t /*micro_batch*/) const override {
+    data::Batch batch = loader_.batch(index);
+    if (bytes_ != nullptr && batch.counted > 0) {
+      batch.text_bytes = bytes_->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
+    }
+    return batch;
+  }
+
+ private:
+  const data::ValidationLoader& loader_;
+  const data::TokenBytes* bytes_;
+};
+
 }  // namespace
 
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
@@ -48,19 +66,22 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
   enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kSums };
   at::Tensor totals = at::zeros({kSums}, at::kDouble);
   double* sums = totals.data_ptr<double>();
+  const NumberedBatches numbered(loader, hooks.bytes);
+  data::PrefetchOptions prefetch = hooks.prefetch;
+  prefetch.device = communicator.device();
+  prefetch.end = loader.num_batches();
+  const data::PrefetchingBatches batches(numbered, /*samples_per_micro_step=*/1, prefetch);
   for (int64_t index = 0; index < loader.num_batches(); ++index) {
     if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
-    data::Batch batch = loader.batch(index);
+    const data::Batch batch = batches.batch(index, 0);
     // A batch in which nothing counts still runs: its forward is collective.
-    const at::Tensor loss =
-        loss_of_batch(model, batch, communicator.device(), hooks.accuracy ? &sums[kCorrect] : nullptr);
+    const at::Tensor loss = loss_of_batch(model, batch, hooks.accuracy ? &sums[kCorrect] : nullptr);
     if (batch.counted == 0) continue;
     const auto tokens = static_cast<double>(batch.counted);
     sums[kLosses] += loss.item<double>() * tokens;
     sums[kTokens] += tokens;
     if (hooks.bytes == nullptr) continue;
-    auto counted = hooks.bytes->count(batch.targets.const_data_ptr<int64_t>(), batch.targets.numel());
-    counted ? sums[kBytes] += static_cast<double>(*counted) : sums[kForeignBatches] += 1;
+    batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
   }
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
   Validation validation{.loss = sums[kLosses] / sums[kTokens],
@@ -111,11 +132,13 @@ Validation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
     }
     loader.emplace(open_validation_data(config, *communicator));
   });
-  const ShardedModel sharded =
-      build_sharded_model(config, comm::Mesh(config.mesh, communicator), /*trace=*/nullptr);
+  const comm::Mesh mesh(config.mesh, communicator);
+  const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
   const auto bytes = token_bytes(config, communicator->rank() == 0);
   return *validate(*sharded.model, *loader, *communicator,
-                   {.bytes = bytes.get(), .accuracy = config.evaluation.accuracy});
+                   {.bytes = bytes.get(),
+                    .accuracy = config.evaluation.accuracy,
+                    .prefetch = prefetch_options(config, mesh)});
 }
 
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,

@@ -12,6 +12,7 @@
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "data/loader.h"
+#include "data/prefetch.h"
 #include "data/tokenizer.h"
 #include "nn/stage.h"
 #include "util/enum_names.h"
@@ -36,6 +37,7 @@ struct Validation {
 struct ValidationHooks {
   const data::TokenBytes* bytes = nullptr;  ///< null: bytes are not counted
   bool accuracy = false;                    ///< keeps all scores of a batch in memory
+  data::PrefetchOptions prefetch = {};      ///< device and end are set by validate()
   /// Collective, called between batches; true ends the validation.
   std::function<bool()> stop_requested = nullptr;
 };

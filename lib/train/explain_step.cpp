@@ -198,7 +198,8 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   const comm::Mesh mesh(config.mesh, communicator);
   RunParts parts = build_run_parts(config, mesh, trace);
   record_compute(*parts.model, *parts.engine, trace);
-  TrainStep train_step = make_train_step(config, parts, *loader);
+  const data::PrefetchingBatches batches(*loader, prefetch_options(config, mesh));
+  TrainStep train_step = make_train_step(config, parts, batches);
 
   StepRecord record;
   StepResult result;

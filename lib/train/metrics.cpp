@@ -40,7 +40,7 @@ constexpr std::string_view kColumns =
     "step,loss,grad_norm,lr,tokens,tokens_per_second,step_seconds,peak_memory_bytes,minor_faults,"
     "data_wait_seconds,mfu,loss_scale,skipped_steps,validation_loss,validation_perplexity,"
     "validation_bits_per_byte,gpu_peak_allocated_bytes,gpu_peak_reserved_bytes,gpu_allocator_retries,"
-    "peak_tflops,validation_accuracy";
+    "peak_tflops,validation_accuracy,hfu";
 
 std::string csv_heading() { return util::concat(kColumns, "\n"); }
 
@@ -94,6 +94,7 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
       {"peak_memory_bytes", "train/peak_memory_bytes"},
       {"gpu_peak_allocated_bytes", "train/gpu_peak_allocated_bytes"},
       {"mfu", "train/mfu"},
+      {"hfu", "train/hfu"},
       {"loss_scale", "train/loss_scale"},
       {"validation_loss", "validation/loss"},
       {"validation_perplexity", "validation/perplexity"},
@@ -132,6 +133,7 @@ void MetricsFile::write(const StepMetrics& metrics) {
     line["gpu_allocator_retries"] = metrics.gpu->retries;
   }
   if (metrics.mfu) line["mfu"] = *metrics.mfu;
+  if (metrics.hfu) line["hfu"] = *metrics.hfu;
   if (metrics.peak_tflops) line["peak_tflops"] = *metrics.peak_tflops;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;

@@ -31,7 +31,8 @@ struct StepMetrics {
   /// ranks. The rate is that of param_dtype with training.float8 too, so that runs with and without it
   /// compare.
   std::optional<double> mfu = std::nullopt;
-  std::optional<double> peak_tflops = std::nullopt;  ///< per rank: mfu is a share of it, see PeakRate
+  std::optional<double> hfu = std::nullopt;          ///< hardware FLOPs utilisation: recomputation counts too
+  std::optional<double> peak_tflops = std::nullopt;  ///< per rank: these are shares of it, see PeakRate
   double data_wait_seconds = 0.0;  ///< mean per step since the line before: the rank waited for its batches
   /// Steps of the run whose update was skipped, for their loss or norm or because gradients overflowed at
   /// their loss scale; only with a loss scaler or an update guard.

@@ -125,7 +125,12 @@ std::vector<Progress::Field> Progress::fields(double left_seconds) const {
       {4, util::concat("norm ", util::fixed(metrics.grad_norm, 2))},
       {3, util::concat("lr ", rate_text(metrics.lr))},
       {6, util::human_bytes(metrics.gpu ? metrics.gpu->peak_reserved_bytes : metrics.peak_memory_bytes)}};
-  if (metrics.mfu) fields.push_back({5, util::concat("mfu ", percent(*metrics.mfu))});
+  if (metrics.mfu) {
+    // Without recomputation they are equal in every line.
+    const bool differ = metrics.hfu && *metrics.hfu != *metrics.mfu;
+    fields.push_back({5, util::concat("mfu ", percent(*metrics.mfu),
+                                      differ ? util::concat("  hfu ", percent(*metrics.hfu)) : "")});
+  }
   if (metrics.step_seconds > 0) {
     fields.push_back({7, util::concat("data ", percent(metrics.data_wait_seconds / metrics.step_seconds))});
   }

@@ -13,6 +13,7 @@
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"
+#include "shard/spmd_fully_shard.h"
 #include "train/initial_weights.h"
 #include "train/layer_modes.h"
 #include "util/error.h"
@@ -58,6 +59,24 @@ data::TrainLoader open_training_data(const config::Config& config, const comm::C
                            placement(config, communicator));
 }
 
+data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh) {
+  data::PrefetchOptions options{.depth = config.data.prefetch_batches, .device = mesh.world()->device()};
+  if (config.fsdp.front == config::Front::kSpmd) {
+    options.on_arrival = [mesh](data::Batch& batch) {
+      for (const at::Tensor& tensor : {batch.inputs, batch.targets}) {
+        shard::mark_local_shard(tensor, mesh, shard::batch_spec());
+      }
+    };
+  }
+  return options;
+}
+
+std::function<void(const at::Tensor&)> marks_whole_inputs(const config::Config& config,
+                                                          const comm::Mesh& mesh) {
+  if (config.fsdp.front != config::Front::kSpmd) return nullptr;
+  return [mesh](const at::Tensor& input) { shard::mark_local_shard(input, mesh, {}); };
+}
+
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator) {
   return data::ValidationLoader(config.data, config.model.vocab_size, config.evaluation.max_samples,
@@ -86,6 +105,25 @@ int64_t steps_of_epochs(const config::TrainingOptions& options, const data::Trai
   return std::max<int64_t>(1, step + whole);
 }
 
+namespace {
+
+/// Makes the model's units those that fully_shard() would choose.
+std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::ShardOptions& options,
+                                             const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
+                                             const shard::Materialize& materialize) {
+  shard::plan_units(model,
+                    options);  // throws for stage types that the model lacks, which policies do not know
+  shard::SpmdOptions spmd;
+  spmd.shard = options;
+  spmd.auto_wrap_policy = shard::any_of(
+      {shard::stage_type_policy(options.wrap_stages), shard::threshold_policy(options.min_num_params)});
+  spmd.shard.wrap_stages.clear();
+  spmd.materialize = materialize;
+  return shard::spmd_fully_shard(model, mesh, {}, std::move(spmd), std::move(trace));
+}
+
+}  // namespace
+
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
                                  std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights) {
   ShardedModel parts;
@@ -100,8 +138,11 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     weights = of_config.get();
   }
   comm::agree(*communicator, "sharding the model", [&] {
-    parts.engine = shard::fully_shard(*parts.model, config::shard_options(config), mesh, std::move(trace),
-                                      {weights, communicator->device()});
+    const shard::Materialize materialize{weights, communicator->device()};
+    const shard::ShardOptions options = config::shard_options(config);
+    parts.engine = config.fsdp.front == config::Front::kSpmd
+                       ? shard_by_spmd(*parts.model, options, mesh, std::move(trace), materialize)
+                       : shard::fully_shard(*parts.model, options, mesh, std::move(trace), materialize);
     // Otherwise each buffer of the first step would be a separate allocation.
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {

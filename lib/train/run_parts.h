@@ -12,6 +12,7 @@
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
+#include "data/prefetch.h"
 #include "nn/layers.h"
 #include "nn/stage.h"
 #include "nn/stage_graphs.h"
@@ -41,6 +42,14 @@ struct RunParts : ShardedModel {
 /// than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
+/// How batches come to the ranks of the mesh: on their devices, and with fsdp.front = "spmd" marked as parts of a
+/// global batch, so that the model does not cut them.
+data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh);
+
+/// With fsdp.front = "spmd" marks an input of the model that is whole on every rank; else null.
+std::function<void(const at::Tensor& input)> marks_whole_inputs(const config::Config& config,
+                                                                const comm::Mesh& mesh);
+
 /// Of config.data.validation, which must name files. Throws Error(kData).
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator);
@@ -69,7 +78,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights = nullptr);
 
-/// The parts and `batches` must outlive the step. `stop_requested` as in TrainStep::Parts.
+/// The parts and `batches`, which must be on the device, must outlive the step. `stop_requested` as in TrainStep::Parts.
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested = nullptr);
 

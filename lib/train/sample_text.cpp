@@ -36,7 +36,8 @@ SampleText::SampleText(const config::Config& config)
 }
 
 std::optional<std::string> SampleText::of(nn::Stage& model, comm::Communicator& communicator,
-                                          std::function<bool()> stop_requested) const {
+                                          std::function<bool()> stop_requested,
+                                          std::function<void(const at::Tensor& ids)> on_input) const {
   generate::GenerationOptions options{.max_new_tokens = tokens_, .seed = seed_};
   options.stop_ids = generate::stop_ids({}, *tokenizer_);
   options.allowed_ids = std::min(tokenizer_->vocab_size(), model_.vocab_size);
@@ -45,9 +46,11 @@ std::optional<std::string> SampleText::of(nn::Stage& model, comm::Communicator& 
   const auto agree = [&](at::Tensor& ids) {
     communicator.broadcast(ids, /*root=*/0, {.unit = "sampled token"})->wait();
   };
-  const auto samples =
-      generate::generate(model, model_, ids_, options,
-                         {.on_token = nullptr, .stop_requested = std::move(stop_requested), .agree = agree});
+  const auto samples = generate::generate(model, model_, ids_, options,
+                                          {.on_token = nullptr,
+                                           .stop_requested = std::move(stop_requested),
+                                           .agree = agree,
+                                           .on_input = std::move(on_input)});
   if (samples.empty() || samples.front().ending == generate::Ending::kStopped) return std::nullopt;
   data::TextDecoder decoder(*tokenizer_);
   for (int64_t id : ids_) decoder.push(id);

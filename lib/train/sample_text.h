@@ -24,9 +24,10 @@ class SampleText {
 
   /// The prompt and its continuation by the sharded model: one forward per token. The same on all ranks;
   /// nullopt when `stop_requested`, which is collective and called after each token, returned true. Changes
-  /// nothing that training depends on. Collective.
+  /// nothing that training depends on. `on_input`: see generate::GenerationHooks. Collective.
   std::optional<std::string> of(nn::Stage& model, comm::Communicator& communicator,
-                                std::function<bool()> stop_requested = nullptr) const;
+                                std::function<bool()> stop_requested = nullptr,
+                                std::function<void(const at::Tensor& ids)> on_input = nullptr) const;
 
  private:
   nn::ModelOptions model_;

@@ -74,7 +74,9 @@ StepResult TrainStep::update_without_waiting(const StepPosition& position, const
   at::NoGradGuard no_grad;
   shard::Engine& engine = parts_.engine;
   comm::Communicator& communicator = engine.communicator();
-  StepResult result{.is_read = false, .counted = counted_};
+  StepResult result;
+  result.is_read = false;
+  result.counted = counted_;
   result.stop = share_stop();
   const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
   const at::Tensor sums = at::stack({local_loss, norm_sum});
@@ -171,11 +173,10 @@ std::vector<TrainStep::MicroBatch> TrainStep::batches_with_shares(const StepPosi
 
 at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   const data::Batch& batch = micro_batch.batch;
-  const at::Device device = parts_.engine.communicator().device();
   nn::LossOptions how = options_.loss;
   how.documents = batch.document_starts;
   if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
-  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs.to(device), batch.targets.to(device), how);
+  at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, how);
   if (micro_batch.divisor != 1) loss = loss / micro_batch.divisor;
   (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
   return loss.detach().to(at::kDouble);

@@ -64,7 +64,7 @@ class TrainStep {
     nn::Stage& model;
     shard::Engine& engine;
     optim::Optimizer& optimizer;
-    const data::BatchSource& batches;
+    const data::BatchSource& batches;                ///< on the device, see data::PrefetchingBatches
     optim::GradScaler* scaler = nullptr;             ///< null: the loss is not scaled
     std::function<bool()> stop_requested = nullptr;  ///< of this rank; called once a step
     UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run

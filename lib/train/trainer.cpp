@@ -51,7 +51,12 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
     }
     open_data();
   });
-  parts_ = build_run_parts(config_, comm::Mesh(config_.mesh, communicator_), trace_);
+  mesh_.emplace(config_.mesh, communicator_);
+  parts_ = build_run_parts(config_, *mesh_, trace_);
+  comm::agree(*communicator_, "prefetching", [&] {
+    prefetch_.emplace(*loader_, prefetch_options(config_, *mesh_));
+    batches_.emplace(*prefetch_);
+  });
   faults_.attach_to(*parts_.model, *communicator_, position_.step);
   nlohmann::json data;
   comm::agree(*communicator_, "identity of the data", [&] {
@@ -69,7 +74,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   report_batch_change();
   shard::require_equal_replicas(*parts_.engine, "before the first step");
   peak_ = find_peak_rate(config_, *communicator_);
-  flops_a_token_ = plan::model_flops_a_token(config_.model, config_.data.sequence_length);
+  flops_ = plan::flops_a_token(config_.model, config_.data.sequence_length, config_.activation_checkpointing);
   comm::agree(*communicator_, "output folder", [&] {
     if (config_.training.epochs > 0 && position_.step > 0) count_steps();  // of what is left
     prepare_output();
@@ -112,12 +117,6 @@ config::Config Trainer::config_as_given() const {
 void Trainer::open_data() {
   loader_.emplace(open_training_data(config_, *communicator_));
   if (config_.training.epochs > 0) count_steps();
-  const data::BatchSource* batches = &*loader_;
-  if (config_.data.prefetch_batches > 0) {
-    prefetch_ = std::make_unique<data::PrefetchingBatches>(*loader_, config_.data.prefetch_batches);
-    batches = prefetch_.get();
-  }
-  batches_.emplace(*batches);
   if (config_.logging.sample_every > 0) sample_text_ = std::make_unique<SampleText>(config_);
   if (config_.data.validation.empty()) return;
   validation_loader_.emplace(open_validation_data(config_, *communicator_));
@@ -376,8 +375,9 @@ void Trainer::report(const StepResult& result, double lr) {
                                       kernels::matmul_by_name(config_.training.matmul.name()))
                : 0.0;
   };
-  const double flops_per_second = reading.tokens_per_second * flops_a_token_;
-  metrics.mfu = utilisation(peak_, flops_per_second / communicator_->world_size(), measure_again);
+  const double tokens_per_second = reading.tokens_per_second / communicator_->world_size();
+  metrics.hfu = utilisation(peak_, tokens_per_second * flops_.hardware, measure_again);
+  metrics.mfu = tokens_per_second * flops_.model / peak_.flops_per_second;
   metrics.peak_tflops = peak_.flops_per_second / 1e12;
   metrics.data_wait_seconds = batches_->take_seconds() / static_cast<double>(reading.steps);
   if (parts_.scaler) metrics.loss_scale = parts_.scaler->scale();
@@ -406,6 +406,7 @@ bool Trainer::validate() {
   const auto finished = train::validate(*parts_.model, *validation_loader_, *communicator_,
                                         {.bytes = token_bytes_.get(),
                                          .accuracy = config_.evaluation.accuracy,
+                                         .prefetch = prefetch_options(config_, *mesh_),
                                          .stop_requested = [this] { return stop_is_requested(); }});
   summary_.stopped = !finished.has_value();
   if (!finished) return false;
@@ -431,7 +432,9 @@ bool Trainer::validate() {
 
 void Trainer::show_sample() {
   progress_.begin("sample", position_.step);
-  const auto text = sample_text_->of(*parts_.model, *communicator_, [this] { return stop_is_requested(); });
+  const auto text = sample_text_->of(
+      *parts_.model, *communicator_, [this] { return stop_is_requested(); },
+      marks_whole_inputs(config_, *mesh_));
   summary_.stopped = !text.has_value();
   if (!is_first_rank() || !text) return;
   progress_.finish_line();

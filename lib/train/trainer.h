@@ -11,11 +11,13 @@
 
 #include "comm/activity.h"
 #include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "comm/trace.h"
 #include "config/config.h"
 #include "data/loader.h"
 #include "data/prefetch.h"
 #include "data/tokenizer.h"
+#include "plan/recorded_pass.h"
 #include "train/checkpointer.h"
 #include "train/device.h"
 #include "train/evaluate.h"
@@ -91,12 +93,13 @@ class Trainer {
   config::Config config_;  ///< its batch is resolved
   int64_t given_micro_steps_;
   std::shared_ptr<comm::Communicator> communicator_;
+  std::optional<comm::Mesh> mesh_;      ///< of the communicator
   std::shared_ptr<comm::Trace> trace_;  ///< null unless logging.trace_communication
   std::optional<data::TrainLoader> loader_;
-  std::unique_ptr<data::PrefetchingBatches> prefetch_;  ///< null without data.prefetch_batches
-  std::optional<TimedBatches> batches_;                 ///< of the loader or the prefetcher
-  double flops_a_token_ = 0;                            ///< by the model's definition, forward and backward
-  PeakRate peak_;                                       ///< raised by rank 0 when a step was faster
+  std::optional<data::PrefetchingBatches> prefetch_;  ///< of the loader, on the device
+  std::optional<TimedBatches> batches_;               ///< the same
+  plan::FlopsAToken flops_;                           ///< of forward and backward
+  PeakRate peak_;                                     ///< raised by rank 0 when a step was faster
   std::optional<data::ValidationLoader> validation_loader_;
   std::unique_ptr<data::TokenBytes> token_bytes_;  ///< null: unknown
   std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every

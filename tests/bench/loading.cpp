@@ -33,7 +33,7 @@ int run(int argc, char** argv) {
   for (int64_t i = 0; i < batches; ++i) sum += *loader.batch(i * rows, 0).inputs.const_data_ptr<int64_t>();
   std::printf("%.3f\n", microseconds(Clock::now() - begin) / static_cast<double>(batches));
 
-  const PrefetchingBatches ahead(loader, options.prefetch_batches);
+  const PrefetchingBatches ahead(loader, {.depth = options.prefetch_batches});
   Clock::duration waited{};
   for (int64_t i = 0; i < batches; ++i) {
     begin = Clock::now();

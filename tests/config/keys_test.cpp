@@ -185,6 +185,7 @@ const std::map<std::string, Sample>& samples() {
       {"lr_scheduler.min_lr_ratio", {"0.1", "1.5", {"lr_scheduler.name=cosine"}}},
       {"lr_scheduler.power", {"2", "0", {"lr_scheduler.name=polynomial"}}},
       {"fsdp.strategy", {"\"hybrid_shard\"", "\"half_shard\""}},
+      {"fsdp.front", {"\"spmd\"", "\"xla\""}},
       {"fsdp.layout", {"\"per_parameter\"", "\"per_block\""}},
       {"fsdp.shard_dimension", {"\"first\"", "\"last\"", {"fsdp.layout=\"per_parameter\""}}},
       {"fsdp.shard_1d_parameters", {"true", "1", {"fsdp.layout=\"per_parameter\""}}},

@@ -21,8 +21,8 @@ DataOptions options_of(const std::string& path) {
 TEST(PrefetchingBatches, GivesWhatItsSourceGivesInAnyOrder) {
   TemporaryFolder folder;
   const TrainLoader loader(options_of(write_tokens(folder, "a", counting(201))), 256, 1, {0, 2, 3});
-  for (int64_t depth : {1, 3, 50}) {
-    const PrefetchingBatches ahead(loader, depth);
+  for (int64_t depth : {0, 1, 3, 50}) {
+    const PrefetchingBatches ahead(loader, {.depth = depth});
     // Whole steps, steps of fewer micro-batches, a jump back as after a restore, the same again.
     for (auto [first, micro_batches] :
          {std::pair<int64_t, int64_t>{0, 3}, {12, 3}, {24, 1}, {28, 2}, {0, 3}, {0, 1}}) {
@@ -40,7 +40,7 @@ TEST(PrefetchingBatches, EndsWithoutHavingBeenAsked) {
   TemporaryFolder folder;
   const TrainLoader loader(options_of(write_tokens(folder, "a", counting(201))), 256, 1, {});
   for (int i = 0; i < 20; ++i) {
-    const PrefetchingBatches idle(loader, 2), busy(loader, 4);
+    const PrefetchingBatches idle(loader, {.depth = 2}), busy(loader, {.depth = 4});
     busy.batch(0, 0);
   }
 }
@@ -50,7 +50,7 @@ TEST(PrefetchingBatches, ThrowsAnErrorWhereItBelongs) {
   DataOptions options = options_of(write_tokens(folder, "a", counting(201)));
   options.shuffle = false;
   const TrainLoader loader(options, 256, 1, {});
-  const PrefetchingBatches ahead(loader, 1);
+  const PrefetchingBatches ahead(loader, {.depth = 1});
   ahead.batch(0, 0);
   std::filesystem::resize_file(folder / "a", 2 * 60);  // tokens 60 to 200 are gone
   for (int64_t first = 2; first < 12; first += 2) ahead.batch(first, 0);

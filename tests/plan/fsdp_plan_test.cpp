@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -58,13 +59,34 @@ TEST(FsdpPlan, NeedsNoConfigForAWellKnownModel) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(result.out.starts_with("memory     ")) << result.out;
   for (const char* part :
-       {"it fits, with data.micro_batch_size up to ", " TFLOP/s a GPU, MFU 37.7% (recomputation",
+       {"it fits, with data.micro_batch_size up to ", " TFLOP/s a GPU, MFU 37.7%",
         "training   15,000,000,000,000 tokens take ", " days\n", "8,030,261,248 parameters",
         "524,288 tokens a step (64 ranks x 1 micro-batches x 2 sequences x 4096 tokens)",
         "machines   h100-sxm, 80 GiB, 8 a node, 3600 Gbit/s inside it, 400 between nodes",
         "50% of the 989.5 that its data sheet gives"}) {
     EXPECT_NE(result.out.find(part), std::string::npos) << part << "\n" << result.out;
   }
+}
+
+TEST(FsdpPlan, CountsAStepWithAndWithoutRecomputation) {
+  const auto plan_with = [](const std::string& mode) {
+    const config::Config config = config::load_config(
+        config_path("13b"),
+        {"activation_checkpointing.mode=" + mode, "mesh.data=16", "training.gradient_accumulation_steps=2"});
+    return make_plan(config, {.peak_tflops = 989.5});
+  };
+  const Plan once = plan_with("none"), again = plan_with("full");
+  EXPECT_EQ(once.recomputed_flops(), 0);
+  EXPECT_EQ(once.hardware_tflops(), once.model_tflops());
+  EXPECT_NEAR(again.time.flops - again.recomputed_flops(), once.time.flops, 1e-9 * once.time.flops);
+  EXPECT_GT(again.recomputed_flops(), 0.3 * once.time.flops);
+  const nlohmann::json json = nlohmann::json::parse(plan_json(again)).at("time");
+  EXPECT_NEAR(json.at("hfu").get<double>() / json.at("mfu").get<double>(),
+              again.flops.hardware / again.flops.model, 1e-9);
+  EXPECT_NE(plan_text(again).find("with recomputation "), std::string::npos) << plan_text(again);
+  EXPECT_NE(plan_text(again).find(" HFU "), std::string::npos);
+  EXPECT_NE(plan_text(again).find(" without recomputation"), std::string::npos);
+  EXPECT_EQ(plan_text(once).find("recomputation"), std::string::npos) << plan_text(once);
 }
 
 TEST(FsdpPlan, FoldsUnitsThatAlternate) {

@@ -120,7 +120,7 @@ TEST(RecordedPass, MultipliesAThirdMoreWhereBlocksAreRecomputed) {
     config.training.device = device;
     const double once = record_pass(config).flops();
     // The head's three products and the blocks' six.
-    EXPECT_DOUBLE_EQ(once, 16 * model_flops_a_token(config.model, 8)) << device;
+    EXPECT_DOUBLE_EQ(once, 16 * flops_a_token(config.model, 8).model) << device;
     config.activation_checkpointing.mode = "full";
     const double head = 16 * 6.0 * 24 * 50;
     EXPECT_DOUBLE_EQ(record_pass(config).flops(), head + (once - head) * 4 / 3) << device;

@@ -47,7 +47,30 @@ TEST(ModelFlops, AreSixAWeightAndTwelveTimesLengthTimesWidthALayer) {
   model.num_hidden_layers = 12;
   model.num_attention_heads = model.num_key_value_heads = 12;
   const double weights = 12 * 12 * 768.0 * 768.0 + 50257 * 768.0;  // of matrices, GPT-2's smallest
-  EXPECT_DOUBLE_EQ(model_flops_a_token(model, 1024), 6 * weights + 12 * 12 * 1024.0 * 768.0);
+  const FlopsAToken flops = flops_a_token(model, 1024);
+  EXPECT_DOUBLE_EQ(flops.model, 6 * weights + 12 * 12 * 1024.0 * 768.0);
+  EXPECT_EQ(flops.hardware, flops.model);
+}
+
+TEST(HardwareFlops, AddTheForwardOfRecomputedStages) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    nn::ModelOptions model;
+    model.architecture = architecture;
+    model.vocab_size = 500;
+    model.hidden_size = 96;
+    model.intermediate_size = 200;
+    model.num_hidden_layers = 3;
+    model.num_attention_heads = model.num_key_value_heads = 4;
+    const double head = 2 * 500 * 96;
+    const double forward = flops_a_token(model, 64).model / 3;
+    FlopsAToken flops = flops_a_token(model, 64, {.mode = "full"});
+    EXPECT_DOUBLE_EQ(flops.model, 3 * forward);
+    EXPECT_NEAR(flops.recomputed(), forward - head, 1e-9 * forward) << architecture;
+
+    flops = flops_a_token(model, 64, {.mode = "full", .stage_types = {"feed_forward"}});
+    const double matrices = std::string(architecture) == "llama" ? 3 : 2;
+    EXPECT_NEAR(flops.recomputed(), 3 * matrices * 2 * 96 * 200, 1e-9 * forward) << architecture;
+  }
 }
 
 TEST(PlanTime, ExposesAllThatNoComputeHides) {

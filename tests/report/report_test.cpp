@@ -57,6 +57,18 @@ TEST(Report, DrawsTheCurvesOfARunInOnePageOfItsOwn) {
   }
 }
 
+TEST(Report, HasTheUtilisationWithRecomputationBesideThatOfTheModel) {
+  TemporaryFolder folder;
+  const auto page_of = [&](const std::string& hfu) {
+    write(folder / "metrics.jsonl", "{\"step\":1,\"loss\":5,\"mfu\":0.25,\"hfu\":" + hfu +
+                                        "}\n{\"step\":2,\"loss\":4,\"mfu\":0.25,\"hfu\":" + hfu + "}\n");
+    return html_page({read_run(folder.path())});
+  };
+  EXPECT_THAT(page_of("0.3125"), HasSubstr("<b>25.0%</b><span>model FLOPs utilisation, mean, 31.2% with "
+                                           "recomputation</span>"));
+  EXPECT_THAT(page_of("0.25"), HasSubstr("<b>25.0%</b><span>model FLOPs utilisation, mean</span>"));
+}
+
 TEST(Report, ShowsTheScheduleOfTheRunsConfig) {
   TemporaryFolder folder;
   write(folder / "metrics.jsonl", kMetrics);

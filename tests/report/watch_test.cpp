@@ -67,6 +67,15 @@ TEST(WatchView, ShowsProgressNumbersCurveProcessesAndEvents) {
   EXPECT_THAT(lines, SizeIs(24));
 }
 
+TEST(WatchView, ShowsHfuWhereItIsNotMfu) {
+  WatchedState state = state_of_a_run();
+  add_metrics("{\"step\":41,\"loss\":3,\"mfu\":0.25,\"hfu\":0.25}", state.run);
+  EXPECT_THAT(joined(watch_view(state, 100, 24)), HasSubstr("mfu 25.0%"));
+  EXPECT_THAT(joined(watch_view(state, 100, 24)), Not(HasSubstr("hfu")));
+  add_metrics("{\"step\":42,\"loss\":3,\"mfu\":0.25,\"hfu\":0.3125}", state.run);
+  EXPECT_THAT(joined(watch_view(state, 100, 24)), HasSubstr("mfu 25.0%   hfu 31.2%"));
+}
+
 TEST(WatchView, FitsIntoAnyTerminal) {
   for (int width = 1; width < 130; width += 7) {
     for (int height = 0; height < 40; height += 3) {

@@ -137,6 +137,14 @@ std::vector<Way> ways() {
          plan.shard.layout = "per_parameter";
          plan.shard.shard_1d_parameters = true;
        }},
+      {"Spmd",
+       [](RunPlan& plan) {
+         plan.spmd = true;
+         plan.recompute = {"block"};
+         plan.shard.strategy = "hybrid_shard";
+         plan.mesh = {.dcn = 2, .data = 2};
+       },
+       4},
       {"AdamW",
        [](RunPlan& plan) {
          plan.optimizer.emplace();

@@ -96,6 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
         GraphWay{"OffloadAlone",
                  [](RunPlan& plan) { plan.shard.cpu_offload = plan.shard.move_grads_to_cpu = true; }, 1},
         GraphWay{"PerParameter", [](RunPlan& plan) { plan.shard.layout = "per_parameter"; }},
+        GraphWay{"Spmd", [](RunPlan& plan) { plan.spmd = true; }},
         GraphWay{"Frozen",
                  [](RunPlan& plan) {
                    plan.frozen = {"*embed_tokens*", "*layers.0.*", "*layers.1.mlp.*"};

@@ -22,6 +22,7 @@
 #include "optim/engine_shards.h"
 #include "shard/engine.h"
 #include "shard/grad_norm.h"
+#include "shard/spmd_fully_shard.h"
 #include "shard/state_dict.h"
 #include "support/forwarding_communicator.h"
 #include "support/layout_under_test.h"
@@ -50,6 +51,7 @@ struct RunPlan {
   std::vector<std::string> recompute;  ///< stage types
   bool recomputes_outside = false;     ///< of the units' hooks, not inside
   util::MakeGraphPool graph_pools;     ///< blocks become graphs of these
+  bool spmd = false;                   ///< through spmd_fully_shard(), on rows that are marked
   /// Puts something between an engine and its rank's communicator.
   std::function<std::shared_ptr<comm::Communicator>(comm::Communicator&)> interpose;
   /// Called on every rank before the optimizer of a step.
@@ -88,6 +90,32 @@ inline std::shared_ptr<nn::Stage> make_model(const RunPlan& plan, at::Device dev
     if (util::matches_any(parameter.key(), plan.frozen)) parameter.value().requires_grad_(false);
   }
   return model;
+}
+
+/// Marks the input of a model as this rank's rows of a batch.
+class MarksRows final : public nn::CallHook {
+ public:
+  explicit MarksRows(const comm::Mesh& mesh) : mesh_(mesh) {}
+  std::shared_ptr<void> before(const nn::CallTensors& inputs) override {
+    shard::mark_local_shard(*inputs.front(), mesh_, shard::batch_spec());
+    return nullptr;
+  }
+  void after(const nn::CallTensors&) override {}
+
+ private:
+  comm::Mesh mesh_;
+};
+
+inline std::shared_ptr<shard::Engine> shard_as_planned(nn::Stage& model, const RunPlan& plan,
+                                                       const comm::Mesh& mesh) {
+  if (!plan.spmd) return shard_under_test(model, plan.shard, mesh);
+  model.attach(std::make_shared<MarksRows>(mesh));
+  shard::SpmdOptions options;
+  options.shard = on_layout_under_test(plan.shard);
+  options.shard.wrap_stages.clear();
+  options.auto_wrap_policy = shard::any_of(
+      {shard::stage_type_policy(plan.shard.wrap_stages), shard::threshold_policy(plan.shard.min_num_params)});
+  return shard::spmd_fully_shard(model, mesh, {}, options);
 }
 
 /// The optimizer of the plan over the shards of an engine; null for plain descent.
@@ -132,7 +160,7 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
     recompute(/*outside=*/true);
     const shard::EnableWrap scope;
     wrap_paths(*model, plan.wrapped);
-    auto engine = shard_under_test(*model, plan.shard, mesh);
+    auto engine = shard_as_planned(*model, plan, mesh);
     recompute(/*outside=*/false);
     std::shared_ptr<const nn::GraphCounts> graphs;
     if (plan.graph_pools) {

@@ -34,12 +34,14 @@ TEST(MetricsFile, WritesOneObjectAStepWithTheAgreedKeys) {
               .peak_memory_bytes = 1000,
               .minor_faults = 77,
               .mfu = 0.5,
+              .hfu = 0.6,
               .peak_tflops = 2});
   file.write_validation(1, {.loss = 2.25, .samples = 1, .tokens = 8, .bytes = 16});
   auto steps = metrics_with(file.path(), "loss");
   ASSERT_EQ(steps.size(), 1u);
-  for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds",
-                          "peak_memory_bytes", "minor_faults", "mfu", "peak_tflops", "data_wait_seconds"}) {
+  for (const char* key :
+       {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds", "peak_memory_bytes",
+        "minor_faults", "mfu", "hfu", "peak_tflops", "data_wait_seconds"}) {
     EXPECT_TRUE(steps[0].contains(key)) << key;
   }
   const nlohmann::json validation = metrics_with(file.path(), "validation_loss")[0];
@@ -82,8 +84,8 @@ TEST(MetricsFile, WritesTheSameNumbersAsATable) {
   auto lines = lines_of(folder / "metrics.csv");
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_TRUE(lines[0].starts_with("step,loss,grad_norm,lr,tokens,tokens_per_second,")) << lines[0];
-  EXPECT_EQ(lines[3], "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,,,,,,");
-  EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,,,,,,");
+  EXPECT_EQ(lines[3], "3,2.5,0.0,0.0,0,0.0,0.0,0,0,0.0,0.25,,,,,,,,,,,");
+  EXPECT_EQ(lines[4], "4,,,,,,,,,,,,,0.0,1.0,,,,,,,");
 }
 
 TEST(MetricsFile, DropsTheValidationThatTheRunBeginsWith) {
@@ -119,7 +121,7 @@ TEST(MetricsFile, HasTheMemoryOfAGpuWhereThereIsOne) {
                 "\"gpu_peak_allocated_bytes\":5,\"gpu_peak_reserved_bytes\":7,\"gpu_allocator_retries\":2"),
             std::string::npos)
       << lines[1];
-  EXPECT_TRUE(lines_of(folder / "metrics.csv")[2].ends_with(",5,7,2,,"));
+  EXPECT_TRUE(lines_of(folder / "metrics.csv")[2].ends_with(",5,7,2,,,"));
 }
 
 TEST(MetricsFile, PutsAnOlderTableAndOneWithOtherColumnsAside) {

@@ -318,6 +318,20 @@ INSTANTIATE_TEST_SUITE_P(
                c.fsdp.layout = "per_parameter";
                c.mesh.dcn = 4;
              }},
+        Case{"spmd", 4, "llama",
+             [](auto& c) {
+               c.fsdp.front = "spmd";
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"spmd_hybrid_bf16_recomputed", 8, "gpt2",
+             [](auto& c) {
+               bf16(c);
+               recompute(c);
+               c.fsdp.front = "spmd";
+               c.fsdp.layout = "per_parameter";
+               c.fsdp.strategy = "hybrid_shard";
+               c.mesh.dcn = 2;
+             }},
         Case{"zero2_bf16", 4, "llama",
              [](auto& c) {
                bf16(c);

@@ -49,6 +49,12 @@ TEST(Progress, ShowsUtilisationWaitsScaleAndSkippedSteps) {
   Progress({&out, 0}, 200).show(metrics);
   EXPECT_NE(out.str().find("  mfu 43.2%  data 2.0%  scale 65536  skipped 3\n"), std::string::npos)
       << out.str();
+  metrics.hfu = metrics.mfu;  // without recomputation
+  Progress({&out, 0}, 200).show(metrics);
+  EXPECT_EQ(out.str().find("hfu"), std::string::npos) << out.str();
+  metrics.hfu = 0.5512;
+  Progress({&out, 0}, 200).show(metrics);
+  EXPECT_NE(out.str().find("  mfu 43.2%  hfu 55.1%  data 2.0%"), std::string::npos) << out.str();
 }
 
 TEST(Progress, DrawsOneLineOverAndOverOnATerminal) {

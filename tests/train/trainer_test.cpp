@@ -47,6 +47,23 @@ TEST_F(TrainerTest, RecordsOfWhatMfuIsAShareAndNoMoreThanAllOfIt) {
   EXPECT_GE(peaks.front(), environment.at("peak_tflops_a_rank").get<double>());
 }
 
+TEST_F(TrainerTest, HfuCountsRecomputationAndMfuDoesNot) {
+  train(2, config_);
+  const auto metrics = folder_ / "out/metrics.jsonl";
+  ASSERT_EQ(values_of(metrics, "hfu").size(), static_cast<size_t>(config_.training.steps));
+  EXPECT_EQ(values_of(metrics, "hfu"), values_of(metrics, "mfu"));
+  config_.run.output_dir = folder_ / "recomputed";
+  config_.activation_checkpointing.mode = "full";
+  train(2, config_);
+  const plan::FlopsAToken flops =
+      plan::flops_a_token(config_.model, config_.data.sequence_length, config_.activation_checkpointing);
+  EXPECT_GT(flops.hardware, 1.1 * flops.model);
+  for (const auto& line : testing::metrics_with(folder_ / "recomputed/metrics.jsonl", "hfu")) {
+    EXPECT_NEAR(line.at("hfu").get<double>() / line.at("mfu").get<double>(), flops.hardware / flops.model,
+                1e-9);
+  }
+}
+
 TEST_F(TrainerTest, SeesEachSampleOnceWhileTheBatchGrows) {
   config_.training.gradient_accumulation_steps = 4;
   config_.training.batch_warmup_steps = 3;

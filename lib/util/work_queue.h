@@ -15,7 +15,7 @@
 
 #include "util/limits.h"
 
-namespace fsdp::data {
+namespace fsdp::util {
 
 /// Threads that start tasks in the order of add(). The destructor waits for running tasks and discards the
 /// others. Thread-safe.
@@ -29,7 +29,7 @@ class WorkQueue {
         threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
       }
     } catch (const std::system_error& error) {
-      throw util::thread_refusal(error);
+      throw thread_refusal(error);
     }
   }
 
@@ -72,4 +72,4 @@ class WorkQueue {
   std::vector<std::jthread> threads_;  ///< stopped and joined first
 };
 
-}  // namespace fsdp::data
+}  // namespace fsdp::util
