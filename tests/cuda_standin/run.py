@@ -203,10 +203,14 @@ class Run:
         return problems
 
     def over_budget(self):
-        short, long = self.reports("short")[0][0], self.reports("long")[0][0]
-        self.per_step = {name: (count - short.get(name, 0)) / (self.long - self.short) for name, count in long.items()}
-        return [f"{name}: {self.per_step.get(name, 0):g} a step, budget {most:g}"
-                for name, most in self.configuration.budget.items() if self.per_step.get(name, 0) > most]
+        called, unit = self.counts[0], ""
+        if self.configuration.program == "budget":
+            short, long = self.reports("short")[0][0], self.reports("long")[0][0]
+            called = {name: (count - short.get(name, 0)) / (self.long - self.short) for name, count in long.items()}
+            unit = " a step"
+        self.called = called
+        return [f"{name}: {called.get(name, 0):g}{unit}, budget {most:g}"
+                for name, most in self.configuration.budget.items() if called.get(name, 0) > most]
 
 
 def main():
@@ -241,7 +245,7 @@ def main():
             if problems:
                 print(run.output + "".join(f"  {problem}\n" for problem in problems), flush=True)
             if arguments.counts:
-                for name, count in getattr(run, "per_step", run.counts[0] if run.counts else {}).items():
+                for name, count in getattr(run, "called", run.counts[0] if run.counts else {}).items():
                     print(f"  {count:10g}  {name}")
     if len(chosen) > 1:
         print(f"{len(chosen)} runs, {failures} failed")
