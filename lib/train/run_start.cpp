@@ -144,10 +144,10 @@ std::string base_of_mfu(const config::Config& config) {
 }
 
 /// "as much", or "2.0 GiB".
-std::string for_gradients(const config::Config& config, const shard::Engine& engine) {
+std::string for_gradients(const shard::Engine& engine) {
   int64_t bytes = 0;
   for (const shard::UnitSizes& unit : shard::unit_sizes(engine)) {
-    bytes += unit.has_trainable_parameters ? plan::shard_gradient_bytes(config, unit) : unit.shard_bytes();
+    bytes += unit.has_trainable_parameters ? unit.shard_gradient_bytes() : unit.shard_bytes();
   }
   return bytes == engine.shard_bytes() ? "as much" : human_bytes(bytes);
 }
@@ -213,7 +213,7 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
   text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
                  shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
   text += concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, ",
-                 for_gradients(config, engine), " for gradients", for_optimizer(config, engine), "\n");
+                 for_gradients(engine), " for gradients", for_optimizer(config, engine), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",
                    human_bytes(step.unsharded_bytes), " of gathered parameters and unreduced gradients\n");
