@@ -65,7 +65,7 @@ struct UnitPlan {
 ///   "root.replicated.float32"  both;
 /// these parameters count for no other unit. With fsdp.layout = "per_parameter", parameters that the
 /// dimension policy leaves whole are replicated too. keep_float32 has no effect when param_dtype,
-/// reduce_dtype and param_storage are float32. Then come the other units in the order of the modules, none of them empty.
+/// reduce_dtype and param_storage are float32. Then come the other units in the modules' order, none empty.
 ///
 /// The automatic choice is FairScale's recursive one (fairscale/nn/wrap/auto_wrap.py), children first: the
 /// policy decides for each stage with parameters that no unit inside it holds, unless its type is in
