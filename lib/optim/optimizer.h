@@ -70,7 +70,7 @@ class WholeMatrices {
   virtual bool has_matrices(size_t parameter) const = 0;
 
   /// Replaces this rank's parts of the parameter's matrices in `flat` by those of function(matrix), which is
-  /// the same on every rank. `flat` is [n] float32, as long as the parameter's value, and zero outside the matrices.
+  /// the same on every rank. `flat` is [n] float32, with the value's shape, and zero outside the matrices.
   /// Collective: every rank calls it for the same parameters in the same order.
   virtual void map(size_t parameter, const at::Tensor& flat, const Function& function) = 0;
 

@@ -36,9 +36,9 @@ struct FullParametersOptions {
   std::vector<std::string> units = {};
 };
 
-/// While it is open, the module's parameters are whole, in the type of the shards, with their original shapes, in separate memory
-/// under every strategy: without writeback, changes are discarded. The memory does not come from the engine's
-/// pool. Gradients are not touched, and no forward or backward may run.
+/// While it is open, the module's parameters are whole, in the type of the shards, with their original shapes,
+/// in separate memory under every strategy: without writeback, changes are discarded. The memory is not that
+/// of the engine's pool. Gradients are not touched, and no forward or backward may run.
 ///
 /// A parameter whose data the user replaced (set_data, Module::to()) is written back too if it has the right
 /// shape and a floating type.

@@ -42,8 +42,8 @@ struct FullStateDictOptions {
   bool to_host = false;     ///< the tensors lie in host memory
 };
 
-/// Every parameter whole, in the type of its shards, in separate memory, unit by unit, and this rank's buffers, with a warning that
-/// names those that differ between ranks. Beside the result at most one unit is in memory. Collective.
+/// Every parameter whole, in the type of its shards, in separate memory, unit by unit, and this rank's buffers,
+/// with a warning that names those that differ between ranks. Beside these at most one unit is held. Collective.
 FullStateDict full_state_dict(Engine& engine, const FullStateDictOptions& options = {});
 
 /// This rank's ranges, possibly empty, as views of its shards and buffers: clone() the data to keep it beyond the next
