@@ -1,9 +1,10 @@
 #pragma once
 
 /// \file
-/// Batches on the device ahead of their use, as by PyTorch/XLA's MpDeviceLoader: a thread reads them and writes
-/// them to pinned memory, which is copied beside the computation. With input_sharding, a global batch is cut to
-/// this rank's part and marked, for models sharded by spmd_fully_shard(). Without it, the loader serves any model.
+/// Batches on the device ahead of their use, as by PyTorch/XLA's MpDeviceLoader: a thread reads them and
+/// writes them to pinned memory, which is copied beside the computation. With input_sharding, a global batch
+/// is cut to this rank's part and marked, for models sharded by spmd_fully_shard(). Without it, the loader
+/// serves any model.
 ///
 /// Collective: nothing.
 ///

@@ -110,11 +110,11 @@ enum class PassDevice { kOfConfig, kCpu };
 RecordedPass record_pass(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
 /// Floating-point operations (a multiplication and an addition are two) of a forward and backward per token;
-/// 0 for a model that cannot be planned. Shares of the peak rate by either count are called model and hardware
-/// FLOPs utilization (MFU, HFU; Chowdhery et al.: PaLM, 2022, appendix B).
+/// 0 for a model that cannot be planned. Shares of the peak rate by either count are called model and
+/// hardware FLOPs utilization (MFU, HFU; Chowdhery et al.: PaLM, 2022, appendix B).
 struct FlopsAToken {
-  /// By the model's definition: three times the products of the forward, counting the half of attention that is
-  /// hidden by causality.
+  /// By the model's definition: three times the products of the forward, counting the half of attention that
+  /// is hidden by causality.
   double model = 0;
   double hardware = 0;  ///< with what activation checkpointing computes again
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// MpDeviceLoader: moves batches to the device ahead of their use, and cuts global ones to this rank's part, as
-// the class of that name in PyTorch/XLA (torch_xla.distributed.parallel_loader) does.
+// MpDeviceLoader: moves batches to the device ahead of their use, and cuts global ones to this rank's part,
+// as the class of that name in PyTorch/XLA (torch_xla.distributed.parallel_loader) does.
 //
 //   MpDeviceLoader<> loader(read_batch, device, {.input_sharding = {{mesh, batch_spec()}}});
 //   while (auto batch = loader.next()) loss_of(model, batch->at(0), batch->at(1)).backward();
 //
-// A thread reads batches and writes their tensors, of global ones only this rank's part, to pinned memory, which
-// is copied to the device beside the computation (util/device_feed.h). On the CPU nothing is copied.
+// A thread reads batches and writes their tensors, of global ones only this rank's part, to pinned memory,
+// which is copied to the device beside the computation (util/device_feed.h). On the CPU nothing is copied.
 
 #include <ATen/core/Tensor.h>
 
@@ -34,6 +34,7 @@ struct ShardingSpec {
   bool minibatch = false;
 };
 
+/// What MpDeviceLoader does with batches, and how far ahead.
 struct DeviceLoaderOptions {
   /// One for all tensors of a batch, or one for each. They are marked, so that a module sharded by
   /// spmd_fully_shard() does not cut them again. Empty: batches stay as they are read, without marks.

@@ -111,8 +111,7 @@ namespace {
 std::shared_ptr<shard::Engine> shard_by_spmd(nn::Stage& model, const shard::ShardOptions& options,
                                              const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
                                              const shard::Materialize& materialize) {
-  shard::plan_units(model,
-                    options);  // throws for stage types that the model lacks, which policies do not know
+  shard::plan_units(model, options);  // for its errors: policies do not know which stage types there are
   shard::SpmdOptions spmd;
   spmd.shard = options;
   spmd.auto_wrap_policy = shard::any_of(

@@ -42,8 +42,8 @@ struct RunParts : ShardedModel {
 /// than the model.
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator);
 
-/// How batches come to the ranks of the mesh: on their devices, and with fsdp.front = "spmd" marked as parts of a
-/// global batch, so that the model does not cut them.
+/// How batches come to the ranks of the mesh: on their devices, and with fsdp.front = "spmd" marked as parts of
+/// a global batch, so that the model does not cut them.
 data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh);
 
 /// With fsdp.front = "spmd" marks an input of the model that is whole on every rank; else null.
@@ -78,7 +78,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, shard::ParameterSource* weights = nullptr);
 
-/// The parts and `batches`, which must be on the device, must outlive the step. `stop_requested` as in TrainStep::Parts.
+/// The parts and `batches`, which must be on the device, must outlive the step. `stop_requested` as in
+/// TrainStep::Parts.
 TrainStep make_train_step(const config::Config& config, RunParts& parts, const data::BatchSource& batches,
                           std::function<bool()> stop_requested = nullptr);
 

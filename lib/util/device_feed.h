@@ -8,9 +8,9 @@
 //   the caller's stream  waits for that copy, by an event, when the caller takes the set
 //
 // Memory of the device is allocated on the caller's stream, and a copy begins after what was issued there
-// before. So nothing uses that memory any more, and the caller's tensors may be freed like any others. A slab is
-// written again only when its copy has ended. On the CPU there is nothing to copy: the caller gets what was
-// read.
+// before. So nothing uses that memory any more, and the caller's tensors may be freed like any others. A slab
+// is written again only when its copy has ended. On the CPU there is nothing to copy: the caller gets what
+// was read.
 
 #include <ATen/core/Tensor.h>
 

@@ -127,6 +127,21 @@ TEST(RecordedPass, MultipliesAThirdMoreWhereBlocksAreRecomputed) {
   }
 }
 
+TEST(RecordedPass, KeepsTheBatchesThatAreOnADevice) {
+  config::Config config = config_of("llama", "float32");
+  config.training.gradient_accumulation_steps = 3;
+  const int64_t batch = 2 * 8 * config.data.micro_batch_size * config.data.sequence_length;
+  const auto kept = [&](const char* device, int64_t prefetch, const char* documents) {
+    config.training.device = device;
+    config.data.prefetch_batches = prefetch;
+    config.data.documents = documents;
+    return record_pass(config).kept_bytes();
+  };
+  EXPECT_EQ(kept("cuda", 2, "join"), kept("cuda", 0, "join") + batch);
+  EXPECT_EQ(kept("cuda", 0, "mask"), kept("cuda", 0, "join") + 2 * batch);
+  EXPECT_EQ(kept("cpu", 2, "mask"), kept("cpu", 0, "join"));
+}
+
 TEST(RecordedPass, ReportsStagesInTheOrderOfBackward) {
   config::Config config = config_of("llama", "float32");
   config.model.num_hidden_layers = 1;

@@ -104,6 +104,22 @@ TEST(ShardingMarks, AreGoneWithTheirTensor) {
   });
 }
 
+TEST(ShardingMarks, ANumberSuchAsTheLossOfTheseRowsGetsNone) {
+  on_mesh({.dcn = 1, .data = 2}, [](const comm::Mesh& mesh) {
+    const nn::ModelOptions options = testing::tiny_options();
+    auto model = testing::make_initialized(options);
+    const auto engine = spmd_fully_shard(*model, mesh);
+    const at::Tensor rows = testing::token_rows(0, 4, 9, options.vocab_size);
+    nn::StageContext context;
+    context.targets = mark_sharding(rows.narrow(1, 1, 8).contiguous(), mesh, batch_spec());
+    const at::Tensor loss = model->forward(rows.narrow(1, 0, 8).contiguous(), context);
+    ASSERT_EQ(loss.dim(), 0);
+    EXPECT_FALSE(sharding_of(loss).has_value());
+    EXPECT_THAT(refusal_of([&] { full_tensor(loss, mesh); }).text,
+                HasSubstr("state it with mark_local_shard()"));
+  });
+}
+
 // ---- whole models
 
 struct Training {
