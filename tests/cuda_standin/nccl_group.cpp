@@ -97,10 +97,12 @@ bool NcclGroup::barrier() {
 }
 
 bool NcclGroup::agree(const char* operation, size_t bytes) {
+  if (aborted_) return false;
   Statement& own = shared_->statements[rank_];
   std::snprintf(own.operation, sizeof(own.operation), "%s", operation);
   own.bytes = bytes;
   if (!barrier()) return false;
+  if (shared_->broken) return barrier();  // the others no longer are where they said
   for (int other = 0; other < ranks_; ++other) {
     const Statement& theirs = shared_->statements[other];
     if (std::strcmp(theirs.operation, operation) == 0 && theirs.bytes == bytes) continue;

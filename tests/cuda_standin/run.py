@@ -26,7 +26,7 @@ LIBRARIES = ("libstandin_exit.so", "libcudart.so.13", "libcuda.so.1", "libcublas
 MODES = {"i": ("inline", {}),
          "l": ("late", {"STANDIN_LATE": "1", "STANDIN_KERNEL_US": "20"}),
          "r": ("races", {"STANDIN_RACES": "1"})}
-TIME_LIMIT = 120  # seconds of a run
+TIME_LIMIT = 250  # seconds of a program, which takes one or two where nothing else runs
 CONFIG = """
 [run]
 output_dir = "out"
@@ -49,7 +49,7 @@ device = "cuda"
 [fsdp]
 min_num_params = 30_000
 [comm]
-timeout_seconds = 20
+timeout_seconds = 60
 [checkpoint]
 save_at_end = false
 [logging]
