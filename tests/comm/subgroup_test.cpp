@@ -199,6 +199,19 @@ TEST_P(ConnectedSubgroups, OfAPeerThatDoesNotComeIsATimeout) {
 INSTANTIATE_TEST_SUITE_P(All, ConnectedSubgroups, ::testing::Values("gloo", "shm"),
                          [](const auto& info) { return info.param; });
 
+TEST(ThreadSubgroup, OfARankThatThrowsEndsToo) {
+  for (int thrower : {0, 1, 2, 3}) {
+    EXPECT_THROW(run_ranks_as_threads(4,
+                                      [&](Communicator& world) {
+                                        Group group = world.subgroup("parity", every(2, world));
+                                        if (world.rank() == thrower) throw std::logic_error("gave up");
+                                        sum_over(*group, 1);
+                                        sum_over(world, 1);
+                                      }),
+                 std::logic_error);
+  }
+}
+
 TEST(TracedSubgroup, WritesToTheSameTrace) {
   run_ranks_as_threads(4, [](Communicator& world) {
     auto trace = std::make_shared<Trace>();
