@@ -235,23 +235,6 @@ TEST(ThreadSubgroup, OfARankThatThrowsEndsToo) {
   }
 }
 
-TEST(ThreadSubgroup, OfARankThatHasLeftBeforeEndsToo) {
-  const auto lost = [](const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.kind() == ErrorKind::kPeerLost;
-    }
-    return false;
-  };
-  run_ranks_as_threads(3, [&](Communicator& world) {
-    if (world.rank() == 1) return;
-    EXPECT_TRUE(lost([&] { world.barrier({.unit = "test"}); })) << "rank 1 is gone";
-    if (world.rank() == 2) return;
-    EXPECT_TRUE(lost([&] { world.subgroup("late", {0, 1})->barrier({.unit = "test"}); }));
-  });
-}
-
 TEST(TracedSubgroup, WritesToTheSameTrace) {
   run_ranks_as_threads(4, [](Communicator& world) {
     auto trace = std::make_shared<Trace>();

@@ -33,13 +33,12 @@ Pass pass(const Setting& setting, std::optional<at::ScalarType> region) {
   ModelOptions options = testing::tiny_options(setting.architecture);
   options.hidden_size = 64;
   options.intermediate_size = 96;
-  options.initializer_range = 0.05;
   options.max_position_embeddings = 32;
   options.fused_kernels = setting.fused;
   options.matmul = setting.matmul;
   auto model = testing::make_initialized(options);
   if (setting.recomputes) checkpoint_activations(*model, {"block"});
-  const at::Tensor rows = testing::token_rows(0, 4, 32, options.vocab_size);
+  const at::Tensor rows = testing::token_rows(0, 6, 32, options.vocab_size);
   const at::Tensor ids = rows.narrow(1, 0, 32), targets = rows.narrow(1, 1, 32).contiguous();
   at::Tensor loss;
   {
@@ -73,9 +72,9 @@ TEST(AutocastDecoders, ComputeProductsIn16BitsWithEveryKernel) {
           const std::string what = util::concat(architecture, matmul, fused, c10::toString(type));
           const Pass found = pass({architecture, matmul, fused}, type);
           EXPECT_NE(found.loss, exact.loss) << what;
-          EXPECT_NEAR(found.loss, exact.loss, 0.02 * exact.loss) << what;
+          EXPECT_NEAR(found.loss, exact.loss, 0.05 * exact.loss) << what;
           for (const auto& [name, gradient] : exact.gradients) {
-            EXPECT_LE(relative_difference(found.gradients.at(name), gradient), 0.1) << what << name;
+            EXPECT_LE(relative_difference(found.gradients.at(name), gradient), 0.2) << what << name;
           }
         }
       }
