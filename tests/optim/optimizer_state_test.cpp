@@ -23,7 +23,7 @@ using testing::OptimizedRank;
 
 const std::vector<Cut> kCuts = {{"alone", 1},
                                 {"two_ranks", 2},
-                                {"three_ranks_in_one_unit", 3, "full_shard", "flat", 1, 1'000'000},
+                                {.name = "three_ranks_in_one_unit", .world_size = 3, .min_num_params = 1'000'000},
                                 {"per_parameter", 3, "full_shard", "per_parameter"},
                                 {"zero2", 4, "shard_grad_op"},
                                 {"no_shard", 2, "no_shard"},
@@ -328,7 +328,7 @@ TEST(OptimizerState, KeepsTheStepCountsOfUnitsThatHadNoGradient) {
     expect_same_state(full_optimizer_state(rank.engine(), rank.optimizer()), state, "other ranks");
   });
   const std::string log = testing::log_lines([&] {
-    run({"one_unit", 1, "full_shard", "flat", 1, 1'000'000}, {}, [&](OptimizedRank& rank) {
+    run({.name = "one_unit", .world_size = 1, .min_num_params = 1'000'000}, {}, [&](OptimizedRank& rank) {
       load_full_optimizer_state(rank.engine(), rank.optimizer(), state);
       EXPECT_EQ(rank.optimizer().parameter_step_count(0), 2);
     });
