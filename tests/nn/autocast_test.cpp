@@ -49,7 +49,7 @@ Pass pass(const Setting& setting, std::optional<at::ScalarType> region) {
     EXPECT_EQ(loss.scalar_type(), at::kFloat);
   }
   loss.backward();
-  Pass result{.loss = loss.item<double>()};
+  Pass result{.loss = loss.item<double>(), .gradients = {}};
   for (const auto& parameter : model->named_parameters()) {
     EXPECT_EQ(parameter.value().grad().scalar_type(), at::kFloat) << parameter.key();
     result.gradients[parameter.key()] = parameter.value().grad();
