@@ -22,14 +22,14 @@ void step_adam(const AdamTensors& tensors, const AdamNumbers& numbers) {
   }
   FSDP_CHECK(!scale.defined() || (scale.device() == value.device() && scale.scalar_type() == at::kDouble));
   const c10::DeviceGuard guard(value.device());
-  cuda::adam(element_of(gradient), {.value = value.data_ptr<float>(),
-                                    .gradient = gradient.const_data_ptr(),
-                                    .exp_avg = exp_avg.data_ptr<float>(),
-                                    .exp_avg_sq = exp_avg_sq.data_ptr<float>(),
-                                    .n = value.numel(),
-                                    .numbers = numbers,
-                                    .gradient_scale =
-                                        scale.defined() ? scale.const_data_ptr<double>() : nullptr});
+  cuda::adam(element_of(gradient),
+             {.value = value.data_ptr<float>(),
+              .gradient = gradient.const_data_ptr(),
+              .exp_avg = exp_avg.data_ptr<float>(),
+              .exp_avg_sq = exp_avg_sq.data_ptr<float>(),
+              .n = value.numel(),
+              .numbers = numbers,
+              .gradient_scale = scale.defined() ? scale.const_data_ptr<double>() : nullptr});
 }
 
 }  // namespace fsdp::kernels

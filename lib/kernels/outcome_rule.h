@@ -31,7 +31,8 @@ struct OutcomeRule {
   double step = 1;
 
   /// The scale is that of shard::clipping().
-  FSDP_ANY_DEVICE void decide(double loss_sum, double norm_sum, double local_loss, StepOutcome& outcome) const {
+  FSDP_ANY_DEVICE void decide(double loss_sum, double norm_sum, double local_loss,
+                              StepOutcome& outcome) const {
     outcome.loss = loss_sum / ranks;
     outcome.grad_norm = norm_type == 2 ? sqrt(norm_sum) : pow(norm_sum, 1 / norm_type);
     const bool clips = max_grad_norm > 0 && outcome.grad_norm > max_grad_norm;

@@ -26,7 +26,8 @@ class UnitHook final : public nn::CallHook {
     engine_->forward_begins(unit_, recording);
     if (options_.cast_forward_inputs) {
       for (at::Tensor* input : inputs) {
-        if (input->is_floating_point() && !is_autocast(*input)) *input = input->to(options_.storage.param_dtype);
+        if (input->is_floating_point() && !is_autocast(*input))
+          *input = input->to(options_.storage.param_dtype);
       }
     }
     if (recording) {

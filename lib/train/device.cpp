@@ -172,7 +172,8 @@ double measured_matmul_rate(util::Named<util::FloatType> dtype, kernels::Matmul 
   };
   if (!device.is_cpu()) return best_rate(square(8192), matmul, 0.08, clock ? clock : wall_seconds);
   double rate = 0;
-  util::on_one_thread([&] { rate = best_rate(square(512), matmul, 0.02, clock ? clock : processor_seconds); });
+  util::on_one_thread(
+      [&] { rate = best_rate(square(512), matmul, 0.02, clock ? clock : processor_seconds); });
   return rate * at::get_num_threads();
 }
 

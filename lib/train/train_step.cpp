@@ -80,7 +80,8 @@ StepResult TrainStep::update_without_waiting(const StepPosition& position, const
   result.stop = share_stop();
   const at::Tensor norm_sum = shard::local_norm_sum(engine, options_.norm_type).to(local_loss.device());
   const at::Tensor sums = at::stack({local_loss, norm_sum});
-  communicator.all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss and gradient norm", .pass = "optimizer"})
+  communicator
+      .all_reduce(sums, comm::ReduceOp::kSum, {.unit = "loss and gradient norm", .pass = "optimizer"})
       ->wait();
   outcome_->decide(sums, local_loss,
                    {.ranks = static_cast<double>(communicator.world_size()),
@@ -100,7 +101,8 @@ void TrainStep::read_outcome(StepResult& result) {
   const kernels::StepOutcome outcome = outcome_->read();
   result.loss = outcome.loss;
   result.grad_norm = outcome.grad_norm;
-  const auto diverged = std::ranges::find(unread_, static_cast<int64_t>(outcome.diverged_step), &StepPosition::step);
+  const auto diverged =
+      std::ranges::find(unread_, static_cast<int64_t>(outcome.diverged_step), &StepPosition::step);
   if (diverged != unread_.end()) {
     result.loss = outcome.diverged_loss;
     result.grad_norm = outcome.diverged_grad_norm;
@@ -185,7 +187,9 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
 bool TrainStep::share_stop() {
   if (!parts_.stop_requested) return false;
   at::Tensor requested = at::full({1}, parts_.stop_requested() ? 1 : 0, at::kLong);
-  parts_.engine.communicator().all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})->wait();
+  parts_.engine.communicator()
+      .all_reduce(requested, comm::ReduceOp::kMax, {.unit = "request to stop"})
+      ->wait();
   return requested.item<int64_t>() != 0;
 }
 

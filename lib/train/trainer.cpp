@@ -221,12 +221,11 @@ void Trainer::report_out_of_memory() const {
   std::string found, advice;
   if (const at::Device device = communicator_->device(); device.is_cuda()) {
     const util::CudaMemory memory = util::cuda_memory(device.index());
-    found =
-        util::concat(": tensors have ", util::human_bytes(memory.allocated_bytes), ", the allocator holds ",
-                     util::human_bytes(memory.reserved_bytes), " of ",
-                     util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ", device.str(),
-                     ", and NCCL, the CUDA context and other processes ",
-                     util::human_bytes(util::cuda_bytes_in_use(device.index()) - memory.reserved_bytes));
+    found = util::concat(": tensors have ", util::human_bytes(memory.allocated_bytes),
+                         ", the allocator holds ", util::human_bytes(memory.reserved_bytes), " of ",
+                         util::human_bytes(util::cuda_device(device.index()).memory_bytes), " of ",
+                         device.str(), ", and NCCL, the CUDA context and other processes ",
+                         util::human_bytes(util::cuda_bytes_in_use(device.index()) - memory.reserved_bytes));
   }
   std::error_code ignored;
   if (config_.logging.memory_snapshot && fs::exists(memory_snapshot(), ignored)) {

@@ -101,8 +101,8 @@ TEST_P(CudaAdam, TakesTheScaleFromTheDevice) {
     AdamNumbers numbers = CudaAdam::numbers(/*decoupled=*/true);
     const at::Tensor actual = stepped(numbers, &scale);
     numbers.gradient_scale = static_cast<float>(scale);
-    EXPECT_TRUE(at::equal(actual, std::isnan(scale) ? at::stack({value, exp_avg, exp_avg_sq})
-                                                    : stepped(numbers, nullptr)));
+    EXPECT_TRUE(at::equal(
+        actual, std::isnan(scale) ? at::stack({value, exp_avg, exp_avg_sq}) : stepped(numbers, nullptr)));
   }
 }
 

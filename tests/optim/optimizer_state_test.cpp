@@ -21,14 +21,15 @@ using testing::Cut;
 using ::testing::HasSubstr;
 using testing::OptimizedRank;
 
-const std::vector<Cut> kCuts = {{"alone", 1},
-                                {"two_ranks", 2},
-                                {.name = "three_ranks_in_one_unit", .world_size = 3, .min_num_params = 1'000'000},
-                                {"per_parameter", 3, "full_shard", "per_parameter"},
-                                {"zero2", 4, "shard_grad_op"},
-                                {"no_shard", 2, "no_shard"},
-                                {"hybrid", 4, "hybrid_shard", "flat", 2},
-                                {"hybrid_per_parameter", 4, "hybrid_shard", "per_parameter", 2}};
+const std::vector<Cut> kCuts = {
+    {"alone", 1},
+    {"two_ranks", 2},
+    {.name = "three_ranks_in_one_unit", .world_size = 3, .min_num_params = 1'000'000},
+    {"per_parameter", 3, "full_shard", "per_parameter"},
+    {"zero2", 4, "shard_grad_op"},
+    {"no_shard", 2, "no_shard"},
+    {"hybrid", 4, "hybrid_shard", "flat", 2},
+    {"hybrid_per_parameter", 4, "hybrid_shard", "per_parameter", 2}};
 
 /// What rank 0 has gathered of a run.
 struct Saved {

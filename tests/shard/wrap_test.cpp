@@ -210,7 +210,8 @@ TEST(Wrap, EachUnitHasItsTypes) {
     ShardOptions options = every_matrix("implicit", "pre");
     options.mixed_precision.param_dtype = "bfloat16";
     ChainRun run(communicator, options, 4, {}, {},
-                 {{"layers.1", {.param_dtype = "float32"}},
+                 {{"layers.0", {.param_storage = "bfloat16"}},
+                  {"layers.1", {.param_dtype = "float32"}},
                   {"layers.2", {.param_dtype = "float16", .reduce_dtype = "float16"}},
                   {"layers.3", {.reduce_dtype = "bfloat16", .keep_low_precision_grads = true}}});
     std::vector<at::ScalarType> inputs(4), weights(4);
@@ -233,6 +234,10 @@ TEST(Wrap, EachUnitHasItsTypes) {
     EXPECT_EQ(reduced.at("layers.0"), at::kFloat);
     EXPECT_EQ(reduced.at("layers.2"), at::kHalf);
     EXPECT_EQ(reduced.at("layers.3"), at::kBFloat16);
+    for (const auto& unit : run.engine->units()) {
+      EXPECT_EQ(unit->storage().shard().scalar_type(),
+                unit->name() == "layers.0" ? at::kBFloat16 : at::kFloat);
+    }
     const auto gradients = run.gradients();
     EXPECT_EQ(gradients[3].scalar_type(), at::kFloat);
     EXPECT_EQ(gradients[4].scalar_type(), at::kBFloat16) << "kept";

@@ -18,7 +18,8 @@ constexpr int min_blocks() {
 }
 
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>()) entry(const typename Kernel::Arguments arguments) {
+__global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>())
+    entry(const typename Kernel::Arguments arguments) {
   __shared__ typename Kernel::Shared shared;
   Kernel::run(arguments, shared);
 }
