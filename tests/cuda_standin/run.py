@@ -112,6 +112,7 @@ class Run:
         self.bin = build / "bin"
         self.configuration = configuration
         self.folder = folder
+        self.mode = mode
         self.output = ""
         libraries = build / "tests" / "cuda_standin" / "lib"
         missing = [name for name in LIBRARIES if not (libraries / name).exists()]
@@ -198,7 +199,8 @@ class Run:
         problems += [f"violation: {text}" for text in violations]
         if len([own for own in self.counts if own]) < self.reports_expected and configuration.exit_code == 0:
             problems.append(f"{len(self.counts)} reports, expected {self.reports_expected}")
-        if configuration.budget and not problems:
+        # How often late streams make libtorch's caches ask for more depends on how late they are.
+        if configuration.budget and self.mode == "i" and not problems:
             problems += self.over_budget()
         return problems
 
