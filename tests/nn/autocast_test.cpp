@@ -3,6 +3,7 @@
 #include "util/autocast.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -30,6 +31,7 @@ struct Setting {
 
 /// In a region of this type; nullopt: in none. Backward is outside.
 Pass pass(const Setting& setting, std::optional<at::ScalarType> region) {
+  at::set_num_threads(1);  // of products this small, teams of threads cost more than they save
   ModelOptions options = testing::tiny_options(setting.architecture);
   options.hidden_size = 64;
   options.intermediate_size = 96;
