@@ -125,6 +125,7 @@ StepPeak step_peak(const config::Config& config, const std::vector<UnitSizes>& u
 StepPeak step_peak_at_any_timing(const config::Config& config, const std::vector<UnitSizes>& units,
                                  const RecordedPass& pass, UnitMemory::Options options) {
   StepPeak most;
+  options.on_device = pass.on_device();
   for (CollectiveTiming timing :
        {CollectiveTiming::kAtOnce, CollectiveTiming::kBesideCompute, CollectiveTiming::kWhenWaitedFor}) {
     options.timing = timing;
@@ -172,9 +173,10 @@ int64_t resident_bytes(const config::Config& config, const std::vector<UnitSizes
 
 shard::StepFormula step_formula(const config::Config& config, const std::vector<UnitSizes>& units) {
   const config::TrainingOptions& training = config.training;
-  return shard::step_formula(
-      units, config::shard_options(config),
-      {.micro_batches = training.gradient_accumulation_steps, .no_sync = training.no_sync});
+  return shard::step_formula(units, config::shard_options(config),
+                             {.micro_batches = training.gradient_accumulation_steps,
+                              .no_sync = training.no_sync,
+                              .on_device = is_for_gpu(config)});
 }
 
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options, const std::vector<UnitSizes>& units) {
@@ -253,8 +255,10 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   return plan;
 }
 
-BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common) {
-  const StepPeak peak = step_peak_at_any_timing(config, units, record_pass(config), {.common = common});
+BufferShapes buffer_shapes(const config::Config& config, const std::vector<UnitSizes>& units, bool common,
+                           PassDevice device) {
+  const StepPeak peak =
+      step_peak_at_any_timing(config, units, record_pass(config, device), {.common = common});
   return {.own = peak.arena, .common = peak.common};
 }
 

@@ -60,9 +60,9 @@ struct BufferShapes {
   util::Arena::Shape own;  ///< of the rank's pool (shard/buffer_pool.h)
   int64_t common = 0;      ///< bytes that the ranks share (comm::CommonMemory)
 };
-/// `common`: whether the ranks share memory.
+/// `common`: whether the ranks share memory; `device`: where the run is.
 BufferShapes buffer_shapes(const config::Config& config, const std::vector<shard::UnitSizes>& units,
-                           bool common);
+                           bool common, PassDevice device);
 
 /// Optimizer state of this rank, if all parameters are trainable.
 int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,

@@ -60,7 +60,10 @@ class Recorder {
     int64_t kept = 0;
     for (const size_t at : open_) kept += std::exchange(events_[at].value, 0);
     open_.clear();
-    return {std::move(events_), std::move(paths), kept};
+    return RecordedPass({.events = std::move(events_),
+                         .paths = std::move(paths),
+                         .kept_bytes = kept,
+                         .on_device = device_.type != c10::kCPU});
   }
 
  private:
@@ -270,7 +273,7 @@ double flops_of_row(const nn::ModelOptions& model, int64_t tokens,
 }  // namespace
 
 void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
-  for (const auto& [kind, flops, value] : events_) {
+  for (const auto& [kind, flops, value] : parts_.events) {
     switch (kind) {
       case Kind::kTake:
         tape.take(value);
@@ -285,18 +288,18 @@ void RecordedPass::play(MemoryTape& tape, const StageEvents& events) const {
         events.computes({.flops = flops, .flops_in_float8 = flops});
         break;
       case Kind::kForwardBegins:
-        events.forward_begins(paths_[static_cast<size_t>(value)]);
+        events.forward_begins(parts_.paths[static_cast<size_t>(value)]);
         break;
       case Kind::kForwardEnds:
-        events.forward_ends(paths_[static_cast<size_t>(value)]);
+        events.forward_ends(parts_.paths[static_cast<size_t>(value)]);
         break;
       case Kind::kTurn:
         break;
       case Kind::kBackwardBegins:
-        events.backward_begins(paths_[static_cast<size_t>(value)]);
+        events.backward_begins(parts_.paths[static_cast<size_t>(value)]);
         break;
       case Kind::kBackwardEnds:
-        events.backward_ends(paths_[static_cast<size_t>(value)]);
+        events.backward_ends(parts_.paths[static_cast<size_t>(value)]);
         break;
     }
   }
@@ -334,7 +337,7 @@ StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::Uni
 
 int64_t RecordedPass::saved_bytes() const {
   int64_t live = 0;
-  for (const Event& event : events_) {
+  for (const Event& event : parts_.events) {
     if (event.kind == Kind::kTurn) break;
     if (event.kind == Kind::kTake) live += event.value;
     if (event.kind == Kind::kGive) live -= event.value;
@@ -344,14 +347,17 @@ int64_t RecordedPass::saved_bytes() const {
 
 double RecordedPass::flops() const {
   double flops = 0;
-  for (const Event& event : events_) flops += event.flops;
+  for (const Event& event : parts_.events) flops += event.flops;
   return flops;
 }
 
+bool is_for_gpu(const config::Config& config, PassDevice device) {
+  return device == PassDevice::kOfConfig && config.training.device != config::DeviceChoice::kCpu;
+}
+
 RecordedPass record_pass(const config::Config& config, PassDevice device) {
-  const bool on_cpu = device == PassDevice::kCpu || config.training.device == config::DeviceChoice::kCpu;
   try {
-    return record(config, on_cpu ? c10::kCPU : c10::kCUDA);
+    return record(config, is_for_gpu(config, device) ? c10::kCUDA : c10::kCPU);
   } catch (const c10::Error& error) {
     util::fail(util::ErrorKind::kUsage, "model.architecture \"", config.model.architecture,
                "\" cannot be planned, because libtorch has no meta kernel for one of its "

@@ -78,8 +78,13 @@ class RecordedPass {
     double flops = 0;
     int64_t value = 0;  ///< bytes, or the number of a path
   };
-  RecordedPass(std::vector<Event> events, std::vector<std::string> paths, int64_t kept_bytes)
-      : events_(std::move(events)), paths_(std::move(paths)), kept_bytes_(kept_bytes) {}
+  struct Parts {
+    std::vector<Event> events;
+    std::vector<std::string> paths;
+    int64_t kept_bytes = 0;
+    bool on_device = false;
+  };
+  explicit RecordedPass(Parts parts) : parts_(std::move(parts)) {}
 
   /// Repeats the events of the pass. Leaves the tape's live bytes as they were.
   void play(MemoryTape& tape, const StageEvents& events = {}) const;
@@ -88,13 +93,13 @@ class RecordedPass {
   int64_t saved_bytes() const;
   /// Memory that outlives the pass, not on the tape: tokens, targets, and tables such as those of rotary
   /// positions.
-  int64_t kept_bytes() const { return kept_bytes_; }
+  int64_t kept_bytes() const { return parts_.kept_bytes; }
+  /// Whether the pass is one of a GPU.
+  bool on_device() const { return parts_.on_device; }
   double flops() const;
 
  private:
-  std::vector<Event> events_;
-  std::vector<std::string> paths_;
-  int64_t kept_bytes_;
+  Parts parts_;
 };
 
 /// The events that run the schedule of the units along with a pass; `before_end` is called when a unit has
@@ -104,6 +109,9 @@ StageEvents run_schedule(shard::Schedule& schedule, const std::vector<shard::Uni
 
 /// The device for which the pass is recorded: training.device, or a CPU regardless.
 enum class PassDevice { kOfConfig, kCpu };
+
+/// Whether that is a GPU.
+bool is_for_gpu(const config::Config& config, PassDevice device = PassDevice::kOfConfig);
 
 /// Records a micro-batch of the config. Throws Error(kUsage) for a model with an operation that libtorch
 /// cannot run on meta tensors.

@@ -96,7 +96,8 @@ void StepClock::reduce(size_t index) {
 TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& units,
                    const MachineSpeed& speed, const RecordedPass& pass) {
   StepClock clock(units, speed, config.fsdp.reduce_scatter_group);
-  shard::Schedule schedule(config::shard_options(config), shard::scheduled_units(units), clock);
+  shard::Schedule schedule(config::shard_options(config), shard::scheduled_units(units), clock,
+                           /*host_runs_ahead=*/pass.on_device());
   double flops = 0, flops_in_float8 = 0;
   const auto micro_batch = [&](bool sync) {
     const TimePlan before{clock.computed(), clock.communicated(), clock.exposed(), flops, flops_in_float8};

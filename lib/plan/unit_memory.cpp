@@ -33,7 +33,8 @@ UnitMemory::UnitMemory(const config::Config& config, const std::vector<UnitSizes
       options_(options),
       pool_(tape),
       common_(tape),
-      schedule_(config::shard_options(config), shard::scheduled_units(units), *this) {
+      schedule_(config::shard_options(config), shard::scheduled_units(units), *this,
+                /*host_runs_ahead=*/options.on_device) {
   for (const UnitSizes& sizes : units) units_.push_back({.sizes = &sizes});
 }
 
@@ -83,14 +84,23 @@ void UnitMemory::gather(Unit& unit) {
   const int64_t parameters = unit.sizes->unsharded_bytes();
   if (parameters == 0) return;
   const int64_t communication = unit.sizes->communication_bytes();
-  unit.gathered = issue(gather_queue(unit.sizes->groups), [this, &unit, parameters, communication] {
-    if (communication == 0) {
-      unit.parameters = gather_memory(unit).take(parameters, Sort::kFirst);
-      return;
-    }
-    const PoolMemory::Place gathered = gather_memory(unit).take(communication, Sort::kFirst);
-    unit.parameters = pool_.take(parameters, Sort::kFirst);
-    gather_memory(unit).give_back(gathered);
+  const auto take = [this, &unit, parameters, communication] {
+    if (communication > 0) unit.communication = gather_memory(unit).take(communication, Sort::kFirst);
+    unit.parameters = (communication > 0 ? pool_ : gather_memory(unit)).take(parameters, Sort::kFirst);
+  };
+  const auto give_back = [this, &unit] {
+    if (auto gathered = std::exchange(unit.communication, std::nullopt))
+      gather_memory(unit).give_back(*gathered);
+  };
+  const size_t queue = gather_queue(unit.sizes->groups);
+  if (options_.on_device) {
+    take();
+    unit.gathered = issue(queue, give_back);
+    return;
+  }
+  unit.gathered = issue(queue, [take, give_back] {
+    take();
+    give_back();
   });
 }
 

@@ -45,6 +45,7 @@ class UnitMemory final : private shard::CommandReader {
     CollectiveTiming timing = CollectiveTiming::kAtOnce;
     bool count_moved = true;  ///< gradients that move_grads_to_cpu moves to host memory
     bool common = false;      ///< all-gathers write to memory that the ranks share
+    bool on_device = false;   ///< shard::StepFormulaOptions
   };
 
   UnitMemory(const config::Config& config, const std::vector<shard::UnitSizes>& units, MemoryTape& tape,
@@ -73,7 +74,7 @@ class UnitMemory final : private shard::CommandReader {
   struct Unit {
     const shard::UnitSizes* sizes = nullptr;
     bool has_shard_gradient = false;
-    std::optional<PoolMemory::Place> parameters = {}, gradients = {};
+    std::optional<PoolMemory::Place> parameters = {}, communication = {}, gradients = {};
     Place gathered{}, sent{}, reduced{};  ///< to wait for
   };
 

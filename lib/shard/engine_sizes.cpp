@@ -26,7 +26,8 @@ std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& 
   return unit_sizes(tree.outline, options, mesh, unit_decisions(tree, options));
 }
 
-StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step) {
+StepFormula step_formula(const Engine& engine, StepFormulaOptions step) {
+  step.on_device = !engine.communicator().device().is_cpu();
   return step_formula(unit_sizes(engine), engine.options(), step);
 }
 

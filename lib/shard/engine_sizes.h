@@ -21,6 +21,7 @@ std::vector<UnitSizes> unit_sizes(const Engine& engine);
 std::vector<UnitSizes> unit_sizes(torch::nn::Module& model, const ShardOptions& options,
                                   const comm::MeshShape& mesh);
 
-StepFormula step_formula(const Engine& engine, const StepFormulaOptions& step = {});
+/// `step.on_device` is that of the engine.
+StepFormula step_formula(const Engine& engine, StepFormulaOptions step = {});
 
 }  // namespace fsdp::shard

@@ -63,8 +63,9 @@ class MostBytes {
 
 class Counter final : public CommandReader {
  public:
-  Counter(const std::vector<UnitSizes>& units, const ShardOptions& options)
+  Counter(const std::vector<UnitSizes>& units, const ShardOptions& options, bool on_device)
       : units_(units),
+        on_device_(on_device),
         reduce_scatter_group_(options.reduce_scatter_group),
         gathered_(units.size()),
         sent_(units.size()) {}
@@ -114,7 +115,12 @@ class Counter final : public CommandReader {
     (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
         times_ * unit.gather_payload_bytes();
     const size_t queue = gather_queue(unit.groups);
-    bytes_.issue(queue, unit.unsharded_bytes() + unit.communication_bytes());
+    const int64_t bytes = unit.unsharded_bytes() + unit.communication_bytes();
+    if (on_device_) {
+      bytes_.add(bytes);
+    } else {
+      bytes_.issue(queue, bytes);
+    }
     gathered_[command.unit] = bytes_.issue(queue, -unit.communication_bytes());
   }
 
@@ -132,7 +138,7 @@ class Counter final : public CommandReader {
   }
 
   const std::vector<UnitSizes>& units_;
-  const bool reduce_scatter_group_;
+  const bool on_device_, reduce_scatter_group_;
   std::vector<MostBytes::Place> gathered_, sent_;  ///< of tasks, by unit
   MostBytes bytes_;
   StepFormula formula_;
@@ -144,8 +150,8 @@ class Counter final : public CommandReader {
 StepFormula step_formula(const std::vector<UnitSizes>& units, const ShardOptions& options,
                          const StepFormulaOptions& step) {
   FSDP_CHECK(step.micro_batches >= 1);
-  Counter counter(units, options);
-  Schedule schedule(options, scheduled_units(units), counter);
+  Counter counter(units, options, step.on_device);
+  Schedule schedule(options, scheduled_units(units), counter, /*host_runs_ahead=*/step.on_device);
   const NominalPass pass(units);
   pass.run(schedule);  // makes the order of the units known
   counter.begin_step();

@@ -25,9 +25,13 @@
 // units are cut; the gradient of a whole unit becomes the shard's own. Not in the bound: the gradient of one
 // parameter at a time, until it is added to its unit's.
 //
+// On a device, whose streams run behind the calls, an all-gather takes its memory when it is issued, and a
+// reduction gives its input back when the caller waits for it: no memory is handed on in between.
+//
 // With the defaults, units in a row need at most two gathered units and one gradient, or one gathered unit
 // and two gradients, beside the root: the buffer of a reduction serves the all-gather behind it. With
-// reduce_scatter_group it does not, and two gathered units and two gradients may be there at once.
+// reduce_scatter_group and on a device it does not, and two gathered units and two gradients may be there at
+// once.
 //
 // Assumed: each unit is used once per pass, in the order of the modules; backward reaches every unit with
 // trainable parameters; a stage whose activations are recomputed contains no units. An engine's formula takes
@@ -43,6 +47,8 @@ namespace fsdp::shard {
 struct StepFormulaOptions {
   int64_t micro_batches = 1;
   bool no_sync = false;  ///< only the last micro-batch reduces, for all
+  /// Whether streams run behind the calls (see Memory); for an engine, whether its device is not the CPU.
+  bool on_device = false;
 };
 
 /// Bytes and numbers of collectives of this rank in one step.

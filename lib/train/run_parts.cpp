@@ -145,8 +145,9 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     // Otherwise each buffer of the first step would be a separate allocation.
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
     try {
-      const plan::BufferShapes buffers =
-          plan::buffer_shapes(config, shard::unit_sizes(*parts.engine), common != nullptr);
+      const plan::BufferShapes buffers = plan::buffer_shapes(
+          config, shard::unit_sizes(*parts.engine), common != nullptr,
+          communicator->device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig);
       parts.engine->buffer_pool().reserve(buffers.own);
       if (common != nullptr) common->reserve(buffers.common);
     } catch (const util::Error& error) {
