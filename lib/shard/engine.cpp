@@ -144,7 +144,10 @@ void Engine::read(const Command& command) {
     case Kind::kGather:
       return gather(unit, command.pass);
     case Kind::kWaitForGather:
-      return unit.finish_gather(command.pass == Pass::kForward ? "forward" : "backward");
+      unit.finish_gather(command.pass == Pass::kForward ? "forward" : "backward");
+      // A gather of another group, in a stream of its own, may take the memory of the communication buffer.
+      if (released_ && !unit.storage().layout().gathers_in_place()) released_->run([] {});
+      return;
     case Kind::kReshard:
       unit.reshard();
       if (released_) released_->run([] {});
