@@ -117,7 +117,8 @@ at::Tensor Muon::scaled_orthogonal(const at::Tensor& matrix) const {
 at::Tensor orthogonalized(const at::Tensor& matrix, int64_t steps, const std::vector<double>& coefficients) {
   // Transposed if tall, so that A is the smaller of the two squares.
   const bool tall = matrix.size(0) > matrix.size(1);
-  const double norm = std::max(at::linalg_vector_norm(matrix, 2).item<double>(), kEpsilon);
+  const at::Tensor norm =
+      at::linalg_vector_norm(matrix, 2).clamp_min_(kEpsilon);  // the host need not know it
   at::Tensor x = tall ? matrix.t().contiguous().div_(norm) : matrix.div(norm);
   for (int64_t step = 0; step < steps; ++step) {
     at::Tensor a = x.mm(x.t());

@@ -92,13 +92,12 @@ void UnitMemory::gather(Unit& unit) {
     if (auto gathered = std::exchange(unit.communication, std::nullopt))
       gather_memory(unit).give_back(*gathered);
   };
-  const size_t queue = gather_queue(unit.sizes->groups);
   if (options_.on_device) {
     take();
-    unit.gathered = issue(queue, give_back);
+    unit.gathered = issue(shard::kNoQueue, give_back);
     return;
   }
-  unit.gathered = issue(queue, [take, give_back] {
+  unit.gathered = issue(gather_queue(unit.sizes->groups), [take, give_back] {
     take();
     give_back();
   });

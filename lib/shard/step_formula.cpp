@@ -114,7 +114,8 @@ class Counter final : public CommandReader {
     (forward ? formula_.forward_all_gathers : formula_.backward_all_gathers) += times_;
     (forward ? formula_.forward_all_gather_bytes : formula_.backward_all_gather_bytes) +=
         times_ * unit.gather_payload_bytes();
-    const size_t queue = gather_queue(unit.groups);
+    // On a device, to wait for a gather gives back nothing of the reductions before it.
+    const size_t queue = on_device_ ? kNoQueue : gather_queue(unit.groups);
     const int64_t bytes = unit.unsharded_bytes() + unit.communication_bytes();
     if (on_device_) {
       bytes_.add(bytes);

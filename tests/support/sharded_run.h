@@ -21,6 +21,7 @@
 #include "nn/stage_graphs.h"
 #include "optim/engine_shards.h"
 #include "shard/engine.h"
+#include "shard/engine_sizes.h"
 #include "shard/grad_norm.h"
 #include "shard/spmd_fully_shard.h"
 #include "shard/state_dict.h"
@@ -63,6 +64,8 @@ struct RunResult {
   std::map<std::string, at::Tensor> weights;
   std::vector<int64_t> held_bytes;  ///< by the buffer pool of rank 0 after each step
   nn::GraphCounts graphs;           ///< of rank 0
+  /// Of rank 0 after the first step: the peak of gathered parameters and unreduced gradients, and its bound.
+  int64_t peak_bytes = 0, bound_bytes = 0;
 };
 
 inline void sgd_on_shards(shard::Engine& engine, double learning_rate) {
@@ -196,13 +199,20 @@ inline RunResult train_sharded(int world_size, const RunPlan& plan) {
       }
       at::Tensor sum = at::full({1}, total, at::kDouble);
       communicator.all_reduce(sum, comm::ReduceOp::kSum, {.unit = "loss"})->wait();
+      if (step == 0) engine->reset_counters();
       if (communicator.rank() == 0) {
         result.losses.push_back(sum.item<double>() / world_size);
         result.norms.push_back(norm);
         result.held_bytes.push_back(engine->buffer_pool().held_bytes());
       }
     }
-    if (graphs && communicator.rank() == 0) result.graphs = *graphs;
+    if (communicator.rank() == 0) {
+      if (graphs) result.graphs = *graphs;
+      result.peak_bytes = engine->unsharded_memory().peak;
+      result.bound_bytes =
+          shard::step_formula(*engine, {.micro_batches = plan.accumulation, .no_sync = plan.no_sync})
+              .unsharded_bytes;
+    }
     for (auto& [name, weight] : shard::full_state_dict(*engine, {.rank0_only = true})) {
       result.weights[name] = weight.to(at::kCPU);
     }
