@@ -8,6 +8,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/fused.h"
+#include "kernels/joined_linear.h"
 #include "kernels/meta.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
@@ -27,10 +28,7 @@ at::Tensor join_heads(const at::Tensor& x) {
   return x.reshape({x.size(0), x.size(1), x.size(2) * x.size(3)});
 }
 
-/// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> [B, T, heads, head_dim]
-struct Heads {
-  at::Tensor q, k, v;
-};
+using Heads = Attention::Heads;
 
 /// Materialises the attention weights, which the kernels do not, to drop some of them.
 at::Tensor attention_with_dropout(const Heads& heads, double p, const StageContext& context) {
@@ -133,9 +131,7 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
     heads = {split_heads(qkv[0], num_heads_), split_heads(qkv[1], num_heads_),
              split_heads(qkv[2], num_heads_)};
   } else {
-    const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
-    heads = {rotated(qkv[0], num_heads_, context), rotated(qkv[1], num_kv_heads_, context),
-             split_heads(qkv[2], num_kv_heads_)};
+    heads = rotated_heads(x, context);
   }
   if (context.cache == nullptr) {
     return output_->forward(join_heads(causal_attention(heads, compute_, dropout_, context)));
@@ -144,6 +140,19 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
   const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);
   return output_->forward(join_heads(first ? causal_attention(heads, compute_, dropout_, context)
                                            : attend_to_cache(heads.q, keys, values)));
+}
+
+Attention::Heads Attention::rotated_heads(const at::Tensor& x, const StageContext& context) const {
+  const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
+  if (cos.scalar_type() == at::kFloat) {
+    if (const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}); joined.defined()) {
+      const auto [q, k, v] = kernels::joined_rotary(joined, {num_heads_, num_kv_heads_}, cos, sin);
+      return {q, k, v};
+    }
+  }
+  const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
+  return {rotated(qkv[0], num_heads_, context), rotated(qkv[1], num_kv_heads_, context),
+          split_heads(qkv[2], num_kv_heads_)};
 }
 
 at::Tensor Attention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
