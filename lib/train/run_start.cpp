@@ -226,7 +226,8 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
              config.training.float8 != config::Float8Recipe::kNone
                  ? concat(", linear layers in float8 (", config.training.float8, ")")
                  : "",
-             config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",
+             config.training.cuda_graphs ? ", blocks as CUDA graphs" : "",
+             config.training.deterministic ? ", deterministic kernels only" : "", "; at best ",
              util::fixed(peak.flops_per_second / 1e12, 3), " TFLOP/s a rank",
              peak.is_given() ? "" : concat(" (", peak.source, ")"), base_of_mfu(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
