@@ -1,7 +1,8 @@
 #pragma once
 
 // Causal self-attention, by kernels/attention.h where that supports the tensors, else by libtorch's
-// scaled-dot-product attention. With dropout, the attention weights exist as a tensor [B, heads, T, T].
+// scaled-dot-product attention or, on GPUs within documents and with a key-value cache, by
+// kernels/flash_attention.h. With dropout, the attention weights exist as a tensor [B, heads, T, T].
 
 #include "nn/layers.h"
 
