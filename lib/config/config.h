@@ -66,6 +66,7 @@ struct TrainingOptions {
   util::Named<Float8Recipe> float8 = Float8Recipe::kNone;  ///< nn/float8.h
   std::vector<std::string> float8_exclude;  ///< patterns of weights whose layers do not use float8
   bool cuda_graphs = false;                 ///< nn/stage_graphs.h
+  bool deterministic = false;               ///< only kernels with the same results every time: train/device.h
   /// Accumulate gradients of micro-batches unsharded and reduce after the last one (PyTorch's no_sync).
   bool no_sync = false;
   /// Skip the update, instead of ending the run, when the loss or the gradient norm is not finite.

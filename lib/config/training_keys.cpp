@@ -84,6 +84,10 @@ std::vector<Key> training_keys() {
        "kernels are shorter than their launches; activations keep their memory between steps",
        {},
        is_not("training.device", "cpu")},
+      {KEY(training, deterministic),
+       "use only kernels whose results are the same in every run, like torch.use_deterministic_algorithms(True): on "
+       "GPUs attention's backward is slower, and an operation of a plug-in without such a kernel ends the run; on "
+       "the CPU built-in models compute the same either way"},
       {KEY(training, no_sync),
        "accumulate gradients of micro-batches unsharded and reduce after the last: less traffic, more "
        "memory",

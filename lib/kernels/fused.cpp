@@ -38,6 +38,7 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor&
                          .tokens = x.size(1),
                          .heads = x.size(2),
                          .head_dim = x.size(3),
+                         .stride = x.size(2) * x.size(3),
                          .back = back});
   return y;
 }
@@ -62,7 +63,12 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
     const at::Tensor g = gate.contiguous(), u = up.contiguous();
     context->save_for_backward({g, u});
     at::Tensor y = at::empty_like(g);
-    KernelsFor(g)->swiglu(g.data_ptr(), u.data_ptr(), y.data_ptr(), g.numel());
+    KernelsFor(g)->swiglu({.gate = g.data_ptr(),
+                           .up = u.data_ptr(),
+                           .y = y.data_ptr(),
+                           .rows = rows_of(g),
+                           .width = g.size(-1),
+                           .stride = g.size(-1)});
     return y;
   }
 
@@ -76,7 +82,9 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
                                     .up = u.data_ptr(),
                                     .dgate = dg.data_ptr(),
                                     .dup = du.data_ptr(),
-                                    .n = g.numel()});
+                                    .rows = rows_of(g),
+                                    .width = g.size(-1),
+                                    .stride = g.size(-1)});
     return {dg, du};
   }
 };

@@ -52,9 +52,9 @@ struct RowKernels {
   void (*layer_norm)(const NormRows&);
   void (*layer_norm_backward)(const NormGradRows&, const RowParts&);
   void (*rotary)(const RotaryRows&);
-  /// y = silu(gate) * up, [n]
-  void (*swiglu)(const void* gate, const void* up, void* y, int64_t n);
-  void (*swiglu_backward)(const SwiGluGrad&);
+  /// y = silu(gate) * up
+  void (*swiglu)(const SwiGluRows&);
+  void (*swiglu_backward)(const SwiGluGradRows&);
   void (*bias_gelu)(const BiasGeluRows&);
   void (*bias_gelu_backward)(const BiasGeluGradRows&, const RowParts&);
   /// sums [parts, width]: sums over the rows of x, part by part

@@ -14,7 +14,7 @@ namespace {
 
 thread_local const MetaDevice* device_of_thread = nullptr;
 
-// ---- operations of libtorch, with the allocations of its CPU kernels
+// ---- operations of libtorch, with the allocations of its kernels, those of the CPU where both have some
 
 at::Tensor index_select(const at::Tensor& x, int64_t dim, const at::Tensor& index) {
   std::vector<int64_t> shape = x.sizes().vec();
@@ -94,6 +94,38 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   return gradients;
 }
 
+/// As mha_varlen_fwd() of libtorch's kernels for GPUs. q: [tokens of all documents, heads, head_dim]
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash_attention(
+    const at::Tensor& q, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+    const std::optional<at::Tensor>&, int64_t longest, int64_t, double, bool, bool, std::optional<double>,
+    std::optional<int64_t>, std::optional<int64_t>, const std::optional<at::Tensor>&,
+    const std::optional<at::Tensor>&) {
+  note_product(q.size(0) * q.size(1), 2 * longest, q.size(2));
+  at::Tensor y = at::empty_like(q),
+             log_sums = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  const auto numbers = q.options().dtype(at::kLong);
+  return {y, log_sums, at::empty({2}, numbers), at::empty({}, numbers), at::empty({0}, q.options())};
+}
+
+/// As mha_varlen_bwd().
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
+    const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor&,
+    const at::Tensor&, const at::Tensor& bounds, const at::Tensor&, int64_t longest, int64_t, double, bool,
+    const at::Tensor&, const at::Tensor&, std::optional<double>, std::optional<int64_t>,
+    std::optional<int64_t>) {
+  for (int i = 0; i < 2; ++i) note_product(q.size(0) * q.size(1), 2 * longest, q.size(2));
+  std::tuple gradients{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
+  // Sums in fp32, in blocks of 128 tokens of a document.
+  const int64_t rows = q.size(0) + 128 * (bounds.size(0) - 1), multiple = q.size(2) <= 128 ? 32 : 64;
+  const int64_t width = (q.size(2) + multiple - 1) / multiple * multiple;
+  const auto sums = q.options().dtype(at::kFloat);
+  const at::Tensor products = at::empty({q.size(1), rows}, sums),
+                   dq = at::empty({rows, q.size(1), width}, sums);
+  if (k.size(1) == q.size(1)) return gradients;
+  const at::Tensor dk = at::empty(q.sizes(), q.options()), dv = at::empty(q.sizes(), q.options());
+  return gradients;
+}
+
 TORCH_LIBRARY_IMPL(aten, Meta, operators) {
   operators.impl("index_select", &index_select);
   operators.impl("embedding_dense_backward", &embedding_dense_backward);
@@ -101,6 +133,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, operators) {
   operators.impl("native_layer_norm_backward", &native_layer_norm_backward);
   operators.impl("_scaled_dot_product_flash_attention_for_cpu", &attention);
   operators.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &attention_backward);
+  operators.impl("_flash_attention_forward", &flash_attention);
+  operators.impl("_flash_attention_backward", &flash_attention_backward);
 }
 
 }  // namespace

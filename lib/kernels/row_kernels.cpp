@@ -65,30 +65,31 @@ class OnCpu {
   }
 
   static void rotary(const RotaryRows& all) {
-    const int64_t width = all.heads * all.head_dim;
-    for_rows(all.rows, width, [&](int64_t first, int64_t rows) {
+    for_rows(all.rows, all.heads * all.head_dim, [&](int64_t first, int64_t rows) {
       RotaryRows some = all;
-      advance(first * width, some.x, some.y);
+      advance(first * all.stride, some.x, some.y);
       some.first += first;
       some.rows = rows;
       loops().rotary(some);
     });
   }
 
-  static void swiglu(const void* gate, const void* up, void* y, int64_t n) {
-    for_rows(n, 1, [&](int64_t first, int64_t count) {
-      const void *some_gate = gate, *some_up = up;
-      void* some_y = y;
-      advance(first, some_gate, some_up, some_y);
-      loops().swiglu(some_gate, some_up, some_y, count);
+  static void swiglu(const SwiGluRows& all) {
+    for_rows(all.rows, all.width, [&](int64_t first, int64_t rows) {
+      SwiGluRows some = all;
+      advance(first * all.stride, some.gate, some.up);
+      advance(first * all.width, some.y);
+      some.rows = rows;
+      loops().swiglu(some);
     });
   }
 
-  static void swiglu_backward(const SwiGluGrad& all) {
-    for_rows(all.n, 1, [&](int64_t first, int64_t count) {
-      SwiGluGrad some = all;
-      advance(first, some.dy, some.gate, some.up, some.dgate, some.dup);
-      some.n = count;
+  static void swiglu_backward(const SwiGluGradRows& all) {
+    for_rows(all.rows, all.width, [&](int64_t first, int64_t rows) {
+      SwiGluGradRows some = all;
+      advance(first * all.width, some.dy);
+      advance(first * all.stride, some.gate, some.up, some.dgate, some.dup);
+      some.rows = rows;
       loops().swiglu_backward(some);
     });
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous; element types are
-// fp32 and bf16, and arithmetic is in fp32.
+// The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous unless a stride is
+// given; element types are fp32 and bf16, and arithmetic is in fp32.
 //
 // Sums over rows, `dweight` and `dbias`, are [width] for the loops of one thread (cpu/loops.h), which add to
 // them, and [parts, width] for the kernels of a device (kernel_table.h).
@@ -52,18 +52,26 @@ struct BiasGeluGradRows {
   int64_t rows = 0, width = 0;
 };
 
-struct SwiGluGrad {
-  const void *dy = nullptr, *gate = nullptr, *up = nullptr;  ///< [n]
-  void *dgate = nullptr, *dup = nullptr;                     ///< [n]
-  int64_t n = 0;
+/// Rows of gate and up may lie side by side in one matrix.
+struct SwiGluRows {
+  const void *gate = nullptr, *up = nullptr;  ///< [rows, width], each row `stride` elements after the former
+  void* y = nullptr;                          ///< [rows, width]
+  int64_t rows = 0, width = 0, stride = 0;
+};
+
+struct SwiGluGradRows {
+  const void* dy = nullptr;                   ///< [rows, width]
+  const void *gate = nullptr, *up = nullptr;  ///< [rows, width], each row `stride` elements after the former
+  void *dgate = nullptr, *dup = nullptr;      ///< likewise
+  int64_t rows = 0, width = 0, stride = 0;
 };
 
 struct RotaryRows {
-  const void* x = nullptr;     ///< [rows, heads, head_dim]
-  void* y = nullptr;           ///< the same shape; may be x
+  const void* x = nullptr;     ///< [rows, heads, head_dim], each row `stride` elements after the former
+  void* y = nullptr;           ///< likewise; may be x
   const float* cos = nullptr;  ///< [tokens, head_dim]; row r is token (first + r) % tokens
   const float* sin = nullptr;
-  int64_t first = 0, rows = 0, tokens = 0, heads = 0, head_dim = 0;
+  int64_t first = 0, rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
   bool back = false;  ///< rotates by the negative angles
 };
 

@@ -7,8 +7,11 @@
 #include <optional>
 
 #include "kernels/attention.h"
+#include "kernels/flash_attention.h"
 #include "kernels/fused.h"
+#include "kernels/joined_linear.h"
 #include "kernels/meta.h"
+#include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
 #include "util/error.h"
@@ -27,19 +30,19 @@ at::Tensor join_heads(const at::Tensor& x) {
   return x.reshape({x.size(0), x.size(1), x.size(2) * x.size(3)});
 }
 
-/// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> [B, T, heads, head_dim]
-struct Heads {
-  at::Tensor q, k, v;
-};
+using Heads = Attention::Heads;
+
+/// The keys or values of each query's head: [B, T, kv_heads, head_dim] -> [B, T, kv_heads * group, head_dim]
+at::Tensor repeated(const at::Tensor& x, int64_t group) {
+  if (group == 1) return x;
+  return x.unsqueeze(3).expand({x.size(0), x.size(1), x.size(2), group, x.size(3)}).flatten(2, 3);
+}
 
 /// Materialises the attention weights, which the kernels do not, to drop some of them.
 at::Tensor attention_with_dropout(const Heads& heads, double p, const StageContext& context) {
   const int64_t group = heads.q.size(2) / heads.k.size(2), length = heads.q.size(1);
   const at::Tensor q = heads.q.transpose(1, 2);
-  auto for_each_query = [group](const at::Tensor& x) {
-    return group == 1 ? x.transpose(1, 2) : x.transpose(1, 2).repeat_interleave(group, 1);
-  };
-  const at::Tensor k = for_each_query(heads.k), v = for_each_query(heads.v);
+  const at::Tensor k = repeated(heads.k, group).transpose(1, 2), v = repeated(heads.v, group).transpose(1, 2);
   const at::Tensor later = at::ones({length, length}, q.options().dtype(at::kBool)).triu(1);
   const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
   const at::Tensor weights = scores.masked_fill(later, -std::numeric_limits<double>::infinity())
@@ -61,11 +64,7 @@ at::Tensor attention_within_documents(const Heads& heads, const Compute& compute
   const auto queries = heads.q.split(1), keys = heads.k.split(1), values = heads.v.split(1);
   std::vector<at::Tensor> rows;
   for (size_t row = 0; row < documents.size(); ++row) {
-    std::vector<int64_t> lengths;
-    for (size_t i = 0; i < documents[row].size(); ++i) {
-      const bool last = i + 1 == documents[row].size();
-      lengths.push_back((last ? length : documents[row][i + 1]) - documents[row][i]);
-    }
+    const std::vector<int64_t> lengths = document_lengths(documents[row], length);
     // Splits, not slices: backward then assembles all gradients in one pass.
     const auto q = queries[row].split_with_sizes(lengths, 1), k = keys[row].split_with_sizes(lengths, 1),
                v = values[row].split_with_sizes(lengths, 1);
@@ -84,21 +83,38 @@ at::Tensor attention_within_documents(const Heads& heads, const Compute& compute
   return at::cat(rows, 0);
 }
 
+kernels::PackedDocuments packed(const StageContext& context, const at::Tensor& q) {
+  const int64_t length = q.size(1);
+  return {.bounds = context.document_bounds.defined()
+                        ? context.document_bounds
+                        : document_bounds(*context.documents, length, q.device()),
+          .longest = longest_document(*context.documents, length)};
+}
+
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
                             const StageContext& context) {
-  if (context.documents) return attention_within_documents(heads, compute, p, context);
   const auto& [q, k, v] = heads;
-  if (p > 0 && context.dropout) return attention_with_dropout(heads, p, context);
+  const bool drops = p > 0 && context.dropout, has_cache = context.cache != nullptr;
+  if (!drops && (context.documents || has_cache) && kernels::can_use_flash_attention(q, k, v)) {
+    return context.documents ? kernels::flash_attention(q, k, v, packed(context, q))
+                             : kernels::flash_attention_to_earlier(q, k, v);
+  }
+  if (context.documents) return attention_within_documents(heads, compute, p, context);
+  if (drops) return attention_with_dropout(heads, p, context);
   if (compute.fused && kernels::can_attend(q)) {
     return kernels::causal_attention(q, k, v, compute.matmul);
   }
-  if (q.is_meta()) {
-    return kernels::meta_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2);
-  }
-  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+  // The only fused kernels of libtorch for fp32 on GPUs know no grouped queries (can_use_mem_efficient_attention()
+  // in its sdp_utils.cpp); without one, all T x T weights would exist.
+  const bool repeats = kernels::is_for_cuda(q) && q.scalar_type() == at::kFloat;
+  const int64_t group = repeats ? q.size(2) / k.size(2) : 1;
+  const at::Tensor queries = q.transpose(1, 2), keys = repeated(k, group).transpose(1, 2),
+                   values = repeated(v, group).transpose(1, 2);
+  if (q.is_meta()) return kernels::meta_attention(queries, keys, values).transpose(1, 2);
+  return at::scaled_dot_product_attention(queries, keys, values,
                                           /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
                                           /*is_causal=*/true, /*scale=*/std::nullopt,
-                                          /*enable_gqa=*/q.size(2) != k.size(2))
+                                          /*enable_gqa=*/queries.size(1) != keys.size(1))
       .transpose(1, 2);
 }
 
@@ -133,9 +149,7 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
     heads = {split_heads(qkv[0], num_heads_), split_heads(qkv[1], num_heads_),
              split_heads(qkv[2], num_heads_)};
   } else {
-    const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
-    heads = {rotated(qkv[0], num_heads_, context), rotated(qkv[1], num_kv_heads_, context),
-             split_heads(qkv[2], num_kv_heads_)};
+    heads = rotated_heads(x, context);
   }
   if (context.cache == nullptr) {
     return output_->forward(join_heads(causal_attention(heads, compute_, dropout_, context)));
@@ -144,6 +158,19 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
   const auto [keys, values] = context.cache->append(*this, heads.k, heads.v);
   return output_->forward(join_heads(first ? causal_attention(heads, compute_, dropout_, context)
                                            : attend_to_cache(heads.q, keys, values)));
+}
+
+Attention::Heads Attention::rotated_heads(const at::Tensor& x, const StageContext& context) const {
+  const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
+  if (cos.scalar_type() == at::kFloat) {
+    if (const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}); joined.defined()) {
+      const auto [q, k, v] = kernels::joined_rotary(joined, {num_heads_, num_kv_heads_}, cos, sin);
+      return {q, k, v};
+    }
+  }
+  const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
+  return {rotated(qkv[0], num_heads_, context), rotated(qkv[1], num_kv_heads_, context),
+          split_heads(qkv[2], num_kv_heads_)};
 }
 
 at::Tensor Attention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {

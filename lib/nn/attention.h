@@ -1,7 +1,8 @@
 #pragma once
 
 // Causal self-attention, by kernels/attention.h where that supports the tensors, else by libtorch's
-// scaled-dot-product attention. With dropout, the attention weights exist as a tensor [B, heads, T, T].
+// scaled-dot-product attention or, on GPUs within documents and with a key-value cache, by
+// kernels/flash_attention.h. With dropout, the attention weights exist as a tensor [B, heads, T, T].
 
 #include "nn/layers.h"
 
@@ -16,10 +17,17 @@ class Attention final : public Stage {
   explicit Attention(const ModelOptions& options);
   std::string type_name() const override { return "attention"; }
 
+  /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
+  struct Heads {
+    at::Tensor q, k, v;
+  };
+
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  /// Llama's. x: [B, T, D]
+  Heads rotated_heads(const at::Tensor& x, const StageContext& context) const;
   /// x: [B, T, heads * head_dim] -> [B, T, heads, head_dim]
   at::Tensor rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const;
 

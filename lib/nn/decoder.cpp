@@ -2,14 +2,15 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/stack.h>
 
 #include <cmath>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "kernels/meta.h"
 #include "nn/attention.h"
+#include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/layers.h"
 #include "nn/parameter.h"
@@ -61,19 +62,6 @@ class Block final : public Stage {
   std::shared_ptr<FeedForward> feed_forward_;
 };
 
-/// positions: [T] -> [B, T], from 0 at the beginning of each document.
-at::Tensor positions_in(const DocumentStarts& documents, const at::Tensor& positions) {
-  std::vector<at::Tensor> rows;
-  for (const std::vector<int64_t>& starts : documents) {
-    at::Tensor row = positions.clone();
-    for (int64_t start : starts) {
-      row.narrow(0, start, row.size(0) - start).copy_(positions.narrow(0, 0, row.size(0) - start));
-    }
-    rows.push_back(row);
-  }
-  return at::stack(rows);
-}
-
 /// The decoders of Llama (Touvron et al.: LLaMA, 2023, section 2.2) and GPT-2 (Radford et al.: Language
 /// Models are Unsupervised Multitask Learners, 2019, section 2.3).
 class Decoder final : public Stage {
@@ -115,10 +103,14 @@ class Decoder final : public Stage {
     if (cache != nullptr) cache->require_room(length);
     const int64_t first = cache != nullptr ? cache->length() : 0;
     StageContext context = given;
+    if (given.documents && kernels::is_for_cuda(ids)) {
+      context.document_bounds = document_bounds(*given.documents, length, ids.device());
+    }
     at::Tensor x;
     if (positions_) {
-      at::Tensor positions = at::arange(first, first + length, ids.options());
-      if (given.documents) positions = positions_in(*given.documents, positions);
+      const at::Tensor positions = given.documents
+                                       ? document_positions(*given.documents, length, ids.device())
+                                       : at::arange(first, first + length, ids.options());
       x = tokens_->forward(ids, context) + positions_->forward(positions, context);
     } else {
       std::tie(context.rotary_cos, context.rotary_sin) =

@@ -8,6 +8,7 @@
 
 #include <optional>
 
+#include "kernels/flash_attention.h"
 #include "util/error.h"
 
 namespace fsdp::nn {
@@ -103,6 +104,8 @@ at::Tensor next_scores(Stage& model, const at::Tensor& ids, KeyValueCache& cache
 }
 
 at::Tensor attend_to_cache(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) {
+  const at::Tensor k = keys.transpose(1, 2), v = values.transpose(1, 2);
+  if (kernels::can_use_flash_attention(q, k, v)) return kernels::flash_attention_to_earlier(q, k, v);
   const int64_t rows = q.size(0), tokens = q.size(1), heads = q.size(2), width = q.size(3);
   const int64_t kv_heads = keys.size(1), group = heads / kv_heads, length = keys.size(2);
   // Heads that share keys become queries of one head, so that keys and values are not repeated.

@@ -10,6 +10,7 @@
 
 #include "kernels/float8.h"
 #include "kernels/fused.h"
+#include "kernels/joined_linear.h"
 #include "kernels/meta.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
@@ -65,6 +66,16 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
   results = float8 > 0 ? kernels::float8_linears(x, weights, matmul) : kernels::linears(x, weights, matmul);
   for (size_t i = 0; i < results.size(); ++i) results[i] = layers.begin()[i]->with_bias(results[i]);
   return results;
+}
+
+at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers) {
+  std::vector<at::Tensor> weights;
+  for (const Linear* layer : layers) {
+    if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x)) return {};
+    weights.push_back(layer->weight_);
+  }
+  if (!kernels::can_join(x, weights)) return {};
+  return kernels::joined_linear(x, weights, (*layers.begin())->compute_.matmul);
 }
 
 Float8Layers use_float8(torch::nn::Module& model, const std::vector<std::string>& exclude) {
@@ -166,9 +177,13 @@ at::Tensor FeedForward::compute(const at::Tensor& x, const StageContext&) {
     return down_->forward(kernels::can_fuse(product) ? kernels::bias_gelu(product, bias)
                                                      : at::gelu(product + bias, "tanh"));
   }
+  const bool is_silu = activation_ == Activation::kSilu;
+  if (const at::Tensor joined = is_silu ? forward_joined(x, {gate_.get(), up_.get()}) : at::Tensor();
+      joined.defined()) {
+    return down_->forward(kernels::joined_swiglu(joined));
+  }
   const auto both = forward_all(x, {gate_.get(), up_.get()});
   const at::Tensor &gate = both[0], &up = both[1];
-  const bool is_silu = activation_ == Activation::kSilu;
   if (is_silu && compute_.fused && kernels::can_fuse(gate)) return down_->forward(kernels::swiglu(gate, up));
   return down_->forward((is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up);
 }

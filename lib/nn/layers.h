@@ -53,6 +53,7 @@ class Linear : public torch::nn::Module {
 
  private:
   friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>);
+  friend at::Tensor forward_joined(const at::Tensor&, std::initializer_list<const Linear*>);
   bool multiplies_float8(const at::Tensor& x) const;
   at::Tensor with_bias(const at::Tensor& product) const;
   at::Tensor transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
@@ -64,6 +65,11 @@ class Linear : public torch::nn::Module {
 
 /// The output of each layer for x; none is transposed.
 std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers);
+
+/// The outputs of all layers side by side, [..., sum of out_features], by one product; undefined where that is
+/// of no use or not possible: on the CPU, with biases, in 8 bits, or if the weights do not lie one after another
+/// (kernels/joined_linear.h).
+at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers);
 
 /// Names of linear layers, in the order of the model.
 struct Float8Layers {

@@ -42,6 +42,8 @@ struct StageContext {
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
   /// Attention stays inside documents, and learned positions restart at each. Null: a row is one document.
   std::shared_ptr<const DocumentStarts> documents = nullptr;
+  /// document_bounds() of these on the device, for all layers; undefined: attention makes its own.
+  at::Tensor document_bounds = {};
   int64_t layer = 0;  ///< which block of the model this is
   /// Keys and values of earlier tokens (nn/key_value_cache.h), without autograd; or null.
   KeyValueCache* cache = nullptr;

@@ -57,8 +57,26 @@ bool float32_products_are_shorter(kernels::Matmul matmul) {
 
 bool float32_products_use_tf32() { return at::globalContext().allowTF32CuBLAS(); }
 
+void set_deterministic(bool deterministic) {
+  at::Context& context = at::globalContext();
+  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  context.setDeterministicFillUninitializedMemory(false);
+}
+
+void explain_nondeterminism(const c10::Error& error) {
+  const std::string what = error.what_without_backtrace();
+  const size_t end = what.find(" does not have a deterministic implementation");
+  if (end == std::string::npos) return;
+  util::fail(
+      util::ErrorKind::kUsage,
+      "training.deterministic requires operations with a kernel whose results are the same in every run, "
+      "but libtorch's ",
+      what.substr(0, end), " has none; replace the operation, or leave the key out");
+}
+
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns) {
   set_float32_matmul_precision(training.float32_matmul_precision);
+  set_deterministic(training.deterministic);
   const c10::Device device = training_device(training.device, local_rank);
   const bool has_effect = training.float32_matmul_precision == config::Float32Precision::kHighest ||
                           !device.is_cpu() ||

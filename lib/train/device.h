@@ -4,6 +4,7 @@
 // the peak of MFU.
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include <functional>
 #include <string>
@@ -31,7 +32,14 @@ bool float32_products_use_tf32();
 /// Whether products on the CPU by `matmul` use 16 of 24 bits.
 bool float32_products_are_shorter(kernels::Matmul matmul);
 
-/// Sets the precision and returns the device. Warns, if asked to (on rank 0), about a precision that has no
+/// training.deterministic, like torch.use_deterministic_algorithms(): libtorch chooses kernels whose results
+/// are the same every time, and throws where an operation has none. For the whole process. Unlike there, new
+/// memory is not filled, which costs a kernel for each tensor.
+void set_deterministic(bool deterministic);
+/// Throws Error(kUsage) in place of `error` if that is about an operation without such a kernel.
+void explain_nondeterminism(const c10::Error& error);
+
+/// Sets precision and determinism, and returns the device. Warns, if asked to (on rank 0), about a precision that has no
 /// effect on this device.
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns);
 

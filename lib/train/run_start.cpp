@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <ATen/ops/empty.h>
 #include <torch/headeronly/version.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 
 #include "config/load.h"
 #include "config/print.h"
+#include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
 #include "plan/memory.h"
 #include "plan/unit_memory.h"
@@ -121,6 +123,30 @@ std::string products(const config::Config& config, const at::Device& device) {
                 is_float && float32_products_are_shorter(matmul) ? " in 16 of 24 bits" : "");
 }
 
+/// ", attention by cuDNN kernels", on a GPU: which kernels libtorch chooses depends on GPU, type and shapes.
+std::string attention(const config::Config& config, const at::Device& device) {
+  const nn::ModelOptions& model = config.model;
+  const bool is_built_in = model.architecture == "llama" || nn::is_gpt2(model);
+  if (device.is_cpu() || !is_built_in || model.attention_dropout > 0) return "";
+  at::Tensor one =
+      at::empty({1, 1, 1, nn::head_width(model)},
+                at::TensorOptions(util::scalar_type(config.mixed_precision.param_dtype)).device(device));
+  one.requires_grad_(true);
+  const auto heads = [&](int64_t count) {
+    return one.expand({config.data.micro_batch_size, config.data.sequence_length, count, one.size(3)});
+  };
+  const bool grouped =
+      one.scalar_type() != at::kFloat && !nn::is_gpt2(model);  // nn/attention.cpp repeats others
+  const at::Tensor q = heads(model.num_attention_heads),
+                   k = heads(grouped ? model.num_key_value_heads : model.num_attention_heads);
+  if (config.data.documents != data::DocumentTreatment::kMask) {
+    return concat(", attention by ", kernels::name_of_attention(q, k, k), " kernels");
+  }
+  return kernels::can_use_flash_attention(q, k, k) ? ", attention of all documents by one flash kernel"
+                                                   : concat(", attention document by document by ",
+                                                            kernels::name_of_attention(q, k, k), " kernels");
+}
+
 /// "full_shard, bfloat16 with float32 reduction, offloaded, recomputed".
 std::string how(const config::Config& config) {
   const auto& precision = config.mixed_precision;
@@ -193,15 +219,17 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
                  human_bytes(largest_unit_bytes), "\n");
   const at::Device device = engine.communicator().device();
-  text += concat(
-      "compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
-      config.training.fused_kernels ? ", fused kernels" : ", composed operations", products(config, device),
-      config.training.float8 != config::Float8Recipe::kNone
-          ? concat(", linear layers in float8 (", config.training.float8, ")")
-          : "",
-      config.training.cuda_graphs ? ", blocks as CUDA graphs" : "", "; at best ",
-      util::fixed(peak.flops_per_second / 1e12, 3), " TFLOP/s a rank",
-      peak.is_given() ? "" : concat(" (", peak.source, ")"), base_of_mfu(config), "\n");
+  text +=
+      concat("compute    ", device.is_cpu() ? "" : device.str() + ", ", config.mixed_precision.param_dtype,
+             config.training.fused_kernels ? ", fused kernels" : ", composed operations",
+             products(config, device), attention(config, device),
+             config.training.float8 != config::Float8Recipe::kNone
+                 ? concat(", linear layers in float8 (", config.training.float8, ")")
+                 : "",
+             config.training.cuda_graphs ? ", blocks as CUDA graphs" : "",
+             config.training.deterministic ? ", deterministic kernels only" : "", "; at best ",
+             util::fixed(peak.flops_per_second / 1e12, 3), " TFLOP/s a rank",
+             peak.is_given() ? "" : concat(" (", peak.source, ")"), base_of_mfu(config), "\n");
   if (config.training.label_smoothing > 0 || config.training.z_loss > 0) {
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validation uses neither\n");

@@ -184,6 +184,9 @@ RunSummary Trainer::run() {
     train();
   } catch (const c10::OutOfMemoryError&) {
     report_out_of_memory();
+  } catch (const c10::Error& error) {
+    explain_nondeterminism(error);
+    throw;
   } catch (const util::Error& error) {
     // Such an error is thrown on every rank, so they can still finish a save that is under way.
     bool on_every_rank = dynamic_cast<const comm::AgreedError*>(&error) != nullptr ||

@@ -14,6 +14,7 @@
 #include <future>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "util/error.h"
 
@@ -150,27 +151,66 @@ class ThreadQueue final : public Stream::Queue {
   std::thread thread_;  // last: it uses the members above
 };
 
+/// Events of one device, which are recorded again and again: a step would otherwise create and destroy dozens
+/// for each unit. Re-recording does not change what streams wait for already. As many are kept as were in use
+/// at once. Thread-safe.
+class EventPool {
+ public:
+  explicit EventPool(c10::DeviceType type) : type_(type) {}
+
+  c10::Event take() {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) return c10::Event(type_);
+    c10::Event event = std::move(free_.back());
+    free_.pop_back();
+    return event;
+  }
+  void give_back(c10::Event event) {
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(event));
+  }
+
+ private:
+  c10::DeviceType type_;
+  std::mutex mutex_;
+  std::vector<c10::Event> free_;
+};
+
+/// An event of the pool, to which it returns.
+class PooledEvent {
+ public:
+  explicit PooledEvent(std::shared_ptr<EventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}
+  ~PooledEvent() { pool_->give_back(std::move(event_)); }
+  PooledEvent(const PooledEvent&) = delete;
+  PooledEvent& operator=(const PooledEvent&) = delete;
+  c10::Event* operator->() { return &event_; }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  c10::Event event_;
+};
+
 class DeviceEvent final : public Event::State {
  public:
-  DeviceEvent(c10::Device device, std::exception_ptr failure)
-      : device_(device), event_(device.type()), failure_(std::move(failure)) {}
+  DeviceEvent(c10::Device device, std::shared_ptr<EventPool> pool, std::exception_ptr failure)
+      : device_(device), event_(std::move(pool)), failure_(std::move(failure)) {}
 
-  void record(const c10::Stream& stream) { event_.record(stream); }
+  void record(const c10::Stream& stream) { event_->record(stream); }
   void wait() override {
     if (failure_) std::rethrow_exception(failure_);
-    event_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    event_->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
   void synchronize() override {
     if (failure_) std::rethrow_exception(failure_);
     // A thread without a current device would initialize the first one.
     const c10::DeviceGuard current(device_);
-    event_.synchronize();
+    event_->synchronize();
   }
-  bool reached() override { return failure_ || event_.query(); }
+  bool reached() override { return failure_ || event_->query(); }
 
  private:
   c10::Device device_;
-  c10::Event event_;
+  PooledEvent event_;
   std::exception_ptr failure_;
 };
 
@@ -184,9 +224,9 @@ class DeviceQueue final : public Stream::Queue {
   Event run(std::function<void()> task, bool after_caller) override {
     if (!failure_) {
       if (after_caller) {
-        c10::Event issued(device_.type());
-        issued.record(guard_.getStream(device_));
-        issued.block(stream_);
+        PooledEvent issued(events_);
+        issued->record(guard_.getStream(device_));
+        issued->block(stream_);
       }
       try {
         at::NoGradGuard no_grad;
@@ -197,7 +237,7 @@ class DeviceQueue final : public Stream::Queue {
         failure_ = std::current_exception();
       }
     }
-    auto event = std::make_shared<DeviceEvent>(device_, failure_);
+    auto event = std::make_shared<DeviceEvent>(device_, events_, failure_);
     if (!failure_) event->record(stream_);
     return Event(std::move(event));
   }
@@ -206,6 +246,7 @@ class DeviceQueue final : public Stream::Queue {
   c10::impl::VirtualGuardImpl guard_;
   c10::Device device_;
   c10::Stream stream_;
+  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(device_.type());
   std::exception_ptr failure_;
 };
 

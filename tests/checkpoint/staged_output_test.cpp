@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -125,6 +126,23 @@ class ReplacedFolder : public StagedOutput {
   }
   fs::path replaced() const { return root_.path() / ".out.replaced"; }
 };
+
+TEST_F(ReplacedFolder, KeepsFilesByLinksAndCopiesNone) {
+  std::error_code unsupported;
+  fs::create_hard_link(target() / "kept", root_.path() / "trial", unsupported);
+  if (unsupported) GTEST_SKIP() << "the file system of " << root_.path() << " has no hard links";
+  fs::remove(root_.path() / "trial");
+  const auto inode = [this](const char* name) {
+    struct stat status {};
+    EXPECT_EQ(::stat((target() / name).c_str(), &status), 0) << name;
+    return status.st_ino;
+  };
+  const auto kept = inode("kept"), deep = inode("deep/kept");
+  StagedFolder staged(target(), true);
+  staged.commit(is_obsolete);
+  EXPECT_EQ(inode("kept"), kept);
+  EXPECT_EQ(inode("deep/kept"), deep);
+}
 
 TEST_F(ReplacedFolder, KeepsWhatIsNotReplaced) {
   {

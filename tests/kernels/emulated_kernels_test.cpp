@@ -21,22 +21,37 @@ class CudaKernels : public OfType {};
 INSTANTIATE_TEST_SUITE_P(Types, CudaKernels, ::testing::Values(at::kFloat, at::kBFloat16), name_of_type);
 
 TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
+  struct Size {
+    int64_t rows, width;
+  };
   for (int64_t shift : {0, 1}) {
-    for (int64_t n : {0, 1, 7, 8, 2047, 2048, 5001}) {
-      SCOPED_TRACE(n);
-      const Buffer gate(random({n}) * 4, shift), up(random({n}), shift), dy(random({n}), shift);
-      Buffer y({n}, type(), shift), dgate({n}, type(), shift), dup({n}, type(), shift);
-      auto gradients = [&](const Buffer& of_gate, const Buffer& of_up) {
-        return SwiGluGrad{.dy = dy.data(),
-                          .gate = gate.data(),
+    for (const auto& [rows, width] :
+         std::vector<Size>{{0, 8}, {3, 0}, {1, 1}, {5, 7}, {1, 8}, {70, 16}, {33, 264}, {3, 1001}}) {
+      SCOPED_TRACE(width);
+      const std::vector<int64_t> shape{rows, width};
+      const Buffer gate(random(shape) * 4, shift), up(random(shape), shift), dy(random(shape), shift);
+      Buffer y(shape, type(), shift), dgate(shape, type(), shift), dup(shape, type(), shift);
+      auto values = [&, rows = rows, width = width](const Buffer& to) {
+        return SwiGluRows{.gate = gate.data(),
                           .up = up.data(),
-                          .dgate = of_gate.data(),
-                          .dup = of_up.data(),
-                          .n = n};
+                          .y = to.data(),
+                          .rows = rows,
+                          .width = width,
+                          .stride = width};
+      };
+      auto gradients = [&, rows = rows, width = width](const Buffer& of_gate, const Buffer& of_up) {
+        return SwiGluGradRows{.dy = dy.data(),
+                              .gate = gate.data(),
+                              .up = up.data(),
+                              .dgate = of_gate.data(),
+                              .dup = of_up.data(),
+                              .rows = rows,
+                              .width = width,
+                              .stride = width};
       };
       with_type([&]<typename T>(T) {
         run_under_all_schedules({&y, &dgate, &dup}, [&](const EmulatedLaunch& launch) {
-          swiglu<T>(launch, {.gate = gate.data(), .up = up.data(), .y = y.data(), .n = n});
+          swiglu<T>(launch, values(y));
           swiglu_backward<T>(launch, gradients(dgate, dup));
         });
       });
@@ -47,8 +62,8 @@ TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
       expect_near(dgate.values(), G.grad(), "dgate");
       expect_near(dup.values(), U.grad(), "dup");
 
-      Buffer cpu_y({n}, type()), cpu_dgate({n}, type()), cpu_dup({n}, type());
-      cpu_row_kernels(element()).swiglu(gate.data(), up.data(), cpu_y.data(), n);
+      Buffer cpu_y(shape, type()), cpu_dgate(shape, type()), cpu_dup(shape, type());
+      cpu_row_kernels(element()).swiglu(values(cpu_y));
       cpu_row_kernels(element()).swiglu_backward(gradients(cpu_dgate, cpu_dup));
       expect_near(y.values(), cpu_y.values(), "y of the CPU");
       expect_near(dgate.values(), cpu_dgate.values(), "dgate of the CPU");
@@ -57,11 +72,43 @@ TEST_P(CudaKernels, SwiGluIsThatOfTheFormulaAndOfTheCpu) {
   }
 }
 
+TEST_P(CudaKernels, SwiGluTakesRowsSideBySide) {
+  for (int64_t width : {5, 32}) {
+    constexpr int64_t kRows = 37;
+    const Buffer both(random({kRows, 2 * width})), dy(random({kRows, width}));
+    Buffer y({kRows, width}, type()), dboth({kRows, 2 * width}, type());
+    with_type([&]<typename T>(T) {
+      run_under_all_schedules({&y, &dboth}, [&](const EmulatedLaunch& launch) {
+        swiglu<T>(launch, {.gate = both.data<T>(),
+                           .up = both.data<T>() + width,
+                           .y = y.data(),
+                           .rows = kRows,
+                           .width = width,
+                           .stride = 2 * width});
+        swiglu_backward<T>(launch, {.dy = dy.data(),
+                                    .gate = both.data<T>(),
+                                    .up = both.data<T>() + width,
+                                    .dgate = dboth.data<T>(),
+                                    .dup = dboth.data<T>() + width,
+                                    .rows = kRows,
+                                    .width = width,
+                                    .stride = 2 * width});
+      });
+    });
+    const at::Tensor leaf = both.in_double().requires_grad_();
+    const at::Tensor expected = at::silu(leaf.narrow(1, 0, width)) * leaf.narrow(1, width, width);
+    expected.backward(dy.in_double());
+    expect_near(y.values(), expected.detach(), "y");
+    expect_near(dboth.values(), leaf.grad(), "dboth");
+  }
+}
+
 TEST_P(CudaKernels, SwiGluOfLargeGatesIsFinite) {
   const Buffer gate(at::tensor({-1e30, -200.0, 200.0, 1e30}).to(type())), up(at::ones({4}, type()));
   Buffer y({4}, type());
   with_type([&]<typename T>(T) {
-    swiglu<T>(EmulatedLaunch(), {.gate = gate.data(), .up = up.data(), .y = y.data(), .n = 4});
+    swiglu<T>(EmulatedLaunch(),
+              {.gate = gate.data(), .up = up.data(), .y = y.data(), .rows = 1, .width = 4, .stride = 4});
   });
   expect_near(y.values(), gate.in_double().clamp_min(0), "y");
 }
@@ -170,6 +217,7 @@ TEST_P(CudaKernels, RotaryTurnsPairsAsTheFormulaAndTheCpuDo) {
                           .tokens = h.tokens,
                           .heads = h.heads,
                           .head_dim = h.head_dim,
+                          .stride = h.heads * h.head_dim,
                           .back = back};
       };
       with_type([&]<typename T>(T) {
@@ -187,6 +235,36 @@ TEST_P(CudaKernels, RotaryTurnsPairsAsTheFormulaAndTheCpuDo) {
       expect_near(y.values(), cpu_y.values(), "y of the CPU");
     }
   }
+}
+
+TEST_P(CudaKernels, RotaryLeavesTheHeadsBehindItsOwnInARow) {
+  constexpr int64_t kTokens = 5, kHeads = 3, kDim = 32, kStride = 5 * kDim;
+  const Buffer x(random({2, kTokens, kStride}));
+  const at::Tensor half = at::rand({kTokens, kDim / 2}) * 6, angles = at::cat({half, half}, -1);
+  const Buffer cos(angles.cos()), sin(angles.sin());
+  Buffer y(x.values());
+  auto arguments = [&](const Buffer& from, const Buffer& to, int64_t stride) {
+    return RotaryRows{.x = from.data(),
+                      .y = to.data(),
+                      .cos = cos.data<float>(),
+                      .sin = sin.data<float>(),
+                      .rows = 2 * kTokens,
+                      .tokens = kTokens,
+                      .heads = kHeads,
+                      .head_dim = kDim,
+                      .stride = stride};
+  };
+  const Buffer alone(x.values().narrow(2, 0, kHeads * kDim).contiguous());
+  Buffer turned({2, kTokens, kHeads * kDim}, type());
+  with_type([&]<typename T>(T) {
+    run_under_all_schedules({&y, &turned}, [&](const EmulatedLaunch& launch) {
+      rotary<T>(launch, arguments(y, y, kStride));
+      rotary<T>(launch, arguments(alone, turned, kHeads * kDim));
+    });
+  });
+  constexpr int64_t kRest = kStride - kHeads * kDim;
+  EXPECT_TRUE(y.values().narrow(2, 0, kHeads * kDim).equal(turned.values()));
+  EXPECT_TRUE(y.values().narrow(2, kHeads * kDim, kRest).equal(x.values().narrow(2, kHeads * kDim, kRest)));
 }
 
 TEST_P(CudaKernels, SumOfSquaresIsThatOfDoublePrecision) {

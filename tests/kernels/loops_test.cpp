@@ -22,8 +22,11 @@ TEST(Loops, OfAllLevelsComputeAlike) {
   }
   const auto n = static_cast<int64_t>(gate.size());
   std::vector<float> y(gate.size()), same(gate.size());
-  best.swiglu(gate.data(), up.data(), y.data(), n);
-  baseline::kLevel.loops[0].swiglu(gate.data(), up.data(), same.data(), n);
+  const auto into = [&](std::vector<float>& result) {
+    return SwiGluRows{.gate = gate.data(), .up = up.data(), .y = result.data(), .rows = 1, .width = n};
+  };
+  best.swiglu(into(y));
+  baseline::kLevel.loops[0].swiglu(into(same));
   for (size_t i = 0; i < gate.size(); ++i) {
     const double exact = double{gate[i]} / (1 + std::exp(-double{gate[i]})) * double{up[i]};
     EXPECT_NEAR(y[i], exact, 4e-7 * std::abs(exact) + 1e-30) << best.name << " at " << gate[i];

@@ -1,5 +1,7 @@
 // Attention and positions within documents (StageContext::documents).
 
+#include "nn/documents.h"
+
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -97,6 +99,23 @@ TEST(DocumentsOfAModel, OfRowsInWhichNothingCountsHaveNoLoss) {
       EXPECT_EQ(parameter.grad().abs().max().item<double>(), 0);
     }
   }
+}
+
+/// Rows with documents of 5, 6 and 1 tokens, and of 12.
+const DocumentStarts kFour = {{0, 5, 11}, {0}};
+
+TEST(Documents, HaveBoundsInRowsOneAfterAnother) {
+  EXPECT_TRUE(document_bounds(kFour, 12, at::kCPU).equal(at::tensor({0, 5, 11, 12, 24}, at::kInt)));
+  EXPECT_EQ(longest_document(kFour, 12), 12);
+  EXPECT_EQ(longest_document({{0, 5, 11}}, 12), 6);
+}
+
+TEST(Documents, HavePositionsOfTheirOwn) {
+  EXPECT_TRUE(
+      document_positions(kFour, 12, at::kCPU)
+          .equal(at::tensor({0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+                            at::kLong)
+                     .view({2, 12})));
 }
 
 }  // namespace

@@ -107,6 +107,29 @@ TEST(RecordedPass, OfAFusedBlockSavesWhatTheFormulaSays) {
   }
 }
 
+TEST(RecordedPass, OfDocumentsOnAGpuSavesWhatOneKernelForAllDoes) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    config::Config config = config_of(architecture, "bfloat16");
+    config.training.device = "cuda";
+    config.model.hidden_size = 32;
+    const int64_t in_rows = saved_by_a_block(config);
+    config.data.documents = "mask";
+    const int64_t state_of_random_numbers = 3 * 8;
+    EXPECT_EQ(saved_by_a_block(config), in_rows + state_of_random_numbers) << architecture;
+  }
+}
+
+TEST(RecordedPass, OfGroupedQueriesOnAGpuSavesKeysAndValuesOfEachHeadInFp32Only) {
+  const auto saved = [](const char* dtype, int64_t kv_heads) {
+    config::Config config = config_of("llama", dtype);
+    config.training.device = "cuda";
+    config.model.num_key_value_heads = kv_heads;
+    return saved_by_a_block(config);
+  };
+  EXPECT_EQ(saved("float32", 2), saved("float32", 4));
+  EXPECT_LT(saved("bfloat16", 2), saved("bfloat16", 4));
+}
+
 TEST(RecordedPass, OfARecomputedBlockSavesItsInput) {
   for (const char* architecture : {"llama", "gpt2"}) {
     EXPECT_EQ(saved_by_a_block(config_of(architecture, "float32", {"block"})), 4 * 16 * 24);

@@ -1,5 +1,6 @@
 #include "train/device.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -90,6 +91,18 @@ TEST(Float32MatmulPrecision, IsSaidToDoNothingOnACpuWithoutOne) {
                     HasSubstr("leave it out")));
   EXPECT_EQ(said("high", false), "") << "another rank says it";
   EXPECT_EQ(said("highest", true), "");
+}
+
+TEST(Deterministic, LetsLibtorchChooseKernelsThatRepeatTheirResults) {
+  config::TrainingOptions training;
+  training.device = "cpu";
+  for (const bool deterministic : {true, false}) {
+    training.deterministic = deterministic;
+    prepare_device(training, 0, /*warns=*/true);
+    EXPECT_EQ(at::globalContext().deterministicAlgorithms(), deterministic);
+    EXPECT_FALSE(at::globalContext().deterministicAlgorithmsWarnOnly());
+    EXPECT_FALSE(at::globalContext().deterministicFillUninitializedMemory());
+  }
 }
 
 /// Products take 6, 4, 8 and 5 ms by this clock.

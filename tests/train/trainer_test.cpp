@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,9 +10,12 @@
 #include <sstream>
 
 #include "checkpoint/folders.h"
+#include "nn/architectures.h"
+#include "nn/loss.h"
 #include "support/checkpoint_contents.h"
 #include "support/log_lines.h"
 #include "support/trainer_fixture.h"
+#include "train/device.h"
 #include "util/file.h"
 
 namespace fsdp::train {
@@ -395,6 +399,20 @@ TEST_F(TrainerTest, OptionsOfTheScheduleChangeNoBitOfTheLosses) {
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.keep_after_forward = {"model.layers.1"}; }), expected);
   EXPECT_EQ(losses_with([](auto& config) { config.activation_checkpointing.mode = "full"; }), expected);
   EXPECT_EQ(losses_with([](auto& config) { config.fsdp.cpu_offload = true; }), expected);
+}
+
+TEST_F(TrainerTest, RefusesOperationsThatMayDifferInADeterministicRun) {
+  nn::losses().add("puts", [](const at::Tensor& logits, const at::Tensor& targets, const auto&) {
+    logits.detach().clone().put_(at::zeros({2}, at::kLong), at::ones({2}));
+    return nn::next_token_loss(logits, targets);
+  });
+  config_.training.loss = "puts";
+  train(1, config_);
+  fs::remove_all(folder_ / "out");
+  set_deterministic(true);
+  EXPECT_EQ(failure(1, config_, "training.deterministic requires"), util::ErrorKind::kUsage);
+  EXPECT_EQ(failure(1, config_, "put_ has none"), util::ErrorKind::kUsage);
+  set_deterministic(false);
 }
 
 }  // namespace

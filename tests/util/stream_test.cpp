@@ -140,6 +140,7 @@ TEST(Event, IsReachedWhenDefaultMade) {
 // A device without hardware that writes down what is asked of it.
 std::vector<std::string> device_log;
 c10::StreamId current_stream = 0;
+int events_made = 0, events_destroyed = 0;
 
 struct FakeDeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
@@ -162,14 +163,17 @@ struct FakeDeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
-    *event = &device_log;
+    if (*event == nullptr) {
+      *event = &device_log;
+      ++events_made;
+    }
     device_log.push_back("record on " + text(stream));
   }
   void block(void*, const c10::Stream& stream) const override {
     device_log.push_back(text(stream) + " waits");
   }
   bool queryEvent(void*) const override { return false; }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override { ++events_destroyed; }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeDeviceGuard)
 
@@ -188,6 +192,25 @@ TEST(Stream, OfADeviceOrdersItsWorkWithTheCallersStreamByEvents) {
   EXPECT_EQ(current_stream, 0);
   EXPECT_EQ(message_of(failed), "gone");
   EXPECT_EQ(message_of(stream.run([] { FAIL(); })), "gone");
+}
+
+TEST(Stream, OfADeviceRecordsTheSameEventsAgain) {
+  events_made = events_destroyed = 0;
+  Event left;
+  {
+    Stream stream({.device = c10::DeviceType::PrivateUse1});
+    for (int step = 0; step < 3; ++step) {
+      const Event first = stream.run([] {}), second = stream.run_apart([] {});
+      first.wait();
+      second.wait();
+    }
+    left = stream.run([] {});
+    // As many as there were ends of tasks at a time.
+    EXPECT_EQ(events_made, 2);
+    EXPECT_EQ(events_destroyed, 0);
+  }
+  left = Event();
+  EXPECT_EQ(events_destroyed, events_made);
 }
 
 }  // namespace

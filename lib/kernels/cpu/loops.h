@@ -28,8 +28,8 @@ struct Loops {
   void (*layer_norm_backward)(const NormGradRows&);
   void (*rotary)(const RotaryRows&);
   /// y = silu(gate) * up, [n]
-  void (*swiglu)(const void* gate, const void* up, void* y, int64_t n);
-  void (*swiglu_backward)(const SwiGluGrad&);
+  void (*swiglu)(const SwiGluRows&);
+  void (*swiglu_backward)(const SwiGluGradRows&);
   void (*bias_gelu)(const BiasGeluRows&);
   void (*bias_gelu_backward)(const BiasGeluGradRows&);
   /// Returns the sum over rows of (1 - e) * -log p[target] + e * mean of -log p + z * log(sum of exp)^2, with

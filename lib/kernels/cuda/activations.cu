@@ -8,10 +8,8 @@ namespace fsdp::kernels::cuda {
 template <typename T>
 void put_activations(RowKernels& table) {
   table.rotary = [](const RotaryRows& a) { rotary<T>(StreamLaunch(), a); };
-  table.swiglu = [](const void* gate, const void* up, void* y, int64_t n) {
-    swiglu<T>(StreamLaunch(), {.gate = gate, .up = up, .y = y, .n = n});
-  };
-  table.swiglu_backward = [](const SwiGluGrad& a) { swiglu_backward<T>(StreamLaunch(), a); };
+  table.swiglu = [](const SwiGluRows& a) { swiglu<T>(StreamLaunch(), a); };
+  table.swiglu_backward = [](const SwiGluGradRows& a) { swiglu_backward<T>(StreamLaunch(), a); };
   table.bias_gelu = [](const BiasGeluRows& a) { bias_gelu<T>(StreamLaunch(), a); };
   table.bias_gelu_backward = [](const BiasGeluGradRows& a, const RowParts& parts) {
     bias_gelu_backward<T>(StreamLaunch(), a, parts);

@@ -10,55 +10,68 @@ namespace fsdp::kernels::cuda {
 
 FSDP_DEVICE float sigmoid(float x) { return 1.0F / (1.0F + ::expf(-x)); }
 
-struct SwiGluArguments {
-  const void *gate = nullptr, *up = nullptr;
-  void* y = nullptr;
-  int64_t n = 0;
+/// The rows of a thread's warp: every Tile::kWarps-th from `begin`.
+template <typename Tile>
+struct RowGroup {
+  static constexpr int kRows = 4 * Tile::kWarps;  ///< of a block
+  int64_t begin, end;
+
+  FSDP_DEVICE explicit RowGroup(int64_t rows)
+      : begin(block() * kRows + warp()), end((block() + 1) * kRows < rows ? (block() + 1) * kRows : rows) {}
+  static Grid grid(int64_t rows, int64_t width) { return Tile::grid((rows + kRows - 1) / kRows, width); }
 };
 
-template <typename T, typename Shape>
+template <typename T, typename Tile>
 struct SwiGluKernel {
-  using Arguments = SwiGluArguments;
+  using Arguments = SwiGluRows;
   using Shared = Nothing;
-  static constexpr int kThreads = Shape::kThreads;
+  static constexpr int kThreads = Tile::kThreads;
 
   FSDP_DEVICE static void run(const Arguments& a, Shared&) {
-    constexpr int kPack = Shape::kPack;
-    const int64_t first = Shape::first(), count = a.n - first;
-    if (count <= 0) return;
-    auto gate = load_pack<kPack>(static_cast<const T*>(a.gate) + first, count);
-    const auto up = load_pack<kPack>(static_cast<const T*>(a.up) + first, count);
-    FSDP_UNROLL
-    for (int i = 0; i < kPack; ++i) {
-      const float value = to_float(gate.at[i]);
-      gate.at[i] = T(value * sigmoid(value) * to_float(up.at[i]));
+    const RowGroup<Tile> group(a.rows);
+    const int64_t column = Tile::column();
+    if (column >= a.width) return;
+    const T* gates = static_cast<const T*>(a.gate) + column;
+    const T* ups = static_cast<const T*>(a.up) + column;
+    T* y = static_cast<T*>(a.y) + column;
+    for (int64_t row = group.begin; row < group.end; row += Tile::kWarps) {
+      auto gate = load_pack<Tile::kPack>(gates + row * a.stride);
+      const auto up = load_pack<Tile::kPack>(ups + row * a.stride);
+      FSDP_UNROLL
+      for (int i = 0; i < Tile::kPack; ++i) {
+        const float value = to_float(gate.at[i]);
+        gate.at[i] = T(value * sigmoid(value) * to_float(up.at[i]));
+      }
+      store_pack(y + row * a.width, gate);
     }
-    store_pack(static_cast<T*>(a.y) + first, gate, count);
   }
 };
 
-template <typename T, typename Shape>
+template <typename T, typename Tile>
 struct SwiGluGradKernel {
-  using Arguments = SwiGluGrad;
+  using Arguments = SwiGluGradRows;
   using Shared = Nothing;
-  static constexpr int kThreads = Shape::kThreads;
+  static constexpr int kThreads = Tile::kThreads;
 
   FSDP_DEVICE static void run(const Arguments& a, Shared&) {
-    constexpr int kPack = Shape::kPack;
-    const int64_t first = Shape::first(), count = a.n - first;
-    if (count <= 0) return;
-    const auto dy = load_pack<kPack>(static_cast<const T*>(a.dy) + first, count);
-    auto gate = load_pack<kPack>(static_cast<const T*>(a.gate) + first, count);
-    auto up = load_pack<kPack>(static_cast<const T*>(a.up) + first, count);
-    FSDP_UNROLL
-    for (int i = 0; i < kPack; ++i) {
-      const float value = to_float(gate.at[i]), gradient = to_float(dy.at[i]), s = sigmoid(value);
-      const float up_value = to_float(up.at[i]);
-      up.at[i] = T(gradient * value * s);
-      gate.at[i] = T(gradient * up_value * s * (1.0F + value * (1.0F - s)));
+    const RowGroup<Tile> group(a.rows);
+    const int64_t column = Tile::column();
+    if (column >= a.width) return;
+    for (int64_t row = group.begin; row < group.end; row += Tile::kWarps) {
+      const int64_t at = row * a.stride + column;
+      const auto dy = load_pack<Tile::kPack>(static_cast<const T*>(a.dy) + row * a.width + column);
+      auto gate = load_pack<Tile::kPack>(static_cast<const T*>(a.gate) + at);
+      auto up = load_pack<Tile::kPack>(static_cast<const T*>(a.up) + at);
+      FSDP_UNROLL
+      for (int i = 0; i < Tile::kPack; ++i) {
+        const float value = to_float(gate.at[i]), gradient = to_float(dy.at[i]), s = sigmoid(value);
+        const float up_value = to_float(up.at[i]);
+        up.at[i] = T(gradient * value * s);
+        gate.at[i] = T(gradient * up_value * s * (1.0F + value * (1.0F - s)));
+      }
+      store_pack(static_cast<T*>(a.dgate) + at, gate);
+      store_pack(static_cast<T*>(a.dup) + at, up);
     }
-    store_pack(static_cast<T*>(a.dgate) + first, gate, count);
-    store_pack(static_cast<T*>(a.dup) + first, up, count);
   }
 };
 
@@ -77,16 +90,15 @@ struct BiasGeluKernel {
   using Arguments = BiasGeluRows;
   using Shared = Nothing;
   static constexpr int kThreads = Tile::kThreads;
-  static constexpr int kRows = 4 * Tile::kWarps;  ///< of a block
 
   FSDP_DEVICE static void run(const Arguments& a, Shared&) {
-    const int64_t begin = block() * kRows, end = begin + kRows < a.rows ? begin + kRows : a.rows;
+    const RowGroup<Tile> group(a.rows);
     const int64_t column = Tile::column();
     if (column >= a.width) return;
     const auto bias = load_pack<Tile::kPack>(static_cast<const T*>(a.bias) + column);
     const T* x = static_cast<const T*>(a.x) + column;
     T* y = static_cast<T*>(a.y) + column;
-    for (int64_t row = begin + warp(); row < end; row += Tile::kWarps) {
+    for (int64_t row = group.begin; row < group.end; row += Tile::kWarps) {
       auto pack = load_pack<Tile::kPack>(x + row * a.width);
       FSDP_UNROLL
       for (int i = 0; i < Tile::kPack; ++i) {
@@ -134,18 +146,19 @@ struct BiasGeluGradKernel {
 };
 
 template <typename T, typename Launch>
-void swiglu(const Launch& launch, const SwiGluArguments& a) {
-  with_element_shape<T>(fit_packs<T>(0, a.gate, a.up, a.y), [&](auto shape) {
-    using Shape = decltype(shape);
-    launch.template run<SwiGluKernel<T, Shape>>(Shape::grid(a.n), a);
+void swiglu(const Launch& launch, const SwiGluRows& a) {
+  with_column_tile<T>(fit_packs<T>(a.width, a.gate, a.up, a.y) && fit_packs<T>(a.stride), [&](auto tile) {
+    using Tile = decltype(tile);
+    launch.template run<SwiGluKernel<T, Tile>>(RowGroup<Tile>::grid(a.rows, a.width), a);
   });
 }
 
 template <typename T, typename Launch>
-void swiglu_backward(const Launch& launch, const SwiGluGrad& a) {
-  with_element_shape<T>(fit_packs<T>(0, a.dy, a.gate, a.up, a.dgate, a.dup), [&](auto shape) {
-    using Shape = decltype(shape);
-    launch.template run<SwiGluGradKernel<T, Shape>>(Shape::grid(a.n), a);
+void swiglu_backward(const Launch& launch, const SwiGluGradRows& a) {
+  const bool fit = fit_packs<T>(a.width, a.dy, a.gate, a.up, a.dgate, a.dup) && fit_packs<T>(a.stride);
+  with_column_tile<T>(fit, [&](auto tile) {
+    using Tile = decltype(tile);
+    launch.template run<SwiGluGradKernel<T, Tile>>(RowGroup<Tile>::grid(a.rows, a.width), a);
   });
 }
 
@@ -153,9 +166,7 @@ template <typename T, typename Launch>
 void bias_gelu(const Launch& launch, const BiasGeluRows& a) {
   with_column_tile<T>(fit_packs<T>(a.width, a.x, a.bias, a.y), [&](auto tile) {
     using Tile = decltype(tile);
-    using Kernel = BiasGeluKernel<T, Tile>;
-    const int64_t groups = (a.rows + Kernel::kRows - 1) / Kernel::kRows;
-    launch.template run<Kernel>(Tile::grid(groups, a.width), a);
+    launch.template run<BiasGeluKernel<T, Tile>>(RowGroup<Tile>::grid(a.rows, a.width), a);
   });
 }
 

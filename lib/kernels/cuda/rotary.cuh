@@ -26,7 +26,7 @@ struct RotaryKernel {
     const int64_t row = block() * (kThreads / row_threads) + thread() / row_threads;
     if (row >= a.rows) return;
     const int half = static_cast<int>(a.head_dim / 2), items = static_cast<int>(a.heads) * packs;
-    const int64_t token = (a.first + row) % a.tokens, offset = row * a.heads * a.head_dim;
+    const int64_t token = (a.first + row) % a.tokens, offset = row * a.stride;
     const float* cos = a.cos + token * a.head_dim;
     const float* sin = a.sin + token * a.head_dim;
     const T* x = static_cast<const T*>(a.x) + offset;
@@ -65,7 +65,7 @@ void rotary(const Launch& launch, const RotaryRows& a) {
     const Grid grid{(a.rows + rows_of_block - 1) / rows_of_block};
     launch.template run<Kernel>(grid, {.rows = a, .packs = packs, .row_threads = row_threads});
   };
-  const bool fit = fit_packs<T>(half, a.x, a.y) && fit_packs<T>(0, a.cos, a.sin);
+  const bool fit = fit_packs<T>(half, a.x, a.y) && fit_packs<T>(a.stride) && fit_packs<T>(0, a.cos, a.sin);
   fit ? with_pack.template operator()<kPackOf<T>>() : with_pack.template operator()<1>();
 }
 

@@ -1,0 +1,77 @@
+#include "kernels/flash_attention.h"
+
+#include <ATen/SDPBackend.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "kernels/meta.h"
+#include "util/error.h"
+
+namespace fsdp::kernels {
+namespace {
+
+// Of the kernels (mha_varlen_fwd() in libtorch's aten/src/ATen/native/transformers/cuda/flash_attn).
+constexpr int64_t kHeadDimMultiple = 8, kMostHeadDim = 256;
+
+at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  // A row's last tokens are causal too, but libtorch knows that by a mask only, which no fused kernel takes.
+  const bool is_causal = q.size(1) == k.size(1);
+  return static_cast<at::SDPBackend>(at::_fused_sdp_choice(
+      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_mask=*/std::nullopt, /*dropout_p=*/0,
+      is_causal, /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2)));
+}
+
+}  // namespace
+
+bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const at::ScalarType type = q.scalar_type();
+  if (!is_for_cuda(q) || q.numel() == 0 || !at::isReducedFloatingType(type) || k.scalar_type() != type ||
+      v.scalar_type() != type || q.size(3) % kHeadDimMultiple != 0 || q.size(3) > kMostHeadDim) {
+    return false;
+  }
+  if (q.is_meta()) return true;
+  // cuDNN's kernels need all that these need.
+  const at::SDPBackend choice = choice_of_libtorch(q, k, v);
+  return choice == at::SDPBackend::flash_attention || choice == at::SDPBackend::cudnn_attention;
+}
+
+at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const PackedDocuments& documents) {
+  FSDP_CHECK(documents.bounds.dim() == 1 && documents.bounds.scalar_type() == at::kInt &&
+                 documents.bounds.device() == q.device(),
+             documents.bounds.sizes(), documents.bounds.device());
+  // With one token of each document, libtorch would swap heads and tokens, which its backward does not know.
+  const int64_t longest = std::max<int64_t>(documents.longest, 2);
+  return std::get<0>(at::_flash_attention_forward(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1),
+                                                  documents.bounds, documents.bounds, longest, longest,
+                                                  /*dropout_p=*/0, /*is_causal=*/true,
+                                                  /*return_debug_mask=*/false))
+      .view(q.sizes());
+}
+
+at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  // The kernels' causality is that of the last tokens ("bottom right").
+  return std::get<0>(at::_flash_attention_forward(q, k, v, /*cum_seq_q=*/std::nullopt,
+                                                  /*cum_seq_k=*/std::nullopt, q.size(1), k.size(1),
+                                                  /*dropout_p=*/0, /*is_causal=*/true,
+                                                  /*return_debug_mask=*/false));
+}
+
+const char* name_of_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  switch (choice_of_libtorch(q, k, v)) {
+    case at::SDPBackend::cudnn_attention:
+      return "cuDNN";
+    case at::SDPBackend::flash_attention:
+      return "flash";
+    case at::SDPBackend::efficient_attention:
+      return "memory-efficient";
+    default:
+      return "no fused";
+  }
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,39 @@
+#pragma once
+
+// FlashAttention (Dao: FlashAttention-2, 2023) of libtorch on GPUs, called without libtorch's choice among
+// its kernels. On compute capability 9.0 and 10.0 that choice prefers cuDNN, which builds a plan for every new
+// combination of lengths (milliseconds of the host), so it suits rows of one length, but not documents, nor
+// texts that grow token by token.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace fsdp::kernels {
+
+/// Documents in the rows of a batch, which lie one after another.
+struct PackedDocuments {
+  /// [documents + 1] int32, on the device of the queries: where each document begins, and where the last
+  /// ends.
+  at::Tensor bounds;
+  int64_t longest = 0;  ///< tokens of the longest, or more
+};
+
+/// Whether these functions support the tensors: bf16 or fp16 on a GPU that libtorch has such kernels for.
+/// Shapes as below.
+bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+/// Each token attends to its own and the earlier tokens of its document, all by one launch.
+/// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim] -> like q
+at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const PackedDocuments& documents);
+
+/// Attention of a row's last T tokens to themselves and to the tokens before them. Without autograd.
+/// q: [B, T, heads, head_dim]; k, v: [B, L, kv_heads, head_dim], L >= T -> like q
+at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+/// The kernels that libtorch chooses for causal attention on this GPU: "cuDNN", "flash",
+/// "memory-efficient" or "no fused" ones. Shapes as above, L = T.
+const char* name_of_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+}  // namespace fsdp::kernels

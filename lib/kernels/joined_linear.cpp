@@ -1,0 +1,216 @@
+#include "kernels/joined_linear.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/fused.h"
+#include "kernels/gradient_sink.h"
+#include "kernels/meta.h"
+#include "kernels/row_kernels.h"
+#include "util/error.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+int64_t rows_of_all(at::TensorList weights) {
+  int64_t rows = 0;
+  for (const at::Tensor& weight : weights) rows += weight.size(0);
+  return rows;
+}
+
+bool lie_in_sequence(at::TensorList parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].is_contiguous()) return false;
+    if (i > 0 && (!parts[i].is_alias_of(parts[0]) ||
+                  parts[i].storage_offset() != parts[i - 1].storage_offset() + parts[i - 1].numel())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// parts: [out_i, in], in sequence -> [sum of out_i, in]
+at::Tensor joined(at::TensorList parts) {
+  const int64_t rows = rows_of_all(parts), columns = parts[0].size(1);
+  if (parts[0].is_meta()) return parts[0].detach().narrow(0, 0, 1).expand({rows, columns});
+  return parts[0].detach().as_strided({rows, columns}, {columns, 1}, parts[0].storage_offset());
+}
+
+/// The place for the gradients of all weights; none if they have no places in sequence that are alike.
+std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at::ScalarType type) {
+  std::vector<at::Tensor> places;
+  bool adds = false;
+  for (const at::Tensor& weight : weights) {
+    const GradientSink* sink = gradient_sink(weight);
+    const auto place = sink == nullptr ? std::nullopt : sink->place(type);
+    if (!place || (!places.empty() && place->adds != adds)) return std::nullopt;
+    adds = place->adds;
+    places.push_back(place->memory);
+  }
+  if (!lie_in_sequence(places)) return std::nullopt;
+  for (const at::Tensor& weight : weights) take_gradient_place(weight, type);
+  return GradientSink::Place{joined(places), adds};
+}
+
+/// y = x W^T with the joined weights. x: [N, in]
+class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
+                            Matmul matmul) {
+    const at::Tensor x = given.contiguous();
+    variable_list saved{x};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    context->saved_data["matmul"] = static_cast<int64_t>(matmul);
+    return product(x, joined(weights), matmul);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::TensorList weights = at::TensorList(saved).slice(1);
+    const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
+    const at::Tensor dy = gradients[0].contiguous();
+    variable_list results(saved.size() + 1);
+    if (context->needs_input_grad(0)) results[0] = product(dy, joined(weights).t(), matmul);
+    bool all_need = true, none_needs = true;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      (context->needs_input_grad(i + 1) ? none_needs : all_need) = false;
+    }
+    if (none_needs) return results;
+    if (all_need && add_to_places(weights, dy.t(), x.t(), matmul)) return results;
+    const at::Tensor gradient = product(dy.t(), x.t(), matmul);
+    for (int64_t i = 0, row = 0; i < std::ssize(weights); row += weights[static_cast<size_t>(i++)].size(0)) {
+      const size_t at = static_cast<size_t>(i) + 1;
+      if (context->needs_input_grad(at)) results[at] = gradient.narrow(0, row, saved[at].size(0));
+    }
+    return results;
+  }
+
+ private:
+  static bool add_to_places(at::TensorList weights, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
+    auto place = take_joined_place(weights, at::kFloat);
+    if (!place) place = take_joined_place(weights, a.scalar_type());
+    if (!place) return false;
+    place->adds ? add_product(place->memory, a, b, matmul) : product_into(place->memory, a, b, matmul);
+    return true;
+  }
+};
+
+class JoinedSwiGlu final : public torch::autograd::Function<JoinedSwiGlu> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given) {
+    const at::Tensor both = given.contiguous();
+    context->save_for_backward({both});
+    std::vector<int64_t> shape = both.sizes().vec();
+    shape.back() /= 2;
+    at::Tensor y = at::empty(shape, both.options());
+    KernelsFor(both)->swiglu({.gate = both.data_ptr(),
+                              .up = second_half(both),
+                              .y = y.data_ptr(),
+                              .rows = rows_of(both),
+                              .width = shape.back(),
+                              .stride = both.size(-1)});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const at::Tensor both = context->get_saved_variables()[0], dy = gradients[0].contiguous();
+    at::Tensor dboth = at::empty_like(both);
+    KernelsFor(both)->swiglu_backward({.dy = dy.data_ptr(),
+                                       .gate = both.data_ptr(),
+                                       .up = second_half(both),
+                                       .dgate = dboth.data_ptr(),
+                                       .dup = second_half(dboth),
+                                       .rows = rows_of(both),
+                                       .width = both.size(-1) / 2,
+                                       .stride = both.size(-1)});
+    return {dboth};
+  }
+
+ private:
+  static void* second_half(const at::Tensor& both) {
+    if (both.is_meta()) return nullptr;
+    return static_cast<char*>(both.data_ptr()) + static_cast<size_t>(both.size(-1) / 2) * both.element_size();
+  }
+};
+
+/// Rotates the first heads of each row of x [B, T, heads, head_dim] in place.
+void rotate_in_place(const at::Tensor& x, int64_t heads, const at::Tensor& cos, const at::Tensor& sin,
+                     bool back) {
+  KernelsFor(x)->rotary({.x = x.data_ptr(),
+                         .y = x.data_ptr(),
+                         .cos = cos.data_ptr<float>(),
+                         .sin = sin.data_ptr<float>(),
+                         .rows = x.size(0) * x.size(1),
+                         .tokens = x.size(1),
+                         .heads = heads,
+                         .head_dim = x.size(3),
+                         .stride = x.size(2) * x.size(3),
+                         .back = back});
+}
+
+class JoinedRotary final : public torch::autograd::Function<JoinedRotary> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& qkv, int64_t queries, int64_t keys,
+                               const at::Tensor& cos, const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["rotated"] = queries + keys;
+    const int64_t heads = queries + 2 * keys;
+    const at::Tensor x = qkv.view({qkv.size(0), qkv.size(1), heads, qkv.size(2) / heads});
+    rotate_in_place(x, queries + keys, cos, sin, false);
+    return {x.narrow(2, 0, queries), x.narrow(2, queries, keys), x.narrow(2, queries + keys, keys)};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor dx = at::cat(gradients, 2);
+    rotate_in_place(dx, context->saved_data["rotated"].toInt(), saved[0], saved[1], true);
+    return {dx.flatten(2), {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+bool can_join(const at::Tensor& given, const std::vector<at::Tensor>& weights) {
+  if (!is_for_cuda(given) || given.numel() == 0) return false;
+  const at::Tensor x = autocast_operand(given);
+  const bool alike = std::all_of(weights.begin(), weights.end(), [&](const at::Tensor& weight) {
+    return weight.scalar_type() == x.scalar_type() && weight.size(1) == weights[0].size(1);
+  });
+  return can_fuse(x) && alike && (x.is_meta() || lie_in_sequence(weights));
+}
+
+at::Tensor joined_linear(const at::Tensor& given, const std::vector<at::Tensor>& weights, Matmul matmul) {
+  const at::Tensor x = autocast_operand(given);
+  FSDP_CHECK(weights[0].is_meta() || lie_in_sequence(weights));
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = rows_of_all(weights);
+  return JoinedLinear::apply(x.reshape({-1, x.size(-1)}), at::TensorList(weights), matmul).view(shape);
+}
+
+at::Tensor joined_swiglu(const at::Tensor& both) {
+  FSDP_CHECK(can_fuse(both) && both.size(-1) % 2 == 0);
+  return JoinedSwiGlu::apply(both);
+}
+
+std::array<at::Tensor, 3> joined_rotary(const at::Tensor& qkv, const JoinedHeads& heads,
+                                        const at::Tensor& cos, const at::Tensor& sin) {
+  const int64_t head_dim = qkv.size(2) / (heads.queries + 2 * heads.keys);
+  FSDP_CHECK(can_fuse(qkv) && qkv.dim() == 3 && qkv.is_contiguous() && head_dim % 2 == 0 &&
+             qkv.size(2) == head_dim * (heads.queries + 2 * heads.keys) && cos.scalar_type() == at::kFloat &&
+             sin.scalar_type() == at::kFloat && cos.is_contiguous() && sin.is_contiguous() &&
+             cos.size(0) >= qkv.size(1) && cos.size(1) == head_dim);
+  variable_list results = JoinedRotary::apply(qkv, heads.queries, heads.keys, cos, sin);
+  return {results[0], results[1], results[2]};
+}
+
+}  // namespace fsdp::kernels
