@@ -81,7 +81,8 @@ class DeviceCommunicator final : public OnDevice {
 
   std::unique_ptr<Work> enqueue(std::function<void()> task) override { return issue(std::move(task)); }
   std::unique_ptr<Work> enqueue_release(std::function<void()> task) override {
-    return std::make_unique<ReleaseWork>(stream_.run([] {}), std::move(task));
+    // What the caller's stream does is of no concern: the task runs behind its wait.
+    return std::make_unique<ReleaseWork>(stream_.run_apart([] {}), std::move(task));
   }
 
   std::shared_ptr<Communicator> subgroup(const std::string& name, const std::vector<int>& ranks) override {

@@ -12,10 +12,11 @@ from pathlib import Path
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "cuda_standin")]
 import gpu  # noqa: E402
 from gpu_device import NoGpu  # noqa: E402
 from gpu_models import most_that_fits  # noqa: E402
+from run import LIBRARIES  # noqa: E402
 
 # One program, which is what it is called. A llama of width 4096 has room for 20 blocks in the plan, for 21 in
 # fsdp-train and for 18 in the peer.
@@ -158,6 +159,46 @@ class OfTheGpuBenchmark(unittest.TestCase):
         self.assertEqual(self.bench("--models", "gpt5")[0], 2)
         self.assertEqual(self.bench("--device", "cpu", "--write", "--results", str(gpu.RESULTS))[0], 2)
         self.assertEqual(self.results.read_text(encoding="utf-8"), before)
+
+
+# Of a rank: what the stand-in would report, with 7 kernels a step for fsdp-train and 14 for the peer.
+ON_THE_STANDIN = r'''#!/usr/bin/env python3
+import json, os, re, sys
+arguments, environment = sys.argv[1:], os.environ
+keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+if "run.output_dir" in keys:
+    steps, kernels = int(re.search(r"steps = (\d+)", open(arguments[0]).read()).group(1)), 7
+    lines = [json.dumps(dict(step=step, loss=0.0, step_seconds=0.1, minor_faults=0)) for step in range(1, steps + 1)]
+    os.makedirs(keys["run.output_dir"], exist_ok=True)
+    if environment["RANK"] == "0":
+        open(keys["run.output_dir"] + "/metrics.jsonl", "w").write("\n".join(lines))
+        print("step 1/9", flush=True)
+else:
+    steps, kernels = int(arguments[arguments.index("--steps") + 1]), 14
+    for step in range(1, steps + 1):
+        print(json.dumps(dict(step=step, loss=0.0, seconds=0.2)), flush=True)
+    print(json.dumps(dict(engine="fsdp2")))
+with open(f"{environment['STANDIN_REPORT']}.rank{environment['RANK']}.{os.getpid()}", "w") as report:
+    print(f"{100 + kernels * steps}\tkernels\n0\tCPU ns of the stand-in in collectives", file=report)
+'''
+
+
+class OfTheHostOverhead(unittest.TestCase):
+    def test_counts_what_a_step_calls_from_the_difference_of_two_runs(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for library in LIBRARIES:  # which the loader reports and ignores
+                (folder / library).touch()
+            for program in ("fsdp-train", "python"):
+                (folder / program).write_text(ON_THE_STANDIN, encoding="utf-8")
+                (folder / program).chmod(0o755)
+            ended = subprocess.run([sys.executable, HERE / "host_overhead.py", "--train-program", folder / "fsdp-train", "--peer-python",
+                                    folder / "python", "--standin", folder, "--rounds", "1", "--few", "2", "--many", "6"],
+                                   capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertIn("2 ranks; 1 rounds of 6 less 2 steps\n", ended.stdout)
+        self.assertIn("| kernels | 7 | 14 | 0.50 |\n", ended.stdout)
+        self.assertRegex(ended.stdout, r"\| CPU time of a rank, ms \| \S+ \(\S+\.\.\S+\) \|")
 
 
 class WithoutADriver(unittest.TestCase):

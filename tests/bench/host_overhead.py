@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The host's work a step on a GPU: fsdp-train against PyTorch's FSDP2 on the stand-in for CUDA (tests/cuda_standin), whose kernels
-do nothing, so that all CPU time is the host's. Started by scripts/bench, which builds and brings the peer's venv.
+do nothing, so that all CPU time is the host's, but for the collectives that the stand-in carries out: what they take is not
+counted. Started by scripts/bench, which builds and brings the peer's venv.
 
 Both train the same small llama in bf16 and run in turns (A B A B), each time for few and for many steps: the difference
 is that of the steps, without start and end.
@@ -63,7 +64,7 @@ class HostOverhead:
                            environment)
 
     def run(self, ours, steps):
-        """CPU seconds of a rank, and what rank 0 called."""
+        """CPU seconds of a rank without those of the stand-in's collectives, and what rank 0 called."""
         setting = Setting("tiny", self.a.ranks, "bf16", 2, steps, 1, 1)
         if ours:
             run = self.sides.run_ours(setting, overrides=["logging.peak_tflops=1"], stored_weights=False)
@@ -74,7 +75,8 @@ class HostOverhead:
             path.unlink()
         if violations and ours:
             raise RunFailed(f"fsdp-train did what CUDA forbids: {violations[0]}")
-        return run.cpu_s, counts[0]
+        of_the_device = sum(count["CPU ns of the stand-in in collectives"] for count in counts) / len(counts) / 1e9
+        return run.cpu_s - of_the_device, counts[0]
 
     def step(self, ours):
         """CPU milliseconds of a step and rank, and its calls."""

@@ -2,6 +2,7 @@
 // stream.
 
 #include <nccl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,6 +58,22 @@ void hang(NcclGroup& group) {
   while (!group.is_aborted()) ::usleep(kLookAgain);
 }
 
+long thread_cpu_ns() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return time.tv_sec * 1'000'000'000L + time.tv_nsec;
+}
+
+/// What follows in this scope a device would do, and here the thread does.
+class OfTheDevice {
+ public:
+  OfTheDevice() : began_(thread_cpu_ns()) {}
+  ~OfTheDevice() { standin_count("CPU ns of the stand-in in collectives", thread_cpu_ns() - began_); }
+
+ private:
+  long began_;
+};
+
 ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, const Buffers& buffers,
                         std::function<void(NcclGroup&)> body) {
   static const Faults faults;
@@ -80,6 +97,7 @@ ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, 
   standin_count("collectives");
   const int error =
       standin_submit(name, stream, buffers.ranges, 2, [&group, fails, delay, body = std::move(body)] {
+        const OfTheDevice accounting;
         if (delay > 0) ::sleep(static_cast<unsigned>(delay));
         if (fails) {
           group.fail();

@@ -92,7 +92,7 @@ struct AtExit {
 }  // namespace standin
 
 extern "C" {
-void standin_count(const char* name) { standin::count_of(name).fetch_add(1); }
+void standin_count(const char* name, long more) { standin::count_of(name).fetch_add(more); }
 void standin_violation(const char* what) { standin::violation(what); }
 long standin_violations() { return standin::total_violations(); }
 void standin_finish() { standin::write_report(); }

@@ -20,8 +20,8 @@ struct Range {
 }  // namespace standin
 
 extern "C" {
-/// Adds one to the count `name` of the report.
-void standin_count(const char* name);
+/// Adds to the count `name` of the report.
+void standin_count(const char* name, long more = 1);
 
 /// Reports that the program has done what CUDA forbids, or what the stand-in does not have.
 void standin_violation(const char* what);

@@ -20,6 +20,7 @@ MEMORY = 0.05
 PARTS = 8  # of the kernel tests, each under the sanitizer by itself, so that a part of them is checked if time ends
 IN_BF16 = ('mixed_precision.param_dtype="bfloat16"',)
 IN_FLOAT8 = (*IN_BF16, 'training.float8="tensorwise"')
+DETERMINISTIC = ("training.deterministic=true",)
 OFFLOADED = ("fsdp.cpu_offload=true",)
 ALL_OFFLOADED = (*OFFLOADED, "fsdp.move_grads_to_cpu=true")
 
@@ -174,8 +175,8 @@ def bfloat16(v):
 
 
 def repeat(v):
-    equal(difference(v.training.run(), v.training.run(label="again")), "fp32: ")
-    equal(difference(v.training.run(*IN_BF16), v.training.run(*IN_BF16, label="again")), "bf16: ")
+    for what, overrides in (("fp32: ", DETERMINISTIC), ("bf16: ", (*DETERMINISTIC, *IN_BF16))):
+        equal(difference(v.training.run(*overrides), v.training.run(*overrides, label="again")), what)
     return Finding("fp32 and bf16: no difference", "equal to the last digit")
 
 
@@ -187,11 +188,12 @@ def offload(v):
 
 def graphs(v):
     v.needs_gpu()
-    run = v.training.run("training.cuda_graphs=true", *IN_BF16)
+    plain = v.training.run(*DETERMINISTIC, *IN_BF16)
+    run = v.training.run("training.cuda_graphs=true", *DETERMINISTIC, *IN_BF16)
     counts = re.search(r"CUDA graphs: (\d+) recorded, (\d+) launched", run.output)
     if not counts or int(counts.group(2)) == 0:
         raise Failed(f"{counts.group(0) if counts else 'no line about CUDA graphs'}; expected: graphs that were launched")
-    finding = equal(difference(run, v.training.run(*IN_BF16)))
+    finding = equal(difference(run, plain))
     finding.found += f"; {counts.group(1)} recorded, {counts.group(2)} launched"
     return finding
 
