@@ -3,6 +3,9 @@
 
 #include <cublas_api.h>
 
+#include <algorithm>
+#include <array>
+
 #include "cublas_handle.h"
 #include "standin.h"
 
@@ -33,6 +36,8 @@ struct Matrix {
     const long long one = static_cast<long long>(columns - 1) * leading + rows;
     return static_cast<size_t>((batch - 1) * stride + one) * bytes_of(type);
   }
+  /// For the fast kernels of cuBLAS: where a column begins at no multiple of 16 bytes.
+  bool is_unaligned() const { return columns > 1 && static_cast<size_t>(leading) * bytes_of(type) % 16 != 0; }
 };
 
 /// As BLAS has it: op(a) is m x k, op(b) is k x n.
@@ -48,7 +53,8 @@ struct Sizes {
 
 cublasStatus_t product(const char* name, cublasHandle_t handle, const Matrix& a, const Matrix& b,
                        const Matrix& c) {
-  for (const Matrix* matrix : {&a, &b, &c}) {
+  const std::array<const Matrix*, 3> all = {&a, &b, &c};
+  for (const Matrix* matrix : all) {
     if (matrix->leading < matrix->rows || matrix->leading < 1) {
       standin_violation("cuBLAS: a leading dimension is smaller than the rows");
     }
@@ -56,6 +62,9 @@ cublasStatus_t product(const char* name, cublasHandle_t handle, const Matrix& a,
   }
   const Range ranges[] = {{a.data, a.bytes()}, {b.data, b.bytes()}, {c.data, c.bytes(), true}};
   standin_count("products");
+  if (std::any_of(all.begin(), all.end(), [](const Matrix* matrix) { return matrix->is_unaligned(); })) {
+    standin_count("products with unaligned rows");
+  }
   return standin_submit(name, stream_of(handle), ranges, 3, {}) == 0 ? CUBLAS_STATUS_SUCCESS
                                                                      : CUBLAS_STATUS_EXECUTION_FAILED;
 }
