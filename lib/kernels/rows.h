@@ -104,12 +104,16 @@ struct PartTotal {
 /// The numbers of a step of Adam, rounded to fp32.
 struct AdamNumbers {
   float gradient_scale = 1;
-  float keep = 1;   ///< 1 - lr * weight_decay in AdamW
-  float decay = 0;  ///< weight_decay in Adam
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+  float eps = 0;
+};
+
+/// Those that depend on the treatment of the elements and on the number of their steps, t.
+struct AdamRates {
+  float keep = 1;               ///< 1 - lr * weight_decay in AdamW
+  float decay = 0;              ///< weight_decay in Adam
   float step_size = 0;          ///< lr / (1 - beta1^t)
   float second_correction = 0;  ///< sqrt(1 - beta2^t)
-  float eps = 0;
 };
 
 }  // namespace fsdp::kernels
