@@ -20,6 +20,7 @@ class RunFailed(Exception):
 class GroupRun:
     lines: list  # (seconds since the start, text) of what rank 0 printed
     peak_mib: float  # largest resident memory, of the rank that had the most
+    cpu_s: float  # CPU time of a rank, on average
 
 
 def free_port():
@@ -55,7 +56,7 @@ def run_group(command, ranks, threads, logs, limit_s=1800.0, environment=None):
                 output.close()
         for line in processes[0].stdout:
             lines.append((time.perf_counter() - begin, line.rstrip("\n")))
-        peaks = [wait(process) for process in processes]
+        usages = [wait(process) for process in processes]
     finally:
         timer.cancel()
         for process in processes:
@@ -67,14 +68,15 @@ def run_group(command, ranks, threads, logs, limit_s=1800.0, environment=None):
             text = [line for _, line in lines] if rank == 0 else read_lines(logs / f"rank{rank}.log")
             last = "\n  ".join(text[-8:])
             raise RunFailed(f"rank {rank} of {ranks} of '{command[0]}' ended with {process.returncode}:\n  {last}")
-    return GroupRun(lines, max(peaks))
+    return GroupRun(lines, max(usage.ru_maxrss for usage in usages) / 1024,
+                    sum(usage.ru_utime + usage.ru_stime for usage in usages) / ranks)
 
 
 def wait(process):
-    """The peak resident memory of a process, in MiB, when it has ended."""
+    """What a process has used, when it has ended."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_maxrss / 1024
+    return usage
 
 
 def read_lines(path: Path):

@@ -68,6 +68,7 @@ class Run:
     losses: list  # of all steps
     first_step_s: float  # from the start of the processes to the end of the first step
     peak_mib: float
+    cpu_s: float  # of a rank, from start to end
     faults: float = None  # minor page faults of rank 0, a step after the warm-up; ours only
     waiting: float = None  # share of the steps in which the ranks waited for communication; traced runs only
     gpu_mib: float = None  # most memory of tensors on rank 0's GPU
@@ -91,10 +92,11 @@ def write_tokens(path, vocabulary, count):
 class Sides:
     """Makes tokens and first weights of a model once, in `work`, and runs either side on them."""
 
-    def __init__(self, train_program, peer_python, work, overrides, models=None, device="cpu"):
+    def __init__(self, train_program, peer_python, work, overrides, models=None, device="cpu", environment=None):
         self.train_program, self.peer_python, self.work = str(train_program), str(peer_python), Path(work)
         self.overrides, self.device = overrides, device
         self.models = MODELS if models is None else models
+        self.environment = environment or {}  # of the runs of both
         self.peer_environment = {"TMPDIR": str(work), "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor")}
 
     def tokens(self, model):
@@ -134,14 +136,15 @@ class Sides:
                    "--dtype", setting.dtype, *(["--offload"] if setting.offload else []), *flags]
         if stored_weights:
             command += ["--init", str(self.weights(setting.model))]
-        group = run_group(command, setting.ranks, setting.threads, self.work, environment=self.peer_environment)
+        group = run_group(command, setting.ranks, setting.threads, self.work,
+                          environment={**self.peer_environment, **self.environment})
         steps = [(at, json.loads(line)) for at, line in group.lines if line.startswith('{"step"')]
         if len(steps) != setting.steps:
             raise RunFailed(f"the peer printed {len(steps)} of {setting.steps} steps")
         summary = next(json.loads(line) for _, line in group.lines if line.startswith('{"engine"'))
         return Run(seconds=[step["seconds"] for _, step in steps[setting.warmup:]],
                    losses=[step["loss"] for _, step in steps], first_step_s=steps[0][0], peak_mib=group.peak_mib,
-                   gpu_mib=summary.get("peak_cuda_mib"), gpu_reserved_mib=summary.get("peak_cuda_reserved_mib"))
+                   cpu_s=group.cpu_s, gpu_mib=summary.get("peak_cuda_mib"), gpu_reserved_mib=summary.get("peak_cuda_reserved_mib"))
 
     def our_config(self, setting, stored_weights=True):
         m = self.models[setting.model]
@@ -188,14 +191,15 @@ resume = "never"
         extra = ["logging.trace_communication=true"] if trace else []
         command = [self.train_program, str(folder / "config.toml"), *self.overrides, f"run.output_dir={folder}/run",
                    *overrides, *extra]
-        group = run_group(command, setting.ranks, setting.threads, folder)
+        group = run_group(command, setting.ranks, setting.threads, folder, environment=self.environment)
         lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         steps = [line for line in lines if "step_seconds" in line]
         first = next((at for at, line in group.lines if line.startswith("step 1/")), None)
         if len(steps) != setting.steps or first is None:
             raise RunFailed(f"fsdp-train wrote {len(steps)} of {setting.steps} steps")
         run = Run(seconds=[step["step_seconds"] for step in steps[setting.warmup:]],
-                  losses=[step["loss"] for step in steps], first_step_s=first, peak_mib=group.peak_mib)
+                  losses=[step["loss"] for step in steps], first_step_s=first, peak_mib=group.peak_mib,
+                  cpu_s=group.cpu_s)
         if "gpu_peak_allocated_bytes" in steps[-1]:
             run.gpu_mib = steps[-1]["gpu_peak_allocated_bytes"] / 2**20
             run.gpu_reserved_mib = steps[-1]["gpu_peak_reserved_bytes"] / 2**20
@@ -215,7 +219,8 @@ resume = "never"
         with concurrent.futures.ThreadPoolExecutor(setting.ranks) as pool:
             runs = list(pool.map(lambda _: self.run_ours(alone), range(setting.ranks)))
         return Run(seconds=[s for run in runs for s in run.seconds], losses=[],
-                   first_step_s=max(run.first_step_s for run in runs), peak_mib=max(run.peak_mib for run in runs))
+                   first_step_s=max(run.first_step_s for run in runs), peak_mib=max(run.peak_mib for run in runs),
+                   cpu_s=sum(run.cpu_s for run in runs) / len(runs))
 
     def our_dry_run(self, config, world_size, *overrides):
         """What `fsdp-train --dry-run` measures of one rank of such a world, and the plan beside it."""

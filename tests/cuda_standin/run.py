@@ -105,6 +105,34 @@ def write_inputs(folder):
         (folder / name).write_bytes(struct.pack(f"<{count}H", *tokens))
 
 
+def preload(libraries):
+    """LD_PRELOAD of the stand-in in the folder `libraries`."""
+    missing = [name for name in LIBRARIES if not (libraries / name).exists()]
+    if missing:
+        sys.exit(f"{libraries}: expected the stand-in; {', '.join(missing)} is missing; build the target standin")
+    return ":".join(str(libraries / name) for name in LIBRARIES)
+
+
+def read_reports(folder, prefix):
+    """The counts of all processes, and their violations."""
+    counts, violations = [], []
+    for path in sorted(folder.glob(prefix + ".rank*")):
+        own = {}
+        for line in path.read_text().splitlines():
+            number, _, name = line.partition("\t")
+            if number == "VIOLATION":
+                violations.append(name)
+            else:
+                own[name] = int(number)
+        counts.append(own)
+    return counts, violations
+
+
+def calls_a_step(few, many, steps):
+    """From the counts of two runs of which one has so many steps more."""
+    return {name: (count - few.get(name, 0)) / steps for name, count in many.items()}
+
+
 class Run:
     """The processes of one configuration in one mode."""
 
@@ -114,11 +142,7 @@ class Run:
         self.folder = folder
         self.mode = mode
         self.output = ""
-        libraries = build / "tests" / "cuda_standin" / "lib"
-        missing = [name for name in LIBRARIES if not (libraries / name).exists()]
-        if missing:
-            sys.exit(f"{libraries}: expected the stand-in; {', '.join(missing)} is missing; build the target standin")
-        self.environment = dict(os.environ, OMP_NUM_THREADS="1", LD_PRELOAD=":".join(str(libraries / name) for name in LIBRARIES),
+        self.environment = dict(os.environ, OMP_NUM_THREADS="1", LD_PRELOAD=preload(build / "tests" / "cuda_standin" / "lib"),
                                 STANDIN_GPUS=str(max(2, configuration.ranks)), **MODES[mode][1])
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
         self.environment.update(configuration.environment)
@@ -173,20 +197,6 @@ class Run:
             return code
         sys.exit(f"matrix.txt: {self.configuration.name}: no program {program}")
 
-    def reports(self, prefix):
-        """The counts of all processes, and their violations."""
-        counts, violations = [], []
-        for path in sorted(self.folder.glob(prefix + ".rank*")):
-            own = {}
-            for line in path.read_text().splitlines():
-                number, _, name = line.partition("\t")
-                if number == "VIOLATION":
-                    violations.append(name)
-                else:
-                    own[name] = int(number)
-            counts.append(own)
-        return counts, violations
-
     def problems(self):
         configuration = self.configuration
         code = self.run()
@@ -195,7 +205,7 @@ class Run:
             problems.append("it did not end" if code == -1 else f"exit code {code}, expected {configuration.exit_code}")
         if configuration.text and configuration.text not in self.output:
             problems.append(f"the output lacks \"{configuration.text}\"")
-        self.counts, violations = self.reports("*")
+        self.counts, violations = read_reports(self.folder, "*")
         problems += [f"violation: {text}" for text in violations]
         if len([own for own in self.counts if own]) < self.reports_expected and configuration.exit_code == 0:
             problems.append(f"{len(self.counts)} reports, expected {self.reports_expected}")
@@ -207,8 +217,8 @@ class Run:
     def over_budget(self):
         called, unit = self.counts[0], ""
         if self.configuration.program == "budget":
-            short, long = self.reports("short")[0][0], self.reports("long")[0][0]
-            called = {name: (count - short.get(name, 0)) / (self.long - self.short) for name, count in long.items()}
+            short, long = (read_reports(self.folder, prefix)[0][0] for prefix in ("short", "long"))
+            called = calls_a_step(short, long, self.long - self.short)
             unit = " a step"
         self.called = called
         return [f"{name}: {called.get(name, 0):g}{unit}, budget {most:g}"

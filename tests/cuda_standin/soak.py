@@ -61,7 +61,7 @@ def one_run(build, environment):
         processes.environment.update(STANDIN_KERNEL_US="0", STANDIN_STACKS="0")
         timeout = ["comm.timeout_seconds=3"] if environment else []
         code = processes.start("fsdp-train", "config.toml", *OVERRIDES, *timeout, ranks=2, timeout=TIME_LIMIT)
-        return code, processes.reports("*")[1], processes.output, time.monotonic() - began
+        return code, run.read_reports(processes.folder, "*")[1], processes.output, time.monotonic() - began
 
 
 class Soak:

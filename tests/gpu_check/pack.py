@@ -1,0 +1,74 @@
+"""What is taken to another machine: the scripts of the check and, in one archive, stripped programs with the libraries that
+they need, except libtorch's and the C and C++ runtimes."""
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from programs import Failed
+
+PROGRAMS = ("fsdp-train", "fsdp-launch", "engine_cost", "engine_overhead")
+SCRIPTS = ("scripts/gpu_check", "scripts/common.sh", "tests/bench/ranks.py", "tests/bench/sides.py")
+LIMIT = 64 * 2**20
+# Of the system: newer ones serve, and a second one of another age does not.
+OF_THE_SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s|cuda|nvidia.*))\.so[.\d]*$")
+
+
+def run(*command):
+    try:
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        raise Failed(f"expected the program {command[0]}, found none; install Debian's package binutils") from None
+    except subprocess.CalledProcessError as error:
+        raise Failed(f"'{command[0]}' ended with {error.returncode}: {error.stderr.strip()}") from None
+
+
+def libraries_of(program):
+    """Paths of the shared libraries that a program loads and another machine may lack."""
+    paths = set()
+    for line in run("ldd", program).splitlines():
+        found = re.match(r"\s*(\S+) => (.*?)( \(0x.*)?$", line)
+        if not found or OF_THE_SYSTEM.match(found.group(1)):
+            continue
+        if found.group(2) == "not found":
+            raise Failed(f"expected all libraries of {program}, found no {found.group(1)}; build it again on this machine")
+        if not re.search(r"/(torch/lib|nvidia)/", found.group(2)):
+            paths.add(Path(found.group(2)))
+    return paths
+
+
+def pack(project, folder, target, for_gpus):
+    if target.exists() and any(target.iterdir()):
+        raise Failed(f"--pack: expected a new folder, found files in {target}; name another one")
+    tests = sorted(path.name for path in folder.glob("*_gpu_test")) if for_gpus else []
+    missing = [name for name in PROGRAMS if not (folder / name).exists()]
+    if missing or for_gpus and not tests:
+        raise Failed(f"expected {missing[0] if missing else 'tests *_gpu_test'} in {folder}, found none; build "
+                     f"{'it' if missing else 'them'} (scripts/build {'--cuda' if for_gpus else '--cpu'})")
+    for path in [*(Path(name) for name in SCRIPTS), *here_in(project)]:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(project / path, target / path)
+    with tempfile.TemporaryDirectory() as work, tarfile.open(target / "programs.tar.gz", "w:gz", compresslevel=6) as archive:
+        libraries = set()
+        for name in [*PROGRAMS, *tests]:
+            run("strip", "-o", Path(work) / name, folder / name)
+            archive.add(Path(work) / name, f"programs/bin/{name}")
+            libraries |= libraries_of(folder / name)
+        for path in sorted(libraries):
+            archive.add(path.resolve(), f"programs/lib/{path.name}")
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    if size > LIMIT:
+        raise Failed(f"the folder must have at most {LIMIT >> 20} MiB, but has {size / 2**20:.1f}; build for fewer GPUs "
+                     "(TORCH_CUDA_ARCH_LIST=9.0 scripts/build --cuda)")
+    print(f"{target}: {size / 2**20:.1f} MiB; on the other machine, which needs python3 and libtorch 2.11 (as the Python package "
+          f"torch==2.11.0), run {target.name}/scripts/gpu_check")
+    return 0
+
+
+def here_in(project):
+    """The scripts and configs of this folder, relative to the project."""
+    here = Path(__file__).resolve().parent
+    return [path.relative_to(project) for path in sorted(here.iterdir())
+            if path.suffix in (".py", ".toml") and not path.name.endswith("_test.py")]
