@@ -11,7 +11,7 @@ void embedding_backward(Element, const EmbeddingGradRows&) { FSDP_CHECK(false, "
 
 void dropout(Element, const DropoutRows&) { FSDP_CHECK(false, "built without CUDA"); }
 
-void adam(Element, const AdamElements&) { FSDP_CHECK(false, "built without CUDA"); }
+void adam(Element, const AdamStep&) { FSDP_CHECK(false, "built without CUDA"); }
 
 void decide_outcome(const OutcomeDecision&) { FSDP_CHECK(false, "built without CUDA"); }
 

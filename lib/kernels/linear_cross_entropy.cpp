@@ -22,10 +22,26 @@ constexpr int64_t kChunkElements = 16 << 20;
 /// twice and its gradient once.
 constexpr int64_t kDeviceChunkBytes = 512 << 20;
 
+/// Elements from a row of logits to the next. The fast kernels of cuBLAS need leading dimensions of whole 16
+/// bytes, and a vocabulary such as GPT-2's, 50,257, is odd; all three products have the logits as a matrix.
+int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
+  constexpr int64_t kMultiple = 64;
+  return is_for_cpu(x) ? vocabulary : (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
+}
+
 int64_t chunk_rows(const at::Tensor& x, int64_t vocabulary) {
   if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
-  const int64_t row_bytes = vocabulary * static_cast<int64_t>(x.element_size());
+  const int64_t row_bytes = row_stride(x, vocabulary) * static_cast<int64_t>(x.element_size());
   return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
+}
+
+/// -> [rows of x, vocabulary], whose rows are row_stride() apart
+at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) {
+  const int64_t vocabulary = weight.size(0), stride = row_stride(x, vocabulary);
+  if (stride == vocabulary) return product(x, weight, matmul);
+  at::Tensor logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
+  product_into(logits, x, weight, matmul);
+  return logits;
 }
 
 class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEntropy> {
@@ -44,8 +60,9 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     for (int64_t first = 0; first < rows; first += chunk) {
       const int64_t count = std::min(chunk, rows - first);
       const at::Tensor part = x.narrow(0, first, count);
-      const at::Tensor logits = product(part, weight, matmul);
+      const at::Tensor logits = logits_of(part, weight, matmul);
       KernelsFor(x)->losses({.logits = logits.data_ptr(),
+                             .stride = logits.stride(0),
                              .targets = target + first,
                              .losses = losses.data_ptr<double>() + first,
                              .counted = counted.data_ptr<double>(),

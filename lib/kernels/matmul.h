@@ -50,7 +50,7 @@ at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
 
 /// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);
-/// Like product(), into `to`, which is contiguous and of the factors' type.
+/// Like product(), into `to`, of the factors' type, which is contiguous or, on a GPU, has contiguous rows.
 void product_into(const at::Tensor& to, const at::Tensor& a, const at::Tensor& b, Matmul matmul);
 /// sum += a b^T, in fp32; an undefined sum is 0.
 void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, Matmul matmul);

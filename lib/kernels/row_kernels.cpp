@@ -140,7 +140,7 @@ class OnCpu {
     util::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary),
                        [&](int64_t begin, int64_t end) {
                          for (int64_t row = begin; row < end; ++row) {
-                           T* logits = static_cast<T*>(a.logits) + row * a.vocabulary;
+                           T* logits = static_cast<T*>(a.logits) + row * a.stride;
                            if (a.targets[row] == kIgnored) {
                              if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
                              a.losses[row] = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous unless a stride is
-// given; element types are fp32 and bf16, and arithmetic is in fp32.
+// The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous unless there is a
+// stride; element types are fp32 and bf16, and arithmetic is in fp32.
 //
 // Sums over rows, `dweight` and `dbias`, are [width] for the loops of one thread (cpu/loops.h), which add to
 // them, and [parts, width] for the kernels of a device (kernel_table.h).
@@ -80,8 +80,10 @@ inline constexpr int64_t kIgnored = -100;
 
 /// Losses of rows of logits. Where a target is kIgnored, loss and gradient are 0.
 struct LossRows {
-  void* logits =
-      nullptr;  ///< [rows, vocabulary]; if `differentiates`, overwritten with its gradient / counted
+  /// [rows, vocabulary], row r from element r * stride; if `differentiates`, overwritten with its gradient /
+  /// counted.
+  void* logits = nullptr;
+  int64_t stride = 0;
   const int64_t* targets = nullptr;  ///< [rows], less than vocabulary
   double* losses = nullptr;          ///< [rows]
   const double* counted = nullptr;   ///< rows of the whole batch that count, at least 1
@@ -102,12 +104,16 @@ struct PartTotal {
 /// The numbers of a step of Adam, rounded to fp32.
 struct AdamNumbers {
   float gradient_scale = 1;
-  float keep = 1;   ///< 1 - lr * weight_decay in AdamW
-  float decay = 0;  ///< weight_decay in Adam
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+  float eps = 0;
+};
+
+/// Those that depend on the treatment of the elements and on the number of their steps, t.
+struct AdamRates {
+  float keep = 1;               ///< 1 - lr * weight_decay in AdamW
+  float decay = 0;              ///< weight_decay in Adam
   float step_size = 0;          ///< lr / (1 - beta1^t)
   float second_correction = 0;  ///< sqrt(1 - beta2^t)
-  float eps = 0;
 };
 
 }  // namespace fsdp::kernels

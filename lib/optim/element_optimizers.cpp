@@ -41,7 +41,7 @@ bool Adam::scales_gradients_of(const at::Tensor& value) const {
 
 void Adam::update(const Update& update) {
   if (scales_gradients_of(update.values[0])) {
-    update_on_gpu(update);
+    update_together(update);
   } else if (options().fused) {
     update_fused(update);
   } else {
@@ -49,28 +49,32 @@ void Adam::update(const Update& update) {
   }
 }
 
-void Adam::update_on_gpu(const Update& update) {
+// On a GPU.
+void Adam::update_together(c10::ArrayRef<Update> updates) {
   const bool decoupled = decay_ == Decay::kDecoupled;
-  const auto step = static_cast<double>(update.step);
-  const kernels::AdamNumbers numbers{
-      .gradient_scale = static_cast<float>(update.gradient_scale),
-      .keep = static_cast<float>(decoupled ? 1 - update.lr * update.weight_decay : 1),
-      .decay = static_cast<float>(decoupled ? 0 : update.weight_decay),
-      .beta1 = static_cast<float>(beta1_),
-      .one_minus_beta1 = static_cast<float>(1 - beta1_),
-      .beta2 = static_cast<float>(beta2_),
-      .one_minus_beta2 = static_cast<float>(1 - beta2_),
-      .step_size = static_cast<float>(update.lr / (1 - std::pow(beta1_, step))),
-      .second_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2_, step))),
-      .eps = static_cast<float>(eps_)};
-  for (size_t k = 0; k < update.values.size(); ++k) {
-    kernels::step_adam({.value = update.values[k],
-                        .gradient = update.gradients[k],
-                        .exp_avg = update.states[0][k],
-                        .exp_avg_sq = update.states[1][k],
-                        .gradient_scale = update.scale_on_device},
-                       numbers);
+  const kernels::AdamNumbers numbers{.gradient_scale = static_cast<float>(updates.front().gradient_scale),
+                                     .beta1 = static_cast<float>(beta1_),
+                                     .one_minus_beta1 = static_cast<float>(1 - beta1_),
+                                     .beta2 = static_cast<float>(beta2_),
+                                     .one_minus_beta2 = static_cast<float>(1 - beta2_),
+                                     .eps = static_cast<float>(eps_)};
+  std::vector<kernels::AdamTensors> parts;
+  for (const Update& update : updates) {
+    const auto step = static_cast<double>(update.step);
+    const kernels::AdamRates rates{
+        .keep = static_cast<float>(decoupled ? 1 - update.lr * update.weight_decay : 1),
+        .decay = static_cast<float>(decoupled ? 0 : update.weight_decay),
+        .step_size = static_cast<float>(update.lr / (1 - std::pow(beta1_, step))),
+        .second_correction = static_cast<float>(std::sqrt(1 - std::pow(beta2_, step)))};
+    for (size_t k = 0; k < update.values.size(); ++k) {
+      parts.push_back({.value = update.values[k],
+                       .gradient = update.gradients[k],
+                       .exp_avg = update.states[0][k],
+                       .exp_avg_sq = update.states[1][k],
+                       .rates = rates});
+    }
   }
+  kernels::step_adam(parts, numbers, updates.front().scale_on_device);
 }
 
 void Adam::update_fused(const Update& update) {

@@ -27,10 +27,10 @@ class Adam : public Optimizer {
 
  protected:
   void update(const Update& update) override;
+  void update_together(c10::ArrayRef<Update> updates) override;
   bool scales_gradients_of(const at::Tensor& value) const override;
 
  private:
-  void update_on_gpu(const Update& update);
   void update_fused(const Update& update);
   void update_composed(const Update& update);
 

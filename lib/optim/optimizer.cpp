@@ -230,17 +230,31 @@ void Optimizer::step_scaled_on_device(const std::vector<at::Tensor>& gradients, 
 
 bool Optimizer::scales_on_device() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& value = parameters_[i].value;
-    if (!value.is_cpu() && (!scales_gradients_of(value) || has_matrices(i))) return false;
+    if (!parameters_[i].value.is_cpu() && !is_scaled_by_update(i)) return false;
   }
   return true;
 }
 
 void Optimizer::update_all(const std::vector<at::Tensor>& gradients) {
+  open_->collects = true;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) update_parameter(i, gradients[i]);
   }
+  update_collected();
   end_step();
+}
+
+void Optimizer::update_collected() {
+  const std::vector<Update> updates = std::exchange(open_->collected, {});
+  if (!updates.empty()) update_together(updates);
+}
+
+void Optimizer::update_together(c10::ArrayRef<Update> updates) {
+  for (const Update& each : updates) update(each);
+}
+
+bool Optimizer::is_scaled_by_update(size_t i) const {
+  return scales_gradients_of(parameters_[i].value) && !has_matrices(i);
 }
 
 bool Optimizer::has_matrices(size_t i) const {
@@ -262,7 +276,7 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const util::NoAutocast no_autocast;
   ++step_counts_[i];
   const at::Tensor& value = parameters_[i].value;
-  const bool left_to_update = scales_gradients_of(value) && !has_matrices(i);
+  const bool left_to_update = is_scaled_by_update(i);
   const double scale = open_->gradient_scale;
   // to() returns the tensor itself if type and device do not change.
   const bool keeps_type = left_to_update && gradient_as_it_came.scalar_type() == at::kBFloat16;
@@ -270,7 +284,9 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
                                          : gradient_as_it_came.to(value.options().dtype(at::kFloat));
   if (!left_to_update && scale != 1) gradient.mul_(scale);
   update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
-  if (options_.ema_decay > 0) update_average(i);
+  // Copies of gradients are to exist one at a time.
+  if (!gradient.is_same(gradient_as_it_came)) update_collected();
+  if (options_.ema_decay > 0 && open_->collected.empty()) update_average(i);
 }
 
 void Optimizer::update_ranges(size_t i, const at::Tensor& gradient, double lr, double gradient_scale) {
@@ -420,6 +436,10 @@ void Optimizer::update_piece(size_t i, const at::Tensor& piece, int64_t first,
       if (column.parts != &todo.gradients) rests.emplace_back(original, copy);  // gradients are only read
       column.parts->push_back(std::move(padded));
     }
+  }
+  if (open_->collects && is_scaled_by_update(i)) {
+    open_->collected.push_back(std::move(todo));
+    return;
   }
   update(todo);
   for (auto& [original, copy] : rests) original.copy_(copy);

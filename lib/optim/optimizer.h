@@ -13,6 +13,7 @@
 // Not thread-safe.
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
@@ -155,6 +156,8 @@ class Optimizer {
   virtual bool scales_gradients_of(const at::Tensor& value) const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;
+  /// The same for several parameters of one step, all of whose gradients it scales.
+  virtual void update_together(c10::ArrayRef<Update> updates);
 
   /// Updates parameter i: its elements by update(), its matrices by update_matrices().
   virtual void update_ranges(size_t i, const at::Tensor& gradient, double lr, double gradient_scale);
@@ -178,8 +181,12 @@ class Optimizer {
     double lr = 0, gradient_scale = 1;
     std::vector<bool> averaged;       ///< [parameter]
     at::Tensor scale_on_device = {};  ///< in place of gradient_scale, if defined
+    bool collects = false;            ///< updates, for update_together()
+    std::vector<Update> collected = {};
   };
   bool has_matrices(size_t i) const;
+  /// Whether update() multiplies all of the gradient of parameter i by the scale.
+  bool is_scaled_by_update(size_t i) const;
   /// Ends the step that begin_step() began.
   void update_all(const std::vector<at::Tensor>& gradients);
   /// Updates the ranges of parameter i with this treatment.
@@ -188,6 +195,7 @@ class Optimizer {
   void update_piece(size_t i, const at::Tensor& piece, int64_t first,
                     const std::vector<FlatParameter::Range>& ranges, const at::Tensor& gradient,
                     Update numbers);
+  void update_collected();
   /// Rounds a piece back to elements of parameter i, from `begin` on.
   void round_back(size_t i, const at::Tensor& piece, int64_t begin);
   void update_average(size_t i);

@@ -30,6 +30,8 @@ function(fsdp_flags target)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:${FSDP_WARNINGS};-fPIC>")
   # GCC collects its garbage all the time in 128 MB; with 1 GB, a tenth of the time is saved.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1000000>")
+  # Messages name sources from the top of the checkout, wherever it is; so objects are the same in each (ccache).
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")
   if(FSDP_SANITIZE)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=undefined>")
     target_link_options(${target} PUBLIC -fsanitize=${FSDP_SANITIZE})
@@ -41,7 +43,14 @@ function(fsdp_use_torch_header target)
     return()
   endif()
   if(target STREQUAL "fsdp_tensor")
-    target_precompile_headers(${target} PRIVATE "${PROJECT_SOURCE_DIR}/lib/util/torch_precompiled.h")
+    set(header "${PROJECT_SOURCE_DIR}/lib/util/torch_precompiled.h")
+    target_precompile_headers(${target} PRIVATE "${header}")
+    # What ccache takes for the compiled header (CCACHE_PCH_EXTSUM), which itself has the path of the checkout in it.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+    file(SHA256 "${header}" header_sum)
+    file(SHA256 "${torch_include}/torch/headeronly/version.h" torch_sum)
+    file(GENERATE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir/cmake_pch.hxx.gch.sum"
+         CONTENT "${header_sum} ${torch_sum} ${CMAKE_CXX_COMPILER_VERSION}\n")
   else()
     target_precompile_headers(${target} REUSE_FROM fsdp_tensor)
   endif()
@@ -118,7 +127,7 @@ endif()
 
 function(fsdp_test_program name sources)
   fsdp_program(${name} "${sources}" ${ARGN})
-  target_link_libraries(${name} PRIVATE GTest::gmock)
+  target_link_libraries(${name} PRIVATE GTest::gmock fsdp_source_folder)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
 endfunction()
 

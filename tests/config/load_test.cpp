@@ -4,6 +4,7 @@
 
 #include "config/config_text.h"
 #include "config/print.h"
+#include "support/source_folder.h"
 
 namespace fsdp::config {
 namespace {
@@ -113,7 +114,7 @@ trace_communication = false
 
 TEST(Load, EveryShippedConfigurationIsValid) {
   int count = 0;
-  for (const auto& file : std::filesystem::directory_iterator(FSDP_SOURCE_DIR "/configs")) {
+  for (const auto& file : std::filesystem::directory_iterator(testing::source_folder() + "/configs")) {
     if (file.path().extension() != ".toml") continue;
     SCOPED_TRACE(file.path().string());
     EXPECT_FALSE(load_config(file.path()).data.train.empty());

@@ -7,13 +7,14 @@
 #include <sstream>
 
 #include "config/config_text.h"
+#include "support/source_folder.h"
 
 namespace fsdp::config {
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kSource = FSDP_SOURCE_DIR;
+const fs::path kSource = testing::source_folder();
 
 std::string content_of(const fs::path& path) {
   std::ostringstream text;

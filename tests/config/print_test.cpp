@@ -10,6 +10,7 @@
 
 #include "config/config_text.h"
 #include "config/keys.h"
+#include "support/source_folder.h"
 
 namespace fsdp::config {
 namespace {
@@ -72,7 +73,7 @@ TEST(KeyReference, HasALineForEveryKeyWithDefaultAndLimits) {
 }
 
 TEST(KeyReference, IsThePageOfTheDocumentation) {
-  std::ifstream file(FSDP_SOURCE_DIR "/docs/reference.md");
+  std::ifstream file(testing::source_folder() + "/docs/reference.md");
   const std::string page((std::istreambuf_iterator<char>(file)), {});
   EXPECT_TRUE(page == key_reference_markdown())
       << "docs/reference.md differs from the table of keys; write it again: build/bin/fsdp-train keys > docs/reference.md";

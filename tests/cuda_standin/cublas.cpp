@@ -1,9 +1,15 @@
-// cuBLAS: products are checked (device, shapes, memory), counted, and not computed. Functions that training
-// does not call are generated (missing_symbols.py) and are violations.
+// cuBLAS: products are checked (device, shapes, memory) and counted, and computed where numbers are. Functions that
+// training does not call are generated (missing_symbols.py) and are violations.
 
 #include <cublas_api.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+
 #include "cublas_handle.h"
+#include "products.h"
 #include "standin.h"
 
 namespace standin {
@@ -33,6 +39,22 @@ struct Matrix {
     const long long one = static_cast<long long>(columns - 1) * leading + rows;
     return static_cast<size_t>((batch - 1) * stride + one) * bytes_of(type);
   }
+  /// For the fast kernels of cuBLAS: where a column begins at no multiple of 16 bytes.
+  bool is_unaligned() const { return columns > 1 && static_cast<size_t>(leading) * bytes_of(type) % 16 != 0; }
+  /// Null if there is nothing, or a violation.
+  void* view(const char* who) const { return bytes() > 0 ? standin_view(data, bytes(), who) : nullptr; }
+  Operand operand(const char* who, cublasOperation_t operation) const {
+    return {view(who), type, leading, stride, operation != CUBLAS_OP_N};
+  }
+};
+
+struct Factors {
+  const void *alpha, *beta;
+  bool are_double = false;
+
+  static double number(const void* factor, bool is_double) {
+    return is_double ? *static_cast<const double*>(factor) : double{*static_cast<const float*>(factor)};
+  }
 };
 
 /// As BLAS has it: op(a) is m x k, op(b) is k x n.
@@ -46,18 +68,37 @@ struct Sizes {
   int columns_of_b() const { return b == CUBLAS_OP_N ? n : k; }
 };
 
-cublasStatus_t product(const char* name, cublasHandle_t handle, const Matrix& a, const Matrix& b,
-                       const Matrix& c) {
-  for (const Matrix* matrix : {&a, &b, &c}) {
+cublasStatus_t product(const char* name, cublasHandle_t handle, const Sizes& sizes, const Factors& factors,
+                       const Matrix& a, const Matrix& b, const Matrix& c) {
+  const std::array<const Matrix*, 3> all = {&a, &b, &c};
+  for (const Matrix* matrix : all) {
     if (matrix->leading < matrix->rows || matrix->leading < 1) {
       standin_violation("cuBLAS: a leading dimension is smaller than the rows");
     }
-    if (matrix->bytes() > 0) standin_view(matrix->data, matrix->bytes(), name);
+    matrix->view(name);
+  }
+  std::function<void()> work;
+  if (standin_computes() != 0 && own(handle).pointer_mode == CUBLAS_POINTER_MODE_HOST) {
+    const Operand result = c.operand(name, CUBLAS_OP_N);
+    work = computed({.m = sizes.m,
+                     .n = sizes.n,
+                     .k = sizes.k,
+                     .batch = c.batch,
+                     .alpha = Factors::number(factors.alpha, factors.are_double),
+                     .beta = Factors::number(factors.beta, factors.are_double),
+                     .a = a.operand(name, sizes.a),
+                     .b = b.operand(name, sizes.b),
+                     .c = result,
+                     .d = result});
   }
   const Range ranges[] = {{a.data, a.bytes()}, {b.data, b.bytes()}, {c.data, c.bytes(), true}};
   standin_count("products");
-  return standin_submit(name, stream_of(handle), ranges, 3, {}) == 0 ? CUBLAS_STATUS_SUCCESS
-                                                                     : CUBLAS_STATUS_EXECUTION_FAILED;
+  if (std::any_of(all.begin(), all.end(), [](const Matrix* matrix) { return matrix->is_unaligned(); })) {
+    standin_count("products with unaligned rows");
+  }
+  return standin_submit(name, stream_of(handle), ranges, 3, std::move(work)) == 0
+             ? CUBLAS_STATUS_SUCCESS
+             : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 }  // namespace
@@ -108,43 +149,45 @@ cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_
 }
 
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
-                            int n, int k, const void*, const void* a, cudaDataType type_a, int lda,
-                            const void* b, cudaDataType type_b, int ldb, const void*, void* c,
-                            cudaDataType type_c, int ldc, cublasComputeType_t, cublasGemmAlgo_t) {
+                            int n, int k, const void* alpha, const void* a, cudaDataType type_a, int lda,
+                            const void* b, cudaDataType type_b, int ldb, const void* beta, void* c,
+                            cudaDataType type_c, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
   const Sizes sizes{op_a, op_b, m, n, k};
-  return product("cublasGemmEx", handle, {a, type_a, sizes.rows_of_a(), sizes.columns_of_a(), lda},
+  return product("cublasGemmEx", handle, sizes, {alpha, beta, compute == CUBLAS_COMPUTE_64F},
+                 {a, type_a, sizes.rows_of_a(), sizes.columns_of_a(), lda},
                  {b, type_b, sizes.rows_of_b(), sizes.columns_of_b(), ldb}, {c, type_c, m, n, ldc});
 }
 
 cublasStatus_t cublasSgemm_v2(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
-                              int n, int k, const float*, const float* a, int lda, const float* b, int ldb,
-                              const float*, float* c, int ldc) {
+                              int n, int k, const float* alpha, const float* a, int lda, const float* b,
+                              int ldb, const float* beta, float* c, int ldc) {
   const Sizes sizes{op_a, op_b, m, n, k};
-  return product("cublasSgemm", handle, {a, CUDA_R_32F, sizes.rows_of_a(), sizes.columns_of_a(), lda},
+  return product("cublasSgemm", handle, sizes, {alpha, beta},
+                 {a, CUDA_R_32F, sizes.rows_of_a(), sizes.columns_of_a(), lda},
                  {b, CUDA_R_32F, sizes.rows_of_b(), sizes.columns_of_b(), ldb}, {c, CUDA_R_32F, m, n, ldc});
 }
 
 cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a,
-                                          cublasOperation_t op_b, int m, int n, int k, const void*,
+                                          cublasOperation_t op_b, int m, int n, int k, const void* alpha,
                                           const void* a, cudaDataType type_a, int lda, long long stride_a,
                                           const void* b, cudaDataType type_b, int ldb, long long stride_b,
-                                          const void*, void* c, cudaDataType type_c, int ldc,
-                                          long long stride_c, int batch, cublasComputeType_t,
+                                          const void* beta, void* c, cudaDataType type_c, int ldc,
+                                          long long stride_c, int batch, cublasComputeType_t compute,
                                           cublasGemmAlgo_t) {
   const Sizes sizes{op_a, op_b, m, n, k};
-  return product("cublasGemmStridedBatchedEx", handle,
+  return product("cublasGemmStridedBatchedEx", handle, sizes, {alpha, beta, compute == CUBLAS_COMPUTE_64F},
                  {a, type_a, sizes.rows_of_a(), sizes.columns_of_a(), lda, stride_a, batch},
                  {b, type_b, sizes.rows_of_b(), sizes.columns_of_b(), ldb, stride_b, batch},
                  {c, type_c, m, n, ldc, stride_c, batch});
 }
 
 cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t op_a,
-                                         cublasOperation_t op_b, int m, int n, int k, const float*,
+                                         cublasOperation_t op_b, int m, int n, int k, const float* alpha,
                                          const float* a, int lda, long long stride_a, const float* b, int ldb,
-                                         long long stride_b, const float*, float* c, int ldc,
+                                         long long stride_b, const float* beta, float* c, int ldc,
                                          long long stride_c, int batch) {
   const Sizes sizes{op_a, op_b, m, n, k};
-  return product("cublasSgemmStridedBatched", handle,
+  return product("cublasSgemmStridedBatched", handle, sizes, {alpha, beta},
                  {a, CUDA_R_32F, sizes.rows_of_a(), sizes.columns_of_a(), lda, stride_a, batch},
                  {b, CUDA_R_32F, sizes.rows_of_b(), sizes.columns_of_b(), ldb, stride_b, batch},
                  {c, CUDA_R_32F, m, n, ldc, stride_c, batch});

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cublas_handle.h"
+#include "products.h"
 #include "standin.h"
 
 namespace standin {
@@ -79,8 +82,56 @@ std::string obstacle(const Description& product, const Layout& a, const Layout& 
   const uint64_t m = transposed_a ? a.columns : a.rows, k = transposed_a ? a.rows : a.columns;
   const uint64_t n = transposed_b ? b.rows : b.columns, k_of_b = transposed_b ? b.columns : b.rows;
   if (k != k_of_b || d.rows != m || d.columns != n) return "cublasLt: the shapes do not fit";
+  if (const int epilogue = product.get(CUBLASLT_MATMUL_DESC_EPILOGUE, int{CUBLASLT_EPILOGUE_DEFAULT});
+      epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS) {
+    return "cublasLt: epilogue " + std::to_string(epilogue) + " is not known here";
+  }
   const std::string why = a.is_float8() ? float8_obstacle(product, a, b, m, n, k) : "";
   return why.empty() ? why : "cublasLt, float8: " + why;
+}
+
+struct Memory {
+  const void *a, *b, *c;
+  void* d;
+  double alpha, beta;
+};
+
+/// The addresses of the device -> the product of the host's.
+Product product_of(const Description& description, const Memory& memory, const Layout& of_a,
+                   const Layout& of_b, const Layout& of_c, const Layout& of_d) {
+  const char* const name = "cublasLtMatmul";
+  const auto operand = [&](const void* data, const Layout& layout, int operation) {
+    const size_t bytes = layout.bytes();
+    return Operand{bytes > 0 ? standin_view(data, bytes, name) : nullptr, layout.type, layout.leading,
+                   layout.stride, operation != CUBLAS_OP_N};
+  };
+  const int op_a = description.get(CUBLASLT_MATMUL_DESC_TRANSA, 0),
+            op_b = description.get(CUBLASLT_MATMUL_DESC_TRANSB, 0);
+  Product product{.m = static_cast<long long>(of_d.rows),
+                  .n = static_cast<long long>(of_d.columns),
+                  .k = static_cast<long long>(op_a == CUBLAS_OP_N ? of_a.columns : of_a.rows),
+                  .batch = of_d.batch,
+                  .alpha = memory.alpha,
+                  .beta = memory.beta,
+                  .a = operand(memory.a, of_a, op_a),
+                  .b = operand(memory.b, of_b, op_b),
+                  .d = operand(memory.d, of_d, CUBLAS_OP_N)};
+  if (product.beta != 0) product.c = operand(memory.c, of_c, CUBLAS_OP_N);
+  if (description.get(CUBLASLT_MATMUL_DESC_EPILOGUE, int{CUBLASLT_EPILOGUE_DEFAULT}) ==
+      CUBLASLT_EPILOGUE_BIAS) {
+    const auto type =
+        static_cast<cudaDataType>(description.get(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t{of_d.type}));
+    const auto* data = description.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
+    product.bias = {standin_view(data, of_d.rows * bytes_of(type), name), type};
+    product.bias.leading = product.m;
+  }
+  const auto scale = [&](cublasLtMatmulDescAttributes_t key) -> const float* {
+    const auto* data = description.get<const void*>(key, nullptr);
+    return data != nullptr ? static_cast<const float*>(standin_view(data, sizeof(float), name)) : nullptr;
+  };
+  product.scale_a = scale(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+  product.scale_b = scale(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+  return product;
 }
 
 }  // namespace
@@ -159,11 +210,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void*, const void* a,
-                              cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
-                              const void*, const void*, cublasLtMatrixLayout_t, void* d,
-                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t*, void* workspace,
-                              size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t layout_a, const void* b,
+                              cublasLtMatrixLayout_t layout_b, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t layout_c, void* d, cublasLtMatrixLayout_t layout_d,
+                              const cublasLtMatmulAlgo_t*, void* workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
   const Layout &of_a = own<Layout>(layout_a), &of_b = own<Layout>(layout_b), &of_d = own<Layout>(layout_d);
   const std::string why = obstacle(own<Description>(product), of_a, of_b, of_d);
   if (!why.empty()) standin_violation(why.c_str());
@@ -177,8 +229,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
     if (range.bytes > 0) standin_view(range.data, range.bytes, "cublasLtMatmul");
   }
   standin_count("products");
+  std::function<void()> work;
+  if (standin_computes() != 0 && own<Description>(product).compute != CUBLAS_COMPUTE_64F) {
+    const Memory memory{a, b, c, d, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+    work = computed(product_of(own<Description>(product), memory, of_a, of_b, own<Layout>(layout_c), of_d));
+  }
   const char* const name = of_a.is_float8() ? "cublasLtMatmul, float8" : "cublasLtMatmul";
-  return standin_submit(name, stream, ranges, 3, {}) == 0 ? CUBLAS_STATUS_SUCCESS
-                                                          : CUBLAS_STATUS_EXECUTION_FAILED;
+  return standin_submit(name, stream, ranges, 3, std::move(work)) == 0 ? CUBLAS_STATUS_SUCCESS
+                                                                       : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 }

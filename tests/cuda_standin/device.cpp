@@ -1,8 +1,10 @@
 #include "device.h"
 
 #include <cuda.h>
+#include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -55,6 +57,16 @@ void describe(cudaDeviceProp& properties, int index) {
   properties.computePreemptionSupported = properties.canUseHostPointerForRegisteredMem = 1;
 }
 
+/// When the first context starts, libtorch is there, whose kernels the library replaces.
+void load_numbers() {
+  const std::string& library = settings().numbers;
+  if (library.empty()) return;
+  if (!settings().late && ::dlopen(library.c_str(), RTLD_NOW) != nullptr) return;
+  std::fprintf(stderr, "stand-in: STANDIN_NUMBERS: %s\n",
+               settings().late ? "not with late streams (STANDIN_LATE)" : ::dlerror());
+  std::abort();
+}
+
 }  // namespace
 
 Device& device(int index) {
@@ -87,6 +99,7 @@ void enter(const char* function) {
   device.default_stream = new CUstream_st{.device = current, .flags = 0, .priority = 0};
   device.has_context.store(true, std::memory_order_release);
   STANDIN_COUNT("contexts");
+  if (!second) load_numbers();
   if (second) {
     violation("a second context of this process, on device " + std::to_string(current) + ", by " + function);
   }

@@ -1,4 +1,4 @@
-// Kernels: the launch is checked and counted, and does nothing.
+// Kernels: the launch is checked and counted. It does nothing, unless numbers are computed (numbers_kernels.cpp).
 
 #include <cstring>
 #include <string>
@@ -46,7 +46,16 @@ struct Launch {
 
 void do_nothing() { take_time(settings().kernel_us); }
 
-cudaError_t launch(const char* who, const void* function, const Launch& launch) {
+KernelComputation* computation = nullptr;
+
+/// What a kernel or product does, by its name.
+std::function<void()> checked(const std::string& name, std::function<void()> work) {
+  if (work) return work;
+  if (computation != nullptr) violation("not computed: " + name);
+  return do_nothing;
+}
+
+cudaError_t launch(const char* who, const void* function, const Launch& launch, void** arguments) {
   STANDIN_COUNT("kernels");
   if (settings().kernel_names) count_of("kernel " + name_of(function)).fetch_add(1);
   if (!launch.fits()) {
@@ -58,7 +67,10 @@ cudaError_t launch(const char* who, const void* function, const Launch& launch) 
     violation("kernel " + name_of(function) + ": too much shared memory");
     return failed(cudaErrorInvalidValue);
   }
-  return submit(who, launch.stream, Kind::kKernel, do_nothing);
+  if (computation == nullptr) return submit(who, launch.stream, Kind::kKernel, do_nothing);
+  const std::string name = name_of(function);
+  return submit(who, launch.stream, Kind::kKernel,
+                checked(name, computation(name.c_str(), launch.grid, arguments)));
 }
 
 thread_local Launch configured;
@@ -72,22 +84,25 @@ extern "C" int standin_submit(const char* name, cudaStream_t stream, const Range
                               std::function<void()> work) {
   count_of(name).fetch_add(1);
   for (int i = 0; i < count; ++i) access(name, find_stream(stream), ranges[i]);
-  return submit(name, stream, Kind::kKernel, work ? std::move(work) : do_nothing);
+  return submit(name, stream, Kind::kKernel, checked(name, std::move(work)));
 }
 
-STANDIN_API cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t shared_memory,
-                             cudaStream_t stream) {
-  return launch("cudaLaunchKernel", function, {grid, block, shared_memory, stream});
+extern "C" void standin_compute_kernels(KernelComputation* made) { computation = made; }
+extern "C" int standin_computes() { return computation != nullptr; }
+
+STANDIN_API cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
+                             size_t shared_memory, cudaStream_t stream) {
+  return launch("cudaLaunchKernel", function, {grid, block, shared_memory, stream}, arguments);
 }
 
-STANDIN_API cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void**,
+STANDIN_API cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void** arguments,
                                         size_t shared_memory, cudaStream_t stream) {
-  return launch("cudaLaunchCooperativeKernel", function, {grid, block, shared_memory, stream});
+  return launch("cudaLaunchCooperativeKernel", function, {grid, block, shared_memory, stream}, arguments);
 }
 
-STANDIN_API cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void**) {
+STANDIN_API cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
   return launch("cudaLaunchKernelExC", function,
-                {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream});
+                {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream}, arguments);
 }
 
 STANDIN_API __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
@@ -95,9 +110,9 @@ STANDIN_API __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   return cudaSuccess;
 }
 
-STANDIN_API __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t shared_memory,
-                               cudaStream_t stream) {
-  return launch("cudaLaunchKernel", kernel, {grid, block, shared_memory, stream});
+STANDIN_API __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                               size_t shared_memory, cudaStream_t stream) {
+  return launch("cudaLaunchKernel", kernel, {grid, block, shared_memory, stream}, arguments);
 }
 
 extern "C" unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_memory,

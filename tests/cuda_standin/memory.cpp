@@ -109,6 +109,8 @@ extern "C" void* standin_view(const void* pointer, size_t bytes, const char* who
   return view(pointer, bytes, who);
 }
 
+extern "C" int standin_is_of_device(const void* pointer) { return device_of(pointer) >= 0; }
+
 STANDIN_API cudaMalloc(void** pointer, size_t bytes) {
   STANDIN_ENTER(cudaMalloc);
   if (cudaError_t error = refused_in_capture("cudaMalloc")) return error;

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Runs programs of the CUDA flavour on the stand-in for CUDA.
 
-  tests/cuda_standin/run.py [--build build-cuda] [--mode inline|late|races] [NAME...]
+  tests/cuda_standin/run.py [--build build-cuda] [--mode inline|late|races|numbers] [NAME...]
   tests/cuda_standin/run.py --list
 
 NAME is a configuration of matrix.txt; without one, all that are in the mode run. A run fails when its exit code is not the
 expected one, when a process did what CUDA forbids (a violation), when a rank wrote no report, or when it called more than the
-budget of its configuration.
+budget of its configuration; in the mode numbers, when its losses or gradient norms are not those of a run on the CPU.
 """
 
 import argparse
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -25,7 +26,11 @@ LIBRARIES = ("libstandin_exit.so", "libcudart.so.13", "libcuda.so.1", "libcublas
              "libnccl.so.2")
 MODES = {"i": ("inline", {}),
          "l": ("late", {"STANDIN_LATE": "1", "STANDIN_KERNEL_US": "20"}),
-         "r": ("races", {"STANDIN_RACES": "1"})}
+         "r": ("races", {"STANDIN_RACES": "1"}),
+         "n": ("numbers", {"STANDIN_RACES": "1"})}
+PROGRAMS_WITH_NUMBERS = ("train", "resume", "evaluate", "generate")
+NUMBERS = ("loss", "grad_norm", "validation_loss", "validation_accuracy")
+GPU_ONLY = ("training.cuda_graphs=", "comm.backend=", "logging.nvtx=", "logging.memory_snapshot=")
 TIME_LIMIT = 250  # seconds of a program, which takes one or two where nothing else runs
 CONFIG = """
 [run]
@@ -60,7 +65,7 @@ peak_tflops = 1.0
 @dataclasses.dataclass
 class Configuration:
     ranks: int
-    modes: str  # of the default run; in the full run all have all modes
+    modes: str  # of the default run; in the full run all have all modes that they can have
     name: str
     program: str
     overrides: list = dataclasses.field(default_factory=list)
@@ -68,6 +73,14 @@ class Configuration:
     exit_code: int = 0
     text: str = ""  # expected in the output
     budget: dict = dataclasses.field(default_factory=dict)
+    tolerance: float = 0  # of numbers, relative, if it is not that of the type of the parameters
+
+    def has_numbers(self):
+        return self.program in PROGRAMS_WITH_NUMBERS and self.exit_code == 0
+
+    def tolerated(self):
+        is_float = not any(word.startswith("mixed_precision.param_dtype=") for word in self.overrides)
+        return self.tolerance or (1e-5 if is_float else 1e-2)
 
 
 def read_matrix():
@@ -86,6 +99,8 @@ def read_matrix():
                 configuration.budget[key.replace("_", " ")] = float(value)
             elif key == "exit":
                 configuration.exit_code = int(value)
+            elif key == "tolerance":
+                configuration.tolerance = float(value)
             elif key == "text":
                 configuration.text = value.replace("_", " ")
             elif key.isupper():
@@ -141,13 +156,30 @@ class Run:
         self.configuration = configuration
         self.folder = folder
         self.mode = mode
+        self.largest = None  # difference of a number to the CPU's, relative
         self.output = ""
-        self.environment = dict(os.environ, OMP_NUM_THREADS="1", LD_PRELOAD=preload(build / "tests" / "cuda_standin" / "lib"),
+        libraries = build / "tests" / "cuda_standin" / "lib"
+        self.words = []
+        self.environment = dict(os.environ, OMP_NUM_THREADS="1", LD_PRELOAD=preload(libraries),
                                 STANDIN_GPUS=str(max(2, configuration.ranks)), **MODES[mode][1])
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+        if mode == "n":
+            self.words = ["training.steps=6", "optimizer.lr=0.001"]
+            if not any(word.startswith("optimizer.name=") for word in configuration.overrides):
+                self.words.append("optimizer.eps=1e-4")  # or the signs of gradients near 0 would decide
+            self.environment["STANDIN_NUMBERS"] = str(libraries / "libstandin_numbers.so")
         self.environment.update(configuration.environment)
         self.reports_expected = 0
         write_inputs(folder)
+
+    def on_cpu(self, folder):
+        """The same on the CPU, without the stand-in."""
+        run = Run(self.bin.parent, self.configuration, self.mode, folder)
+        run.environment.update(LD_PRELOAD="", CUDA_VISIBLE_DEVICES="")
+        run.configuration = dataclasses.replace(
+            self.configuration, overrides=[word for word in self.configuration.overrides if not word.startswith(GPU_ONLY)])
+        run.words = [*self.words, "training.device=cpu"]
+        return run
 
     def start(self, program, *words, ranks=1, timeout=TIME_LIMIT, report="report", reports=True):
         """Returns the exit code; -1 for a run that did not end."""
@@ -168,8 +200,8 @@ class Run:
         return process.returncode
 
     def train(self, *words, report="report"):
-        return self.start("fsdp-train", "config.toml", *self.configuration.overrides, *words, ranks=self.configuration.ranks,
-                          report=report)
+        return self.start("fsdp-train", "config.toml", *self.words, *self.configuration.overrides, *words,
+                          ranks=self.configuration.ranks, report=report)
 
     def run(self):
         """The exit code of the configuration's program."""
@@ -197,6 +229,9 @@ class Run:
             return code
         sys.exit(f"matrix.txt: {self.configuration.name}: no program {program}")
 
+    def difference(self):
+        return f", off by {self.largest:.1e}" if self.largest is not None else ""
+
     def problems(self):
         configuration = self.configuration
         code = self.run()
@@ -209,10 +244,43 @@ class Run:
         problems += [f"violation: {text}" for text in violations]
         if len([own for own in self.counts if own]) < self.reports_expected and configuration.exit_code == 0:
             problems.append(f"{len(self.counts)} reports, expected {self.reports_expected}")
+        if self.mode == "n" and not problems:
+            problems += self.other_numbers()
         # How often late streams make libtorch's caches ask for more depends on how late they are.
         if configuration.budget and self.mode == "i" and not problems:
             problems += self.over_budget()
         return problems
+
+    def numbers(self):
+        """Of each line of the metrics, by step and name."""
+        numbers = {}
+        for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines():
+            values = json.loads(line)
+            numbers.update({(values["step"], name): values[name] for name in NUMBERS if values.get(name) is not None})
+        return numbers
+
+    def samples(self):
+        return re.findall(r"sample at step \d+:\n.*?(?=\nstep \d|\ninfo: |\nfinished|\Z)", self.output, re.S)
+
+    def other_numbers(self):
+        """How this run's numbers differ from those of the CPU."""
+        folder = self.folder / "cpu"
+        folder.mkdir()
+        reference = self.on_cpu(folder)
+        code = reference.run()
+        texts = self.samples(), reference.samples()
+        self.output += reference.output
+        if code != 0:
+            return [f"exit code {code} on the CPU"]
+        found, expected = self.numbers(), reference.numbers()
+        if found.keys() != expected.keys() or not expected:
+            return [f"numbers of steps {sorted({step for step, _ in found})}, on the CPU {sorted({step for step, _ in expected})}"]
+        if self.configuration.tolerated() <= 1e-5 and texts[0] != texts[1]:
+            return [f"samples {texts[0]}, on the CPU {texts[1]}"]
+        differences = {key: abs(found[key] - value) / abs(value) for key, value in expected.items()}
+        self.largest = max(differences.values())
+        return [f"step {step}: {name} {found[step, name]}, on the CPU {expected[step, name]}"
+                for (step, name), difference in differences.items() if not difference <= self.configuration.tolerated()]
 
     def over_budget(self):
         called, unit = self.counts[0], ""
@@ -239,6 +307,11 @@ def main():
     unknown = [name for name in arguments.names if name not in matrix]
     if unknown:
         sys.exit(f"expected configurations of matrix.txt; found {', '.join(unknown)}")
+    if mode == "n":
+        unknown = [name for name in arguments.names if not matrix[name].has_numbers()]
+        if unknown:
+            sys.exit(f"these configurations have no numbers to compare: {', '.join(unknown)}")
+        matrix = {name: one for name, one in matrix.items() if one.has_numbers()}
     if arguments.list:
         for configuration in matrix.values():
             print(configuration.ranks, configuration.modes, configuration.name)
@@ -253,7 +326,7 @@ def main():
             problems = run.problems()
             failures += bool(problems)
             print(f"{'FAILED' if problems else 'passed'} {configuration.name} ({arguments.mode}, {configuration.ranks} ranks, "
-                  f"{time.monotonic() - began:.1f} s)", flush=True)
+                  f"{time.monotonic() - began:.1f} s){run.difference()}", flush=True)
             if problems:
                 print(run.output + "".join(f"  {problem}\n" for problem in problems), flush=True)
             if arguments.counts:

@@ -33,6 +33,16 @@ long standin_violations();
 /// allocation.
 void* standin_view(const void* pointer, size_t bytes, const char* who);
 
+/// Whether `pointer` is an address of a device.
+int standin_is_of_device(const void* pointer);
+
+/// Returns what computes a kernel of that name, launched with those arguments; nothing if it is not known.
+using KernelComputation = std::function<void()>(const char* name, dim3 grid, void** arguments);
+
+/// From now on kernels and products compute, and one that does not is a violation (STANDIN_NUMBERS).
+void standin_compute_kernels(KernelComputation* computation);
+int standin_computes();
+
 /// Puts `work` on `stream` as a kernel that touches `count` ranges. Returns nonzero if CUDA would refuse
 /// it.
 int standin_submit(const char* name, cudaStream_t stream, const standin::Range* ranges, int count,

@@ -3,6 +3,7 @@
 
 #include "standin.h"
 
+#include <c10/util/BFloat16.h>
 #include <cublas_v2.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "products.h"
 
 namespace standin {
 namespace {
@@ -150,6 +153,37 @@ TEST_F(Standin, LaunchesWhatAGraphRecorded) {
   EXPECT_EQ(violations(), 0);
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
+}
+
+TEST(Product, IsThatOfFortransMatrices) {
+  std::vector<float> a{1, 2, 3, 4, 5, 6};                  // [2, 3], or [3, 2] where it is transposed
+  std::vector<c10::BFloat16> b{1, 0, 2, -7, 3, 1, 1, -7};  // [3, 2], with a gap behind each column
+  std::vector<float> c{1, 10, 100, 1000}, d(4), bias{0.5F, 0.25F};
+  Product product{.m = 2, .n = 2, .k = 3, .alpha = 2, .beta = 3};
+  product.a = {a.data(), CUDA_R_32F, 2};
+  product.b = {b.data(), CUDA_R_16BF, 4};
+  product.c = {c.data(), CUDA_R_32F, 2};
+  product.d = {d.data(), CUDA_R_32F, 2};
+  ASSERT_TRUE(product.compute());
+  EXPECT_EQ(d, (std::vector<float>{2 * 11 + 3, 2 * 14 + 30, 2 * 11 + 300, 2 * 16 + 3000}));
+  product.a.is_transposed = true;
+  product.a.leading = 3;
+  product.beta = 0;
+  product.bias = {bias.data(), CUDA_R_32F, 2};
+  const float half = 0.5F;
+  product.scale_a = &half;
+  ASSERT_TRUE(product.compute());
+  EXPECT_EQ(d, (std::vector<float>{7.5F, 16.25F, 8.5F, 23.25F}));
+}
+
+TEST(Product, IsComputedForEachOfABatch) {
+  std::vector<float> a{2, 3}, b{5, 7}, d(2);
+  Product product{.m = 1, .n = 1, .k = 1, .batch = 2};
+  product.a = {a.data(), CUDA_R_32F, 1, 1};
+  product.b = {b.data(), CUDA_R_32F, 1, 0};  // the same in all products
+  product.d = {d.data(), CUDA_R_32F, 1, 1};
+  ASSERT_TRUE(product.compute());
+  EXPECT_EQ(d, (std::vector<float>{10, 15}));
 }
 
 /// Holds a stream up until it is destroyed.

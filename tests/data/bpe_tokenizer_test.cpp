@@ -8,6 +8,7 @@
 
 #include "data/token_fixtures.h"
 #include "data/vocabulary_tokenizer.h"
+#include "support/source_folder.h"
 #include "util/file.h"
 
 namespace fsdp::data {
@@ -16,7 +17,7 @@ using fsdp::testing::TemporaryFolder;
 using util::ErrorKind;
 using Ids = std::vector<int64_t>;
 
-const std::string kFolder = FSDP_SOURCE_DIR "/tests/data/bpe/";
+const std::string kFolder = testing::source_folder() + "/tests/data/bpe/";
 
 const nlohmann::json& vectors() {
   static const auto parsed = nlohmann::json::parse(util::read_file(kFolder + "vectors.json"));

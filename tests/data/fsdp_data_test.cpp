@@ -7,6 +7,7 @@
 
 #include "data/token_fixtures.h"
 #include "support/program_path.h"
+#include "support/source_folder.h"
 
 namespace fsdp::data {
 namespace {
@@ -62,7 +63,7 @@ TEST_F(FsdpData, ConvertsAndInspectsEveryFormat) {
 }
 
 TEST_F(FsdpData, TokenizesStandardInputAndDecodes) {
-  std::string tokenizer = FSDP_SOURCE_DIR "/tests/data/bpe/gpt2_kind.json";
+  std::string tokenizer = testing::source_folder() + "/tests/data/bpe/gpt2_kind.json";
   folder.write("in", "{\"body\": \"the na\u00efve\"}\n{\"body\": \"\\n\"}\n");
   ASSERT_EQ(run("tokenize - --json-lines --json-field body --output t.bin --tokenizer " + tokenizer,
                 "<in >stdout 2>stderr"),

@@ -10,6 +10,7 @@
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
 #include "support/resident_memory.h"
+#include "support/source_folder.h"
 #include "util/file.h"
 
 namespace fsdp::data {
@@ -141,7 +142,7 @@ TEST(Tokenize, RefusesAnUnknownTokenizer) {
 
 // ---- documents, threads, other tokenizers ----
 
-const std::string kGpt2Kind = FSDP_SOURCE_DIR "/tests/data/bpe/gpt2_kind.json";
+const std::string kGpt2Kind = testing::source_folder() + "/tests/data/bpe/gpt2_kind.json";
 
 std::vector<int64_t> ids_of(const std::string& path) {
   TokenFiles files({path});

@@ -8,6 +8,7 @@
 #include "data/token_fixtures.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
+#include "support/source_folder.h"
 #include "util/file.h"
 
 namespace fsdp::data {
@@ -15,7 +16,7 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-const std::string kFamilies = FSDP_SOURCE_DIR "/tests/data/bpe/families/";
+const std::string kFamilies = testing::source_folder() + "/tests/data/bpe/families/";
 
 const nlohmann::json& vectors() {
   static const auto parsed = nlohmann::json::parse(util::read_file(kFamilies + "vectors.json"));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "e2e/programs.h"
+#include "support/source_folder.h"
 #include "support/tiny_config.h"
 
 namespace fsdp::e2e {
@@ -16,7 +17,8 @@ namespace fs = std::filesystem;
 class StoredRun : public ::testing::TestWithParam<std::string> {
  protected:
   StoredRun() {
-    fs::copy(fs::path(FSDP_SOURCE_DIR) / "tests/e2e/stored" / GetParam(), run_, fs::copy_options::recursive);
+    fs::copy(fs::path(testing::source_folder()) / "tests/e2e/stored" / GetParam(), run_,
+             fs::copy_options::recursive);
     testing::write_token_file(folder_ / "train.bin", 4 * 4 * 8 + 1, 17);
   }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "e2e/programs.h"
+#include "support/source_folder.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -34,7 +35,7 @@ TEST(FollowMetrics, LogsEachWholeLineOnceAndEndsWithTheRun) {
   };
   append("{\"step\":1,\"loss\":4.5}\n{\"step\":2,\"lo");
   testing::RunningProgram following(
-      {FSDP_SOURCE_DIR "/scripts/follow_metrics", (folder / "run").string(), "--to", "wandb"},
+      {testing::source_folder() + "/scripts/follow_metrics", (folder / "run").string(), "--to", "wandb"},
       {.env = {{"PYTHONPATH", folder.path().string()}}});
   ASSERT_TRUE(following.wait_for("4.5")) << following.err();
   append("ss\":4.25}\n{\"step\":3,\"loss\":4.0}\n");

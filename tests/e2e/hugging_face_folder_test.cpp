@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "e2e/programs.h"
+#include "support/source_folder.h"
 #include "util/file.h"
 
 namespace fsdp::e2e {
@@ -20,7 +21,8 @@ class HuggingFaceFolder : public ::testing::Test {
  protected:
   void SetUp() override {
     fs::create_directory(folder_ / "vocabulary");
-    fs::copy_file(FSDP_SOURCE_DIR "/tests/data/bpe/gpt2_kind.json", folder_ / "vocabulary/tokenizer.json");
+    fs::copy_file(testing::source_folder() + "/tests/data/bpe/gpt2_kind.json",
+                  folder_ / "vocabulary/tokenizer.json");
     testing::write_token_file(folder_ / "train.bin", 2000, 700);
     std::ofstream(folder_ / "scratch.toml") << kOddModel;
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "e2e/programs.h"
+#include "support/source_folder.h"
 #include "util/file.h"
 
 namespace fsdp::e2e {
@@ -51,7 +52,7 @@ TEST_P(Init, WritesWhatTrains) {
   Words more;
   if (GetParam() == "finetune") {  // weights to begin with
     const auto first =
-        train(std::string(FSDP_SOURCE_DIR) + "/configs/finetune.toml", "first", {"model.init_from=\"\""});
+        train(testing::source_folder() + "/configs/finetune.toml", "first", {"model.init_from=\"\""});
     ASSERT_EQ(first.exit_code, 0) << first.err;
     const auto weights = testing::run(
         {program("fsdp-ckpt"), "export", (folder / "first").string(), (folder / "weights").string()});
@@ -81,7 +82,7 @@ TEST(InitCommand, WritesToStdoutOrToANewFile) {
   const auto text = init({}, options);
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_EQ(text.out, init({"quickstart"}, options).out);
-  EXPECT_EQ(text.out, util::read_file(std::string(FSDP_SOURCE_DIR) + "/configs/quickstart.toml"));
+  EXPECT_EQ(text.out, util::read_file(testing::source_folder() + "/configs/quickstart.toml"));
   EXPECT_EQ(init({"pretrain", "--output", "c.toml"}, options).exit_code, 0);
   const std::string first = util::read_file(folder / "c.toml");
   EXPECT_NE(first.find("-- fsdp-train c.toml\n"), std::string::npos) << "the command names the file";
@@ -103,7 +104,7 @@ TEST(InitCommand, WritesToStdoutOrToANewFile) {
 TEST(InitCommand, DoesNotHideAConfigOfItsName) {
   testing::TemporaryFolder folder;
   const testing::RunOptions options{.working_folder = folder.path()};
-  fs::copy(std::string(FSDP_SOURCE_DIR) + "/configs/quickstart.toml", folder / "init");
+  fs::copy(testing::source_folder() + "/configs/quickstart.toml", folder / "init");
   const auto result = testing::run({program("fsdp-train"), "./init", "--print-config"}, options);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("# ./init:"), std::string::npos) << result.out;

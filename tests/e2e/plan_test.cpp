@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "e2e/programs.h"
+#include "support/source_folder.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 using Words = std::vector<std::string>;
 
 std::string config_path(const std::string& name) {
-  return std::string(FSDP_SOURCE_DIR) + "/configs/" + name + ".toml";
+  return testing::source_folder() + "/configs/" + name + ".toml";
 }
 
 void expect_alike(const Words& arguments, const testing::RunOptions& options = {}) {

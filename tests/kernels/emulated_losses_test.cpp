@@ -30,6 +30,7 @@ class CudaLosses : public OfType {
   static LossRows arguments(const Buffer& logits, const Buffer& targets, const Buffer& losses,
                             const Buffer& counted, const Terms& terms, bool differentiates) {
     return {.logits = logits.data(),
+            .stride = logits.values().size(1),
             .targets = targets.data<int64_t>(),
             .losses = losses.data<double>(),
             .counted = counted.data<double>(),
@@ -75,6 +76,42 @@ TEST_P(CudaLosses, AndGradientsAreThoseOfTheFormulaAndOfTheCpu) {
       expect_near(logits.values(), cpu_logits.values(), "gradients of the CPU",
                   type() == at::kFloat ? 1e-5 : 0);
     }
+  }
+}
+
+TEST_P(CudaLosses, OfRowsThatAreFartherApartAreThoseOfEachAlone) {
+  constexpr int64_t kRows = 3, kVocabulary = 1001, kStride = 1024;
+  const at::Tensor scores = random({kRows, kVocabulary}) * 3;
+  const Buffer targets(at::tensor({5, -100, 1000}, at::kLong)), counted(at::full({1}, 2.0, at::kDouble));
+  at::Tensor wide = at::full({kRows, kStride}, 9, type());
+  wide.narrow(1, 0, kVocabulary).copy_(scores);
+  Buffer logits(wide), losses({kRows}, at::kDouble), cpu_logits(wide), cpu_losses({kRows}, at::kDouble);
+  const auto of_wide = [&](const Buffer& some, const Buffer& to) {
+    LossRows rows = arguments(some, targets, to, counted, {}, /*differentiates=*/true);
+    rows.vocabulary = kVocabulary;
+    return rows;
+  };
+  with_type([&]<typename T>(T) {
+    run_under_all_schedules({&logits, &losses}, [&](const EmulatedLaunch& launch) {
+      cuda::losses<T>(launch, of_wide(logits, losses));
+    });
+  });
+  cpu_row_kernels(element()).losses(of_wide(cpu_logits, cpu_losses));
+  for (int64_t row = 0; row < kRows; ++row) {
+    const Buffer target(targets.values().narrow(0, row, 1));
+    const auto expect_same = [&](const Buffer& found, const Buffer& found_losses, const auto& run_alone) {
+      Buffer alone(scores.narrow(0, row, 1)), loss({1}, at::kDouble);
+      run_alone(arguments(alone, target, loss, counted, {}, /*differentiates=*/true));
+      const at::Tensor of_row = found.values().narrow(0, row, 1);
+      EXPECT_TRUE(have_equal_bits(of_row.narrow(1, 0, kVocabulary).contiguous(), alone.values())) << row;
+      EXPECT_TRUE(have_equal_bits(found_losses.values().narrow(0, row, 1), loss.values())) << row;
+      EXPECT_TRUE(of_row.narrow(1, kVocabulary, kStride - kVocabulary).eq(9).all().item<bool>()) << row;
+    };
+    expect_same(logits, losses, [](const LossRows& rows) {
+      with_type([&]<typename T>(T) { cuda::losses<T>(EmulatedLaunch(), rows); });
+    });
+    expect_same(cpu_logits, cpu_losses,
+                [](const LossRows& rows) { cpu_row_kernels(element()).losses(rows); });
   }
 }
 

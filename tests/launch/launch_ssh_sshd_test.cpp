@@ -13,6 +13,7 @@
 #include "support/free_port.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
+#include "support/source_folder.h"
 #include "support/temporary_folder.h"
 
 namespace fsdp::launch {
@@ -60,7 +61,7 @@ class LaunchSshOverSshd : public ::testing::Test {
   }
 
   std::vector<std::string> command(const std::string& script) const {
-    return {FSDP_SOURCE_DIR "/scripts/launch_ssh",
+    return {testing::source_folder() + "/scripts/launch_ssh",
             (folder_ / "hosts").string(),
             "--master-port",
             std::to_string(port_),

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "e2e/programs.h"
+#include "support/source_folder.h"
 #include "support/tiny_config.h"
 
 namespace fsdp::parity {
@@ -16,7 +17,7 @@ struct Row {
 
 std::vector<Row> read_table(const std::string& name) {
   std::vector<Row> rows;
-  std::istringstream lines(util::read_file(std::string(FSDP_SOURCE_DIR) + "/tests/parity/" + name + ".txt"));
+  std::istringstream lines(util::read_file(testing::source_folder() + "/tests/parity/" + name + ".txt"));
   for (std::string line; std::getline(lines, line);) {
     if (line.empty() || line[0] == '#') continue;
     Row row{};
@@ -40,7 +41,7 @@ void expect_the_figures_of(const std::string& table, int world_size, std::vector
   overrides.push_back("run.output_dir=" + (folder / "out").string());
   overrides.push_back("data.micro_batch_size=" + std::to_string(8 / world_size));
   auto result =
-      e2e::launch_training(world_size, std::string(FSDP_SOURCE_DIR) + "/tests/parity/llama.toml", overrides);
+      e2e::launch_training(world_size, testing::source_folder() + "/tests/parity/llama.toml", overrides);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   auto losses = testing::values_of(folder / "out/metrics.jsonl", "loss");
   auto norms = testing::values_of(folder / "out/metrics.jsonl", "grad_norm");

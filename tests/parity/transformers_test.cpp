@@ -14,6 +14,7 @@
 #include "nn/options.h"
 #include "support/build_model.h"
 #include "support/safetensors_files.h"
+#include "support/source_folder.h"
 #include "support/tiny_config.h"
 #include "support/tiny_models.h"
 #include "util/error.h"
@@ -133,8 +134,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
         "checkpoint.save_at_end=true",
         "run.output_dir=" + (folder_ / "out").string()};
     overrides.insert(overrides.end(), case_.overrides.begin(), case_.overrides.end());
-    auto result =
-        e2e::launch_training(2, std::string(FSDP_SOURCE_DIR) + "/tests/parity/llama.toml", overrides);
+    auto result = e2e::launch_training(2, testing::source_folder() + "/tests/parity/llama.toml", overrides);
     ASSERT_EQ(result.exit_code, 0) << result.err;
     std::vector<std::string> command = {e2e::program("fsdp-ckpt"), "export", (folder_ / "out").string(),
                                         exported()};
@@ -145,7 +145,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
 
   std::string exported() const { return (folder_ / "exported").string(); }
   std::string committed() const {
-    return std::string(FSDP_SOURCE_DIR) + "/tests/parity/transformers_" + case_.name + ".txt";
+    return testing::source_folder() + "/tests/parity/transformers_" + case_.name + ".txt";
   }
 
   /// Of the exported folder, read again.
@@ -176,7 +176,7 @@ TEST_P(Transformers, TheExportLoadsAndGivesTheSameLogits) {
   const std::string python = python_with_transformers();
   if (python.empty()) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has transformers";
   auto result = testing::run(
-      {"/usr/bin/env", python, std::string(FSDP_SOURCE_DIR) + "/tests/parity/transformers_reference.py",
+      {"/usr/bin/env", python, testing::source_folder() + "/tests/parity/transformers_reference.py",
        exported(), "--expect", case_.class_name},
       {.timeout_seconds = 300});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -199,7 +199,7 @@ TEST_P(RoundTrip, ComesBackToTransformersAsItWasTrained) {
   auto path = [&](const char* name) { return (folder / name).string(); };
   auto script = [&](const std::vector<std::string>& arguments) {
     std::vector<std::string> command = {
-        "/usr/bin/env", python, std::string(FSDP_SOURCE_DIR) + "/tests/parity/transformers_round_trip.py"};
+        "/usr/bin/env", python, testing::source_folder() + "/tests/parity/transformers_round_trip.py"};
     command.insert(command.end(), arguments.begin(), arguments.end());
     auto result = testing::run(command, {.timeout_seconds = 300});
     if (result.exit_code != 0) throw std::runtime_error(result.err);

@@ -9,6 +9,7 @@
 #include "config/load.h"
 #include "config/presets.h"
 #include "plan/plan.h"
+#include "support/source_folder.h"
 
 namespace fsdp::plan {
 namespace {
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 
 TEST(ConfigFiles, CanAllBePlanned) {
   int planned = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(std::string(FSDP_SOURCE_DIR) + "/configs")) {
+  for (const auto& entry : fs::recursive_directory_iterator(testing::source_folder() + "/configs")) {
     if (!entry.is_regular_file()) continue;
     SCOPED_TRACE(entry.path().filename());
     const bool has_mesh = entry.path().parent_path().filename() == "plan";

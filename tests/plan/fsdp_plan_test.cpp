@@ -11,13 +11,14 @@
 #include "plan/text.h"
 #include "support/program_path.h"
 #include "support/run_program.h"
+#include "support/source_folder.h"
 #include "util/error.h"
 
 namespace fsdp::plan {
 namespace {
 
 std::string config_path(const std::string& name) {
-  return std::string(FSDP_SOURCE_DIR) + "/configs/plan/" + name + ".toml";
+  return testing::source_folder() + "/configs/plan/" + name + ".toml";
 }
 
 testing::ProgramResult run_plan(std::vector<std::string> arguments) {

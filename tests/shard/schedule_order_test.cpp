@@ -10,6 +10,7 @@
 
 #include "shard/nominal_pass.h"
 #include "shard/schedule_text.h"
+#include "support/source_folder.h"
 #include "util/error.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -74,7 +75,7 @@ std::vector<Setting> settings() {
 }
 
 std::string read_file(const std::string& path) {
-  std::ifstream file(std::string(FSDP_SOURCE_DIR) + "/" + path);
+  std::ifstream file(testing::source_folder() + "/" + path);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();

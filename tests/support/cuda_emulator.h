@@ -7,6 +7,7 @@
 //   - shared memory that is read before it is written: it begins as NaN,
 // and, run again in another order of threads and blocks, results that depend on that order.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -29,6 +30,35 @@ namespace fsdp::kernels::cuda {
 
 /// In which order the threads of a block, and the blocks, get their turn.
 enum class Schedule { kAscending, kDescending, kShuffled };
+
+/// A stack, and where on it to go on.
+class Continuation {
+ public:
+  /// On a stack of its own.
+  void begin(char* stack, size_t bytes, void (*function)()) {
+    getcontext(&context_);
+    context_.uc_stack.ss_sp = stack;
+    context_.uc_stack.ss_size = bytes;
+    makecontext(&context_, function, 0);
+    is_new_ = true;
+  }
+
+  /// The caller goes on when another gives way to it.
+  void give_way_to(Continuation& next) {
+#ifdef __SANITIZE_ADDRESS__
+    swapcontext(&context_, &next.context_);  // the sanitizer does not follow jumps between stacks
+#else
+    if (_setjmp(here_) != 0) return;  // swapcontext() would make a system call
+    if (std::exchange(next.is_new_, false)) setcontext(&next.context_);
+    _longjmp(next.here_, 1);
+#endif
+  }
+
+ private:
+  ucontext_t context_{};
+  jmp_buf here_{};
+  bool is_new_ = false;
+};
 
 /// The threads of one block.
 class EmulatedBlock {
@@ -67,6 +97,7 @@ class EmulatedBlock {
     Fiber(EmulatedBlock& block, int number)
         : owner_(block), stack_(std::make_unique_for_overwrite<char[]>(kStackBytes)) {
       thread = number;
+      place_.begin(stack_.get(), kStackBytes, &Fiber::enter);
     }
 
     void begin(const Place& place) {
@@ -74,12 +105,10 @@ class EmulatedBlock {
       block_y = place.block_y;
       blocks = place.blocks;
       state = State::kReady;
-      getcontext(&context);
-      context.uc_stack.ss_sp = stack_.get();
-      context.uc_stack.ss_size = kStackBytes;
-      context.uc_link = &owner_.scheduler_;
-      makecontext(&context, &Fiber::enter, 0);
     }
+
+    /// Runs until the thread waits or is done.
+    void resume() { owner_.scheduler_.give_way_to(place_); }
 
     void sync_block(const std::source_location& where) override { wait(State::kAtBarrier, where); }
 
@@ -89,7 +118,6 @@ class EmulatedBlock {
       return owner_.exchanged_.data() + thread / kWarp * kWarp;
     }
 
-    ucontext_t context{};
     State state = State::kDone;
     std::source_location where;
     uint64_t given = 0;
@@ -99,27 +127,31 @@ class EmulatedBlock {
 
     static void enter() {
       auto& self = static_cast<Fiber&>(*machine_thread);
-      try {
-        (*self.owner_.body_)();
-      } catch (...) {
-        self.owner_.failure_ = std::current_exception();
+      for (;;) {
+        try {
+          (*self.owner_.body_)();
+        } catch (...) {
+          self.owner_.failure_ = std::current_exception();
+        }
+        self.state = State::kDone;
+        self.place_.give_way_to(self.owner_.scheduler_);
       }
-      self.state = State::kDone;
     }
 
     void wait(State waiting, const std::source_location& place) {
       state = waiting;
       where = place;
-      swapcontext(&context, &owner_.scheduler_);
+      place_.give_way_to(owner_.scheduler_);
     }
 
     EmulatedBlock& owner_;
     std::unique_ptr<char[]> stack_;
+    Continuation place_;
   };
 
   void resume(Fiber& fiber) {
     machine_thread = &fiber;
-    swapcontext(&scheduler_, &fiber.context);
+    fiber.resume();
     machine_thread = nullptr;
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
@@ -168,7 +200,7 @@ class EmulatedBlock {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<int> order_;
   std::vector<uint64_t> exchanged_;
-  ucontext_t scheduler_{};
+  Continuation scheduler_;
   const std::function<void()>* body_ = nullptr;
   std::exception_ptr failure_;
 };

@@ -7,6 +7,7 @@
 #include "checkpoint/described_model.h"
 #include "checkpoint/hugging_face_config.h"
 #include "support/safetensors_files.h"
+#include "support/source_folder.h"
 #include "support/tiny_config.h"
 #include "util/log.h"
 
@@ -16,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-const std::string kTokenizers = FSDP_SOURCE_DIR "/tests/data/bpe/";
+const std::string kTokenizers = testing::source_folder() + "/tests/data/bpe/";
 
 class ModelRecord : public ::testing::Test {
  protected:

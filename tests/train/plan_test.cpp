@@ -10,6 +10,7 @@
 
 #include "config/load.h"
 #include "plan/text.h"
+#include "support/source_folder.h"
 #include "train/dry_run.h"
 #include "util/error.h"
 #include "util/system.h"
@@ -39,7 +40,7 @@ config::Config small_config(const std::string& architecture = "llama") {
 }
 
 config::Config plan_config(const std::string& name) {
-  return config::load_config(std::string(FSDP_SOURCE_DIR) + "/configs/plan/" + name + ".toml");
+  return config::load_config(testing::source_folder() + "/configs/plan/" + name + ".toml");
 }
 
 struct Case {

@@ -14,6 +14,7 @@
 #include "nn/loss.h"
 #include "support/checkpoint_contents.h"
 #include "support/log_lines.h"
+#include "support/source_folder.h"
 #include "support/trainer_fixture.h"
 #include "train/device.h"
 #include "util/file.h"
@@ -186,7 +187,7 @@ TEST_F(TrainerTest, EndsItsEpochsAfterTheSameSamplesWhateverTheRanks) {
 }
 
 TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
-  config_.data.tokenizer = std::string(FSDP_SOURCE_DIR) + "/tests/data/bpe/gpt2_kind.json";
+  config_.data.tokenizer = testing::source_folder() + "/tests/data/bpe/gpt2_kind.json";
   EXPECT_EQ(failure(2, config_, "model.vocab_size must be at least"), util::ErrorKind::kUsage);
 }
 

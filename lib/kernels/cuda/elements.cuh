@@ -12,7 +12,8 @@ template <int kPackSize>
 struct ElementShape {
   static constexpr int kPack = kPackSize;
   static constexpr int kThreads = 256;
-  FSDP_DEVICE static int64_t first() { return (block() * kThreads + thread()) * kPack; }
+  /// Of a thread of the n-th block for these elements.
+  FSDP_DEVICE static int64_t first(int64_t n = block()) { return (n * kThreads + thread()) * kPack; }
   static Grid grid(int64_t n) {
     constexpr int64_t kOfBlock = static_cast<int64_t>(kThreads) * kPack;
     return {(n + kOfBlock - 1) / kOfBlock};
@@ -57,20 +58,47 @@ void scale(const Launch& launch, const Scaling& a) {
   });
 }
 
+/// What one launch of Adam updates. Arguments of a kernel, of which there are at most 4 KB.
+struct AdamTable {
+  static constexpr int kParts = 64;
+  static constexpr int64_t kBlocks = 0x7fffffff;  ///< of a launch
+
+  AdamElements parts[kParts] = {};
+  int32_t first_block[kParts] = {};  ///< of each part, ascending
+  int32_t blocks = 0;
+  int count = 0;  ///< of parts
+  AdamNumbers numbers;
+  const double* gradient_scale = nullptr;
+
+  /// The part to which a block of the launch belongs.
+  FSDP_DEVICE int part_of(int64_t block) const {
+    int part = 0;
+    FSDP_UNROLL
+    for (int step = kParts / 2; step > 0; step /= 2) {
+      if (part + step < count && first_block[part + step] <= block) part += step;
+    }
+    return part;
+  }
+};
+static_assert(sizeof(AdamTable) <= 4096);
+
 // Adam (kernels/adam.h). Elements are independent, so a shard gets the same bits whole or in parts.
 template <typename Gradient, typename Shape>
 struct AdamKernel {
-  using Arguments = AdamElements;
+  using Arguments = AdamTable;
   using Shared = Nothing;
   static constexpr int kThreads = Shape::kThreads;
 
-  FSDP_DEVICE static void run(const Arguments& a, Shared&) {
+  FSDP_DEVICE static void run(const Arguments& table, Shared&) {
     constexpr int kPack = Shape::kPack;
-    const int64_t first = Shape::first(), count = a.n - first;
+    const int part = table.part_of(block());
+    const AdamElements& a = table.parts[part];
+    const int64_t first = Shape::first(block() - table.first_block[part]), count = a.n - first;
     if (count <= 0) return;
-    const AdamNumbers& numbers = a.numbers;
+    const AdamNumbers& numbers = table.numbers;
+    const AdamRates& rates = a.rates;
     const float scale =
-        a.gradient_scale != nullptr ? static_cast<float>(*a.gradient_scale) : numbers.gradient_scale;
+        table.gradient_scale != nullptr ? static_cast<float>(*table.gradient_scale) : numbers.gradient_scale;
     if (scale != scale) return;
     const auto gradient = load_pack<kPack>(static_cast<const Gradient*>(a.gradient) + first, count);
     auto value = load_pack<kPack>(a.value + first, count);
@@ -78,11 +106,11 @@ struct AdamKernel {
     auto exp_avg_sq = load_pack<kPack>(a.exp_avg_sq + first, count);
     FSDP_UNROLL
     for (int i = 0; i < kPack; ++i) {
-      const float g = to_float(gradient.at[i]) * scale + numbers.decay * value.at[i];
+      const float g = to_float(gradient.at[i]) * scale + rates.decay * value.at[i];
       const float m = numbers.beta1 * exp_avg.at[i] + numbers.one_minus_beta1 * g;
       const float v = numbers.beta2 * exp_avg_sq.at[i] + numbers.one_minus_beta2 * g * g;
-      const float denominator = ::sqrtf(v) / numbers.second_correction + numbers.eps;
-      value.at[i] = numbers.keep * value.at[i] - numbers.step_size * (m / denominator);
+      const float denominator = ::sqrtf(v) / rates.second_correction + numbers.eps;
+      value.at[i] = rates.keep * value.at[i] - rates.step_size * (m / denominator);
       exp_avg.at[i] = m;
       exp_avg_sq.at[i] = v;
     }
@@ -92,15 +120,30 @@ struct AdamKernel {
   }
 };
 
+/// Parts whose memory is aligned for packs, and the others.
 template <typename Gradient, typename Launch>
-void adam(const Launch& launch, const AdamElements& a) {
-  auto with_shape = [&](auto shape) {
+void adam(const Launch& launch, const AdamStep& step) {
+  const auto update = [&](auto shape, bool packs_fit) {
     using Shape = decltype(shape);
-    launch.template run<AdamKernel<Gradient, Shape>>(Shape::grid(a.n), a);
+    AdamTable table{.numbers = step.numbers, .gradient_scale = step.gradient_scale};
+    const auto run = [&] {
+      if (table.count > 0) launch.template run<AdamKernel<Gradient, Shape>>(Grid{table.blocks}, table);
+      table.count = table.blocks = 0;
+    };
+    for (const AdamElements& a : step.parts) {
+      const bool fit =
+          fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) && fit_packs<Gradient>(0, a.gradient);
+      if (fit != packs_fit || a.n == 0) continue;
+      const int64_t blocks = Shape::grid(a.n).x;
+      if (table.count == AdamTable::kParts || table.blocks + blocks > AdamTable::kBlocks) run();
+      table.parts[table.count] = a;
+      table.first_block[table.count++] = table.blocks;
+      table.blocks += static_cast<int32_t>(blocks);
+    }
+    run();
   };
-  const bool fit =
-      fit_packs<float>(0, a.value, a.exp_avg, a.exp_avg_sq) && fit_packs<Gradient>(0, a.gradient);
-  fit ? with_shape(ElementShape<kPackOf<float>>()) : with_shape(ElementShape<1>());
+  update(ElementShape<kPackOf<float>>(), true);
+  update(ElementShape<1>(), false);
 }
 
 struct OutcomeKernel {

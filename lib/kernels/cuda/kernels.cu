@@ -34,9 +34,8 @@ void dropout(Element element, const DropoutRows& rows) {
                              : dropout<c10::BFloat16>(StreamLaunch(), rows);
 }
 
-void adam(Element gradient, const AdamElements& elements) {
-  gradient == Element::kFloat ? adam<float>(StreamLaunch(), elements)
-                              : adam<c10::BFloat16>(StreamLaunch(), elements);
+void adam(Element gradient, const AdamStep& step) {
+  gradient == Element::kFloat ? adam<float>(StreamLaunch(), step) : adam<c10::BFloat16>(StreamLaunch(), step);
 }
 
 void decide_outcome(const OutcomeDecision& decision) { decide_outcome(StreamLaunch(), decision); }

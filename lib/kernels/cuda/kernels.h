@@ -7,6 +7,7 @@
 #include <c10/util/Float8_e5m2.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/kernel_table.h"
 #include "kernels/outcome_rule.h"
@@ -47,17 +48,22 @@ struct DropoutRows {
 };
 void dropout(Element element, const DropoutRows& rows);
 
-/// kernels/adam.h, all [n]; the gradient has the element type.
+/// Elements that Adam updates alike, all [n].
 struct AdamElements {
   float* value = nullptr;
   const void* gradient = nullptr;
   float *exp_avg = nullptr, *exp_avg_sq = nullptr;
   int64_t n = 0;
+  AdamRates rates = {};
+};
+/// kernels/adam.h, in as few launches as the table of a launch permits; all gradients have the element type.
+struct AdamStep {
+  std::vector<AdamElements> parts = {};
   AdamNumbers numbers;
   /// In place of numbers.gradient_scale, if not null; NaN: nothing is updated.
   const double* gradient_scale = nullptr;
 };
-void adam(Element gradient, const AdamElements& elements);
+void adam(Element gradient, const AdamStep& step);
 
 /// kernels/step_outcome.h
 struct OutcomeDecision {

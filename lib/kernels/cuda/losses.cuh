@@ -61,7 +61,7 @@ struct LossKernel {
 
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
     const int64_t target = a.targets[block()];
-    T* logits = static_cast<T*>(a.logits) + block() * a.vocabulary;
+    T* logits = static_cast<T*>(a.logits) + block() * a.stride;
     const LooseRow<T, kThreads> row(logits, a.vocabulary);
     if (target == kIgnored) {
       if (a.differentiates) {

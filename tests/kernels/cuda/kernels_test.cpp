@@ -265,16 +265,17 @@ TEST_P(Cuda, AdamStepsAsTheFormulaDoes) {
     const at::Tensor gradient = random({n}), value = at::randn({n}), exp_avg = at::randn({n}),
                      exp_avg_sq = at::rand({n});
     const AdamNumbers numbers{.gradient_scale = 0.5F,
-                              .keep = 0.99F,
                               .beta1 = 0.9F,
                               .one_minus_beta1 = 0.1F,
                               .beta2 = 0.95F,
                               .one_minus_beta2 = 0.05F,
-                              .step_size = 0.01F,
-                              .second_correction = 0.5F,
                               .eps = 1e-5F};
-    const AdamTensors there{on_gpu(value), on_gpu(gradient), on_gpu(exp_avg), on_gpu(exp_avg_sq)};
-    step_adam(there, numbers);
+    const AdamTensors there{on_gpu(value),
+                            on_gpu(gradient),
+                            on_gpu(exp_avg),
+                            on_gpu(exp_avg_sq),
+                            {.keep = 0.99F, .step_size = 0.01F, .second_correction = 0.5F}};
+    step_adam({there}, numbers);
     const at::Tensor g = 0.5 * gradient.to(at::kDouble), m = 0.9 * exp_avg.to(at::kDouble) + 0.1 * g,
                      v = 0.95 * exp_avg_sq.to(at::kDouble) + 0.05 * g * g;
     expect_near(there.exp_avg, m, 1e-6, "exp_avg");

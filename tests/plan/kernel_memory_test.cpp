@@ -1,4 +1,4 @@
-// The memory of attention on GPUs, as the plan counts it.
+// The memory of kernels on GPUs, as the plan counts it.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,6 +8,7 @@
 #include <set>
 
 #include "kernels/flash_attention.h"
+#include "kernels/fused.h"
 #include "kernels/meta.h"
 #include "plan/meta_memory.h"
 
@@ -48,6 +49,28 @@ TEST(AttentionOfDocuments, TakesTheMemoryOfLibtorchsKernels) {
   EXPECT_EQ(taken.count(4 * rows * kHeads), 1);
   EXPECT_EQ(taken.count(of_head * kHeads), 4) << "dy, and gradients of each query's queries, keys and values";
   EXPECT_EQ(taken.count(of_head * kKvHeads), 2);
+}
+
+TEST(LogitsOfAnOddVocabulary, TakeTheMemoryOfPaddedRowsOnAGpuOnly) {
+  std::multiset<int64_t> taken;
+  const MetaMemory memory({.takes =
+                               [&](int64_t bytes) {
+                                 taken.insert(bytes);
+                                 return size_t{0};
+                               },
+                           .gives = [](size_t) {}});
+  const at::TensorOptions meta(at::kMeta);
+  const at::Tensor x = at::empty({16, 24}, meta.dtype(at::kBFloat16)).requires_grad_(true),
+                   weight = at::empty({50, 24}, x.options()),
+                   targets = at::empty({16}, meta.dtype(at::kLong));
+  for (const auto device : {c10::kCPU, c10::kCUDA}) {
+    const kernels::MetaDevice stands_for{.type = device};
+    const kernels::MetaDeviceGuard guard(stands_for);
+    taken.clear();
+    kernels::linear_cross_entropy(x, weight, targets, kernels::Matmul::kOneDnn);
+    EXPECT_EQ(taken.count(2 * 16 * 50), device == c10::kCPU ? 1 : 0);
+    EXPECT_EQ(taken.count(2 * 16 * 64), device == c10::kCPU ? 0 : 1);
+  }
 }
 
 }  // namespace

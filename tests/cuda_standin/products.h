@@ -1,0 +1,41 @@
+#pragma once
+
+// Products of matrices, computed as cuBLAS is asked for them.
+
+#include <cuda_runtime_api.h>
+#include <library_types.h>
+
+#include <functional>
+
+#include "standin.h"
+
+namespace standin {
+
+/// A matrix of Fortran's order, or a batch of them, at an address of the stand-in.
+struct Operand {
+  void* data = nullptr;
+  cudaDataType type = CUDA_R_32F;
+  long long leading = 0;
+  long long stride = 0;
+  bool is_transposed = false;
+};
+
+/// d = alpha a b + beta c + bias, a and b times their scales. a: [m, k], b: [k, n], c and d: [m, n], bias: [m]
+struct Product {
+  long long m = 0, n = 0, k = 0, batch = 1;
+  double alpha = 1, beta = 0;
+  Operand a{}, b{}, c{}, d{}, bias{};                  ///< bias: without data if there is none
+  const float *scale_a = nullptr, *scale_b = nullptr;  ///< of float8 factors
+
+  /// False for a type that is not known.
+  bool compute() const;
+};
+
+/// What a stream does for it.
+inline std::function<void()> computed(const Product& product) {
+  return [product] {
+    if (!product.compute()) standin_violation("a product of a type that the stand-in does not compute");
+  };
+}
+
+}  // namespace standin
