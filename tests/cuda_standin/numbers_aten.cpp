@@ -39,7 +39,6 @@ const std::set<std::string>& left_to_libtorch() {
                                            "set_",
                                            "record_stream",
                                            "_local_scalar_dense",
-                                           "equal",
                                            "is_set_to",
                                            "_fused_sdp_choice",
                                            "mm",

@@ -277,7 +277,7 @@ class Run:
             return [f"numbers of steps {sorted({step for step, _ in found})}, on the CPU {sorted({step for step, _ in expected})}"]
         if self.configuration.tolerated() <= 1e-5 and texts[0] != texts[1]:
             return [f"samples {texts[0]}, on the CPU {texts[1]}"]
-        differences = {key: abs(found[key] - value) / abs(value) for key, value in expected.items()}
+        differences = {key: abs(found[key] - value) / max(abs(value), 1e-6) for key, value in expected.items()}
         self.largest = max(differences.values())
         return [f"step {step}: {name} {found[step, name]}, on the CPU {expected[step, name]}"
                 for (step, name), difference in differences.items() if not difference <= self.configuration.tolerated()]
