@@ -1,9 +1,9 @@
 #pragma once
 
-// FlashAttention (Dao: FlashAttention-2, 2023) of libtorch on GPUs, called without libtorch's choice among
-// its kernels. On compute capability 9.0 and 10.0 that choice prefers cuDNN, which builds a plan for every new
-// combination of lengths (milliseconds of the host), so it suits rows of one length, but not documents, nor
-// texts that grow token by token.
+// libtorch's FlashAttention (Dao: FlashAttention-2, 2023) on GPUs, called without libtorch's choice among its
+// kernels. On compute capability 9.0 and 10.0 that choice prefers cuDNN, which builds a plan for every new
+// length (milliseconds of the host). This suits rows of one length, but neither documents nor texts that grow
+// token by token.
 
 #include <ATen/core/Tensor.h>
 

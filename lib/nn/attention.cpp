@@ -104,8 +104,8 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
   if (compute.fused && kernels::can_attend(q)) {
     return kernels::causal_attention(q, k, v, compute.matmul);
   }
-  // The only fused kernels of libtorch for fp32 on GPUs know no grouped queries (can_use_mem_efficient_attention()
-  // in its sdp_utils.cpp); without one, all T x T weights would exist.
+  // libtorch's only fused kernels for fp32 on GPUs know no grouped queries (can_use_mem_efficient_attention()
+  // in its sdp_utils.cpp); without them, all T x T weights would exist.
   const bool repeats = kernels::is_for_cuda(q) && q.scalar_type() == at::kFloat;
   const int64_t group = repeats ? q.size(2) / k.size(2) : 1;
   const at::Tensor queries = q.transpose(1, 2), keys = repeated(k, group).transpose(1, 2),

@@ -39,8 +39,8 @@ void set_deterministic(bool deterministic);
 /// Throws Error(kUsage) in place of `error` if that is about an operation without such a kernel.
 void explain_nondeterminism(const c10::Error& error);
 
-/// Sets precision and determinism, and returns the device. Warns, if asked to (on rank 0), about a precision that has no
-/// effect on this device.
+/// Sets precision and determinism, and returns the device. Warns, if asked to (on rank 0), about a precision
+/// that has no effect on this device.
 c10::Device prepare_device(const config::TrainingOptions& training, int local_rank, bool warns);
 
 struct PeakRate {
