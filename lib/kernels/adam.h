@@ -15,12 +15,12 @@ namespace fsdp::kernels {
 /// Elements that are updated alike: all [n], contiguous, on one device.
 struct AdamTensors {
   at::Tensor value;     ///< fp32, like the averages
-  at::Tensor gradient;  ///< fp32 or bf16
+  at::Tensor gradient;  ///< fp32, bf16 or fp16
   at::Tensor exp_avg, exp_avg_sq;
   AdamRates rates = {};
 };
 
-/// Whether there is a kernel for such values, with fp32 or bf16 gradients.
+/// Whether there is a kernel for such values.
 bool can_step_adam(const at::Tensor& value);
 
 /// Updates values and averages in place; all parts are on one device. A gradient_scale that is defined, a double

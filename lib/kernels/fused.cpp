@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/element.h"
 #include "kernels/gradient_sink.h"
 #include "kernels/meta.h"
 #include "kernels/reduce.h"
@@ -175,10 +176,8 @@ class Embedding final : public torch::autograd::Function<Embedding> {
       if (!place->adds) place->memory.zero_();
       if (is_for_cuda(dy)) {
         add_rows_on_gpu(place->memory, dy, ids, place->adds);
-      } else if (dy.scalar_type() == at::kFloat) {
-        add_rows<float>(place->memory, dy, ids);
       } else {
-        add_rows<at::BFloat16>(place->memory, dy, ids);
+        with_element(element_of(dy), [&]<typename T>(T) { add_rows<T>(place->memory, dy, ids); });
       }
       return {at::Tensor(), at::Tensor()};
     }
@@ -290,7 +289,8 @@ class Dropout final : public torch::autograd::Function<Dropout> {
 bool can_fuse(const at::Tensor& x) {
   const bool has_kernels =
       x.is_cpu() || x.is_meta() || (x.is_cuda() && cuda::row_kernels(Element::kFloat) != nullptr);
-  return has_kernels && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+  const at::ScalarType type = x.scalar_type();
+  return has_kernels && (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
 }
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

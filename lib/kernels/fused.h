@@ -21,7 +21,7 @@
 
 namespace fsdp::kernels {
 
-/// Whether there are kernels for the tensor's device and type: fp32 and bf16, on the CPU, on meta
+/// Whether there are kernels for the tensor's device and type: fp32, bf16 and fp16, on the CPU, on meta
 /// (kernels/meta.h) and, in programs built with CUDA, on CUDA devices.
 bool can_fuse(const at::Tensor& x);
 
@@ -58,6 +58,9 @@ struct LossTerms {
   double label_smoothing = 0;
   /// z: adds z * log(sum of exp(logits))^2 to keep logits small (Chowdhery et al.: PaLM, 2022, section 5).
   double z_loss = 0;
+  /// The gradient that backward will get for the loss. Forward multiplies by it before it rounds, so that a
+  /// loss scale keeps small gradients in fp16 from becoming 0; backward corrects what differs.
+  double expected_gradient = 1;
 };
 /// The mean cross-entropy of logits x W^T, which are computed in chunks of rows, in x's type: forward already
 /// overwrites each chunk with its gradient and multiplies it on. x: [N, D], weight: [V, D], targets: [N]

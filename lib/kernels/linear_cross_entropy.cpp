@@ -69,6 +69,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
                              .rows = count,
                              .vocabulary = vocabulary,
                              .differentiates = differentiates,
+                             .factor = static_cast<float>(terms.expected_gradient),
                              .label_smoothing = static_cast<float>(terms.label_smoothing),
                              .z_loss = static_cast<float>(terms.z_loss)});
       if (!differentiates) continue;
@@ -80,6 +81,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
       }
     }
     if (differentiates) {
+      context->saved_data["expected_gradient"] = terms.expected_gradient;
       context->saved_data["dx"] = dx;
       context->saved_data["dweight"] = dweight.to(weight.scalar_type());
     }
@@ -91,8 +93,10 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     at::Tensor dx = context->saved_data["dx"].toTensor(), dweight = context->saved_data["dweight"].toTensor();
+    const double expected = context->saved_data["expected_gradient"].toDouble();
     context->saved_data.clear();  // autograd may free the memory after its last use
-    const auto* factor = gradients[0].const_data_ptr<float>();
+    const at::Tensor rest = expected == 1 ? gradients[0] : gradients[0] / expected;
+    const auto* factor = rest.const_data_ptr<float>();
     for (const at::Tensor& gradient : {dx, dweight}) {
       KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }

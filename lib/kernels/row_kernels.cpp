@@ -1,13 +1,12 @@
 #include "kernels/row_kernels.h"
 
-#include <c10/util/BFloat16.h>
-
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
 #include "kernels/cpu/loops.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/element.h"
 #include "util/error.h"
 #include "util/parallel.h"
 
@@ -34,7 +33,9 @@ void for_parts(const RowParts& parts, const Body& body) {
 template <typename T>
 class OnCpu {
  public:
-  static constexpr Element kElement = std::is_same_v<T, float> ? Element::kFloat : Element::kBFloat16;
+  static constexpr Element kElement = std::is_same_v<T, float>       ? Element::kFloat
+                                      : std::is_same_v<T, c10::Half> ? Element::kHalf
+                                                                     : Element::kBFloat16;
   static const cpu::Loops& loops() { return cpu::loops(kElement); }
 
   template <auto cpu::Loops::*kLoop>
@@ -136,7 +137,7 @@ class OnCpu {
   }
 
   static void losses(const LossRows& a) {
-    const auto scale = static_cast<float>(a.differentiates ? 1 / *a.counted : 0);
+    const auto scale = static_cast<float>(a.differentiates ? a.factor / *a.counted : 0);
     util::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.vocabulary),
                        [&](int64_t begin, int64_t end) {
                          for (int64_t row = begin; row < end; ++row) {
@@ -226,9 +227,6 @@ constexpr RowKernels make() {
           .sum_of_squares = &Cpu::sum_of_squares};
 }
 
-constexpr RowKernels kFloatKernels = make<float>();
-constexpr RowKernels kBFloat16Kernels = make<c10::BFloat16>();
-
 // ---- on meta
 
 /// Converts to a pointer to a function of any arguments that does nothing.
@@ -256,7 +254,10 @@ const RowKernels& kernels_on(const c10::Device& device, Element element) {
 }  // namespace
 
 const RowKernels& cpu_row_kernels(Element element) {
-  return element == Element::kFloat ? kFloatKernels : kBFloat16Kernels;
+  return with_element(element, []<typename T>(T) -> const RowKernels& {
+    static constexpr RowKernels kKernels = make<T>();
+    return kKernels;
+  });
 }
 
 KernelsFor::KernelsFor(Element element, const c10::Device& device)

@@ -27,7 +27,8 @@ class KernelsFor {
 const RowKernels& cpu_row_kernels(Element element);
 
 inline Element element_of(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat ? Element::kFloat : Element::kBFloat16;
+  if (x.scalar_type() == at::kBFloat16) return Element::kBFloat16;
+  return x.scalar_type() == at::kHalf ? Element::kHalf : Element::kFloat;
 }
 
 /// Number of rows of the last dimension.

@@ -1,7 +1,7 @@
 #pragma once
 
 // The arguments of kernels over rows, on all devices. Rows are [rows, width], contiguous unless there is a
-// stride; element types are fp32 and bf16, and arithmetic is in fp32.
+// stride; element types are fp32, bf16 and fp16, and arithmetic is in fp32.
 //
 // Sums over rows, `dweight` and `dbias`, are [width] for the loops of one thread (cpu/loops.h), which add to
 // them, and [parts, width] for the kernels of a device (kernel_table.h).
@@ -10,7 +10,7 @@
 
 namespace fsdp::kernels {
 
-enum class Element { kFloat, kBFloat16 };
+enum class Element { kFloat, kBFloat16, kHalf };
 
 /// RMSNorm and LayerNorm; null for RMSNorm: bias, mean and dbias.
 struct NormRows {
@@ -89,6 +89,7 @@ struct LossRows {
   const double* counted = nullptr;   ///< rows of the whole batch that count, at least 1
   int64_t rows = 0, vocabulary = 0;
   bool differentiates = false;
+  float factor = 1;  ///< of the gradient
   float label_smoothing = 0, z_loss = 0;
 };
 

@@ -279,9 +279,8 @@ void Optimizer::update_parameter(size_t i, const at::Tensor& gradient_as_it_came
   const bool left_to_update = is_scaled_by_update(i);
   const double scale = open_->gradient_scale;
   // to() returns the tensor itself if type and device do not change.
-  const bool keeps_type = left_to_update && gradient_as_it_came.scalar_type() == at::kBFloat16;
-  const at::Tensor gradient = keeps_type ? gradient_as_it_came.to(value.device())
-                                         : gradient_as_it_came.to(value.options().dtype(at::kFloat));
+  const at::Tensor gradient = left_to_update ? gradient_as_it_came.to(value.device())
+                                             : gradient_as_it_came.to(value.options().dtype(at::kFloat));
   if (!left_to_update && scale != 1) gradient.mul_(scale);
   update_ranges(i, gradient, open_->lr, left_to_update ? scale : 1);
   // Copies of gradients are to exist one at a time.

@@ -152,7 +152,7 @@ class Optimizer {
     /// In place of gradient_scale, if defined; see step_scaled_on_device().
     at::Tensor scale_on_device = {};
   };
-  /// Whether update() itself multiplies gradients by gradient_scale, and accepts bfloat16 gradients.
+  /// Whether update() itself multiplies gradients by gradient_scale, and accepts gradients in 16 bits.
   virtual bool scales_gradients_of(const at::Tensor& value) const;
   /// Updates values and states in place.
   virtual void update(const Update& update) = 0;

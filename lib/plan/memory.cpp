@@ -243,7 +243,12 @@ MemoryPlan plan_memory(const config::Config& config, const std::vector<UnitSizes
   MemoryPlan plan;
   plan.shards = step.shard_bytes;
   plan.optimizer = optimizer_state_bytes(config.optimizer, units);
-  for (const UnitSizes& unit : units) plan.gradients += unit.shard_gradient_bytes();
+  for (const UnitSizes& unit : units) {
+    plan.gradients += unit.shard_gradient_bytes();
+    if (is_offloaded(unit)) plan.pinned += unit.shard_bytes();
+    const bool is_moved = unit.options.storage.move_grads_to_cpu && unit.has_trainable_parameters;
+    if (is_moved) plan.pinned += unit.reduce_payload_bytes();
+  }
   plan.buffers = step.unsharded_bytes;
   plan.saved_activations = pass.saved_bytes();
   const int64_t at_rest = plan.shards + plan.optimizer + pass.kept_bytes();

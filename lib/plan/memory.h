@@ -43,6 +43,9 @@ struct MemoryPlan {
   /// read from other ranks, without libraries.
   int64_t resident = 0;
   int64_t device_peak = 0;  ///< without what cpu_offload keeps in host memory
+  /// Pinned host memory for shards and gradients that are copied to and from the device. Each gradient counts
+  /// once: more is taken where those of another micro-batch come before the host has added it.
+  int64_t pinned = 0;
 };
 
 /// The formula of a step with the config's options.

@@ -142,6 +142,7 @@ std::string memory_table(const Plan& plan) {
   text += row("saved activations", memory.saved_activations, "when backward begins");
   text += row("peak", memory.peak, "of the sum");
   text += row("resident, trained on the CPUs of one host", memory.resident, "and about 160 MiB of libraries");
+  if (offload || moved) text += row("pinned, where the device is a GPU", memory.pinned, host);
   if (offload) text += row("peak of the device", memory.device_peak, "");
   text += row("memory of the device", plan.memory_limit(), plan.fits() ? "it fits" : "IT DOES NOT FIT");
   text += concat("  largest data.micro_batch_size that fits    ",
@@ -349,6 +350,7 @@ std::string plan_json(const Plan& plan) {
         {"peak_bytes", memory.peak},
         {"resident_bytes", memory.resident},
         {"device_peak_bytes", memory.device_peak},
+        {"pinned_bytes", memory.pinned},
         {"device_limit_bytes", plan.memory_limit()},
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},

@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "shard/pinned_memory.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -39,6 +41,19 @@ OffloadStreams::Place& OffloadStreams::send(const at::Tensor& shard) {
 util::Event OffloadStreams::receive(std::function<void()> copy) {
   FSDP_CHECK(to_host_);
   return to_host_->run_apart(std::move(copy));
+}
+
+at::Tensor OffloadStreams::copy_to_host(const at::Tensor& gradient) {
+  const auto fits = [&](const at::Tensor& memory) {
+    return memory.use_count() == 1 && memory.storage().use_count() == 1 &&
+           memory.scalar_type() == gradient.scalar_type() && memory.numel() == gradient.numel();
+  };
+  auto memory = std::ranges::find_if(on_host_, fits);
+  if (memory == on_host_.end()) {
+    on_host_.push_back(empty_pinned(gradient.numel(), gradient.scalar_type(), device_));
+    memory = std::prev(on_host_.end());
+  }
+  return memory->copy_(gradient, /*non_blocking=*/true);
 }
 
 util::Event OffloadStreams::then(std::function<void()> task) {

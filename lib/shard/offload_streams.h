@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "util/stream.h"
@@ -52,6 +53,10 @@ class OffloadStreams {
   /// Runs `copy`, which copies to the host, on a stream that waits only for what `copy` itself waits for.
   util::Event receive(std::function<void()> copy);
 
+  /// For the task of receive(): issues the copy of `gradient` [numel] to pinned memory, which the host may read
+  /// after the event of receive(), and which is used again for one of its size when nobody refers to it.
+  at::Tensor copy_to_host(const at::Tensor& gradient);
+
   /// Runs `task` on the host thread, in the order of the calls; libtorch's kernels may use several threads
   /// there. After a task has thrown, later ones do not run, and their events throw the same exception, until
   /// reset().
@@ -68,6 +73,7 @@ class OffloadStreams {
   std::array<Place, kPlaces> places_;
   size_t next_ = 0;
   std::optional<util::Stream> to_device_, to_host_;
+  std::vector<at::Tensor> on_host_;  ///< for gradients
   std::unique_ptr<util::Stream> thread_;
 };
 

@@ -183,9 +183,9 @@ void Unit::start_reduction() {
 /// Does not involve the communication stream.
 void Unit::move_to_host(const std::shared_ptr<Reduction>& job, std::shared_ptr<comm::Work> reduced) {
   leaving_ = job->output;
-  left_ = offload_->receive([job, reduced = std::move(reduced)] {
+  left_ = offload_->receive([this, job, reduced = std::move(reduced)] {
     reduced->wait();
-    job->on_host = UnitStorage::copy_to_host(job->output);
+    job->on_host = offload_->copy_to_host(job->output);
     job->output.reset();
   });
   on_host_ = offload_->then([this, job, left = left_] {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "shard/layout_views.h"
+#include "shard/pinned_memory.h"
 #include "util/error.h"
 #include "util/storage.h"
 
@@ -33,12 +34,10 @@ std::unique_ptr<UnitLayout> layout_of(util::Named<Layout> layout,
   return make_layout(layout, shapes, world_size);
 }
 
-/// Memory for shards and their gradients: pinned where the host keeps them for another device.
-at::TensorOptions home(at::ScalarType type, at::Device device, bool on_host) {
-  return at::TensorOptions()
-      .dtype(type)
-      .device(on_host ? at::Device(at::kCPU) : device)
-      .pinned_memory(on_host && !device.is_cpu());
+/// Pinned where the host keeps it for another device.
+at::Tensor empty_shard(int64_t numel, at::ScalarType type, at::Device device, bool on_host) {
+  return on_host && !device.is_cpu() ? empty_pinned(numel, type, device)
+                                     : at::empty({numel}, at::TensorOptions().dtype(type).device(device));
 }
 
 }  // namespace
@@ -53,7 +52,7 @@ UnitStorage::UnitStorage(const std::vector<NamedParameter>& parameters, ShardPla
       pool_(std::move(pool)) {
   at::NoGradGuard no_grad;
   at::Device device = device_of(parameters_, materialize);
-  shard_ = at::empty({layout_->shard_numel()}, home(options_.param_storage, device, options_.cpu_offload));
+  shard_ = empty_shard(layout_->shard_numel(), options_.param_storage, device, options_.cpu_offload);
   fill_shard(materialize);
   shard_is_unsharded_ =
       place_.world_size == 1 && options_.param_dtype == options_.param_storage && !options_.cpu_offload;
@@ -168,11 +167,6 @@ void UnitStorage::fill_gather_input(const at::Tensor& own) {
   at::NoGradGuard no_grad;
   at::Tensor input = gather_input(own);
   if (input.unsafeGetTensorImpl() != own.unsafeGetTensorImpl()) input.copy_(own);
-}
-
-at::Tensor UnitStorage::copy_to_host(const at::Tensor& mean) {
-  at::Tensor host = at::empty(mean.sizes(), home(mean.scalar_type(), mean.device(), true));
-  return host.copy_(mean, /*non_blocking=*/true);
 }
 
 void UnitStorage::add_to_shard_gradient(const at::Tensor& mean) {

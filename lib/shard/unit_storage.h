@@ -59,8 +59,6 @@ class UnitStorage {
   /// Whether the shard (or its gradient) lives in host memory and the parameters on another device.
   bool shard_is_offloaded() const { return shard_.device() != unsharded_.device(); }
   bool gradient_is_offloaded() const { return options_.move_grads_to_cpu && !unsharded_.is_cpu(); }
-  /// Issues a copy to pinned memory; the host may read it after waiting for the stream.
-  static at::Tensor copy_to_host(const at::Tensor& mean);
 
   /// Whether the parameters are views of the shard itself: a group of one that computes in the shard's type on
   /// its device.

@@ -178,9 +178,11 @@ at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
   nn::LossOptions how = options_.loss;
   how.documents = batch.document_starts;
   if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
+  const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1;
+  if (parts_.scaler) how.terms.expected_gradient = loss_scale / micro_batch.divisor;
   at::Tensor loss = nn::loss_of(parts_.model, batch.inputs, batch.targets, how);
   if (micro_batch.divisor != 1) loss = loss / micro_batch.divisor;
-  (parts_.scaler ? loss * parts_.scaler->scale() : loss).backward();
+  (parts_.scaler ? loss * loss_scale : loss).backward();
   return loss.detach().to(at::kDouble);
 }
 

@@ -6,6 +6,7 @@
 // GPUs are numbered from 0 among those that CUDA_VISIBLE_DEVICES leaves. The first call loads the driver: a
 // process must not fork after it.
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -55,6 +56,12 @@ void reset_cuda_peak_memory(int index);
 /// Of the whole GPU, by everything: beside the allocator's memory, NCCL's buffers, the CUDA context and other
 /// processes. Takes a fraction of a millisecond.
 int64_t cuda_bytes_in_use(int index);
+
+/// Host memory of exactly this size, more than 0, which GPU `index` copies from and to beside the host.
+/// (libtorch's allocator for such memory rounds sizes up to powers of two.)
+void* allocate_pinned(int index, size_t bytes);
+/// Copies from and to the memory must have ended.
+void free_pinned(int index, void* memory) noexcept;
 
 /// From now on libtorch's allocator keeps its last 100,000 events on GPU `index` with their C++ stacks (some
 /// microseconds each). When it runs out of memory it writes them and all allocations to `file`, before it

@@ -34,6 +34,8 @@ CudaDevice cuda_device(int index) { refuse(index); }
 CudaMemory cuda_memory(int index) { refuse(index); }
 int64_t cuda_bytes_in_use(int index) { refuse(index); }
 void reset_cuda_peak_memory(int index) { refuse(index); }
+void* allocate_pinned(int index, size_t) { refuse(index); }
+void free_pinned(int, void*) noexcept {}
 void record_cuda_memory_history(int index, const std::filesystem::path&) { refuse(index); }
 void write_cuda_memory_snapshot(const std::filesystem::path&) { refuse("a snapshot of GPU memory"); }
 MakeGraphPool cuda_graph_pools(int index) { refuse(index); }

@@ -32,6 +32,7 @@ PROGRAMS_WITH_NUMBERS = ("train", "resume", "evaluate", "generate")
 NUMBERS = ("loss", "grad_norm", "validation_loss", "validation_accuracy")
 GPU_ONLY = ("training.cuda_graphs=", "comm.backend=", "logging.nvtx=", "logging.memory_snapshot=")
 TIME_LIMIT = 250  # seconds of a program, which takes one or two where nothing else runs
+PINNED_BESIDE = 16  # KiB: batches, and rounding
 CONFIG = """
 [run]
 output_dir = "out"
@@ -215,6 +216,13 @@ class Run:
             self.short, self.long = 10, 14  # graphs are recorded by then
             code = self.train(f"training.steps={self.short}", "run.output_dir=short", report="short")
             return code or self.train(f"training.steps={self.long}", "run.output_dir=long", report="long")
+        if program == "pinned":
+            code = self.train("training.steps=10")
+            before = len(self.output)
+            code = code or self.start("fsdp-train", "config.toml", *self.configuration.overrides, "--plan", "--json", "--world-size",
+                                      str(self.configuration.ranks), reports=False)
+            self.plan = json.loads(self.output[self.output.index("{", before):]) if code == 0 else None
+            return code
         if program == "generate":
             code = self.train("checkpoint.save_at_end=true")
             return code or self.start("fsdp-generate", "out", "--prompt", "abc", "--max-new-tokens", "4", reports=False)
@@ -246,6 +254,8 @@ class Run:
             problems.append(f"{len(self.counts)} reports, expected {self.reports_expected}")
         if self.mode == "n" and not problems:
             problems += self.other_numbers()
+        if configuration.program == "pinned" and not problems:
+            problems += self.pinned_otherwise_than_planned()
         # How often late streams make libtorch's caches ask for more depends on how late they are.
         if configuration.budget and self.mode == "i" and not problems:
             problems += self.over_budget()
@@ -281,6 +291,12 @@ class Run:
         self.largest = max(differences.values())
         return [f"step {step}: {name} {found[step, name]}, on the CPU {expected[step, name]}"
                 for (step, name), difference in differences.items() if not difference <= self.configuration.tolerated()]
+
+    def pinned_otherwise_than_planned(self):
+        planned = self.plan["memory"]["pinned_bytes"] / 1024
+        return [f"rank {rank} pins {own['pinned KiB']} KiB, planned {planned:.0f}, and no more than {PINNED_BESIDE} for batches"
+                for rank, own in enumerate(self.counts)
+                if not 0 <= own["pinned KiB"] - planned <= PINNED_BESIDE]
 
     def over_budget(self):
         called, unit = self.counts[0], ""

@@ -55,7 +55,8 @@ class CountingLaunch {
  private:
   EmulatedLaunch launch_;
 };
-INSTANTIATE_TEST_SUITE_P(Types, CudaAdam, ::testing::Values(at::kFloat, at::kBFloat16), name_of_type);
+INSTANTIATE_TEST_SUITE_P(Types, CudaAdam, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
 
 TEST_P(CudaAdam, StepsAsTheFormulaDoes) {
   for (bool decoupled : {true, false}) {

@@ -43,7 +43,8 @@ class CudaEmbedding : public OfType {
     expect_near(added.values(), sums + before.to(at::kDouble), "added", 1e-6);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Types, CudaEmbedding, ::testing::Values(at::kFloat, at::kBFloat16), name_of_type);
+INSTANTIATE_TEST_SUITE_P(Types, CudaEmbedding, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
 
 TEST_P(CudaEmbedding, AddsUpTheRowsOfEachId) {
   for (int64_t width : {1, 7, 96, 264, 520}) expect_sums(at::randint(kTable, {60}, at::kLong), width);
@@ -67,7 +68,8 @@ TEST_P(CudaEmbedding, TakesOneIdAndNone) {
 }
 
 class CudaDropout : public OfType {};
-INSTANTIATE_TEST_SUITE_P(Types, CudaDropout, ::testing::Values(at::kFloat, at::kBFloat16), name_of_type);
+INSTANTIATE_TEST_SUITE_P(Types, CudaDropout, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
 
 TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
   for (int64_t shift : {0, 1}) {

@@ -48,7 +48,8 @@ class CudaLosses : public OfType {
     return (plain + static_cast<double>(terms.z_loss) * log_all.square()).masked_fill(~counts, 0);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Types, CudaLosses, ::testing::Values(at::kFloat, at::kBFloat16), name_of_type);
+INSTANTIATE_TEST_SUITE_P(Types, CudaLosses, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
 
 TEST_P(CudaLosses, AndGradientsAreThoseOfTheFormulaAndOfTheCpu) {
   constexpr int64_t kRows = 5;

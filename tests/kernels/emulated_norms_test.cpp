@@ -42,7 +42,8 @@ class CudaNorms : public OfType {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Types, CudaNorms, ::testing::Values(at::kFloat, at::kBFloat16), name_of_type);
+INSTANTIATE_TEST_SUITE_P(Types, CudaNorms, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         name_of_type);
 
 std::string text_of(const Case& c) {
   return std::to_string(c.rows) + " rows of " + std::to_string(c.width) + ", shift " +

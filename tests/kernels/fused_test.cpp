@@ -83,7 +83,7 @@ class Fused : public ::testing::TestWithParam<Setting> {
 
 INSTANTIATE_TEST_SUITE_P(Types, Fused,
                          ::testing::Values(Setting{at::kFloat, 3e-6, 1}, Setting{at::kFloat, 3e-6, 3},
-                                           Setting{at::kBFloat16, 1.2e-2, 1}),
+                                           Setting{at::kBFloat16, 1.2e-2, 1}, Setting{at::kHalf, 2e-3, 1}),
                          [](const auto& info) {
                            return std::string(c10::toString(info.param.type)) + "On" +
                                   std::to_string(info.param.threads);
@@ -212,12 +212,13 @@ TEST_P(Fused, BiasGeluIsTheTanhFormOfTheSum) {
 
 TEST_P(Fused, BiasGeluStaysFiniteForLargeInputs) {
   const auto options = at::TensorOptions().dtype(GetParam().type);
-  at::Tensor x = at::tensor({-1e30, -100.0, -17.0, 0.0, 17.0, 1e30}).to(GetParam().type);
+  const double large = GetParam().type == at::kHalf ? 6e4 : 1e30;
+  at::Tensor x = at::tensor({-large, -100.0, -17.0, 0.0, 17.0, large}).to(GetParam().type);
   x = x.unsqueeze(0).requires_grad_(true);
   at::Tensor y = bias_gelu(x, at::zeros({6}, options));
   y.sum().backward();
   const at::Tensor high = x.detach().to(at::kDouble);
-  EXPECT_TRUE(at::allclose(y.detach().to(at::kDouble), high.clamp_min(0), 1e-6, 1e-7 * 1e30)) << y;
+  EXPECT_TRUE(at::allclose(y.detach().to(at::kDouble), high.clamp_min(0), 1e-6, 1e-7 * large)) << y;
   EXPECT_TRUE(at::allclose(y.detach().to(at::kDouble).narrow(1, 1, 4), high.narrow(1, 1, 4).clamp_min(0),
                            1e-6, 1e-30))
       << y;
@@ -341,6 +342,34 @@ TEST(LinearCrossEntropy, OfManyChunksIsThatOfOne) {
   }
 }
 
+/// The error of the gradients in fp16 of a mean over many rows, as a share of the largest.
+double error_in_half(double expected_gradient, double loss_scale) {
+  at::manual_seed(8);
+  const int64_t vocabulary = 40;
+  const at::Tensor targets = at::randint(vocabulary, {100'000}, at::TensorOptions().dtype(at::kLong));
+  const at::Tensor x = at::randn({100'000, 8}).to(at::kHalf).requires_grad_(true),
+                   weight = at::randn({vocabulary, 8}).to(at::kHalf).requires_grad_(true);
+  const at::Tensor loss =
+      linear_cross_entropy(x, weight, targets, Matmul::kMkl, {.expected_gradient = expected_gradient});
+  const auto gradients = torch::autograd::grad({loss * loss_scale}, {x, weight});
+  const Tensors exact{x.detach().to(at::kDouble).requires_grad_(true),
+                      weight.detach().to(at::kDouble).requires_grad_(true)};
+  const auto expected =
+      torch::autograd::grad({at::cross_entropy_loss(at::linear(exact[0], exact[1]), targets)}, exact);
+  double error = 0;
+  for (size_t i = 0; i < 2; ++i) {
+    const at::Tensor difference = gradients[i].to(at::kDouble) / loss_scale - expected[i];
+    error = std::max(error, (difference.abs().max() / expected[i].abs().max()).item<double>());
+  }
+  return error;
+}
+
+TEST(LinearCrossEntropy, RoundsGradientsWithTheExpectedLossScale) {
+  EXPECT_LT(error_in_half(4096, 4096), 2e-3);
+  EXPECT_LT(error_in_half(2048, 4096), 2e-3);  // another one than expected
+  EXPECT_GT(error_in_half(1, 4096), 5e-3);     // what a scale is for
+}
+
 TEST(LinearCrossEntropy, LeavesIgnoredRowsOut) {
   at::manual_seed(7);
   at::Tensor x = at::randn({4, 3}).requires_grad_(true), weight = at::randn({5, 3});
@@ -372,7 +401,7 @@ TEST(LinearCrossEntropy, RefusesTargetsBeyondTheVocabulary) {
 TEST(CanFuse, KnowsTypes) {
   EXPECT_TRUE(can_fuse(at::zeros({1})));
   EXPECT_TRUE(can_fuse(at::zeros({1}, at::kBFloat16)));
-  EXPECT_FALSE(can_fuse(at::zeros({1}, at::kHalf)));
+  EXPECT_TRUE(can_fuse(at::zeros({1}, at::kHalf)));
   EXPECT_FALSE(can_fuse(at::zeros({1}, at::kDouble)));
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/cpu/loops.h"
 
+#include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -86,6 +87,40 @@ TEST(Loops, OfAllLevelsNormAndActivateAlike) {
                       &Results::dbias, &Results::of_gelu, &Results::sums}) {
     for (size_t i = 0; i < (best.*member).size(); ++i) {
       EXPECT_NEAR((best.*member)[i], (plain.*member)[i], 2e-5) << i;
+    }
+  }
+}
+
+// Products of all fp16 numbers, rounded to fp16.
+TEST(Loops, OfAllLevelsRoundToHalfAsLibtorchDoes) {
+  std::vector<c10::Half> x;
+  for (int bits = 0; bits < 1 << 16; ++bits) {
+    x.push_back(c10::Half(static_cast<uint16_t>(bits), c10::Half::from_bits()));
+    x.emplace_back(0.0F);  // rotated by the angle 0: the first of a pair times cos
+  }
+  const auto pairs = static_cast<int64_t>(x.size() / 2);
+  const std::vector<float> sin(2, 0.0F);
+  for (const Loops& level :
+       {loops(Element::kHalf), baseline::kLevel.loops[static_cast<int>(Element::kHalf)]}) {
+    for (float factor : {1.0F, 0.37F, 1e-3F, 3.3e-6F, 5.0F}) {
+      const std::vector<float> cos(2, factor);
+      std::vector<c10::Half> y(x.size());
+      level.rotary({.x = x.data(),
+                    .y = y.data(),
+                    .cos = cos.data(),
+                    .sin = sin.data(),
+                    .rows = pairs,
+                    .tokens = 1,
+                    .heads = 1,
+                    .head_dim = 2});
+      for (size_t i = 0; i < x.size(); i += 2) {
+        const c10::Half expected(static_cast<float>(x[i]) * factor);
+        if (std::isnan(static_cast<float>(expected))) {
+          EXPECT_TRUE(std::isnan(static_cast<float>(y[i]))) << level.name << " at " << i / 2;
+        } else {
+          EXPECT_EQ(y[i].x, expected.x) << level.name << " at " << i / 2 << " times " << factor;
+        }
+      }
     }
   }
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/rows.h"
+#include "kernels/element.h"
 #include "support/cuda_emulator.h"
 
 namespace fsdp::kernels::cuda {
@@ -79,7 +79,9 @@ class OfType : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override { at::manual_seed(11); }
   static at::ScalarType type() { return GetParam(); }
-  static Element element() { return type() == at::kFloat ? Element::kFloat : Element::kBFloat16; }
+  static Element element() {
+    return type() == at::kFloat ? Element::kFloat : type() == at::kHalf ? Element::kHalf : Element::kBFloat16;
+  }
   /// Elements that are loaded at once.
   static int64_t pack() { return type() == at::kFloat ? 4 : 8; }
   static at::Tensor random(at::IntArrayRef shape) { return at::randn(shape).to(type()); }
@@ -87,7 +89,7 @@ class OfType : public ::testing::TestWithParam<at::ScalarType> {
   /// body(T()) for the type's T.
   template <typename Body>
   static void with_type(const Body& body) {
-    type() == at::kFloat ? body(float()) : body(c10::BFloat16());
+    with_element(element(), body);
   }
 
   /// Of results of the type, or in fp32; the largest difference as a share of the largest value.

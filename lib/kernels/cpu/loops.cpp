@@ -35,7 +35,8 @@ const Level& level_here() {
 bool has_fast_products([[maybe_unused]] Element element) {
 #ifdef FSDP_X86_LEVELS
   return &level_here() == &avx512::kLevel &&
-         (element == Element::kFloat || __builtin_cpu_supports("avx512bf16"));
+         (element == Element::kFloat ||
+          (element == Element::kBFloat16 && __builtin_cpu_supports("avx512bf16")));
 #else
   return false;
 #endif

@@ -124,9 +124,9 @@ struct RoundedRun {
   uint32_t keys[2] = {};
 };
 
-/// All loops of one level, by Element; the roundings to bf16 and to fp16.
+/// All loops of one level, by Element, products in fp32 and bf16 only; the roundings to bf16 and to fp16.
 struct Level {
-  Loops loops[2];
+  Loops loops[3];
   Packing packing[2];
   AttentionLoops attention[2];
   void (*round[2])(const RoundedRun&);

@@ -18,5 +18,6 @@ void put_activations(RowKernels& table) {
 
 template void put_activations<float>(RowKernels&);
 template void put_activations<c10::BFloat16>(RowKernels&);
+template void put_activations<c10::Half>(RowKernels&);
 
 }  // namespace fsdp::kernels::cuda

@@ -116,6 +116,7 @@ struct BiasGeluGradKernel {
   using Arguments = RowsInParts<BiasGeluGradRows>;
   using Shared = typename Tile::Shared;
   static constexpr int kThreads = Tile::kThreads;
+  static constexpr bool kRegistersFirst = true;
 
   FSDP_DEVICE static void run(const Arguments& arguments, Shared& shared) {
     const BiasGeluGradRows& a = arguments.rows;

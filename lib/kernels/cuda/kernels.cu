@@ -4,6 +4,7 @@
 #include "kernels/cuda/float8.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/stream_launch.cuh"
+#include "kernels/element.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
@@ -20,22 +21,22 @@ RowKernels made() {
 }  // namespace
 
 const RowKernels* row_kernels(Element element) {
-  static const RowKernels of_float = made<float>(), of_bfloat16 = made<c10::BFloat16>();
-  return element == Element::kFloat ? &of_float : &of_bfloat16;
+  return with_element(element, []<typename T>(T) {
+    static const RowKernels kernels = made<T>();
+    return &kernels;
+  });
 }
 
 void embedding_backward(Element element, const EmbeddingGradRows& rows) {
-  element == Element::kFloat ? embedding_backward<float>(StreamLaunch(), rows)
-                             : embedding_backward<c10::BFloat16>(StreamLaunch(), rows);
+  with_element(element, [&]<typename T>(T) { embedding_backward<T>(StreamLaunch(), rows); });
 }
 
 void dropout(Element element, const DropoutRows& rows) {
-  element == Element::kFloat ? dropout<float>(StreamLaunch(), rows)
-                             : dropout<c10::BFloat16>(StreamLaunch(), rows);
+  with_element(element, [&]<typename T>(T) { dropout<T>(StreamLaunch(), rows); });
 }
 
 void adam(Element gradient, const AdamStep& step) {
-  gradient == Element::kFloat ? adam<float>(StreamLaunch(), step) : adam<c10::BFloat16>(StreamLaunch(), step);
+  with_element(gradient, [&]<typename T>(T) { adam<T>(StreamLaunch(), step); });
 }
 
 void decide_outcome(const OutcomeDecision& decision) { decide_outcome(StreamLaunch(), decision); }

@@ -29,5 +29,6 @@ void put_losses(RowKernels& table) {
 
 template void put_losses<float>(RowKernels&);
 template void put_losses<c10::BFloat16>(RowKernels&);
+template void put_losses<c10::Half>(RowKernels&);
 
 }  // namespace fsdp::kernels::cuda

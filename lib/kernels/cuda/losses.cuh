@@ -4,6 +4,8 @@
 // A block processes a row: one pass computes the largest logit and the sum of the exponentials (Milakov and
 // Gimelshein: Online normalizer calculation for softmax, 2018, algorithm 3), another the gradient.
 
+#include <type_traits>
+
 #include "kernels/cuda/block_sum.cuh"
 #include "kernels/cuda/packs.cuh"
 #include "kernels/rows.h"
@@ -15,6 +17,8 @@ template <typename T, int kThreads>
 class LooseRow {
  public:
   static constexpr int kPack = kPackOf<T>;
+  /// Packs; their conversion takes more registers in fp16.
+  static constexpr int kAtOnce = std::is_same_v<T, c10::Half> ? 2 : 4;
 
   FSDP_DEVICE LooseRow(T* row, int64_t width) : row_(row), width_(width) {
     const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % kPackBytes / sizeof(T));
@@ -26,7 +30,7 @@ class LooseRow {
   /// Calls body(first element, values) for the thread's packs and its single element.
   template <typename Body>
   FSDP_DEVICE void for_each(const Body& body) const {
-    FSDP_UNROLL_BY(4)
+    FSDP_UNROLL_BY(kAtOnce)
     for (int64_t pack = thread(); pack < packs_; pack += kThreads) {
       const int64_t first = head_ + pack * kPack;
       auto values = load_pack<kPack>(row_ + first);
@@ -105,7 +109,7 @@ struct LossKernel {
     if (thread() == 0) a.losses[block()] = loss;
     if (!a.differentiates) return;
 
-    const double share = 1 / *a.counted;
+    const double share = static_cast<double>(a.factor) / *a.counted;
     const auto scale = static_cast<float>(share * (1 + 2 * z * log_all) / sum_of_all);
     const auto spread = static_cast<float>(share * smoothing / vocabulary);
     const auto hit = static_cast<float>(share * (1 - smoothing));

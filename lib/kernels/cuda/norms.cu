@@ -18,5 +18,6 @@ void put_norms(RowKernels& table) {
 
 template void put_norms<float>(RowKernels&);
 template void put_norms<c10::BFloat16>(RowKernels&);
+template void put_norms<c10::Half>(RowKernels&);
 
 }  // namespace fsdp::kernels::cuda

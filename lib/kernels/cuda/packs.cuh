@@ -3,6 +3,7 @@
 // Packs of neighbouring elements, which are loaded and stored at once.
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cstdint>
 

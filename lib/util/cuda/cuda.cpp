@@ -121,6 +121,23 @@ int64_t cuda_bytes_in_use(int index) {
 
 void reset_cuda_peak_memory(int index) { allocator::resetPeakStats(prepared(index)); }
 
+// A thread without a current device would initialize the first one.
+void* allocate_pinned(int index, size_t bytes) {
+  const c10::cuda::CUDAGuard on_device(prepared(index));
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  if (error == cudaSuccess) return memory;
+  (void)cudaGetLastError();
+  fail(ErrorKind::kUnexpected, "pinned memory: expected ", bytes, " bytes of the host; found that CUDA ",
+       "refuses them (", cudaGetErrorString(error),
+       "); raise the limit of the container or of ulimit -l, or offload less");
+}
+
+void free_pinned(int index, void* memory) noexcept {
+  const c10::cuda::CUDAGuard on_device(static_cast<c10::DeviceIndex>(index));
+  if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+}
+
 void record_cuda_memory_history(int index, const std::filesystem::path& file) {
   prepared(index);
   // Otherwise a process for each library, one after another, resolves the names of functions.

@@ -72,7 +72,7 @@ class Cuda : public ::testing::TestWithParam<at::ScalarType> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Types, Cuda, ::testing::Values(at::kFloat, at::kBFloat16),
+INSTANTIATE_TEST_SUITE_P(Types, Cuda, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 at::Tensor composed_rms_norm(const at::Tensor& x, const at::Tensor& weight) {
