@@ -64,4 +64,13 @@ inline bool counts_vary(const DataOptions& options) {
   return options.documents != DocumentTreatment::kJoin || options.dataset != kTokenFiles;
 }
 
+/// Where documents begin in `rows` rows of one document each, as plans and dry runs assume; null unless
+/// options.documents = "mask".
+inline std::shared_ptr<const std::vector<std::vector<int64_t>>> one_document_a_row(const DataOptions& options,
+                                                                                   int64_t rows) {
+  if (options.documents != DocumentTreatment::kMask) return nullptr;
+  return std::make_shared<std::vector<std::vector<int64_t>>>(static_cast<size_t>(rows),
+                                                             std::vector<int64_t>{0});
+}
+
 }  // namespace fsdp::data

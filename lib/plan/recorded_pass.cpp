@@ -224,11 +224,7 @@ nn::LossOptions loss_options(const config::Config& config) {
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.hidden_dropout > 0) {
     options.dropout.emplace();
   }
-  // How many documents a row has depends on the data; at least one.
-  if (config.data.documents == data::DocumentTreatment::kMask) {
-    const std::vector<std::vector<int64_t>> starts(static_cast<size_t>(config.data.micro_batch_size), {0});
-    options.documents = std::make_shared<const nn::DocumentStarts>(starts);
-  }
+  options.documents = data::one_document_a_row(config.data, config.data.micro_batch_size);
   return options;
 }
 

@@ -45,7 +45,8 @@ class RandomBatches final : public data::BatchSource {
     return {.inputs = tokens("inputs"),
             .targets = tokens("targets"),
             .valid_rows = config_.data.micro_batch_size,
-            .counted = config_.data.micro_batch_size * config_.data.sequence_length};
+            .counted = config_.data.micro_batch_size * config_.data.sequence_length,
+            .document_starts = data::one_document_a_row(config_.data, config_.data.micro_batch_size)};
   }
 
  private:
