@@ -300,6 +300,7 @@ TEST_F(TrainStepTest, LeavesUpdatesToTheEndWhereSomethingIsToBeKnownFirst) {
 
 TEST_F(TrainStepTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
   config_.mixed_precision.param_dtype = "float16";
+  config_.model.fused_kernels = false;  // whose gradients pass by no hook
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
     Ready ready = make(communicator, {}, 1024);
     const auto& units = ready.engine->units();
@@ -333,6 +334,7 @@ TEST_F(TrainStepTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
 
 TEST_F(TrainStepTest, AnOverflowAtTheLowestScaleIsADivergenceThatNamesTheUnit) {
   config_.mixed_precision.param_dtype = "float16";
+  config_.model.fused_kernels = false;  // whose gradients pass by no hook
   comm::run_ranks_as_threads(2, [&](comm::Communicator& communicator) {
     Ready ready = make(communicator, {}, 1);
     ready.model->parameters()[0].register_hook(
