@@ -52,13 +52,14 @@ class Formula {
   Stack arguments_;
 };
 
-struct Attention : Formula {
-  Attention(const c10::FunctionSchema& schema, Stack& stack) : Formula(schema, stack) {
-    TORCH_CHECK(argument("dropout_p").toDouble() == 0, "the stand-in has no attention with dropout");
-    if (has("scale")) scale = argument("scale").toDouble();
-  }
+/// q: [B, heads, T, head_dim]; k, v: [B, key-value heads, L, head_dim]
+struct Attention {
+  at::Tensor q, k, v;
+  bool is_causal;  ///< the last query sees all keys
+  double scale;
+  at::Tensor bias = {};
 
-  /// For each query head. x: [B, key-value heads, T, head_dim]
+  /// For each query head. x: [B, key-value heads, L, head_dim]
   at::Tensor repeated(const at::Tensor& x) const { return x.repeat_interleave(q.size(1) / x.size(1), 1); }
   /// The reverse: summed over the query heads.
   at::Tensor added(const at::Tensor& x) const {
@@ -67,22 +68,46 @@ struct Attention : Formula {
 
   at::Tensor scores() const {
     at::Tensor scores = at::matmul(q, repeated(k).transpose(-2, -1)) * scale;
-    if (const at::Tensor bias = tensor("attn_bias"); bias.defined()) scores += bias;
-    if (argument("is_causal").toBool()) {
-      const at::Tensor later = at::ones({q.size(2), k.size(2)}, at::kBool).triu(1);
+    if (bias.defined()) scores += bias;
+    if (is_causal) {
+      const at::Tensor later = at::ones({q.size(2), k.size(2)}, at::kBool).triu(1 + k.size(2) - q.size(2));
       scores.masked_fill_(later, -std::numeric_limits<double>::infinity());
     }
     return scores;
   }
 
-  at::Tensor q = tensor("query"), k = tensor("key"), v = tensor("value");
-  double scale = 1 / std::sqrt(static_cast<double>(q.size(-1)));
+  struct Result {
+    at::Tensor y, log_sums;  ///< like q; [B, heads, T]
+  };
+  Result result() const {
+    const at::Tensor scores = this->scores(), log_sums = scores.logsumexp(-1);
+    return {at::matmul((scores - log_sums.unsqueeze(-1)).exp(), repeated(v)), log_sums};
+  }
+  /// Of q, k and v.
+  std::vector<at::Tensor> gradients(const at::Tensor& dy, const Result& result) const {
+    const at::Tensor factors = (scores() - result.log_sums.unsqueeze(-1)).exp();
+    const at::Tensor dfactors = at::matmul(dy, repeated(v).transpose(-2, -1));
+    const at::Tensor dscores = factors * (dfactors - (dy * result.y).sum(-1, true)) * scale;
+    return {at::matmul(dscores, repeated(k)), added(at::matmul(dscores.transpose(-2, -1), q)),
+            added(at::matmul(factors.transpose(-2, -1), dy))};
+  }
 };
 
+Attention attention_of(const Formula& a) {
+  TORCH_CHECK(a.argument("dropout_p").toDouble() == 0, "the stand-in has no attention with dropout");
+  const at::Tensor q = a.tensor("query");
+  return {.q = q,
+          .k = a.tensor("key"),
+          .v = a.tensor("value"),
+          .is_causal = a.argument("is_causal").toBool(),
+          .scale = a.has("scale") ? a.argument("scale").toDouble()
+                                  : 1 / std::sqrt(static_cast<double>(q.size(-1))),
+          .bias = a.tensor("attn_bias")};
+}
+
 void attend(const c10::FunctionSchema& schema, Stack& stack) {
-  const Attention a(schema, stack);
-  const at::Tensor scores = a.scores(), log_sums = scores.logsumexp(-1);
-  const at::Tensor y = at::matmul((scores - log_sums.unsqueeze(-1)).exp(), a.repeated(a.v));
+  const Formula a(schema, stack);
+  const auto [y, log_sums] = attention_of(a).result();
   // Token by token, as libtorch's kernels leave it.
   const at::ScalarType type = a.argument("query").toTensor().scalar_type();
   stack.emplace_back(y.transpose(1, 2).contiguous().to(type).transpose(1, 2));
@@ -91,13 +116,78 @@ void attend(const c10::FunctionSchema& schema, Stack& stack) {
 }
 
 void attend_backward(const c10::FunctionSchema& schema, Stack& stack) {
-  const Attention a(schema, stack);
+  const Formula a(schema, stack);
   const at::Tensor dy = a.tensor(a.has("grad_out") ? "grad_out" : "grad_out_");
-  const at::Tensor factors = (a.scores() - a.tensor("logsumexp").unsqueeze(-1)).exp();
-  const at::Tensor dfactors = at::matmul(dy, a.repeated(a.v).transpose(-2, -1));
-  const at::Tensor dscores = factors * (dfactors - (dy * a.tensor("out")).sum(-1, true)) * a.scale;
-  a.put(stack, {at::matmul(dscores, a.repeated(a.k)), a.added(at::matmul(dscores.transpose(-2, -1), a.q)),
-                a.added(at::matmul(factors.transpose(-2, -1), dy))});
+  a.put(stack, attention_of(a).gradients(dy, {a.tensor("out"), a.tensor("logsumexp")}));
+}
+
+/// Flash attention itself has heads behind tokens, and texts of any lengths one after another
+/// [tokens, heads, head_dim], which begin and end at the bounds `cum_seq_q`; or rows [B, T, heads, head_dim].
+class Texts {
+ public:
+  explicit Texts(const Formula& a) : all_(attention_of(a)) {
+    if (!a.has("cum_seq_q") || !a.argument("cum_seq_q").toTensor().defined()) return;
+    const at::Tensor bounds = a.argument("cum_seq_q").toTensor().to(at::kLong).contiguous();
+    bounds_.assign(bounds.const_data_ptr<int64_t>(), bounds.const_data_ptr<int64_t>() + bounds.numel());
+  }
+
+  size_t count() const { return bounds_.empty() ? 1 : bounds_.size() - 1; }
+  Attention text(size_t i) const {
+    Attention text = all_;
+    for (at::Tensor* each : {&text.q, &text.k, &text.v}) *each = part(*each, i);
+    return text;
+  }
+  /// x: like q -> [B, heads, T, head_dim]
+  at::Tensor part(const at::Tensor& x, size_t i) const {
+    return (bounds_.empty() ? x : x.narrow(0, bounds_[i], length(i)).unsqueeze(0)).transpose(1, 2);
+  }
+  /// x: [heads, tokens], or [B, heads, T] -> [B, heads, T]
+  at::Tensor part_of_sums(const at::Tensor& x, size_t i) const {
+    return bounds_.empty() ? x : x.narrow(1, bounds_[i], length(i)).unsqueeze(0);
+  }
+  /// The reverse of part().
+  at::Tensor together(std::vector<at::Tensor> parts) const {
+    for (at::Tensor& each : parts) each = each.transpose(1, 2);
+    return bounds_.empty() ? parts[0].contiguous() : at::cat(parts, 1).squeeze(0);
+  }
+  at::Tensor sums_together(const std::vector<at::Tensor>& parts) const {
+    return bounds_.empty() ? parts[0] : at::cat(parts, 2).squeeze(0);
+  }
+
+ private:
+  int64_t length(size_t i) const { return bounds_[i + 1] - bounds_[i]; }
+
+  Attention all_;
+  std::vector<int64_t> bounds_;  ///< empty: rows
+};
+
+void attend_to_texts(const c10::FunctionSchema& schema, Stack& stack) {
+  const Formula a(schema, stack);
+  const Texts texts(a);
+  std::vector<at::Tensor> results, sums;
+  for (size_t i = 0; i < texts.count(); ++i) {
+    const auto [y, log_sums] = texts.text(i).result();
+    results.push_back(y);
+    sums.push_back(log_sums);
+  }
+  stack.emplace_back(texts.together(results).to(a.argument("query").toTensor().scalar_type()));
+  stack.emplace_back(texts.sums_together(sums));
+  a.leave_out_others(stack);
+}
+
+void attend_to_texts_backward(const c10::FunctionSchema& schema, Stack& stack) {
+  const Formula a(schema, stack);
+  const Texts texts(a);
+  const at::Tensor dy = a.tensor("grad_out"), y = a.tensor("out"), log_sums = a.tensor("logsumexp");
+  std::vector<std::vector<at::Tensor>> gradients(3);
+  for (size_t i = 0; i < texts.count(); ++i) {
+    const auto of_text =
+        texts.text(i).gradients(texts.part(dy, i), {texts.part(y, i), texts.part_of_sums(log_sums, i)});
+    for (size_t each = 0; each < 3; ++each) gradients[each].push_back(of_text[each]);
+  }
+  std::vector<at::Tensor> results;
+  for (const auto& each : gradients) results.push_back(texts.together(each));
+  a.put(stack, results);
 }
 
 void rms_norm_backward(const c10::FunctionSchema& schema, Stack& stack) {
@@ -113,6 +203,8 @@ void rms_norm_backward(const c10::FunctionSchema& schema, Stack& stack) {
 
 Computation formula_of(std::string_view operation) {
   if (operation == "_fused_rms_norm_backward") return rms_norm_backward;
+  if (operation == "_flash_attention_forward") return attend_to_texts;
+  if (operation == "_flash_attention_backward") return attend_to_texts_backward;
   if (!operation.starts_with("_scaled_dot_product_")) return nullptr;
   if (operation.ends_with("_attention")) return attend;
   return operation.ends_with("_attention_backward") ? attend_backward : nullptr;
