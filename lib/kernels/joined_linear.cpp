@@ -1,5 +1,6 @@
 #include "kernels/joined_linear.h"
 
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -24,6 +25,13 @@ int64_t rows_of_all(at::TensorList weights) {
   int64_t rows = 0;
   for (const at::Tensor& weight : weights) rows += weight.size(0);
   return rows;
+}
+
+/// x's shape with a last dimension of `width`.
+std::vector<int64_t> shape_with(const at::Tensor& x, int64_t width) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = width;
+  return shape;
 }
 
 bool lie_in_sequence(at::TensorList parts) {
@@ -60,17 +68,17 @@ std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at:
   return GradientSink::Place{joined(places), adds};
 }
 
-/// y = x W^T with the joined weights. x: [N, in]
+/// y = x W^T with the joined weights. x: [..., in]; views inside are no nodes of the graph (matmul.cpp).
 class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
                             Matmul matmul) {
-    const at::Tensor x = given.contiguous();
+    const at::Tensor x = given.reshape({-1, given.size(-1)}).contiguous();
     variable_list saved{x};
     saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    return product(x, joined(weights), matmul);
+    return at::_unsafe_view(product(x, joined(weights), matmul), shape_with(given, rows_of_all(weights)));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -78,9 +86,12 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
     const at::Tensor& x = saved[0];
     const at::TensorList weights = at::TensorList(saved).slice(1);
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const at::Tensor dy = gradients[0].contiguous();
+    const at::Tensor dy = gradients[0].reshape({-1, gradients[0].size(-1)}).contiguous();
     variable_list results(saved.size() + 1);
-    if (context->needs_input_grad(0)) results[0] = product(dy, joined(weights).t(), matmul);
+    if (context->needs_input_grad(0)) {
+      const at::Tensor dx = product(dy, joined(weights).t(), matmul);
+      results[0] = at::_unsafe_view(dx, shape_with(gradients[0], dx.size(1)));
+    }
     bool all_need = true, none_needs = true;
     for (size_t i = 0; i < weights.size(); ++i) {
       (context->needs_input_grad(i + 1) ? none_needs : all_need) = false;
@@ -192,9 +203,7 @@ bool can_join(const at::Tensor& given, const std::vector<at::Tensor>& weights) {
 at::Tensor joined_linear(const at::Tensor& given, const std::vector<at::Tensor>& weights, Matmul matmul) {
   const at::Tensor x = autocast_operand(given);
   FSDP_CHECK(weights[0].is_meta() || lie_in_sequence(weights));
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = rows_of_all(weights);
-  return JoinedLinear::apply(x.reshape({-1, x.size(-1)}), at::TensorList(weights), matmul).view(shape);
+  return JoinedLinear::apply(x, at::TensorList(weights), matmul);
 }
 
 at::Tensor joined_swiglu(const at::Tensor& both) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -203,19 +204,31 @@ class GradientsWith {
   std::vector<ProductOf> products_;
 };
 
-// ---- autograd
+// ---- autograd. The functions take and give tensors of any dimensions: views outside of them would be nodes of
+// the graph, which cost the host more than a small product.
 
-/// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [N, in]
+/// x: [..., n] -> [N, n]
+at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
+
+/// product: [N, n] -> [..., n], with the rows of `like`. Not a view, which autograd would have to follow.
+at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
+  if (like.dim() == 2) return product;
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape.back() = product.size(1);
+  return at::_unsafe_view(product, shape);
+}
+
+/// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [..., in]
 class WeightProduct final : public torch::autograd::Function<WeightProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed, Matmul matmul) {
-    const at::Tensor x = given.contiguous(), w = transposed ? weight : weight.t();
+    const at::Tensor x = as_matrix(given), w = transposed ? weight : weight.t();
     context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
     context->saved_data["transposed"] = transposed;
     context->saved_data["has_bias"] = bias.has_value();
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    return product_of(x, w, matmul, bias);
+    return shaped(product_of(x, w, matmul, bias), given);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -223,9 +236,11 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
     const at::Tensor &x = saved[0], &weight = saved[1];
     const bool transposed = context->saved_data["transposed"].toBool();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const at::Tensor dy = gradients[0].contiguous();
+    const at::Tensor dy = as_matrix(gradients[0]);
     at::Tensor dx, dweight, dbias;
-    if (context->needs_input_grad(0)) dx = product_of(dy, transposed ? weight.t() : weight, matmul);
+    if (context->needs_input_grad(0)) {
+      dx = shaped(product_of(dy, transposed ? weight.t() : weight, matmul), gradients[0]);
+    }
     if (context->needs_input_grad(1)) {
       dweight = transposed ? weight_gradient(weight, x.t(), dy, matmul)
                            : weight_gradient(weight, dy.t(), x, matmul);
@@ -237,12 +252,12 @@ class WeightProduct final : public torch::autograd::Function<WeightProduct> {
   }
 };
 
-/// y_i = x W_i^T. x: [N, in]
+/// y_i = x W_i^T. x: [..., in]
 class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
                                Matmul matmul) {
-    const at::Tensor x = given.contiguous();
+    const at::Tensor x = as_matrix(given);
     variable_list saved{x};
     std::vector<at::Tensor> transposed;
     for (const at::Tensor& weight : weights) {
@@ -251,7 +266,9 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
     }
     context->save_for_backward(std::move(saved));
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    return products_of(x, transposed, matmul);
+    variable_list results = products_of(x, transposed, matmul);
+    for (at::Tensor& result : results) result = shaped(result, given);
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -260,21 +277,15 @@ class ProductsOfOne final : public torch::autograd::Function<ProductsOfOne> {
     variable_list results(saved.size() + 1);
     GradientsWith of_weights(saved[0], matmul);
     for (size_t i = 1; i < saved.size(); ++i) {
-      const at::Tensor dy = gradients[i - 1].contiguous();
+      const at::Tensor dy = as_matrix(gradients[i - 1]);
       if (context->needs_input_grad(i)) results[i] = of_weights.add(saved[i], dy.t());
       if (context->needs_input_grad(0)) add_product_of(results[0], dy, saved[i], matmul);
     }
     of_weights.finish();
+    if (results[0].defined()) results[0] = shaped(results[0], gradients[0]);
     return results;
   }
 };
-
-/// x's shape with a last dimension of `width`.
-std::vector<int64_t> shape_with(const at::Tensor& x, int64_t width) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = width;
-  return shape;
-}
 
 }  // namespace
 
@@ -304,8 +315,7 @@ at::Tensor autocast_operand(const at::Tensor& x) {
 at::Tensor linear(const at::Tensor& given, const at::Tensor& given_weight, Matmul matmul) {
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   if (!computes_here(x, matmul)) return at::linear(x, weight);
-  return WeightProduct::apply(x.reshape({-1, x.size(-1)}), weight, std::optional<at::Tensor>(), false, matmul)
-      .view(shape_with(x, weight.size(0)));
+  return WeightProduct::apply(x, weight, std::optional<at::Tensor>(), false, matmul);
 }
 
 std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::Tensor>& given_weights,
@@ -317,11 +327,7 @@ std::vector<at::Tensor> linears(const at::Tensor& given, const std::vector<at::T
     for (const at::Tensor& weight : weights) results.push_back(linear(x, weight, matmul));
     return results;
   }
-  results = ProductsOfOne::apply(x.reshape({-1, x.size(-1)}), at::TensorList(weights), matmul);
-  for (size_t i = 0; i < weights.size(); ++i) {
-    results[i] = results[i].view(shape_with(x, weights[i].size(0)));
-  }
-  return results;
+  return ProductsOfOne::apply(x, at::TensorList(weights), matmul);
 }
 
 at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_weight,
@@ -329,7 +335,10 @@ at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_we
   const at::Tensor x = autocast_operand(given), weight = autocast_operand(given_weight);
   const auto bias = given_bias ? std::optional(autocast_operand(*given_bias)) : std::nullopt;
   if (!computes_here(x, matmul)) {
-    return bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = weight.size(1);
+    const at::Tensor rows = x.reshape({-1, x.size(-1)});
+    return (bias ? at::addmm(*bias, rows, weight) : at::mm(rows, weight)).view(shape);
   }
   return WeightProduct::apply(x, weight, bias, true, matmul);
 }

@@ -44,7 +44,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Matmul matmul);
 /// linear() for several weights, by fewer passes over x and its gradient if the products are computed here.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights, Matmul matmul);
 
-/// y = x W + b. x: [N, in], weight: [in, out], bias: [out], or none -> [N, out]
+/// y = x W + b. x: [..., in], weight: [in, out], bias: [out], or none -> [..., out]
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias, Matmul matmul);
 

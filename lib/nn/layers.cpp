@@ -45,11 +45,10 @@ at::Tensor Linear::with_bias(const at::Tensor& product) const {
 }
 
 at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
+  if (!multiplies_float8(x)) return kernels::transposed_linear(x, weight_, bias, compute_.matmul);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight_.size(1);
-  const at::Tensor rows = x.reshape({-1, weight_.size(0)});
-  return (multiplies_float8(rows) ? kernels::float8_transposed_linear(rows, weight_, bias, compute_.matmul)
-                                  : kernels::transposed_linear(rows, weight_, bias, compute_.matmul))
+  return kernels::float8_transposed_linear(x.reshape({-1, weight_.size(0)}), weight_, bias, compute_.matmul)
       .view(shape);
 }
 
