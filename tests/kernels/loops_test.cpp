@@ -112,7 +112,8 @@ TEST(Loops, OfAllLevelsRoundToHalfAsLibtorchDoes) {
                     .rows = pairs,
                     .tokens = 1,
                     .heads = 1,
-                    .head_dim = 2});
+                    .head_dim = 2,
+                    .stride = 2});
       for (size_t i = 0; i < x.size(); i += 2) {
         const c10::Half expected(static_cast<float>(x[i]) * factor);
         if (std::isnan(static_cast<float>(expected))) {
