@@ -52,13 +52,16 @@ at::Tensor joined(at::TensorList parts) {
   return parts[0].detach().as_strided({rows, columns}, {columns, 1}, parts[0].storage_offset());
 }
 
-/// The place for the gradients of all weights; none if they have no places in sequence that are alike.
-std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at::ScalarType type) {
+/// The place for the gradients of all weights, of the first of the types that has one; none if they have no
+/// places in sequence that are alike.
+std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at::ScalarType type,
+                                                     std::optional<at::ScalarType> or_type = std::nullopt) {
   std::vector<at::Tensor> places;
   bool adds = false;
   for (const at::Tensor& weight : weights) {
     const GradientSink* sink = gradient_sink(weight);
     const auto place = sink == nullptr ? std::nullopt : sink->place(type);
+    if (!place && or_type) return take_joined_place(weights, *or_type);
     if (!place || (!places.empty() && place->adds != adds)) return std::nullopt;
     adds = place->adds;
     places.push_back(place->memory);
@@ -97,19 +100,27 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
       (context->needs_input_grad(i + 1) ? none_needs : all_need) = false;
     }
     if (none_needs) return results;
-    if (all_need && add_to_places(weights, dy.t(), x.t(), matmul)) return results;
-    const at::Tensor gradient = product(dy.t(), x.t(), matmul);
+    const at::Tensor a = dy.t(), b = x.t();
+    if (all_need && write(take_joined_place(weights, at::kFloat, a.scalar_type()), a, b, matmul))
+      return results;
+    at::Tensor gradient;
     for (int64_t i = 0, row = 0; i < std::ssize(weights); row += weights[static_cast<size_t>(i++)].size(0)) {
       const size_t at = static_cast<size_t>(i) + 1;
-      if (context->needs_input_grad(at)) results[at] = gradient.narrow(0, row, saved[at].size(0));
+      if (!context->needs_input_grad(at)) continue;
+      const at::Tensor& weight = saved[at];
+      auto place = take_gradient_place(weight, at::kFloat);
+      if (!place) place = take_gradient_place(weight, a.scalar_type());
+      if (write(place, a.narrow(0, row, weight.size(0)), b, matmul)) continue;
+      if (!gradient.defined()) gradient = product(a, b, matmul);
+      results[at] = gradient.narrow(0, row, weight.size(0));
     }
     return results;
   }
 
  private:
-  static bool add_to_places(at::TensorList weights, const at::Tensor& a, const at::Tensor& b, Matmul matmul) {
-    auto place = take_joined_place(weights, at::kFloat);
-    if (!place) place = take_joined_place(weights, a.scalar_type());
+  /// The product of a and b^T to the place, if there is one.
+  static bool write(std::optional<GradientSink::Place> place, const at::Tensor& a, const at::Tensor& b,
+                    Matmul matmul) {
     if (!place) return false;
     place->adds ? add_product(place->memory, a, b, matmul) : product_into(place->memory, a, b, matmul);
     return true;

@@ -215,9 +215,13 @@ TEST_F(Plugin, GeneratesWithoutAKeyValueCacheOfItsOwn) {
   nn::KeyValueCache cache(config.model, 4);
   const at::Tensor ids = at::randint(8, {2, 4}, at::kLong);
   const at::Tensor whole = model->forward(ids);
-  EXPECT_TRUE(at::equal(nn::next_scores(*model, ids.narrow(1, 0, 2), cache), whole.select(1, 1)));
-  EXPECT_TRUE(at::equal(nn::next_scores(*model, ids.narrow(1, 2, 1), cache), whole.select(1, 2)));
-  EXPECT_TRUE(at::equal(nn::scores(*model, ids.narrow(1, 3, 1), cache), whole.narrow(1, 3, 1)));
+  // Not bit for bit: libraries may sum the products of other numbers of rows in another order.
+  const auto expect_near = [](const at::Tensor& found, const at::Tensor& expected) {
+    EXPECT_TRUE(at::allclose(found, expected, 1e-5, 1e-5)) << found << expected;
+  };
+  expect_near(nn::next_scores(*model, ids.narrow(1, 0, 2), cache), whole.select(1, 1));
+  expect_near(nn::next_scores(*model, ids.narrow(1, 2, 1), cache), whole.select(1, 2));
+  expect_near(nn::scores(*model, ids.narrow(1, 3, 1), cache), whole.narrow(1, 3, 1));
   EXPECT_THROW(nn::next_scores(*model, ids.narrow(1, 0, 1), cache), Error);
 }
 

@@ -16,7 +16,7 @@ class TestSink final : public GradientSink {
  public:
   static TestSink& attach(const at::Tensor& parameter, at::ScalarType dtype = at::kFloat) {
     auto sink = std::make_unique<TestSink>();
-    sink->memory = at::full(parameter.sizes(), 1e6, parameter.options().dtype(dtype).requires_grad(false));
+    sink->memory = at::full(parameter.sizes(), 3e4, parameter.options().dtype(dtype).requires_grad(false));
     TestSink& result = *sink;
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(sink));
     return result;
