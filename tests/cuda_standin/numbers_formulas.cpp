@@ -1,5 +1,6 @@
 // Operations that libtorch has on CUDA only, by their formulas in fp32: attention as flash attention, the
-// "memory-efficient" one and cuDNN's have it, with the same arguments by other numbers; and the gradient of RMSNorm.
+// "memory-efficient" one and cuDNN's have it, with the same arguments by other numbers; the gradient of RMSNorm; and
+// softmax, which takes fp16 to fp32 there.
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -199,10 +200,27 @@ void rms_norm_backward(const c10::FunctionSchema& schema, Stack& stack) {
   a.put(stack, results);
 }
 
+/// With a result in fp32 of numbers in fp16, too.
+void softmax(const c10::FunctionSchema& schema, Stack& stack) {
+  const Formula a(schema, stack);
+  const at::ScalarType type =
+      a.argument("half_to_float").toBool() ? at::kFloat : a.argument("self").toTensor().scalar_type();
+  stack.emplace_back(at::softmax(a.tensor("self"), a.argument("dim").toInt()).to(type));
+}
+
+void softmax_backward(const c10::FunctionSchema& schema, Stack& stack) {
+  const Formula a(schema, stack);
+  const at::Tensor dy = a.tensor("grad_output"), y = a.tensor("output");
+  const at::Tensor sum = (dy * y).sum(a.argument("dim").toInt(), /*keepdim=*/true);
+  stack.emplace_back((y * (dy - sum)).to(a.argument("input_dtype").toScalarType()));
+}
+
 }  // namespace
 
 Computation formula_of(std::string_view operation) {
   if (operation == "_fused_rms_norm_backward") return rms_norm_backward;
+  if (operation == "_softmax") return softmax;
+  if (operation == "_softmax_backward_data") return softmax_backward;
   if (operation == "_flash_attention_forward") return attend_to_texts;
   if (operation == "_flash_attention_backward") return attend_to_texts_backward;
   if (!operation.starts_with("_scaled_dot_product_")) return nullptr;
