@@ -1,6 +1,5 @@
 #include "kernels/joined_linear.h"
 
-#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -25,13 +24,6 @@ int64_t rows_of_all(at::TensorList weights) {
   int64_t rows = 0;
   for (const at::Tensor& weight : weights) rows += weight.size(0);
   return rows;
-}
-
-/// x's shape with a last dimension of `width`.
-std::vector<int64_t> shape_with(const at::Tensor& x, int64_t width) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = width;
-  return shape;
 }
 
 bool lie_in_sequence(at::TensorList parts) {
@@ -71,17 +63,17 @@ std::optional<GradientSink::Place> take_joined_place(at::TensorList weights, at:
   return GradientSink::Place{joined(places), adds};
 }
 
-/// y = x W^T with the joined weights. x: [..., in]; views inside are no nodes of the graph (matmul.cpp).
+/// y = x W^T with the joined weights. x: [..., in]
 class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, at::TensorList weights,
                             Matmul matmul) {
-    const at::Tensor x = given.reshape({-1, given.size(-1)}).contiguous();
+    const at::Tensor x = as_matrix(given);
     variable_list saved{x};
     saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["matmul"] = static_cast<int64_t>(matmul);
-    return at::_unsafe_view(product(x, joined(weights), matmul), shape_with(given, rows_of_all(weights)));
+    return shaped(product(x, joined(weights), matmul), given);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -89,11 +81,10 @@ class JoinedLinear final : public torch::autograd::Function<JoinedLinear> {
     const at::Tensor& x = saved[0];
     const at::TensorList weights = at::TensorList(saved).slice(1);
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
-    const at::Tensor dy = gradients[0].reshape({-1, gradients[0].size(-1)}).contiguous();
+    const at::Tensor dy = as_matrix(gradients[0]);
     variable_list results(saved.size() + 1);
     if (context->needs_input_grad(0)) {
-      const at::Tensor dx = product(dy, joined(weights).t(), matmul);
-      results[0] = at::_unsafe_view(dx, shape_with(gradients[0], dx.size(1)));
+      results[0] = shaped(product(dy, joined(weights).t(), matmul), gradients[0]);
     }
     bool all_need = true, none_needs = true;
     for (size_t i = 0; i < weights.size(); ++i) {

@@ -204,19 +204,7 @@ class GradientsWith {
   std::vector<ProductOf> products_;
 };
 
-// ---- autograd. The functions take and give tensors of any dimensions: views outside of them would be nodes of
-// the graph, which cost the host more than a small product.
-
-/// x: [..., n] -> [N, n]
-at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
-
-/// product: [N, n] -> [..., n], with the rows of `like`. Not a view, which autograd would have to follow.
-at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
-  if (like.dim() == 2) return product;
-  std::vector<int64_t> shape = like.sizes().vec();
-  shape.back() = product.size(1);
-  return at::_unsafe_view(product, shape);
-}
+// ---- autograd
 
 /// y = x W + b with W = weight^T or, where `transposed`, the weight. x: [..., in]
 class WeightProduct final : public torch::autograd::Function<WeightProduct> {
@@ -341,6 +329,15 @@ at::Tensor transposed_linear(const at::Tensor& given, const at::Tensor& given_we
     return (bias ? at::addmm(*bias, rows, weight) : at::mm(rows, weight)).view(shape);
   }
   return WeightProduct::apply(x, weight, bias, true, matmul);
+}
+
+at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
+
+at::Tensor shaped(const at::Tensor& product, const at::Tensor& like) {
+  if (like.dim() == 2) return product;
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape.back() = product.size(1);
+  return at::_unsafe_view(product, shape);
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul) {

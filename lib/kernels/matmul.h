@@ -48,6 +48,14 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tenso
 at::Tensor transposed_linear(const at::Tensor& x, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias, Matmul matmul);
 
+// For autograd functions, which take and give tensors of any dimensions: views outside of them would be nodes of
+// the graph, which cost the host more than a small product.
+
+/// x: [..., n] -> [N, n], contiguous
+at::Tensor as_matrix(const at::Tensor& x);
+/// product: [N, n] -> [..., n], with the rows of `like` [..., m]. Not a view, which autograd would have to follow.
+at::Tensor shaped(const at::Tensor& product, const at::Tensor& like);
+
 /// a b^T without autograd. a: [N, K], b: [M, K], of any strides -> [N, M]
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, Matmul matmul);
 /// Like product(), into `to`, of the factors' type, which is contiguous or, on a GPU, has contiguous rows.
