@@ -196,20 +196,26 @@ constexpr int64_t kPiece = 16384;
 struct Choice {
   double p = 0;
   uint64_t key = 0;
-  int64_t first_row = 0;
+  int64_t first_row = 0, first_value = 0;
 };
 
-/// One hash decides two values, by 32 bits each.
+/// Values [begin, end) of `from`, whose first is the value `first` of its row. One hash decides two values of
+/// the row, by 32 bits each.
 template <typename T>
-void drop_row(const T* from, T* to, int64_t begin, int64_t end, uint64_t row_key, uint32_t limit,
-              float scale) {
-  for (int64_t i = begin; i < end; i += 2) {
-    const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>(i / 2));
+void drop_row(const T* from, T* to, int64_t begin, int64_t end, int64_t first, uint64_t row_key,
+              uint32_t limit, float scale) {
+  const auto choose = [&](int64_t i, uint64_t bits) {
     to[i] = static_cast<uint32_t>(bits) < limit ? T(0) : T(static_cast<float>(from[i]) * scale);
-    if (i + 1 < end) {
-      to[i + 1] =
-          static_cast<uint32_t>(bits >> 32) < limit ? T(0) : T(static_cast<float>(from[i + 1]) * scale);
-    }
+  };
+  const auto bits_of = [&](int64_t i) {
+    return util::mix64(row_key + static_cast<uint64_t>((first + i) / 2));
+  };
+  int64_t i = begin;
+  if (i < end && (first + i) % 2 != 0) choose(i, bits_of(i) >> 32), ++i;
+  for (; i < end; i += 2) {
+    const uint64_t bits = bits_of(i);
+    choose(i, bits);
+    if (i + 1 < end) choose(i + 1, bits >> 32);
   }
 }
 
@@ -223,16 +229,17 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
     const auto* from = x.const_data_ptr<scalar_t>();
     auto* to = y.data_ptr<scalar_t>();
-    util::parallel_for(0, rows * pieces, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
-                       [&](int64_t begin, int64_t end) {
-                         for (int64_t at = begin; at < end; ++at) {
-                           const int64_t row = at / pieces, first = at % pieces * kPiece;
-                           const uint64_t row_key = util::mix64(
-                               choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
-                           drop_row(from + row * width, to + row * width, first,
-                                    std::min(width, first + kPiece), row_key, limit, scale);
-                         }
-                       });
+    util::parallel_for(
+        0, rows * pieces, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t at = begin; at < end; ++at) {
+            const int64_t row = at / pieces, first = at % pieces * kPiece;
+            const uint64_t row_key =
+                util::mix64(choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
+            drop_row(from + row * width, to + row * width, first, std::min(width, first + kPiece),
+                     choice.first_value, row_key, limit, scale);
+          }
+        });
   });
   return y;
 }
@@ -247,6 +254,7 @@ at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
                                 .width = x.numel() / std::max<int64_t>(rows, 1),
                                 .key = choice.key,
                                 .first_row = choice.first_row,
+                                .first_value = choice.first_value,
                                 .p = choice.p});
   return y;
 }
@@ -266,18 +274,22 @@ at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
 class Dropout final : public torch::autograd::Function<Dropout> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, double p, int64_t key,
-                            int64_t first_row) {
+                            int64_t first_row, int64_t first_value) {
     context->saved_data["p"] = p;
     context->saved_data["key"] = key;
     context->saved_data["first_row"] = first_row;
-    return dropped(x, {.p = p, .key = static_cast<uint64_t>(key), .first_row = first_row});
+    context->saved_data["first_value"] = first_value;
+    return dropped(
+        x, {.p = p, .key = static_cast<uint64_t>(key), .first_row = first_row, .first_value = first_value});
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto& saved = context->saved_data;
     return {dropped(gradients[0], {.p = saved["p"].toDouble(),
                                    .key = static_cast<uint64_t>(saved["key"].toInt()),
-                                   .first_row = saved["first_row"].toInt()}),
+                                   .first_row = saved["first_row"].toInt(),
+                                   .first_value = saved["first_value"].toInt()}),
+            {},
             {},
             {},
             {}};
@@ -315,9 +327,9 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   return Embedding::apply(weight, ids);
 }
 
-at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row) {
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, int64_t first_value) {
   FSDP_CHECK(p >= 0 && p < 1 && x.dim() >= 1, "dropout of ", p);
-  return Dropout::apply(x, p, static_cast<int64_t>(key), first_row);
+  return Dropout::apply(x, p, static_cast<int64_t>(key), first_row, first_value);
 }
 
 }  // namespace fsdp::kernels

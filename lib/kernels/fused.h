@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "kernels/matmul.h"
@@ -62,14 +63,28 @@ struct LossTerms {
   /// loss scale keeps small gradients in fp16 from becoming 0; backward corrects what differs.
   double expected_gradient = 1;
 };
+/// A weight that has a part of the vocabulary's rows (parallel/cross_entropy.h). The loss is that of the whole
+/// vocabulary, and so are the gradients, x's being the part's share of it.
+struct VocabularyPart {
+  int64_t first = 0;  ///< token of the first row
+  int64_t whole = 0;  ///< size of the whole vocabulary
+  int64_t most = 0;   ///< rows of the largest part, which decides on the chunks of all
+  /// Is called once for each chunk, with its RowStatistics (rows.h) as [rows, 4] fp64, of this part; they are
+  /// to become those of the whole vocabulary.
+  std::function<void(const at::Tensor& statistics)> combine = nullptr;
+};
+
 /// The mean cross-entropy of logits x W^T, which are computed in chunks of rows, in x's type: forward already
 /// overwrites each chunk with its gradient and multiplies it on. x: [N, D], weight: [V, D], targets: [N]
 /// int64 -> [] fp32. Targets are in [0, V) or kIgnored; ignored rows do not count, and if all are ignored,
 /// the loss is 0. Can be differentiated once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                                Matmul matmul, const LossTerms& terms = {});
+                                Matmul matmul, const LossTerms& terms = {},
+                                const VocabularyPart* part = nullptr);
 
-/// Rows of such a chunk on the CPU.
+/// Rows of such a chunk for an x [N, D] of this device and type.
+int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary);
+/// On the CPU.
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary);
 
 /// The rows `ids` of a table. weight: [V, D], ids: [...] int64 in [0, V) -> [..., D]. Gradients of rows are
@@ -79,8 +94,8 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
 
 /// Dropout (Srivastava et al., 2014): each value of x becomes 0 with probability p, 0 <= p < 1, and x / (1 -
 /// p) otherwise. The choice for value i of row r, the r-th along dimension 0, is a function of (key,
-/// first_row + r, i), not of a generator's state: a recomputed or resumed step drops the same values, on any
-/// number of ranks and threads, and nothing is kept for backward.
-at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row);
+/// first_row + r, first_value + i), not of a generator's state: a recomputed or resumed step drops the same
+/// values, on any number of ranks and threads, and nothing is kept for backward.
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, int64_t first_value = 0);
 
 }  // namespace fsdp::kernels

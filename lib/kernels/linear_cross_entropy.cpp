@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/fused.h"
 #include "kernels/meta.h"
@@ -29,12 +30,6 @@ int64_t row_stride(const at::Tensor& x, int64_t vocabulary) {
   return is_for_cpu(x) ? vocabulary : (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-int64_t chunk_rows(const at::Tensor& x, int64_t vocabulary) {
-  if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
-  const int64_t row_bytes = row_stride(x, vocabulary) * static_cast<int64_t>(x.element_size());
-  return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
-}
-
 /// -> [rows of x, vocabulary], whose rows are row_stride() apart
 at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, Matmul matmul) {
   const int64_t vocabulary = weight.size(0), stride = row_stride(x, vocabulary);
@@ -48,10 +43,11 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& weight,
                             const at::Tensor& targets, int64_t matmul_number, bool differentiates,
-                            const LossTerms& terms) {
+                            const LossTerms& terms, const VocabularyPart* part) {
     const auto matmul = static_cast<Matmul>(matmul_number);
     const at::Tensor x = given.contiguous();
-    const int64_t rows = x.size(0), vocabulary = weight.size(0), chunk = chunk_rows(x, vocabulary);
+    const int64_t rows = x.size(0), vocabulary = weight.size(0);
+    const int64_t chunk = cross_entropy_chunk_rows(x, part == nullptr ? vocabulary : part->most);
     at::Tensor dx = differentiates ? at::empty_like(x) : at::Tensor(), dweight;
     const auto* target = targets.const_data_ptr<int64_t>();
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kDouble));
@@ -59,25 +55,36 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     KernelsFor(x)->count_targets(target, rows, counted.data_ptr<double>());
     for (int64_t first = 0; first < rows; first += chunk) {
       const int64_t count = std::min(chunk, rows - first);
-      const at::Tensor part = x.narrow(0, first, count);
-      const at::Tensor logits = logits_of(part, weight, matmul);
-      KernelsFor(x)->losses({.logits = logits.data_ptr(),
-                             .stride = logits.stride(0),
-                             .targets = target + first,
-                             .losses = losses.data_ptr<double>() + first,
-                             .counted = counted.data_ptr<double>(),
-                             .rows = count,
-                             .vocabulary = vocabulary,
-                             .differentiates = differentiates,
-                             .factor = static_cast<float>(terms.expected_gradient),
-                             .label_smoothing = static_cast<float>(terms.label_smoothing),
-                             .z_loss = static_cast<float>(terms.z_loss)});
+      const at::Tensor some = x.narrow(0, first, count);
+      const at::Tensor logits = logits_of(some, weight, matmul);
+      LossRows loss_rows{.logits = logits.data_ptr(),
+                         .stride = logits.stride(0),
+                         .targets = target + first,
+                         .losses = losses.data_ptr<double>() + first,
+                         .counted = counted.data_ptr<double>(),
+                         .rows = count,
+                         .vocabulary = vocabulary,
+                         .differentiates = differentiates,
+                         .factor = static_cast<float>(terms.expected_gradient),
+                         .label_smoothing = static_cast<float>(terms.label_smoothing),
+                         .z_loss = static_cast<float>(terms.z_loss)};
+      at::Tensor statistics;
+      if (part != nullptr) {
+        statistics = at::empty({count, kRowStatistics}, losses.options());
+        loss_rows.first = part->first;
+        loss_rows.whole = part->whole;
+        loss_rows.found = reinterpret_cast<RowStatistics*>(statistics.data_ptr<double>());
+        KernelsFor(x)->losses(loss_rows);
+        part->combine(statistics);
+        loss_rows.known = std::exchange(loss_rows.found, nullptr);
+      }
+      KernelsFor(x)->losses(loss_rows);
       if (!differentiates) continue;
       product_into(dx.narrow(0, first, count), logits, weight.t(), matmul);
       if (chunk < rows) {
-        add_product(dweight, logits.t(), part.t(), matmul);
+        add_product(dweight, logits.t(), some.t(), matmul);
       } else {
-        dweight = product(logits.t(), part.t(), matmul);
+        dweight = product(logits.t(), some.t(), matmul);
       }
     }
     if (differentiates) {
@@ -100,7 +107,7 @@ class LinearCrossEntropy final : public torch::autograd::Function<LinearCrossEnt
     for (const at::Tensor& gradient : {dx, dweight}) {
       KernelsFor(gradient)->scale(gradient.data_ptr(), gradient.numel(), factor);
     }
-    return {dx, dweight, {}, {}, {}, {}};
+    return {dx, dweight, {}, {}, {}, {}, {}};
   }
 };
 
@@ -120,13 +127,20 @@ void check_targets(const at::Tensor& targets, int64_t vocabulary) {
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                                Matmul matmul, const LossTerms& terms) {
+                                Matmul matmul, const LossTerms& terms, const VocabularyPart* part) {
   FSDP_CHECK(can_fuse(x) && weight.scalar_type() == x.scalar_type() && x.dim() == 2 &&
              weight.size(1) == x.size(1) && targets.numel() == x.size(0) && targets.device() == x.device());
   const at::Tensor tokens = targets.contiguous();
-  check_targets(tokens, weight.size(0));
+  check_targets(tokens, part == nullptr ? weight.size(0) : part->whole);
   const bool differentiates = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  return LinearCrossEntropy::apply(x, weight, tokens, static_cast<int64_t>(matmul), differentiates, terms);
+  return LinearCrossEntropy::apply(x, weight, tokens, static_cast<int64_t>(matmul), differentiates, terms,
+                                   part);
+}
+
+int64_t cross_entropy_chunk_rows(const at::Tensor& x, int64_t vocabulary) {
+  if (is_for_cpu(x)) return cross_entropy_chunk_rows(x.size(0), vocabulary);
+  const int64_t row_bytes = row_stride(x, vocabulary) * static_cast<int64_t>(x.element_size());
+  return std::clamp<int64_t>(kDeviceChunkBytes / row_bytes, 1, std::max<int64_t>(x.size(0), 1));
 }
 
 int64_t cross_entropy_chunk_rows(int64_t rows, int64_t vocabulary) {

@@ -143,17 +143,27 @@ class OnCpu {
                          for (int64_t row = begin; row < end; ++row) {
                            T* logits = static_cast<T*>(a.logits) + row * a.stride;
                            if (a.targets[row] == kIgnored) {
+                             if (a.found != nullptr) {
+                               a.found[row] = {};
+                               continue;
+                             }
                              if (a.differentiates) std::fill_n(logits, a.vocabulary, T(0));
                              a.losses[row] = 0;
                              continue;
                            }
-                           a.losses[row] = loops().cross_entropy({.logits = logits,
-                                                                  .targets = a.targets + row,
-                                                                  .rows = 1,
-                                                                  .vocabulary = a.vocabulary,
-                                                                  .scale = scale,
-                                                                  .label_smoothing = a.label_smoothing,
-                                                                  .z_loss = a.z_loss});
+                           const double loss =
+                               loops().cross_entropy({.logits = logits,
+                                                      .targets = a.targets + row,
+                                                      .rows = 1,
+                                                      .vocabulary = a.vocabulary,
+                                                      .scale = scale,
+                                                      .label_smoothing = a.label_smoothing,
+                                                      .z_loss = a.z_loss,
+                                                      .first = a.first,
+                                                      .whole = a.whole,
+                                                      .found = a.found != nullptr ? a.found + row : nullptr,
+                                                      .known = a.known != nullptr ? a.known + row : nullptr});
+                           if (a.found == nullptr) a.losses[row] = loss;
                          }
                        });
   }

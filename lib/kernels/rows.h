@@ -78,19 +78,35 @@ struct RotaryRows {
 /// The target of a row that is ignored.
 inline constexpr int64_t kIgnored = -100;
 
+/// What the loss and the gradient of a row of logits depend on. Those of a row's parts can be combined.
+struct RowStatistics {
+  double most = 0;       ///< the largest logit
+  double sum = 0;        ///< of exp(logit - most)
+  double of_target = 0;  ///< the target's logit; 0 in a part without it
+  double total = 0;      ///< of the logits; 0 without label smoothing
+};
+inline constexpr int kRowStatistics = sizeof(RowStatistics) / sizeof(double);
+
 /// Losses of rows of logits. Where a target is kIgnored, loss and gradient are 0.
+///
+/// The rows may be those of a part of the vocabulary (VocabularyPart in fused.h): one call then writes the
+/// part's statistics to `found`, and another gets those of the whole rows as `known`.
 struct LossRows {
   /// [rows, vocabulary], row r from element r * stride; if `differentiates`, overwritten with its gradient /
   /// counted.
   void* logits = nullptr;
   int64_t stride = 0;
-  const int64_t* targets = nullptr;  ///< [rows], less than vocabulary
+  const int64_t* targets = nullptr;  ///< [rows], less than the size of the whole vocabulary
   double* losses = nullptr;          ///< [rows]
   const double* counted = nullptr;   ///< rows of the whole batch that count, at least 1
   int64_t rows = 0, vocabulary = 0;
   bool differentiates = false;
   float factor = 1;  ///< of the gradient
   float label_smoothing = 0, z_loss = 0;
+  int64_t first = 0;                     ///< token of the first column
+  int64_t whole = 0;                     ///< size of the whole vocabulary; 0: these columns are all
+  RowStatistics* found = nullptr;        ///< [rows]; if not null, nothing else is written
+  const RowStatistics* known = nullptr;  ///< [rows]; null: those of these columns
 };
 
 /// The total of sums over parts of rows.

@@ -33,6 +33,18 @@ TEST(Dropout, ChoosesByKeyRowAndPlaceAlone) {
   at::set_num_threads(before);
 }
 
+TEST(Dropout, OfAPartOfTheRowsIsThatPartOfTheirDropout) {
+  const at::Tensor x = at::randn({3, 50'001}), whole = dropout(x, 0.3, 11, 100);
+  for (int64_t first : {0, 1, 2, 16'385, 50'000}) {
+    for (int64_t count : {1, 2, 7, 33'000}) {
+      if (first + count > 50'001) continue;
+      EXPECT_TRUE(
+          at::equal(dropout(x.narrow(1, first, count), 0.3, 11, 100, first), whole.narrow(1, first, count)))
+          << first << " " << count;
+    }
+  }
+}
+
 TEST(Dropout, OfRowsAndPlacesIsIndependent) {
   const at::Tensor dropped = (dropout(at::ones({400, 400}), 0.5, 3, 0) == 0).to(at::kDouble) - 0.5;
   // Neighbours in both directions agree as often as not.

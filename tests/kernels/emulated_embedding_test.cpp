@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaDropout, ::testing::Values(at::kFloat, at::k
 TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
   for (int64_t shift : {0, 1}) {
     for (int64_t width : {0, 1, 2, 7, 8, 600, 4099, 5000}) {
-      for (double p : {0.0, 0.3}) {
+      for (auto [p, first_value] : {std::pair{0.0, 0}, {0.3, 0}, {0.3, 6}, {0.3, 13}}) {
         const Buffer x(random({3, width}), shift);
         Buffer y({3, width}, type(), shift);
         with_type([&]<typename T>(T) {
@@ -85,11 +85,13 @@ TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
                                       .width = width,
                                       .key = 0xfedcba9876543210U,
                                       .first_row = 1000,
+                                      .first_value = first_value,
                                       .p = p});
           });
         });
-        EXPECT_TRUE(have_equal_bits(y.values(), kernels::dropout(x.values(), p, 0xfedcba9876543210U, 1000)))
-            << width;
+        EXPECT_TRUE(have_equal_bits(y.values(),
+                                    kernels::dropout(x.values(), p, 0xfedcba9876543210U, 1000, first_value)))
+            << width << " " << first_value;
       }
     }
   }

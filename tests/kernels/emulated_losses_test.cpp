@@ -116,6 +116,58 @@ TEST_P(CudaLosses, OfRowsThatAreFartherApartAreThoseOfEachAlone) {
   }
 }
 
+/// RowStatistics [rows, 4] of all columns from those of parts.
+at::Tensor combined(const std::vector<at::Tensor>& parts) {
+  const at::Tensor all = at::stack(parts), most = all.select(2, 0), top = most.amax(0);
+  const at::Tensor sum = (all.select(2, 1) * (most - top).exp()).sum(0);
+  return at::stack({top, sum, all.select(2, 2).sum(0), all.select(2, 3).sum(0)}, 1);
+}
+
+TEST_P(CudaLosses, OfPartsOfTheVocabularyAreThoseOfTheWhole) {
+  constexpr int64_t kRows = 5, kVocabulary = 1001, kFirst = 400;
+  const Buffer counted(at::full({1}, 3.0, at::kDouble));
+  const at::Tensor scores = random({kRows, kVocabulary}) * 3;
+  const Buffer targets(at::tensor({5, -100, 1000, 399, 400}, at::kLong));
+  for (const Terms& terms : {Terms{}, Terms{0.2F, 0.01F}}) {
+    for (bool on_cpu : {false, true}) {
+      const auto run_losses = [&](const LossRows& rows) {
+        if (on_cpu) return cpu_row_kernels(element()).losses(rows);
+        with_type([&]<typename T>(T) { cuda::losses<T>(EmulatedLaunch(), rows); });
+      };
+      Buffer whole(scores), expected({kRows}, at::kDouble);
+      run_losses(arguments(whole, targets, expected, counted, terms, true));
+      std::vector<Buffer> parts;
+      parts.emplace_back(scores.narrow(1, 0, kFirst).contiguous());
+      parts.emplace_back(scores.narrow(1, kFirst, kVocabulary - kFirst).contiguous());
+      std::vector<at::Tensor> statistics;
+      const auto part_rows = [&](size_t part, const Buffer& losses) {
+        LossRows rows = arguments(parts[part], targets, losses, counted, terms, true);
+        rows.first = part == 0 ? 0 : kFirst;
+        rows.whole = kVocabulary;
+        return rows;
+      };
+      for (size_t part : {0, 1}) {
+        Buffer found({kRows, kRowStatistics}, at::kDouble);
+        Buffer losses({kRows}, at::kDouble);
+        LossRows rows = part_rows(part, losses);
+        rows.found = reinterpret_cast<RowStatistics*>(found.data<double>());
+        run_losses(rows);
+        statistics.push_back(found.values().clone());
+      }
+      const Buffer known(combined(statistics));
+      for (size_t part : {0, 1}) {
+        Buffer losses({kRows}, at::kDouble);
+        LossRows rows = part_rows(part, losses);
+        rows.known = reinterpret_cast<const RowStatistics*>(known.data<double>());
+        run_losses(rows);
+        expect_near(losses.values(), expected.values(), "losses", 2e-6);
+        expect_near(parts[part].values(), whole.values().narrow(1, rows.first, rows.vocabulary), "gradients",
+                    type() == at::kFloat ? 1e-5 : 0);
+      }
+    }
+  }
+}
+
 TEST_P(CudaLosses, LeaveLogitsAloneWhereNoGradientIsAskedFor) {
   const at::Tensor scores = random({3, 333}), target = at::tensor({5, -100, 332}, at::kLong);
   const Buffer targets(target), counted(at::full({1}, 2.0, at::kDouble));

@@ -18,6 +18,10 @@ struct CrossEntropyRows {
   int64_t rows = 0, vocabulary = 0;
   float scale = 0;  ///< of the gradient
   float label_smoothing = 0, z_loss = 0;
+  // As in LossRows.
+  int64_t first = 0, whole = 0;
+  RowStatistics* found = nullptr;
+  const RowStatistics* known = nullptr;
 };
 
 struct Loops {

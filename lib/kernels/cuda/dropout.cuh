@@ -32,11 +32,14 @@ struct DropoutKernel {
     const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + row)));
     T values[kValues];
     load(static_cast<const T*>(a.x) + offset, count, values);
+    const int64_t at = a.first_value + first;  // in the whole row
+    const bool is_odd = at % 2 != 0;
     FSDP_UNROLL
     for (int i = 0; i < kValues; i += 2) {
-      const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>((first + i) / 2));
-      values[i] = chosen(arguments, values[i], static_cast<uint32_t>(bits));
-      values[i + 1] = chosen(arguments, values[i + 1], static_cast<uint32_t>(bits >> 32));
+      const auto pair = row_key + static_cast<uint64_t>((at + i) / 2);
+      const uint64_t bits = util::mix64(pair), next = is_odd ? util::mix64(pair + 1) : 0;
+      values[i] = chosen(arguments, values[i], static_cast<uint32_t>(is_odd ? bits >> 32 : bits));
+      values[i + 1] = chosen(arguments, values[i + 1], static_cast<uint32_t>(is_odd ? next : bits >> 32));
     }
     store(static_cast<T*>(a.y) + offset, count, values);
   }

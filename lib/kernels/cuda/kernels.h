@@ -44,6 +44,7 @@ struct DropoutRows {
   int64_t rows = 0, width = 0;
   uint64_t key = 0;
   int64_t first_row = 0;
+  int64_t first_value = 0;
   double p = 0;
 };
 void dropout(Element element, const DropoutRows& rows);

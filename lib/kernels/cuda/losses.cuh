@@ -64,10 +64,13 @@ struct LossKernel {
   };
 
   FSDP_DEVICE static void run(const Arguments& a, Shared& shared) {
-    const int64_t target = a.targets[block()];
     T* logits = static_cast<T*>(a.logits) + block() * a.stride;
     const LooseRow<T, kThreads> row(logits, a.vocabulary);
-    if (target == kIgnored) {
+    if (a.targets[block()] == kIgnored) {
+      if (a.found != nullptr) {
+        if (thread() == 0) a.found[block()] = {};
+        return;
+      }
       if (a.differentiates) {
         row.for_each([&](int64_t first, auto& values) {
           for (auto& value : values.at) value = T(0.0F);
@@ -77,9 +80,48 @@ struct LossKernel {
       if (thread() == 0) a.losses[block()] = 0;
       return;
     }
-    const bool is_there = target >= 0 && target < a.vocabulary;
+    const int64_t target = a.targets[block()] - a.first;
+    const RowStatistics all = a.known != nullptr ? a.known[block()] : statistics(a, row, target, shared);
+    if (a.found != nullptr) {
+      if (thread() == 0) a.found[block()] = all;
+      return;
+    }
+    const double log_sum = ::log(all.sum), log_all = log_sum + all.most;
+    const auto smoothing = static_cast<double>(a.label_smoothing), z = static_cast<double>(a.z_loss);
+    const auto vocabulary = static_cast<double>(a.whole > 0 ? a.whole : a.vocabulary);
+    double loss = log_all - all.of_target + z * log_all * log_all;
+    if (smoothing > 0) loss += smoothing * (all.of_target - all.total / vocabulary);
+    if (thread() == 0) a.losses[block()] = loss;
+    if (!a.differentiates) return;
+
+    const double share = static_cast<double>(a.factor) / *a.counted;
+    const auto scale = static_cast<float>(share * (1 + 2 * z * log_all) / all.sum);
+    const auto spread = static_cast<float>(share * smoothing / vocabulary);
+    const auto hit = static_cast<float>(share * (1 - smoothing));
+    const auto most = static_cast<float>(all.most);
+    row.for_each([&](int64_t first, auto& values) {
+      FSDP_UNROLL
+      for (int i = 0; i < static_cast<int>(sizeof(values.at) / sizeof(T)); ++i) {
+        float gradient = ::expf(to_float(values.at[i]) - most) * scale - spread;
+        if (first + i == target) gradient -= hit;
+        values.at[i] = T(gradient);
+      }
+      store_pack(logits + first, values);
+    });
+  }
+
+ private:
+  static constexpr float kLowest = -3.402823466e+38F;  ///< finite, so that differences to it are numbers
+
+  /// Of these columns, for all threads of the block. target: its column, if it is among them
+  FSDP_DEVICE static RowStatistics statistics(const Arguments& a, const LooseRow<T, kThreads>& row,
+                                              int64_t target, Shared& shared) {
+    const T* logits = static_cast<const T*>(a.logits) + block() * a.stride;
+    const bool is_here = target >= 0 && target < a.vocabulary;
+    const int64_t token = target + a.first, tokens = a.whole > 0 ? a.whole : a.vocabulary;
+    const bool is_elsewhere = !is_here && token >= 0 && token < tokens;
     // All threads read it before the first block sum, and write after it.
-    const float of_target = is_there ? to_float(logits[target]) : not_a_number();
+    const float of_target = is_here ? to_float(logits[target]) : is_elsewhere ? 0.0F : not_a_number();
 
     float most = kLowest, sum = 0, total = 0;
     row.for_each([&](int64_t, const auto& values) {
@@ -98,34 +140,12 @@ struct LossKernel {
     const float most_of_all = Floats::of(most, shared.most, [](float x, float y) { return x > y ? x : y; });
     const double sum_of_all = Doubles::sum(static_cast<double>(sum * ::expf(most - most_of_all)), shared.sum);
 
-    const double log_sum = ::log(sum_of_all), log_all = log_sum + static_cast<double>(most_of_all);
-    const auto smoothing = static_cast<double>(a.label_smoothing), z = static_cast<double>(a.z_loss);
-    const auto vocabulary = static_cast<double>(a.vocabulary);
-    double loss = log_all - static_cast<double>(of_target) + z * log_all * log_all;
-    if (smoothing > 0) {  // the same for all threads
-      const double mean = Doubles::sum(static_cast<double>(total), shared.logits) / vocabulary;
-      loss += smoothing * (static_cast<double>(of_target) - mean);
+    double total_of_all = 0;
+    if (a.label_smoothing > 0) {  // the same for all threads
+      total_of_all = Doubles::sum(static_cast<double>(total), shared.logits);
     }
-    if (thread() == 0) a.losses[block()] = loss;
-    if (!a.differentiates) return;
-
-    const double share = static_cast<double>(a.factor) / *a.counted;
-    const auto scale = static_cast<float>(share * (1 + 2 * z * log_all) / sum_of_all);
-    const auto spread = static_cast<float>(share * smoothing / vocabulary);
-    const auto hit = static_cast<float>(share * (1 - smoothing));
-    row.for_each([&](int64_t first, auto& values) {
-      FSDP_UNROLL
-      for (int i = 0; i < static_cast<int>(sizeof(values.at) / sizeof(T)); ++i) {
-        float gradient = ::expf(to_float(values.at[i]) - most_of_all) * scale - spread;
-        if (first + i == target) gradient -= hit;
-        values.at[i] = T(gradient);
-      }
-      store_pack(logits + first, values);
-    });
+    return {static_cast<double>(most_of_all), sum_of_all, static_cast<double>(of_target), total_of_all};
   }
-
- private:
-  static constexpr float kLowest = -3.402823466e+38F;  ///< finite, so that differences to it are numbers
 };
 
 struct Targets {
