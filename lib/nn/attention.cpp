@@ -21,8 +21,8 @@ namespace fsdp::nn {
 namespace {
 
 /// x: [B, T, heads * head_dim] -> [B, T, heads, head_dim]
-at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
-  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads});
+at::Tensor split_heads(const at::Tensor& x, int64_t head_dim) {
+  return x.view({x.size(0), x.size(1), x.size(2) / head_dim, head_dim});
 }
 
 /// x: [B, T, heads, head_dim] -> [B, T, heads * head_dim]
@@ -48,7 +48,8 @@ at::Tensor attention_with_dropout(const Heads& heads, double p, const StageConte
   const at::Tensor weights = scores.masked_fill(later, -std::numeric_limits<double>::infinity())
                                  .softmax(-1, at::kFloat)
                                  .to(v.scalar_type());
-  return at::matmul(dropout(weights, p, DropoutPlace::kAttentionScores, context), v).transpose(1, 2);
+  const int64_t first = heads.first * length * length;
+  return at::matmul(dropout(weights, p, DropoutPlace::kAttentionScores, context, first), v).transpose(1, 2);
 }
 
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
@@ -76,7 +77,7 @@ at::Tensor attention_within_documents(const Heads& heads, const Compute& compute
         inside.dropout->key = util::mix64(inside.dropout->key + static_cast<uint64_t>(i));
         inside.dropout->first_row += static_cast<int64_t>(row);
       }
-      parts.push_back(causal_attention({q[i], k[i], v[i]}, compute, p, inside));
+      parts.push_back(causal_attention({q[i], k[i], v[i], heads.first}, compute, p, inside));
     }
     rows.push_back(parts.size() == 1 ? parts.front() : at::cat(parts, 1));
   }
@@ -93,7 +94,7 @@ kernels::PackedDocuments packed(const StageContext& context, const at::Tensor& q
 
 at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p,
                             const StageContext& context) {
-  const auto& [q, k, v] = heads;
+  const auto& [q, k, v, first] = heads;
   const bool drops = p > 0 && context.dropout, has_cache = context.cache != nullptr;
   if (!drops && (context.documents || has_cache) && kernels::can_use_flash_attention(q, k, v)) {
     return context.documents ? kernels::flash_attention(q, k, v, packed(context, q))
@@ -121,10 +122,7 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
 }  // namespace
 
 Attention::Attention(const ModelOptions& options)
-    : num_heads_(options.num_attention_heads),
-      num_kv_heads_(options.num_key_value_heads),
-      dropout_(options.attention_dropout),
-      compute_(options) {
+    : head_dim_(head_width(options)), dropout_(options.attention_dropout), compute_(options) {
   const int64_t hidden = options.hidden_size;
   const auto linear = [this](const char* name, int64_t in, int64_t out, const LinearForm& form) {
     return register_module(name, std::make_shared<Linear>(in, out, compute_, form));
@@ -146,10 +144,12 @@ at::Tensor Attention::compute(const at::Tensor& x, const StageContext& context) 
   Heads heads;
   if (qkv_) {
     const auto qkv = qkv_->forward(x).chunk(3, /*dim=*/-1);
-    heads = {split_heads(qkv[0], num_heads_), split_heads(qkv[1], num_heads_),
-             split_heads(qkv[2], num_heads_)};
+    heads = {split_heads(qkv[0], head_dim_), split_heads(qkv[1], head_dim_), split_heads(qkv[2], head_dim_)};
   } else {
     heads = rotated_heads(x, context);
+  }
+  if (const auto& parallel = (qkv_ ? qkv_ : q_)->parallel()) {
+    heads.first = parallel->ranks.rank() * heads.q.size(2);
   }
   if (context.cache == nullptr) {
     return output_->forward(join_heads(causal_attention(heads, compute_, dropout_, context)));
@@ -164,21 +164,21 @@ Attention::Heads Attention::rotated_heads(const at::Tensor& x, const StageContex
   const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
   if (cos.scalar_type() == at::kFloat) {
     if (const at::Tensor joined = forward_joined(x, {q_.get(), k_.get(), v_.get()}); joined.defined()) {
-      const auto [q, k, v] = kernels::joined_rotary(joined, {num_heads_, num_kv_heads_}, cos, sin);
+      const int64_t queries = q_->weight().size(0) / head_dim_, keys = k_->weight().size(0) / head_dim_;
+      const auto [q, k, v] = kernels::joined_rotary(joined, {queries, keys}, cos, sin);
       return {q, k, v};
     }
   }
   const auto qkv = forward_all(x, {q_.get(), k_.get(), v_.get()});
-  return {rotated(qkv[0], num_heads_, context), rotated(qkv[1], num_kv_heads_, context),
-          split_heads(qkv[2], num_kv_heads_)};
+  return {rotated(qkv[0], context), rotated(qkv[1], context), split_heads(qkv[2], head_dim_)};
 }
 
-at::Tensor Attention::rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const {
+at::Tensor Attention::rotated(const at::Tensor& x, const StageContext& context) const {
   const at::Tensor &cos = context.rotary_cos, &sin = context.rotary_sin;
   if (compute_.fused && kernels::can_fuse(x) && cos.scalar_type() == at::kFloat) {
-    return kernels::rotary(split_heads(x, heads), cos, sin);
+    return kernels::rotary(split_heads(x, head_dim_), cos, sin);
   }
-  return apply_rotary(split_heads(x, heads).transpose(1, 2), cos, sin).transpose(1, 2);
+  return apply_rotary(split_heads(x, head_dim_).transpose(1, 2), cos, sin).transpose(1, 2);
 }
 
 }  // namespace fsdp::nn

@@ -20,6 +20,7 @@ class Attention final : public Stage {
   /// q: [B, T, heads, head_dim]; k, v: [B, T, kv_heads, head_dim]
   struct Heads {
     at::Tensor q, k, v;
+    int64_t first = 0;  ///< number of q's first head in the model
   };
 
  protected:
@@ -29,9 +30,9 @@ class Attention final : public Stage {
   /// Llama's. x: [B, T, D]
   Heads rotated_heads(const at::Tensor& x, const StageContext& context) const;
   /// x: [B, T, heads * head_dim] -> [B, T, heads, head_dim]
-  at::Tensor rotated(const at::Tensor& x, int64_t heads, const StageContext& context) const;
+  at::Tensor rotated(const at::Tensor& x, const StageContext& context) const;
 
-  int64_t num_heads_, num_kv_heads_;
+  int64_t head_dim_;
   double dropout_;
   Compute compute_;
   std::shared_ptr<Linear> q_, k_, v_;  ///< Llama's

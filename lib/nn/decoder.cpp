@@ -10,6 +10,7 @@
 
 #include "kernels/meta.h"
 #include "nn/attention.h"
+#include "nn/decoder_plan.h"
 #include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/layers.h"
@@ -48,11 +49,12 @@ class Block final : public Stage {
 
  protected:
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override {
+    const int64_t first = context.first_token * x.size(-1);
     const at::Tensor attention = dropout(attention_->forward(norm_1_->forward(x), context), hidden_dropout_,
-                                         DropoutPlace::kAttentionOutput, context);
+                                         DropoutPlace::kAttentionOutput, context, first);
     auto [attended, normed] = norm_2_->forward_with(x, attention);
     return attended + dropout(feed_forward_->forward(normed, context), hidden_dropout_,
-                              DropoutPlace::kFeedForwardOutput, context);
+                              DropoutPlace::kFeedForwardOutput, context, first);
   }
 
  private:
@@ -99,6 +101,12 @@ class Decoder final : public Stage {
           util::ErrorKind::kUsage, "a sequence of ", length, " tokens is longer than the ", max_positions_,
           " positions of the model; raise model.max_position_embeddings or shorten data.sequence_length");
     }
+    if (tokens_->parallel() && (given.cache != nullptr || given.only_last)) {
+      util::fail(util::ErrorKind::kUsage,
+                 "expected a model on one rank for generation; found one whose layers ",
+                 tokens_->parallel()->ranks.count(),
+                 " ranks share; generate from its checkpoint with fsdp-generate");
+    }
     KeyValueCache* cache = given.cache;
     if (cache != nullptr) cache->require_room(length);
     const int64_t first = cache != nullptr ? cache->length() : 0;
@@ -111,14 +119,17 @@ class Decoder final : public Stage {
       const at::Tensor positions = given.documents
                                        ? document_positions(*given.documents, length, ids.device())
                                        : at::arange(first, first + length, ids.options());
-      x = tokens_->forward(ids, context) + positions_->forward(positions, context);
+      x = tokens_->forward(ids, context);
+      context.first_token = first_of_part(x.size(1), length);
+      x = x + positions_->forward(positions.narrow(-1, context.first_token, x.size(1)), context);
     } else {
       std::tie(context.rotary_cos, context.rotary_sin) =
           cache != nullptr ? rotary_->angles_from(first, length, ids.device())
                            : rotary_->angles(length, ids.device());
       x = tokens_->forward(ids, context);
+      context.first_token = first_of_part(x.size(1), length);
     }
-    x = dropout(x, embedding_dropout_, DropoutPlace::kEmbedding, context);
+    x = dropout(x, embedding_dropout_, DropoutPlace::kEmbedding, context, context.first_token * x.size(-1));
     for (const auto& block : *blocks_) {
       x = block->forward(x, context);
       ++context.layer;
@@ -129,6 +140,11 @@ class Decoder final : public Stage {
   }
 
  private:
+  /// Of the sequence, of which the embedding may leave a part.
+  int64_t first_of_part(int64_t tokens, int64_t length) const {
+    return tokens == length ? 0 : tokens_->parallel()->ranks.rank() * tokens;
+  }
+
   std::string type_name_;
   int64_t max_positions_;
   double embedding_dropout_;
@@ -212,8 +228,10 @@ std::shared_ptr<Stage> make_built_in(const ModelOptions& options) {
 
 util::Registry<ModelKind>& kinds() {
   static util::Registry<ModelKind> kinds(
-      "model", {{"llama", {.make = make_built_in, .check = check_llama}},
-                {"gpt2", {.make = make_built_in, .check = check_gpt2, .deviation = gpt2_deviation}}});
+      "model",
+      {{"llama", {.make = make_built_in, .check = check_llama, .plan = decoder_plan}},
+       {"gpt2",
+        {.make = make_built_in, .check = check_gpt2, .deviation = gpt2_deviation, .plan = decoder_plan}}});
   return kinds;
 }
 

@@ -8,6 +8,7 @@
 
 #include "nn/architectures.h"
 #include "nn/options.h"
+#include "nn/parallel_plan.h"
 #include "nn/stage.h"
 
 namespace fsdp::nn {
@@ -22,6 +23,8 @@ struct ModelKind {
   std::function<void(const ModelOptions&)> check = nullptr;
   /// Standard deviation of the initial values of the matrix of this name. Null: initializer_range for all.
   std::function<double(const std::string& name, const ModelOptions&)> deviation = nullptr;
+  /// How several ranks compute the model (parallelize()). Null: they cannot.
+  std::function<ParallelPlan(const ModelOptions&, const ParallelOptions&)> plan = nullptr;
 };
 
 /// Adds a name for ModelOptions::architecture. Throws Error(kUsage) if it is taken.

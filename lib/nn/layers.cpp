@@ -14,10 +14,21 @@
 #include "kernels/meta.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
+#include "parallel/vocabulary.h"
 #include "util/hash.h"
 #include "util/text.h"
 
 namespace fsdp::nn {
+
+at::Tensor ParallelForm::enter(const at::Tensor& x) const {
+  return input ? parallel::enter_region(x, *input, ranks) : x;
+}
+
+at::Tensor ParallelForm::leave(const at::Tensor& result) const {
+  if (!output) return result;
+  return sums ? parallel::leave_region(result, *output, ranks)
+              : parallel::redistribute(result, parallel::Shard{-1}, *output, ranks);
+}
 
 Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute, const LinearForm& form)
     : compute_(compute), transposed_(form.transposed) {
@@ -26,14 +37,22 @@ Linear::Linear(int64_t in_features, int64_t out_features, const Compute& compute
   if (form.biased || transposed_) bias_ = register_parameter("bias", empty_parameter({out_features}));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const {
-  if (transposed_) return transposed_product(x, bias_);
-  return with_bias(multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
-                                        : kernels::linear(x, weight_, compute_.matmul));
+at::Tensor Linear::forward(const at::Tensor& given) const {
+  const at::Tensor x = parallel_ ? parallel_->enter(given) : given;
+  if (parallel_ && parallel_->sums) {
+    return with_bias(parallel_->leave(transposed_ ? transposed_product(x, std::nullopt) : product(x)));
+  }
+  const at::Tensor y = transposed_ ? transposed_product(x, bias_) : with_bias(product(x));
+  return parallel_ ? parallel_->leave(y) : y;
 }
 
 at::Tensor Linear::forward_without_bias(const at::Tensor& x) const {
-  return transposed_product(x, std::nullopt);
+  return transposed_product(parallel_ ? parallel_->enter(x) : x, std::nullopt);
+}
+
+at::Tensor Linear::product(const at::Tensor& x) const {
+  return multiplies_float8(x) ? kernels::float8_linears(x, {weight_}, compute_.matmul)[0]
+                              : kernels::linear(x, weight_, compute_.matmul);
 }
 
 bool Linear::multiplies_float8(const at::Tensor& x) const {
@@ -55,7 +74,9 @@ at::Tensor Linear::transposed_product(const at::Tensor& x, const std::optional<a
 std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<const Linear*> layers) {
   const auto float8 = std::count_if(layers.begin(), layers.end(),
                                     [&](const Linear* layer) { return layer->multiplies_float8(x); });
-  const bool alike = float8 == 0 || float8 == std::ssize(layers);
+  const bool together =
+      std::none_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->redistributes(); });
+  const bool alike = together && (float8 == 0 || float8 == std::ssize(layers));
   std::vector<at::Tensor> weights, results;
   for (const Linear* layer : layers) {
     alike ? weights.push_back(layer->weight_) : results.push_back(layer->forward(x));
@@ -70,7 +91,10 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x, std::initializer_list<c
 at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linear*> layers) {
   std::vector<at::Tensor> weights;
   for (const Linear* layer : layers) {
-    if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x)) return {};
+    if (!layer->compute_.fused || layer->bias_.defined() || layer->multiplies_float8(x) ||
+        layer->redistributes()) {
+      return {};
+    }
     weights.push_back(layer->weight_);
   }
   if (!kernels::can_join(x, weights)) return {};
@@ -122,11 +146,12 @@ std::pair<at::Tensor, at::Tensor> Norm::forward_with(const at::Tensor& residual,
   return {sum, forward(sum)};
 }
 
-at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context) {
+at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
+                   int64_t first) {
   if (p == 0 || !context.dropout) return x;
   const auto site = static_cast<uint64_t>(context.layer) * 8 + static_cast<uint64_t>(place);
   const uint64_t key = util::mix64(context.dropout->key ^ util::mix64(site));
-  return kernels::dropout(x, p, key, context.dropout->first_row);
+  return kernels::dropout(x, p, key, context.dropout->first_row, first);
 }
 
 Embedding::Embedding(int64_t count, int64_t size, const Compute& compute) : compute_(compute) {
@@ -134,6 +159,10 @@ Embedding::Embedding(int64_t count, int64_t size, const Compute& compute) : comp
 }
 
 at::Tensor Embedding::compute(const at::Tensor& ids, const StageContext&) {
+  if (parallel_) {
+    return parallel_->leave(
+        parallel::embedding_part(weight_, ids, parallel_->whole, compute_.fused, parallel_->ranks));
+  }
   return compute_.fused ? kernels::embedding(weight_, ids) : at::embedding(weight_, ids);
 }
 
@@ -146,13 +175,19 @@ Head::Head(const at::Tensor& embedding_weight, const Compute& compute) : compute
 
 at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   const at::Tensor& targets = context.targets;
-  const at::Tensor x = kernels::autocast_operand(input), weight = kernels::autocast_operand(weight_);
-  if (targets.defined() && compute_.fused && kernels::can_fuse(x) &&
-      weight.scalar_type() == x.scalar_type()) {
-    return kernels::linear_cross_entropy(x.flatten(0, -2), weight, targets.flatten(), compute_.matmul,
-                                         context.loss_terms);
+  const at::Tensor operand = kernels::autocast_operand(input), weight = kernels::autocast_operand(weight_);
+  const at::Tensor x = parallel_ ? parallel_->enter(operand) : operand;
+  // Composed operations would need all logits, of which a parallel head has a part.
+  const bool fuses = (compute_.fused || parallel_) && kernels::can_fuse(x);
+  if (targets.defined() && fuses && weight.scalar_type() == x.scalar_type()) {
+    const at::Tensor rows = x.flatten(0, -2), tokens = targets.flatten();
+    return parallel_
+               ? parallel::linear_cross_entropy(rows, weight, tokens, parallel_->whole, compute_.matmul,
+                                                context.loss_terms, parallel_->ranks)
+               : kernels::linear_cross_entropy(rows, weight, tokens, compute_.matmul, context.loss_terms);
   }
-  const at::Tensor logits = kernels::linear(x, weight, compute_.matmul);
+  at::Tensor logits = kernels::linear(x, weight, compute_.matmul);
+  if (parallel_) logits = parallel::gather_logits(logits, parallel_->whole, parallel_->ranks);
   return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
 }
 

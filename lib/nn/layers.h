@@ -16,6 +16,7 @@
 #include "kernels/matmul.h"
 #include "nn/options.h"
 #include "nn/stage.h"
+#include "parallel/collectives.h"
 
 namespace fsdp::nn {
 
@@ -33,6 +34,20 @@ struct Compute {
 /// not Llama's.
 inline bool is_gpt2(const ModelOptions& options) { return options.architecture == "gpt2"; }
 
+/// How a layer is computed by ranks that each have a part of its weight (nn/parallelize.h).
+struct ParallelForm {
+  parallel::Ranks ranks;
+  int64_t whole = 0;  ///< size of the weight's dimension that is cut
+  /// How the input lies on the ranks, if the layer makes it whole itself.
+  std::optional<parallel::Layout> input = std::nullopt;
+  /// What becomes of the result; nothing: each rank keeps its own.
+  std::optional<parallel::Layout> output = std::nullopt;
+  bool sums = false;  ///< the result is the sum of the ranks'; else theirs side by side
+
+  at::Tensor enter(const at::Tensor& x) const;
+  at::Tensor leave(const at::Tensor& result) const;
+};
+
 struct LinearForm {
   bool biased = false;
   bool transposed = false;  ///< weight [in_features, out_features] (GPT-2's "Conv1D"); always biased
@@ -44,23 +59,30 @@ class Linear : public torch::nn::Module {
   Linear(int64_t in_features, int64_t out_features, const Compute& compute = {}, const LinearForm& form = {});
   /// x: [..., in_features] -> [..., out_features]
   at::Tensor forward(const at::Tensor& x) const;
-  /// Without the bias, which the caller's next kernel adds. Only if transposed.
+  /// Without the bias, which the caller's next kernel adds. Only if transposed, and if no sum over ranks.
   at::Tensor forward_without_bias(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
+  bool is_transposed() const { return transposed_; }
   /// See use_float8().
   void set_float8(bool float8) { float8_ = float8; }
+  void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
+  const std::optional<ParallelForm>& parallel() const { return parallel_; }
 
  private:
   friend std::vector<at::Tensor> forward_all(const at::Tensor&, std::initializer_list<const Linear*>);
   friend at::Tensor forward_joined(const at::Tensor&, std::initializer_list<const Linear*>);
   bool multiplies_float8(const at::Tensor& x) const;
+  /// Whether it communicates by itself.
+  bool redistributes() const { return parallel_ && (parallel_->input || parallel_->output); }
+  at::Tensor product(const at::Tensor& x) const;
   at::Tensor with_bias(const at::Tensor& product) const;
   at::Tensor transposed_product(const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
 
   at::Tensor weight_, bias_;  ///< bias_: undefined if there is none
   Compute compute_;
   bool transposed_, float8_ = false;
+  std::optional<ParallelForm> parallel_;
 };
 
 /// The output of each layer for x; none is transposed.
@@ -118,9 +140,10 @@ class LayerNorm final : public Norm {
 /// Where a decoder drops values.
 enum class DropoutPlace { kEmbedding, kAttentionScores, kAttentionOutput, kFeedForwardOutput };
 
-/// x: [B, ...], whose row b belongs to the context's row b. Returns x itself unless the context has a
-/// DropoutChoice.
-at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context);
+/// x: [B, ...], whose row b belongs to the context's row b; values from `first` of each row, where x is a part.
+/// Returns x itself unless the context has a DropoutChoice.
+at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const StageContext& context,
+                   int64_t first = 0);
 
 /// A learned table, looked up by row. A stage, so that a large table can be an FSDP unit.
 class Embedding final : public Stage {
@@ -128,6 +151,8 @@ class Embedding final : public Stage {
   Embedding(int64_t count, int64_t size, const Compute& compute = {});
   std::string type_name() const override { return "embedding"; }
   const at::Tensor& weight() const { return weight_; }
+  void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
+  const std::optional<ParallelForm>& parallel() const { return parallel_; }
 
  protected:
   /// ids: [...] int64 -> [..., size]
@@ -136,6 +161,7 @@ class Embedding final : public Stage {
  private:
   at::Tensor weight_;  ///< [count, size]
   Compute compute_;
+  std::optional<ParallelForm> parallel_;
 };
 
 /// The language-model head: hidden states to the scores of all tokens of the vocabulary or, if the context
@@ -146,6 +172,8 @@ class Head final : public Stage {
   /// Shares `embedding_weight` [vocab_size, hidden_size] (tied word embeddings).
   explicit Head(const at::Tensor& embedding_weight, const Compute& compute = {});
   std::string type_name() const override { return "head"; }
+  const at::Tensor& weight() const { return weight_; }
+  void set_parallel(ParallelForm form) { parallel_ = std::move(form); }
 
  protected:
   /// x: [..., hidden_size] -> [..., vocab_size], or [] fp32
@@ -154,6 +182,7 @@ class Head final : public Stage {
  private:
   at::Tensor weight_;  ///< [vocab_size, hidden_size]
   Compute compute_;
+  std::optional<ParallelForm> parallel_;
 };
 
 /// The position-wise feed-forward of a block, [B, T, D] -> [B, T, D].

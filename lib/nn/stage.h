@@ -45,6 +45,8 @@ struct StageContext {
   /// document_bounds() of these on the device, for all layers; undefined: attention makes its own.
   at::Tensor document_bounds = {};
   int64_t layer = 0;  ///< which block of the model this is
+  /// The first token of what blocks work on between regions of several ranks (nn/parallelize.h).
+  int64_t first_token = 0;
   /// Keys and values of earlier tokens (nn/key_value_cache.h), without autograd; or null.
   KeyValueCache* cache = nullptr;
   bool only_last = false;  ///< a model returns the last token's scores only: [B, 1, vocab_size]

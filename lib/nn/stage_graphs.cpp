@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernels/gradient_sink.h"
+#include "nn/parallelize.h"
 #include "nn/stage.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -373,6 +374,11 @@ std::shared_ptr<const GraphCounts> graph_stages(Stage& root, const std::vector<s
     util::fail(ErrorKind::kUsage, "graph_stages(): expected a model with stages of type ",
                util::join(stage_types, " or "), "; found none in ", root.type_name(),
                "; name types that it has");
+  }
+  if (is_parallel(root)) {
+    util::fail(
+        ErrorKind::kUsage, "graph_stages(): expected stages that one rank computes; found a model whose ",
+        "layers several ranks share, and graphs record no collectives; set training.cuda_graphs = false");
   }
   auto shared = std::make_shared<Shared>();
   shared->make_pool = std::move(make_pool);
