@@ -1,0 +1,42 @@
+// A model that several ranks compute, on meta tensors.
+
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include "comm/fake_communicator.h"
+#include "nn/parallelize.h"
+#include "plan/meta_memory.h"
+#include "support/counting_communicator.h"
+#include "support/tiny_models.h"
+
+namespace fsdp::plan {
+namespace {
+
+TEST(ParallelPass, RunsOnMetaTensorsWithoutCommunication) {
+  for (const char* architecture : {"llama", "gpt2"}) {
+    for (bool sequence_parallel : {true, false}) {
+      nn::ModelOptions options = testing::tiny_options(architecture);
+      options.num_attention_heads = 4;
+      options.hidden_size = 16;
+      options.tie_word_embeddings = true;
+      const auto model = nn::make_decoder(options, at::kMeta);
+      auto ranks =
+          std::make_shared<testing::CountingCommunicator>(std::make_shared<comm::FakeCommunicator>(4));
+      nn::parallelize(*model,
+                      nn::model_kind(architecture).plan(options, {.sequence_parallel = sequence_parallel}),
+                      ranks);
+      const MetaMemory memory({.takes = [](int64_t) { return size_t{0}; }, .gives = [](size_t) {}});
+      const at::Tensor ids = at::empty({2, 8}, at::TensorOptions().dtype(at::kLong).device(at::kMeta));
+      const at::Tensor loss = nn::loss_of(*model, ids, ids, {.terms = {.label_smoothing = 0.1}});
+      EXPECT_EQ(loss.dim(), 0);
+      loss.backward();
+      for (const auto& item : model->named_parameters()) {
+        EXPECT_EQ(item.value().grad().sizes(), item.value().sizes()) << item.key();
+      }
+      EXPECT_TRUE(ranks->calls().empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::plan
