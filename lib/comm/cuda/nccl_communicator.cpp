@@ -196,6 +196,21 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  std::unique_ptr<Work> shift(const at::Tensor& output, const at::Tensor& input,
+                              const CallSite& site) override {
+    check_shift(output, input, site);
+    if (input.numel() == 0) return std::make_unique<NcclWork>(guard_);
+    // An exchange in which every rank has a part for its neighbour alone; nothing is sent to the rest. c10d
+    // watches it as it does the other collectives.
+    return run("shift", site, [&] {
+      at::Tensor out = as_bytes(output), in = as_bytes(input);
+      std::vector<int64_t> to(static_cast<size_t>(world_size())), from(to);
+      to[static_cast<size_t>(next_rank())] = in.numel();
+      from[static_cast<size_t>(previous_rank())] = out.numel();
+      return group_->alltoall_base(out, in, from, to);
+    });
+  }
+
   void barrier(const CallSite& site) override {
     std::vector<at::Tensor> token{at::zeros({1}, on_gpu(at::kFloat))};
     guard_->finish(issue("barrier", site, [&] { return group_->allreduce(token); }));
