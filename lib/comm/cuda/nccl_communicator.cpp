@@ -200,14 +200,13 @@ class NcclCommunicator final : public Communicator {
                               const CallSite& site) override {
     check_shift(output, input, site);
     if (input.numel() == 0) return std::make_unique<NcclWork>(guard_);
-    // An exchange in which every rank has a part for its neighbour alone; nothing is sent to the rest. c10d
-    // watches it as it does the other collectives.
+    // One operation of NCCL, and for c10d's watchdog. An all-to-all would connect each rank with all others.
     return run("shift", site, [&] {
-      at::Tensor out = as_bytes(output), in = as_bytes(input);
-      std::vector<int64_t> to(static_cast<size_t>(world_size())), from(to);
-      to[static_cast<size_t>(next_rank())] = in.numel();
-      from[static_cast<size_t>(previous_rank())] = out.numel();
-      return group_->alltoall_base(out, in, from, to);
+      std::vector<at::Tensor> out{as_bytes(output)}, in{as_bytes(input)};
+      group_->startCoalescing();
+      group_->send(in, next_rank(), 0);
+      group_->recv(out, previous_rank(), 0);
+      return group_->endCoalescing();
     });
   }
 
