@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/below_autograd.h"
 #include "kernels/block_product.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/tiles.h"
@@ -335,6 +336,7 @@ class CausalAttention final : public torch::autograd::Function<CausalAttention> 
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, Matmul matmul) {
+    const BelowAutograd below;
     at::Tensor y = at::empty(q.sizes(), q.options());
     at::Tensor log_sums = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat));
     if (q.is_meta()) {
@@ -350,6 +352,7 @@ class CausalAttention final : public torch::autograd::Function<CausalAttention> 
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list s = context->get_saved_variables();
     const auto matmul = static_cast<Matmul>(context->saved_data["matmul"].toInt());
     const at::Tensor &q = s[0], &k = s[1], &v = s[2];

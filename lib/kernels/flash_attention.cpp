@@ -1,6 +1,5 @@
 #include "kernels/flash_attention.h"
 
-#include <ATen/SDPBackend.h>
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 
@@ -8,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "kernels/below_autograd.h"
 #include "kernels/meta.h"
 #include "util/error.h"
 
@@ -17,15 +17,15 @@ namespace {
 // Of the kernels (mha_varlen_fwd() in libtorch's aten/src/ATen/native/transformers/cuda/flash_attn).
 constexpr int64_t kHeadDimMultiple = 8, kMostHeadDim = 256;
 
+}  // namespace
+
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   // A row's last tokens are causal too, but libtorch knows that by a mask only, which no fused kernel takes.
   const bool is_causal = q.size(1) == k.size(1);
   return static_cast<at::SDPBackend>(at::_fused_sdp_choice(
-      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_mask=*/std::nullopt, /*dropout_p=*/0,
-      is_causal, /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2)));
+      with_heads_first(q), with_heads_first(k), with_heads_first(v), /*attn_mask=*/std::nullopt,
+      /*dropout_p=*/0, is_causal, /*scale=*/std::nullopt, /*enable_gqa=*/q.size(2) != k.size(2)));
 }
-
-}  // namespace
 
 bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const at::ScalarType type = q.scalar_type();

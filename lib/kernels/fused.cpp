@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "kernels/below_autograd.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/element.h"
 #include "kernels/gradient_sink.h"
@@ -48,11 +49,13 @@ class Rotary final : public torch::autograd::Function<Rotary> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
                             const at::Tensor& sin) {
+    const BelowAutograd below;
     context->save_for_backward({cos, sin});
     return rotated(x.contiguous(), cos, sin, false);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     return {rotated(gradients[0].contiguous(), saved[0], saved[1], true), {}, {}};
   }
@@ -61,6 +64,7 @@ class Rotary final : public torch::autograd::Function<Rotary> {
 class SwiGlu final : public torch::autograd::Function<SwiGlu> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    const BelowAutograd below;
     const at::Tensor g = gate.contiguous(), u = up.contiguous();
     context->save_for_backward({g, u});
     at::Tensor y = at::empty_like(g);
@@ -74,6 +78,7 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &g = saved[0], &u = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
@@ -92,8 +97,11 @@ class SwiGlu final : public torch::autograd::Function<SwiGlu> {
 
 class BiasGelu final : public torch::autograd::Function<BiasGelu> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor&,
+                            const Parameters& parameters) {
+    const BelowAutograd below;
     const at::Tensor x = given.contiguous();
+    const at::Tensor& bias = parameters.tensors[0];
     at::Tensor y = at::empty_like(x);
     KernelsFor(x)->bias_gelu({.x = x.data_ptr(),
                               .bias = bias.data_ptr(),
@@ -105,6 +113,7 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &bias = saved[1];
     const at::Tensor dy = gradients[0].contiguous();
@@ -118,7 +127,8 @@ class BiasGelu final : public torch::autograd::Function<BiasGelu> {
                                        .rows = rows_of(x),
                                        .width = bias.size(0)},
                                       sums.parts());
-    return {dx, context->needs_input_grad(1) ? sums.gradient(0, bias) : at::Tensor()};
+    if (!is_wanted(*context, 1, bias)) return {dx, {}, {}};
+    return {dx, deliver(*context, 1, bias, sums.gradient(0, bias)), {}};
   }
 };
 
@@ -163,11 +173,13 @@ void add_rows_on_gpu(const at::Tensor& table, const at::Tensor& rows, const at::
 class Embedding final : public torch::autograd::Function<Embedding> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids) {
+    const BelowAutograd below;
     context->save_for_backward({weight, ids});
     return at::embedding(weight, ids);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     const at::Tensor dy = gradients[0].contiguous(), ids = saved[1].contiguous();
@@ -267,6 +279,7 @@ class Dropout final : public torch::autograd::Function<Dropout> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, double p, int64_t key,
                             int64_t first_row) {
+    const BelowAutograd below;
     context->saved_data["p"] = p;
     context->saved_data["key"] = key;
     context->saved_data["first_row"] = first_row;
@@ -274,6 +287,7 @@ class Dropout final : public torch::autograd::Function<Dropout> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowAutograd below;
     auto& saved = context->saved_data;
     return {dropped(gradients[0], {.p = saved["p"].toDouble(),
                                    .key = static_cast<uint64_t>(saved["key"].toInt()),
@@ -308,7 +322,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
   FSDP_CHECK(can_fuse(x) && bias.scalar_type() == x.scalar_type() && bias.dim() == 1 &&
              bias.size(0) == x.size(-1) && bias.is_contiguous());
-  return BiasGelu::apply(x, bias);
+  return BiasGelu::apply(x, seen_parameter(bias, x), Parameters{{bias}});
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/below_autograd.h"
 #include "shard/autograd_hooks.h"
 #include "shard/layout_views.h"
 #include "shard/rank_checks.h"
@@ -138,6 +139,7 @@ void Engine::backward_begins(size_t unit) {
 }
 
 void Engine::read(const Command& command) {
+  const kernels::BelowAutograd below;
   using Kind = Command::Kind;
   Unit& unit = *units_[command.unit];
   switch (command.kind) {

@@ -2,6 +2,7 @@
 
 #include <c10/util/strides.h>
 
+#include "kernels/below_autograd.h"
 #include "util/error.h"
 
 namespace fsdp::shard {
@@ -29,9 +30,7 @@ std::vector<LayoutPiece> pieces_of(const UnitLayout& layout, size_t parameter, c
 
 at::Tensor whole_view(const UnitLayout& layout, size_t parameter, const at::Tensor& unsharded) {
   const ParameterPlace& place = layout.parameters().at(parameter);
-  // One operation; narrow().view() would be four, for each gradient of a step.
-  return unsharded.as_strided(place.shape, c10::contiguous_strides(place.shape),
-                              unsharded.storage_offset() + place.offset);
+  return kernels::strided_view(unsharded, place.shape, c10::contiguous_strides(place.shape), place.offset);
 }
 
 LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,
