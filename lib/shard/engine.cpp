@@ -90,11 +90,25 @@ std::vector<std::unique_ptr<Unit>> Engine::make_units(const comm::Mesh& mesh,
                            .shape = place.shape,
                            .requires_grad = plan.parameters[i].tensor.requires_grad(),
                            .unit = units.size() - 1,
+                           .parameter = i,
                            .range = local.columns,
                            .shard_offset = local.shard_offset});
     }
   }
   return units;
+}
+
+std::vector<std::span<const Segment>> Engine::segments_by_parameter() const {
+  std::vector<std::span<const Segment>> parameters;
+  for (size_t begin = 0, end = 0; begin < segments_.size(); begin = end) {
+    const Segment& first = segments_[begin];
+    const auto is_of_first = [&](const Segment& segment) {
+      return segment.unit == first.unit && segment.parameter == first.parameter;
+    };
+    while (end < segments_.size() && is_of_first(segments_[end])) ++end;
+    parameters.emplace_back(&first, end - begin);
+  }
+  return parameters;
 }
 
 std::vector<ScheduledUnit> Engine::scheduled(const std::vector<UnitPlan>& plans,

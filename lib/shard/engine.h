@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,17 +32,25 @@
 
 namespace fsdp::shard {
 
-/// The part of one parameter that lies in this rank's shard of its unit.
+/// A part of one parameter that lies in this rank's shard of its unit.
 struct Segment {
   std::string name;            ///< of the parameter
   std::vector<int64_t> shape;  ///< of the whole parameter
   bool requires_grad = true;
-  size_t unit = 0;            ///< index into Engine::units()
-  util::ColumnRange range{};  ///< of the parameter; may be empty
-  int64_t shard_offset = 0;   ///< of its elements, contiguous in the unit's shard
+  size_t unit = 0;           ///< index into Engine::units()
+  size_t parameter = 0;      ///< index into the parameters of the unit's layout
+  util::Rectangle range{};   ///< of the parameter; may be empty
+  int64_t shard_offset = 0;  ///< of its elements, contiguous in the unit's shard
 
   int64_t numel() const { return range.numel(); }
 };
+
+/// Elements of segments.
+inline int64_t numel_of(std::span<const Segment> segments) {
+  int64_t numel = 0;
+  for (const Segment& segment : segments) numel += segment.numel();
+  return numel;
+}
 
 /// The hooks of units, by the module that each is attached to.
 using HookPlaces = std::map<nn::Hookable*, std::shared_ptr<nn::CallHook>>;
@@ -64,8 +73,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// modules.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  /// This rank's part of every parameter, possibly empty, unit by unit.
+  /// This rank's parts of every parameter, unit by unit. A parameter has at least one, which may be empty; its
+  /// parts follow each other here and, without a gap, in the shard. Ranks may have different numbers of them.
   const std::vector<Segment>& segments() const { return segments_; }
+  /// The same, by parameter; alike on every rank but for the parts.
+  std::vector<std::span<const Segment>> segments_by_parameter() const;
 
   /// The model's buffers, except what its modules compute (nn/buffers.h): contiguous, and whole on every rank,
   /// which may change its own in forward.

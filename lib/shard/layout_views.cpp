@@ -4,6 +4,7 @@
 
 #include "kernels/below_autograd.h"
 #include "util/error.h"
+#include "util/rectangle_view.h"
 
 namespace fsdp::shard {
 namespace {
@@ -36,9 +37,9 @@ at::Tensor whole_view(const UnitLayout& layout, size_t parameter, const at::Tens
 LayoutPiece local_piece(const UnitLayout& layout, size_t parameter, int rank, const at::Tensor& whole,
                         const at::Tensor& shard) {
   const auto [columns, offset] = layout.local_range(parameter, rank);
-  return {whole.view({columns.rows, layout.parameters().at(parameter).numel / columns.rows})
-              .narrow(1, columns.begin, columns.length()),
-          shard.narrow(0, offset, columns.numel()).view({columns.rows, columns.length()})};
+  FSDP_CHECK(whole.numel() == layout.parameters().at(parameter).numel);
+  return {util::rectangle_view(whole, columns),
+          shard.narrow(0, offset, columns.numel()).view({columns.height(), columns.length()})};
 }
 
 }  // namespace fsdp::shard

@@ -42,20 +42,18 @@ std::vector<int> share_matrices(const std::vector<std::vector<int64_t>>& shapes,
 
 MatrixExchange::MatrixExchange(const Engine& engine, const std::function<bool(const Segment&)>& is_matrix)
     : engine_(engine) {
+  const auto parameters = engine.segments_by_parameter();
   for (size_t u = 0; u < engine.units().size(); ++u) {
     const Unit& unit = *engine.units()[u];
-    const std::vector<ParameterPlace>& places = unit.storage().layout().parameters();
     std::vector<Owned> owned;
     std::vector<std::vector<int64_t>> shapes;
-    for (const Segment& segment : engine.segments()) {
+    for (const auto& segments : parameters) {
+      const Segment& segment = segments.front();
       if (segment.unit != u || !is_matrix(segment)) continue;
-      auto place = std::find_if(places.begin(), places.end(), [&](const ParameterPlace& candidate) {
-        return candidate.name == segment.name;
-      });
-      FSDP_CHECK(place != places.end() && place->shape.size() == 2, segment.name, " is no matrix of ",
-                 unit.name());
-      owned.push_back({.parameter = static_cast<size_t>(place - places.begin())});
-      shapes.push_back(place->shape);
+      const ParameterPlace& place = unit.storage().layout().parameters().at(segment.parameter);
+      FSDP_CHECK(place.shape.size() == 2, segment.name, " is no matrix of ", unit.name());
+      owned.push_back({.parameter = segment.parameter});
+      shapes.push_back(place.shape);
     }
     const std::vector<int> ranks = share_matrices(shapes, sharing(unit).world_size());
     for (size_t i = 0; i < owned.size(); ++i) owned[i].rank = ranks[i];

@@ -90,7 +90,7 @@ void UnitStorage::fill_shard(const Materialize& materialize) {
     at::Tensor own = shard_.narrow(0, range.shard_offset, range.columns.numel());
     const bool as_it_is = own.is_cpu() && own.scalar_type() == at::kFloat;
     at::Tensor read = as_it_is ? own : at::empty(own.sizes(), at::TensorOptions(at::kFloat));
-    materialize.source->read(parameters_[i], range.columns, read);
+    materialize.source->read(parameters_[i], {range.columns}, read);
     if (!as_it_is) own.copy_(read);
   }
 }

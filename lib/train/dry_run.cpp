@@ -56,7 +56,8 @@ class RandomBatches final : public data::BatchSource {
 /// Weights of this size keep all activations finite.
 class ConstantWeights final : public shard::ParameterSource {
  public:
-  void read(const shard::NamedParameter&, const util::ColumnRange&, const at::Tensor& out) override {
+  void read(const shard::NamedParameter&, const std::vector<util::Rectangle>&,
+            const at::Tensor& out) override {
     out.fill_(0.02);
   }
 };

@@ -12,6 +12,7 @@
 #include "optim/engine_shards.h"
 #include "shard/fully_shard.h"
 #include "shard/layout_views.h"
+#include "support/segments_in_rows.h"
 #include "support/sharded_run.h"
 #include "util/seeded_random.h"
 
@@ -26,6 +27,7 @@ struct Cut {
   OptionsByPath wrapped{};
   const char* storage = "float32";
   int64_t min_num_params = 200;
+  bool in_rows = false;  ///< with cut_segments_into_rows()
 };
 
 /// Blocks in groups of their own, one without any.
@@ -61,6 +63,7 @@ class OptimizedRank {
     const shard::EnableWrap scope;
     wrap_paths(*model_, cut.wrapped);
     engine_ = shard::fully_shard(*model_, options, comm::Mesh({.dcn = cut.dcn}, borrowed(communicator)));
+    if (cut.in_rows) cut_segments_into_rows(*engine_);
     matrices_.emplace(*engine_, update);
     optimizer_ = optim::make_optimizer(update, optim::flat_parameters(*engine_, update), &*matrices_);
   }
