@@ -14,6 +14,7 @@
 #include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
+#include "parallel/context_attention.h"
 #include "util/error.h"
 #include "util/hash.h"
 
@@ -95,6 +96,14 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
                             const StageContext& context) {
   const auto& [q, k, v] = heads;
   const bool drops = p > 0 && context.dropout, has_cache = context.cache != nullptr;
+  if (context.cut) {
+    FSDP_CHECK(!drops, "dropout of the weights of a cut sequence");
+    return parallel::context_attention(q, k, v,
+                                       {.cut = context.cut,
+                                        .documents = context.documents,
+                                        .matmul = compute.matmul,
+                                        .fused = compute.fused});
+  }
   if (!drops && (context.documents || has_cache) && kernels::can_use_flash_attention(q, k, v)) {
     return context.documents ? kernels::flash_attention(q, k, v, packed(context, q))
                              : kernels::flash_attention_to_earlier(q, k, v);

@@ -140,15 +140,6 @@ int64_t gradient_bytes(const shard::Engine& engine) {
   return bytes;
 }
 
-shard::Traffic difference(const shard::Traffic& after, const shard::Traffic& before) {
-  return {.all_gathers = after.all_gathers - before.all_gathers,
-          .all_gather_bytes = after.all_gather_bytes - before.all_gather_bytes,
-          .reduce_scatters = after.reduce_scatters - before.reduce_scatters,
-          .reduce_scatter_bytes = after.reduce_scatter_bytes - before.reduce_scatter_bytes,
-          .all_reduces = after.all_reduces - before.all_reduces,
-          .all_reduce_bytes = after.all_reduce_bytes - before.all_reduce_bytes};
-}
-
 struct Row {
   std::string name;
   int64_t planned, measured;
@@ -197,10 +188,10 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   const RandomBatches random(config);
   data::PrefetchOptions prefetch = prefetch_options(config, mesh);
   if (fake) prefetch.depth = 0;  // the plan counts one batch in host memory
-  const data::PrefetchingBatches batches(random, config.data.micro_batch_size * world_size, prefetch);
+  const int64_t rows = config.data.micro_batch_size * mesh.shape().row_ranks();
+  const data::PrefetchingBatches batches(random, rows, prefetch);
   TrainStep train_step = make_train_step(config, parts, batches);
-  const int64_t samples =
-      config.data.micro_batch_size * config.training.gradient_accumulation_steps * world_size;
+  const int64_t samples = rows * config.training.gradient_accumulation_steps;
   int64_t step = 0;
   enum class Timing { kAtOnce, kBesideCompute, kAsLateAsCanBe };
   auto run_step = [&](Timing timing) {
@@ -225,7 +216,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   for (Timing timing : {Timing::kAsLateAsCanBe, Timing::kBesideCompute, Timing::kAtOnce}) {
     const shard::Traffic before = parts.engine->traffic();
     run_step(timing);
-    result.traffic = difference(parts.engine->traffic(), before);
+    result.traffic = parts.engine->traffic() - before;
     result.peak = std::max(result.peak, memory.bytes());
   }
   if (!fake) {

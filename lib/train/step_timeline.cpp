@@ -88,7 +88,8 @@ Words words_for(const std::string& op) {
   static const std::map<std::string, Words> words = {{"all_gather", {"gather issued", "gathered"}},
                                                      {"reduce_scatter", {"reduce issued", "reduced"}},
                                                      {"all_reduce", {"all-reduce issued", "all-reduced"}},
-                                                     {"broadcast", {"broadcast issued", "broadcast done"}}};
+                                                     {"broadcast", {"broadcast issued", "broadcast done"}},
+                                                     {"shift", {"shift issued", "shifted"}}};
   auto found = words.find(op);
   return found == words.end() ? Words{concat(op, " issued"), concat(op, " done")} : found->second;
 }
