@@ -427,7 +427,7 @@ class HierarchicalCommunicator final : public Communicator {
   const HostLayout layout_;
   int host_ = 0;   ///< of this rank, in layout_
   int place_ = 0;  ///< of this rank among those of its host
-  /// How far the receiver's place is from the sender's in a shift, at most; 1 where a host's ranks are consecutive.
+  /// How far a shift's receiver is from the sender, in places: at most; 1 where a host's ranks are consecutive.
   int places_shifted_ = 0;
   std::shared_ptr<ShmGroup> shm_;
   std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host
