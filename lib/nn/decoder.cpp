@@ -16,6 +16,7 @@
 #include "nn/layers.h"
 #include "nn/parameter.h"
 #include "nn/rotary.h"
+#include "parallel/cut_sequence.h"
 #include "util/error.h"
 
 namespace fsdp::nn {

@@ -14,6 +14,7 @@
 #include "kernels/meta.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
+#include "parallel/cut_sequence.h"
 #include "util/hash.h"
 #include "util/text.h"
 

@@ -17,7 +17,10 @@
 
 #include "kernels/fused.h"
 #include "nn/hooked.h"
-#include "parallel/cut_sequence.h"
+
+namespace fsdp::parallel {
+struct CutSequence;
+}
 
 namespace fsdp::nn {
 

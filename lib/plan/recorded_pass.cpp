@@ -20,6 +20,7 @@
 #include "nn/loss.h"
 #include "nn/parameter.h"
 #include "nn/recompute.h"
+#include "parallel/cut_sequence.h"
 #include "plan/meta_group.h"
 #include "plan/meta_memory.h"
 #include "shard/autograd_hooks.h"

@@ -8,14 +8,18 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "comm/fake_communicator.h"
+#include "comm/trace.h"
 #include "config/global_batch.h"
+#include "parallel/context_attention.h"
 #include "plan/text.h"
 #include "shard/autograd_hooks.h"
 #include "train/run_parts.h"
+#include "train/step_timeline.h"
 #include "util/clock.h"
 #include "util/cuda.h"
 #include "util/error.h"
@@ -148,17 +152,28 @@ struct Row {
 std::vector<Row> rows_of(const plan::Plan& plan, const DryRun& measured) {
   const shard::Traffic &p = plan.step.traffic, &m = measured.traffic;
   const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
-  return {{"shards, bytes", plan.memory.shards, measured.shards},
-          {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
-          {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
-          {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
-          {"all-gathers", p.all_gathers, m.all_gathers},
-          {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
-          {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
-          {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
-          {"all-reduces", p.all_reduces, m.all_reduces},
-          {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
-          {"peak of tensor memory, bytes", planned_peak, measured.peak}};
+  std::vector<Row> rows = {{"shards, bytes", plan.memory.shards, measured.shards},
+                           {"optimizer state, bytes", plan.memory.optimizer, measured.optimizer},
+                           {"gradients of shards, bytes", plan.memory.gradients, measured.gradients},
+                           {"gathered and unreduced, bytes", plan.memory.buffers, measured.buffers},
+                           {"all-gathers", p.all_gathers, m.all_gathers},
+                           {"  payload, bytes", p.all_gather_bytes, m.all_gather_bytes},
+                           {"reduce-scatters", p.reduce_scatters, m.reduce_scatters},
+                           {"  payload, bytes", p.reduce_scatter_bytes, m.reduce_scatter_bytes},
+                           {"all-reduces", p.all_reduces, m.all_reduces},
+                           {"  payload, bytes", p.all_reduce_bytes, m.all_reduce_bytes},
+                           {"peak of tensor memory, bytes", planned_peak, measured.peak}};
+  const shard::Traffic &a = plan.attention_traffic, &b = measured.attention;
+  const std::vector<Row> of_attention = {
+      {"all-gathers of attention", a.all_gathers, b.all_gathers},
+      {"  payload, bytes", a.all_gather_bytes, b.all_gather_bytes},
+      {"reduce-scatters of attention", a.reduce_scatters, b.reduce_scatters},
+      {"  payload, bytes", a.reduce_scatter_bytes, b.reduce_scatter_bytes},
+      {"shifts of attention", a.shifts, b.shifts},
+      {"  payload, bytes", a.shift_bytes, b.shift_bytes}};
+  std::ranges::copy_if(of_attention, std::back_inserter(rows),
+                       [](const Row& row) { return row.planned > 0 || row.measured > 0; });
+  return rows;
 }
 
 std::string difference(const Row& row) {
@@ -180,7 +195,10 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
   DryRun result;
   auto communicator = comm::make_fake_communicator(world_size, device);
   ConstantWeights weights;
-  const comm::Mesh mesh(config.mesh, communicator);
+  const auto trace = std::make_shared<comm::Trace>();  // of attention's collectives
+  const bool cuts = comm::resolve_mesh(config.mesh, world_size).context > 1;
+  const comm::Mesh mesh(config.mesh,
+                        cuts ? comm::make_tracing_communicator(communicator, trace) : communicator);
   RunParts parts = build_run_parts(config, mesh, nullptr, &weights);
   auto progress = std::make_shared<bool>(false);
   const auto fake = std::dynamic_pointer_cast<comm::FakeCommunicator>(communicator);  // on the CPU
@@ -202,7 +220,7 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
     *progress = timing == Timing::kBesideCompute;
     memory.reset();
     auto begin = std::chrono::steady_clock::now();
-    ++step;
+    trace->begin_step(++step);
     train_step.run({.step = step, .first_global_sample = (step - 1) * samples, .lr = config.optimizer.lr});
     wait_for(device);
     result.step_seconds = util::seconds_since(begin);
@@ -218,6 +236,9 @@ DryRun dry_run(const config::Config& given, int world_size, at::Device device) {
     run_step(timing);
     result.traffic = parts.engine->traffic() - before;
     result.peak = std::max(result.peak, memory.bytes());
+  }
+  for (const comm::TraceEvent& event : trace->events(step)) {
+    if (event.unit == parallel::kAttentionSite) result.attention += traffic_of(event);
   }
   if (!fake) {
     const util::CudaDevice gpu = util::cuda_device(device.index());

@@ -57,15 +57,7 @@ Counted count(const shard::Engine& engine, const StepRecord& step) {
     shard::Traffic& traffic = attends                            ? counted.attention
                               : event.pass_or_event == "forward" ? counted.forward
                                                                  : counted.backward;
-    if (event.op == "all_gather") {
-      traffic += {.all_gathers = 1, .all_gather_bytes = event.bytes};
-    } else if (event.op == "reduce_scatter") {
-      traffic += {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
-    } else if (event.op == "all_reduce") {
-      traffic += {.all_reduces = 1, .all_reduce_bytes = event.bytes};
-    } else if (event.op == "shift") {
-      traffic += {.shifts = 1, .shift_bytes = event.bytes};
-    }
+    traffic += traffic_of(event);
   }
   return counted;
 }

@@ -10,6 +10,7 @@
 #include "nn/decoder.h"
 #include "nn/recompute.h"
 #include "optim/engine_shards.h"
+#include "parallel/cut_sequence.h"
 #include "plan/memory.h"
 #include "shard/engine_sizes.h"
 #include "shard/fully_shard.h"

@@ -223,6 +223,14 @@ std::string timeline_text(const StepRecord& step, const TimelineLimits& limits) 
   return text + note;
 }
 
+shard::Traffic traffic_of(const comm::TraceEvent& event) {
+  if (event.op == "all_gather") return {.all_gathers = 1, .all_gather_bytes = event.bytes};
+  if (event.op == "reduce_scatter") return {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
+  if (event.op == "all_reduce") return {.all_reduces = 1, .all_reduce_bytes = event.bytes};
+  if (event.op == "shift") return {.shifts = 1, .shift_bytes = event.bytes};
+  return {};
+}
+
 CommunicationTime communication_time(const StepRecord& step) {
   CommunicationTime time;
   for (const auto& event : step.events) {

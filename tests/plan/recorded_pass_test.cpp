@@ -55,7 +55,8 @@ config::Config cut(config::Config config, int64_t context, comm::ContextAttentio
 
 TEST(RecordedPass, OfACutSequenceHasItsShareOfMemoryAndCompute) {
   for (const char* architecture : {"llama", "gpt2"}) {
-    const config::Config config = config_of(architecture, "bfloat16");
+    config::Config config = config_of(architecture, "bfloat16");
+    config.training.device = "cuda";  // without the memory in which threads of a CPU work
     for (const auto attention : {comm::ContextAttention::kGather, comm::ContextAttention::kRing}) {
       const config::Config whole = cut(config, 1, attention), part = cut(config, 4, attention);
       const RecordedPass of_whole = record_pass(whole), of_part = record_pass(part);

@@ -1,6 +1,5 @@
 // Sequences cut over mesh.context: whole runs, which have to be those of one process.
 
-#include <ATen/ops/max.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -65,6 +65,7 @@ TEST_P(PlanOf, AStepIsWhatTheEngineMeasures) {
   EXPECT_EQ(measured.buffers, plan.memory.buffers);
   EXPECT_EQ(measured.first_arena, measured.arena) << "the pool has asked for more after the first step";
   EXPECT_EQ(measured.traffic, plan.step.traffic);
+  EXPECT_EQ(measured.attention, plan.attention_traffic);
   const double peak = static_cast<double>(plan.memory.peak);
   EXPECT_NEAR(static_cast<double>(measured.peak), peak, 0.05 * peak);
   RecordProperty("peak_difference_percent",
