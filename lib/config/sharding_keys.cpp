@@ -144,6 +144,15 @@ std::vector<Key> sharding_keys() {
        axis_or_rest()},
       {KEY(mesh, data), "processes of such a group; -1: all processes that the other axes leave",
        axis_or_rest()},
+      {KEY(mesh, context),
+       "parts of each sequence, for sequences whose activations are too large for one process; units are sharded over "
+       "data x context; -1: the rest",
+       axis_or_rest()},
+      {KEY(mesh, context_attention),
+       "how attention comes to the keys and values of the other parts; ring: one part after another, beside the "
+       "compute; gather: all at once",
+       {},
+       is_not("mesh.context", "1")},
       {KEY(mesh, model), "parts of a tensor-parallel model",
        only("1", "this version has no tensor parallelism")},
 

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "kernels/attention.h"
+
 namespace fsdp::kernels {
 
 /// Documents in the rows of a batch, which lie one after another.
@@ -32,6 +34,11 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 /// Attention of a row's last T tokens to themselves and to the tokens before them. Without autograd.
 /// q: [B, T, heads, head_dim]; k, v: [B, L, kv_heads, head_dim], L >= T -> like q
 at::Tensor flash_attention_to_earlier(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+/// A block of attention (kernels/attention_block.h), of more than one query.
+AttentionOutputs flash_attention_with_log_sums(const AttentionInputs& inputs);
+AttentionGradients flash_attention_backward(const AttentionInputs& inputs, const AttentionOutputs& of,
+                                            const at::Tensor& dy);
 
 /// The kernels that libtorch chooses for causal attention on this GPU. Shapes as above, L = T.
 at::SDPBackend choice_of_libtorch(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);

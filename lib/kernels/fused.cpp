@@ -209,14 +209,15 @@ struct Choice {
   double p = 0;
   uint64_t key = 0;
   int64_t first_row = 0;
+  RowPieces pieces = {};
 };
 
-/// One hash decides two values, by 32 bits each.
+/// One hash decides two values, by 32 bits each. `place`: of value 0 in the whole row
 template <typename T>
-void drop_row(const T* from, T* to, int64_t begin, int64_t end, uint64_t row_key, uint32_t limit,
-              float scale) {
+void drop_row(const T* from, T* to, int64_t begin, int64_t end, int64_t place, uint64_t row_key,
+              uint32_t limit, float scale) {
   for (int64_t i = begin; i < end; i += 2) {
-    const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>(i / 2));
+    const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>((place + i) / 2));
     to[i] = static_cast<uint32_t>(bits) < limit ? T(0) : T(static_cast<float>(from[i]) * scale);
     if (i + 1 < end) {
       to[i + 1] =
@@ -227,7 +228,8 @@ void drop_row(const T* from, T* to, int64_t begin, int64_t end, uint64_t row_key
 
 at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   at::Tensor y = at::empty_like(x);
-  const int64_t rows = x.size(0), width = x.numel() / std::max<int64_t>(rows, 1);
+  const int64_t of_row = choice.pieces.count;
+  const int64_t rows = x.size(0) * of_row, width = x.numel() / std::max<int64_t>(rows, 1);
   const auto limit = static_cast<uint32_t>(choice.p * 4294967296.0);
   const auto scale = static_cast<float>(1 / (1 - choice.p));
   // Rows are cut into pieces of even length, so that the two values of a hash stay together.
@@ -235,16 +237,17 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout", [&] {
     const auto* from = x.const_data_ptr<scalar_t>();
     auto* to = y.data_ptr<scalar_t>();
-    util::parallel_for(0, rows * pieces, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
-                       [&](int64_t begin, int64_t end) {
-                         for (int64_t at = begin; at < end; ++at) {
-                           const int64_t row = at / pieces, first = at % pieces * kPiece;
-                           const uint64_t row_key = util::mix64(
-                               choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row)));
-                           drop_row(from + row * width, to + row * width, first,
-                                    std::min(width, first + kPiece), row_key, limit, scale);
-                         }
-                       });
+    util::parallel_for(
+        0, rows * pieces, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t at = begin; at < end; ++at) {
+            const int64_t row = at / pieces, first = at % pieces * kPiece;
+            const uint64_t row_key =
+                util::mix64(choice.key ^ util::mix64(static_cast<uint64_t>(choice.first_row + row / of_row)));
+            drop_row(from + row * width, to + row * width, first, std::min(width, first + kPiece),
+                     choice.pieces.begins[row % of_row], row_key, limit, scale);
+          }
+        });
   });
   return y;
 }
@@ -252,13 +255,14 @@ at::Tensor dropped_on_cpu(const at::Tensor& x, const Choice& choice) {
 at::Tensor dropped_on_gpu(const at::Tensor& x, const Choice& choice) {
   const c10::DeviceGuard guard(x.device());
   at::Tensor y = at::empty_like(x);
-  const int64_t rows = x.size(0);
+  const int64_t rows = x.size(0) * choice.pieces.count;
   cuda::dropout(element_of(x), {.x = x.const_data_ptr(),
                                 .y = y.data_ptr(),
                                 .rows = rows,
                                 .width = x.numel() / std::max<int64_t>(rows, 1),
                                 .key = choice.key,
                                 .first_row = choice.first_row,
+                                .pieces = choice.pieces,
                                 .p = choice.p});
   return y;
 }
@@ -277,25 +281,23 @@ at::Tensor dropped(const at::Tensor& given, const Choice& choice) {
 
 class Dropout final : public torch::autograd::Function<Dropout> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, double p, int64_t key,
-                            int64_t first_row) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Choice& choice) {
     const BelowAutograd below;
-    context->saved_data["p"] = p;
-    context->saved_data["key"] = key;
-    context->saved_data["first_row"] = first_row;
-    return dropped(x, {.p = p, .key = static_cast<uint64_t>(key), .first_row = first_row});
+    context->saved_data["choice"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(choice));
+    return dropped(x, choice);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const BelowAutograd below;
-    auto& saved = context->saved_data;
-    return {dropped(gradients[0], {.p = saved["p"].toDouble(),
-                                   .key = static_cast<uint64_t>(saved["key"].toInt()),
-                                   .first_row = saved["first_row"].toInt()}),
-            {},
-            {},
-            {}};
+    const auto capsule = context->saved_data["choice"].toCapsule();
+    return {dropped(gradients[0], static_cast<const Saved&>(*capsule).choice), {}};
   }
+
+ private:
+  struct Saved : torch::CustomClassHolder {
+    explicit Saved(const Choice& choice) : choice(choice) {}
+    Choice choice;
+  };
 };
 
 }  // namespace
@@ -329,9 +331,10 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   return Embedding::apply(weight, ids);
 }
 
-at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row) {
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t key, int64_t first_row, const RowPieces& pieces) {
   FSDP_CHECK(p >= 0 && p < 1 && x.dim() >= 1, "dropout of ", p);
-  return Dropout::apply(x, p, static_cast<int64_t>(key), first_row);
+  FSDP_CHECK(pieces.begins[0] % 2 == 0 && pieces.begins[1] % 2 == 0, "two values share a random number");
+  return Dropout::apply(x, Choice{.p = p, .key = key, .first_row = first_row, .pieces = pieces});
 }
 
 }  // namespace fsdp::kernels

@@ -15,6 +15,7 @@
 #include "nn/documents.h"
 #include "nn/key_value_cache.h"
 #include "nn/rotary.h"
+#include "parallel/context_attention.h"
 #include "util/error.h"
 #include "util/hash.h"
 
@@ -103,6 +104,14 @@ at::Tensor causal_attention(const Heads& heads, const Compute& compute, double p
                             const StageContext& context) {
   const at::Tensor &q = heads.q, &k = heads.k, &v = heads.v;
   const bool drops = p > 0 && context.dropout, has_cache = context.cache != nullptr;
+  if (context.cut) {
+    FSDP_CHECK(!drops, "dropout of the weights of a cut sequence");
+    return parallel::context_attention(q, k, v,
+                                       {.cut = context.cut,
+                                        .documents = context.documents,
+                                        .matmul = compute.matmul,
+                                        .fused = compute.fused});
+  }
   if (!drops && (context.documents || has_cache) && kernels::can_use_flash_attention(q, k, v)) {
     return join_heads(context.documents ? kernels::flash_attention(q, k, v, packed(context, q))
                                         : kernels::flash_attention_to_earlier(q, k, v));

@@ -14,6 +14,7 @@
 #include "kernels/meta.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
+#include "parallel/cut_sequence.h"
 #include "util/hash.h"
 #include "util/text.h"
 
@@ -126,7 +127,13 @@ at::Tensor dropout(const at::Tensor& x, double p, DropoutPlace place, const Stag
   if (p == 0 || !context.dropout) return x;
   const auto site = static_cast<uint64_t>(context.layer) * 8 + static_cast<uint64_t>(place);
   const uint64_t key = util::mix64(context.dropout->key ^ util::mix64(site));
-  return kernels::dropout(x, p, key, context.dropout->first_row);
+  kernels::RowPieces pieces;
+  if (context.cut) {
+    const int64_t length = x[0].numel() / 2;
+    const auto [first, second] = context.cut->chunks();
+    pieces = {.count = 2, .begins = {first * length, second * length}};
+  }
+  return kernels::dropout(x, p, key, context.dropout->first_row, pieces);
 }
 
 Embedding::Embedding(int64_t count, int64_t size, const Compute& compute) : compute_(compute) {

@@ -220,6 +220,32 @@ shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
   return traffic;
 }
 
+shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh) {
+  const int64_t context = mesh.context;
+  if (context == 1) return {};
+  const nn::ModelOptions& model = config.model;
+  const int64_t width = model.architecture == "gpt2" ? model.hidden_size : nn::key_width(model);
+  const int64_t keys = config.data.micro_batch_size * config.data.sequence_length / context * width;
+  const int64_t sent = 2 * keys * util::element_size(util::scalar_type(config.mixed_precision.param_dtype)),
+                gradients = 2 * keys * 4;
+  const auto& checkpointing = config.activation_checkpointing;
+  const bool twice = checkpointing.mode == nn::RecomputeMode::kFull &&
+                     std::ranges::any_of(checkpointing.stage_types, [](const std::string& type) {
+                       return type == "block" || type == "attention";
+                     });
+  const int64_t layers = model.num_hidden_layers * config.training.gradient_accumulation_steps;
+  // Of forward, of forward again, and of backward.
+  const int64_t passes = layers * (twice ? 3 : 2);
+  if (config.mesh.context_attention == comm::ContextAttention::kGather) {
+    return {.all_gathers = passes,
+            .all_gather_bytes = passes * sent,
+            .reduce_scatters = layers,
+            .reduce_scatter_bytes = layers * gradients};
+  }
+  return {.shifts = passes * (context - 1) + layers * context,
+          .shift_bytes = passes * (context - 1) * sent + layers * context * gradients};
+}
+
 int64_t device_peak(const config::Config& config, const std::vector<UnitSizes>& units,
                     const RecordedPass& pass) {
   int64_t shards = 0, largest_sent = 0, largest_moved = 0;

@@ -76,4 +76,7 @@ int64_t optimizer_state_bytes(const optim::OptimizerOptions& options,
 shard::Traffic optimizer_traffic(const optim::OptimizerOptions& options,
                                  const std::vector<shard::UnitSizes>& units);
 
+/// The traffic of attention over mesh.context in a step (parallel/context_attention.h).
+shard::Traffic attention_traffic(const config::Config& config, const comm::MeshShape& mesh);
+
 }  // namespace fsdp::plan

@@ -38,11 +38,12 @@ bool alike(const UnitSizes& a, const UnitSizes& b) {
 }
 
 int64_t collectives(const shard::Traffic& traffic) {
-  return traffic.all_gathers + traffic.reduce_scatters + traffic.all_reduces;
+  return traffic.all_gathers + traffic.reduce_scatters + traffic.all_reduces + traffic.shifts;
 }
 
 int64_t payload(const shard::Traffic& traffic) {
-  return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes;
+  return traffic.all_gather_bytes + traffic.reduce_scatter_bytes + traffic.all_reduce_bytes +
+         traffic.shift_bytes;
 }
 
 /// The traffic of `count` units, one in `stride`, as the difference that they make: which unit stays gathered
@@ -119,6 +120,9 @@ std::string communication_table(const Plan& plan) {
     const std::string& optimizer = plan.config.optimizer.name;
     const char* what = optimizer == "muon" ? "whole matrices" : "sums over tensors";
     text += row(concat("in addition, ", what, " for ", optimizer), plan.optimizer_traffic, "");
+  }
+  if (collectives(plan.attention_traffic) > 0) {
+    text += row("in addition, attention over mesh.context", plan.attention_traffic, "");
   }
   return text;
 }
@@ -264,11 +268,16 @@ std::string summary(const Plan& plan) {
 }
 
 nlohmann::ordered_json json_of(const shard::Traffic& traffic) {
-  return {
-      {"all_gathers", traffic.all_gathers},         {"all_gather_bytes", traffic.all_gather_bytes},
-      {"reduce_scatters", traffic.reduce_scatters}, {"reduce_scatter_bytes", traffic.reduce_scatter_bytes},
-      {"all_reduces", traffic.all_reduces},         {"all_reduce_bytes", traffic.all_reduce_bytes},
-      {"collectives", collectives(traffic)},        {"payload_bytes", payload(traffic)}};
+  return {{"all_gathers", traffic.all_gathers},
+          {"all_gather_bytes", traffic.all_gather_bytes},
+          {"reduce_scatters", traffic.reduce_scatters},
+          {"reduce_scatter_bytes", traffic.reduce_scatter_bytes},
+          {"all_reduces", traffic.all_reduces},
+          {"all_reduce_bytes", traffic.all_reduce_bytes},
+          {"shifts", traffic.shifts},
+          {"shift_bytes", traffic.shift_bytes},
+          {"collectives", collectives(traffic)},
+          {"payload_bytes", payload(traffic)}};
 }
 
 }  // namespace
@@ -304,10 +313,10 @@ std::string plan_heading(const Plan& plan) {
       config.fsdp.cpu_offload ? ", shards in host memory" : "",
       config.activation_checkpointing.mode == nn::RecomputeMode::kNone ? "" : ", activations recomputed",
       "\n");
-  text +=
-      concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (", plan.machines.world_size,
-             " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
-             config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
+  text += concat("batch      ", with_commas(plan.tokens_per_step()), " tokens a step (",
+                 plan.mesh.row_ranks(), plan.mesh.context > 1 ? concat(" groups of ", plan.mesh.context) : "",
+                 " ranks x ", config.training.gradient_accumulation_steps, " micro-batches x ",
+                 config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   return text + machines_text(plan);
 }
 
@@ -339,7 +348,11 @@ std::string plan_json(const Plan& plan) {
   nlohmann::ordered_json json = {
       {"parameters", plan.parameters},
       {"world_size", plan.machines.world_size},
-      {"mesh", {{"dcn", plan.mesh.dcn}, {"data", plan.mesh.data}, {"model", plan.mesh.model}}},
+      {"mesh",
+       {{"dcn", plan.mesh.dcn},
+        {"data", plan.mesh.data},
+        {"context", plan.mesh.context},
+        {"model", plan.mesh.model}}},
       {"tokens_per_step", plan.tokens_per_step()},
       {"memory",
        {{"shard_bytes", memory.shards},
@@ -356,6 +369,7 @@ std::string plan_json(const Plan& plan) {
         {"largest_micro_batch", plan.largest_micro_batch}}},
       {"communication", json_of(plan.step.traffic)},
       {"optimizer_communication", json_of(plan.optimizer_traffic)},
+      {"attention_communication", json_of(plan.attention_traffic)},
       {"time",
        {{"flops", plan.time.flops},
         {"compute_seconds", plan.time.compute},

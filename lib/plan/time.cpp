@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "shard/nominal_pass.h"
 
@@ -12,7 +13,8 @@ using shard::UnitSizes;
 namespace {
 
 constexpr size_t kShardLink = 0, kReplicaLink = 1;
-constexpr size_t kReplicas = 0;  ///< the stream between replicas; no queue of shards has this number
+/// Streams: between replicas, and of layers; no queue of shards has these numbers.
+constexpr size_t kReplicas = 0, kLayers = 1;
 
 }  // namespace
 
@@ -54,6 +56,12 @@ StepClock::Job StepClock::put_on(size_t stream, size_t link, double seconds, Job
   seconds += speed_.latency_seconds;
   communicated_ += seconds;
   return streams_.issue(stream, link, seconds, after);
+}
+
+StepClock::Job StepClock::send(int64_t bytes, int ranks) {
+  const bool in_node = ranks <= speed_.ranks_of_node && speed_.node_bytes_per_second > 0;
+  const double speed = in_node ? speed_.node_bytes_per_second : speed_.bytes_per_second;
+  return put_on(kLayers, kShardLink, static_cast<double>(bytes) / speed);
 }
 
 double StepClock::seconds_of_shards(const UnitSizes& unit, int64_t payload) const {
@@ -109,6 +117,11 @@ TimePlan plan_time(const config::Config& config, const std::vector<UnitSizes>& u
       const double equivalent = products.flops - (1 - 1 / kFloat8Speed) * products.flops_in_float8;
       clock.compute(equivalent / speed.flops_per_second);
     };
+    std::map<int64_t, StepClock::Job> jobs;
+    events.sends = [&](int64_t number, int64_t bytes) {
+      jobs[number] = clock.send(bytes, static_cast<int>(config.mesh.context));
+    };
+    events.waits = [&](int64_t number) { clock.wait_for(jobs.at(number)); };
     MemoryTape tape;
     pass.play(tape, events);
     return TimePlan{clock.computed() - before.compute, clock.communicated() - before.communication,

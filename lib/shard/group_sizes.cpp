@@ -8,7 +8,7 @@ namespace {
 using comm::MeshAxis;
 using Axes = std::vector<MeshAxis>;
 
-const Axes kBothAxes = {MeshAxis::kDcn, MeshAxis::kData};
+const Axes kAllAxes = {MeshAxis::kDcn, MeshAxis::kData, MeshAxis::kContext};
 
 /// "over dcn x data (8)", of the axes with more than one rank.
 std::string over(const comm::MeshShape& mesh, const Axes& axes) {
@@ -23,11 +23,11 @@ std::string over(const comm::MeshShape& mesh, const Axes& axes) {
 
 Axes shard_axes(util::Named<Strategy> strategy) {
   if (shards_nothing(strategy)) return {};
-  return is_hybrid(strategy) ? Axes{MeshAxis::kData} : kBothAxes;
+  return is_hybrid(strategy) ? Axes{MeshAxis::kData, MeshAxis::kContext} : kAllAxes;
 }
 
 Axes replicate_axes(util::Named<Strategy> strategy) {
-  if (shards_nothing(strategy)) return kBothAxes;
+  if (shards_nothing(strategy)) return kAllAxes;
   return is_hybrid(strategy) ? Axes{MeshAxis::kDcn} : Axes{};
 }
 

@@ -3,9 +3,11 @@
 // Which ranks share a unit.
 //
 //   strategy                          units are cut over    and replicated over
-//   full_shard, shard_grad_op         dcn x data            -
-//   hybrid_shard, hybrid_shard_zero2  data                  dcn
-//   no_shard                          -                     dcn x data
+//   full_shard, shard_grad_op         dcn x data x context  -
+//   hybrid_shard, hybrid_shard_zero2  data x context        dcn
+//   no_shard                          -                     dcn x data x context
+//
+// The ranks of a context group compute with all parameters, on different tokens, as those of data do.
 //
 // Hybrid sharding keeps all-gathers within a slice and sends only the shards' gradients over the slow network
 // between slices, once a step (Zhao et al.: PyTorch FSDP, VLDB 2023, section 3.2.2). Units of replicated

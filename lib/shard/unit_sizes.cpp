@@ -13,13 +13,20 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   reduce_scatter_bytes += other.reduce_scatter_bytes;
   all_reduces += other.all_reduces;
   all_reduce_bytes += other.all_reduce_bytes;
+  shifts += other.shifts;
+  shift_bytes += other.shift_bytes;
   return *this;
 }
 
 Traffic Traffic::operator-(const Traffic& other) const {
-  return {all_gathers - other.all_gathers,         all_gather_bytes - other.all_gather_bytes,
-          reduce_scatters - other.reduce_scatters, reduce_scatter_bytes - other.reduce_scatter_bytes,
-          all_reduces - other.all_reduces,         all_reduce_bytes - other.all_reduce_bytes};
+  return {all_gathers - other.all_gathers,
+          all_gather_bytes - other.all_gather_bytes,
+          reduce_scatters - other.reduce_scatters,
+          reduce_scatter_bytes - other.reduce_scatter_bytes,
+          all_reduces - other.all_reduces,
+          all_reduce_bytes - other.all_reduce_bytes,
+          shifts - other.shifts,
+          shift_bytes - other.shift_bytes};
 }
 
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,

@@ -26,6 +26,7 @@ struct Traffic {
   int64_t all_gathers = 0, all_gather_bytes = 0;
   int64_t reduce_scatters = 0, reduce_scatter_bytes = 0;
   int64_t all_reduces = 0, all_reduce_bytes = 0;
+  int64_t shifts = 0, shift_bytes = 0;
 
   Traffic& operator+=(const Traffic& other);
   Traffic operator-(const Traffic& other) const;

@@ -88,7 +88,8 @@ Words words_for(const std::string& op) {
   static const std::map<std::string, Words> words = {{"all_gather", {"gather issued", "gathered"}},
                                                      {"reduce_scatter", {"reduce issued", "reduced"}},
                                                      {"all_reduce", {"all-reduce issued", "all-reduced"}},
-                                                     {"broadcast", {"broadcast issued", "broadcast done"}}};
+                                                     {"broadcast", {"broadcast issued", "broadcast done"}},
+                                                     {"shift", {"shift issued", "shifted"}}};
   auto found = words.find(op);
   return found == words.end() ? Words{concat(op, " issued"), concat(op, " done")} : found->second;
 }
@@ -220,6 +221,14 @@ std::string timeline_text(const StepRecord& step, const TimelineLimits& limits) 
   std::string text = heading;
   for (const TimelineLine& line : lines) text += line_of(line, step.begin_us, unit_width);
   return text + note;
+}
+
+shard::Traffic traffic_of(const comm::TraceEvent& event) {
+  if (event.op == "all_gather") return {.all_gathers = 1, .all_gather_bytes = event.bytes};
+  if (event.op == "reduce_scatter") return {.reduce_scatters = 1, .reduce_scatter_bytes = event.bytes};
+  if (event.op == "all_reduce") return {.all_reduces = 1, .all_reduce_bytes = event.bytes};
+  if (event.op == "shift") return {.shifts = 1, .shift_bytes = event.bytes};
+  return {};
 }
 
 CommunicationTime communication_time(const StepRecord& step) {

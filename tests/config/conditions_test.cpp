@@ -221,6 +221,7 @@ const std::map<std::string, Row>& rows() {
        {"[\"feed_forward\"]",
         {{"activation_checkpointing.mode = \"full\""}},
         {{"activation_checkpointing.mode = \"none\""}}}},
+      {"mesh.context_attention", {"\"gather\"", {{"mesh.context = 2"}}, {{"mesh.context = 1"}}}},
       {"checkpoint.keep_every", {"100", {none}, {{"checkpoint.keep_last = 0"}}}},
       {"checkpoint.keep_best",
        {"true",

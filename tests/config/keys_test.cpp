@@ -227,6 +227,8 @@ const std::map<std::string, Sample>& samples() {
        {"[\"feed_forward\"]", "[\"\"]", {"activation_checkpointing.mode=full"}}},
       {"mesh.dcn", {"2", "0"}},
       {"mesh.data", {"4", "0"}},
+      {"mesh.context", {"2", "0"}},
+      {"mesh.context_attention", {"\"gather\"", "\"rings\"", {"mesh.context=2"}}},
       {"mesh.model", {"1", "2"}},
       {"comm.backend", {"\"hierarchical\"", "\"mpi\""}},
       {"comm.timeout_seconds", {"30", "0"}},

@@ -95,5 +95,36 @@ TEST_P(CudaDropout, ChoosesBitForBitAsOnTheCpu) {
   }
 }
 
+TEST_P(CudaDropout, OfPiecesIsThatOfTheWholeRow) {
+  const Buffer x(random({6, 600}), 0);  // three rows, of two pieces each
+  Buffer y({6, 600}, type(), 0);
+  const RowPieces pieces{.count = 2, .begins = {600, 3000}};
+  with_type([&]<typename T>(T) {
+    run_under_all_schedules({&y}, [&](const EmulatedLaunch& launch) {
+      cuda::dropout<T>(launch, {.x = x.data(),
+                                .y = y.data(),
+                                .rows = 6,
+                                .width = 600,
+                                .key = 7,
+                                .first_row = 1000,
+                                .pieces = pieces,
+                                .p = 0.3});
+    });
+  });
+  const at::Tensor parts = x.values().view({3, 1200});
+  EXPECT_TRUE(have_equal_bits(y.values().view({3, 1200}), kernels::dropout(parts, 0.3, 7, 1000, pieces)));
+  const at::Tensor whole = at::zeros({3, 3600}, parts.options());
+  for (int64_t piece : {0, 1}) {
+    whole.narrow(1, pieces.begins[piece], 600).copy_(parts.narrow(1, piece * 600, 600));
+  }
+  const at::Tensor dropped = kernels::dropout(whole, 0.3, 7, 1000);
+  for (int64_t piece : {0, 1}) {
+    EXPECT_TRUE(y.values()
+                    .view({3, 1200})
+                    .narrow(1, piece * 600, 600)
+                    .equal(dropped.narrow(1, pieces.begins[piece], 600)));
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::kernels::cuda

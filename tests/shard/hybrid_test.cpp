@@ -435,8 +435,10 @@ TEST(HybridFailure, AMeshThatDoesNotFitIsAUsageErrorWithTheArithmetic) {
       ADD_FAILURE() << "expected an error";
     } catch (const util::Error& error) {
       EXPECT_EQ(error.kind(), util::ErrorKind::kUsage);
-      EXPECT_THAT(error.what(),
-                  HasSubstr("mesh.dcn 2 x mesh.data 3 x mesh.model 1 = 6, but the run has 4 processes"));
+      EXPECT_THAT(
+          error.what(),
+          HasSubstr(
+              "mesh.dcn 2 x mesh.data 3 x mesh.context 1 x mesh.model 1 = 6, but the run has 4 processes"));
     }
   });
 }

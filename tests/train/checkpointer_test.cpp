@@ -86,7 +86,7 @@ struct MeshedRun {
   bool asynchronous = false;
   const char* layout = "flat";
 
-  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data); }
+  int world_size() const { return static_cast<int>(mesh.dcn * mesh.data * mesh.context); }
 };
 
 TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
@@ -100,6 +100,8 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
       {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
       {"full_shard", {.dcn = 1, .data = 3}},
       {"full_shard", {.dcn = 2, .data = 2}},
+      {"full_shard", {.dcn = 1, .data = 2, .context = 2}},
+      {"hybrid_shard", {.dcn = 2, .data = 1, .context = 2}, "full"},
       {"no_shard", {.dcn = 1, .data = 2}}};
   auto config_of = [&](const MeshedRun& run, const std::string& name) {
     config::Config config = config_;
@@ -111,7 +113,7 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
     config.mesh = run.mesh;
     config.checkpoint.kind = run.kind;
     config.checkpoint.asynchronous = run.asynchronous;
-    config.data.micro_batch_size = 12 / run.world_size();
+    config.data.micro_batch_size = 12 / (run.mesh.dcn * run.mesh.data);
     config.optimizer.name = "adafactor";
     config.optimizer.beta1 = 0.9;
     return config;

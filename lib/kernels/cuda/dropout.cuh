@@ -29,12 +29,14 @@ struct DropoutKernel {
     const int64_t first = (block() - row * arguments.pieces) * kOfBlock + thread() * kValues;
     if (first >= a.width) return;
     const int64_t count = a.width - first, offset = row * a.width + first;
-    const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + row)));
+    const int64_t whole = row / a.pieces.count, piece = row - whole * a.pieces.count;
+    const uint64_t row_key = util::mix64(a.key ^ util::mix64(static_cast<uint64_t>(a.first_row + whole)));
+    const int64_t place = a.pieces.begins[piece] + first;  // in the whole row
     T values[kValues];
     load(static_cast<const T*>(a.x) + offset, count, values);
     FSDP_UNROLL
     for (int i = 0; i < kValues; i += 2) {
-      const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>((first + i) / 2));
+      const uint64_t bits = util::mix64(row_key + static_cast<uint64_t>((place + i) / 2));
       values[i] = chosen(arguments, values[i], static_cast<uint32_t>(bits));
       values[i + 1] = chosen(arguments, values[i + 1], static_cast<uint32_t>(bits >> 32));
     }
