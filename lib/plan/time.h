@@ -47,7 +47,8 @@ struct MachineSpeed {
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
 /// node, and the ranks of a node together receive those of the other nodes once, at g times
 /// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
-/// `replica_bytes_per_second`.
+/// `replica_bytes_per_second`; between slices, an all-gather takes (slices - 1) / slices of the bytes of the slice's
+/// shard, and so does a reduce-scatter.
 class StepClock final : public shard::CommandReader {
  public:
   /// The first two arguments must outlive the clock.
@@ -62,8 +63,10 @@ class StepClock final : public shard::CommandReader {
   double exposed() const { return exposed_; }            ///< during which compute waited
 
  private:
+  void gather_slices(size_t unit);
   void gather(size_t unit);
   void reduce(size_t unit);
+  double seconds_between_slices(const shard::UnitSizes& unit, int64_t payload) const;
   double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
 
   using Job = CommunicationStreams::Job;
@@ -72,7 +75,7 @@ class StepClock final : public shard::CommandReader {
 
   /// The collectives of a unit.
   struct Jobs {
-    Job gather = 0, sending = 0, reduction = 0;
+    Job slices = 0, gather = 0, sending = 0, reduction = 0;
   };
 
   const std::vector<shard::UnitSizes>& units_;

@@ -16,6 +16,10 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
   // Nothing is gathered where the shard is the whole unit.
   const bool is_gathered = unit.unsharded_bytes() > 0;
   switch (command.kind) {
+    case Kind::kGatherSlices:
+      return "gather " + unit.name + " between slices";
+    case Kind::kWaitForSlices:
+      return "wait for " + unit.name + " between slices";
     case Kind::kGather:
       return is_gathered ? (unit.is_cut() ? "gather " : "cast ") + unit.name : "";
     case Kind::kWaitForGather:
@@ -77,6 +81,7 @@ std::string schedule_text(const std::vector<UnitSizes>& units, const ShardOption
   Schedule schedule(options, scheduled_units(units), writer);
   const NominalPass pass(units);
   pass.run(schedule);
+  schedule.forget_gradients();
   pass.run(schedule, [&](const NominalPass::Event& event, Pass which) { writer.note(event, which); });
 
   const auto roots = static_cast<size_t>(

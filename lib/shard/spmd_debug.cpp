@@ -24,7 +24,11 @@ std::string spmd_debug(const Engine& engine,
   const ShardOptions& options = engine.options();
   for (const Segment& segment : engine.segments()) {
     const Unit& unit = *engine.units()[segment.unit];
-    const PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
+    PartitionSpec::Axes axes = shard_axes(unit.options().strategy);
+    // Parts of a slice's shard follow each other, so dcn is the inner axis.
+    for (comm::MeshAxis axis : slice_axes(unit.options().strategy, unit.options().hybrid_optimizer)) {
+      axes.push_back(axis);
+    }
     const auto& parameters = unit.storage().parameters();
     const auto found = std::find_if(parameters.begin(), parameters.end(),
                                     [&](const auto& each) { return each.name == segment.name; });

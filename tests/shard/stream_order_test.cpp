@@ -295,6 +295,20 @@ TEST(HybridOrder, ReducesInTheShardGroupAndThenAmongTheReplicasOnAStreamOfTheirs
   EXPECT_EQ(story.host_waits(), 0);
 }
 
+TEST(HybridOrder, GathersBetweenSlicesAtOnceOnAStreamOfTheirsAndWithinTheSliceUnitByUnit) {
+  ShardOptions options = with_prefetch();
+  options.strategy = "hybrid_shard";
+  options.hybrid_optimizer = "global";
+  const StreamStory story =
+      story_of_a_step({.options = options, .world_size = 4, .mesh = {.dcn = 2, .data = 2}});
+  EXPECT_THAT(story.lines_with({"replicas: gather", "replicas: reduce"}),
+              ElementsAre("replicas: gather root", "replicas: gather layers.0", "replicas: gather layers.1",
+                          "replicas: gather layers.2",  //
+                          "replicas: reduce layers.2", "replicas: reduce layers.1",
+                          "replicas: reduce layers.0", "replicas: reduce root"));
+  EXPECT_EQ(story.host_waits(), 0);
+}
+
 TEST(HybridOrder, ReplicatedUnitsOfNoShardAreAllReducedAlone) {
   ShardOptions options = with_prefetch();
   options.strategy = "no_shard";

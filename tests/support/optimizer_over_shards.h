@@ -26,6 +26,7 @@ struct Cut {
   OptionsByPath wrapped{};
   const char* storage = "float32";
   int64_t min_num_params = 200;
+  const char* hybrid_optimizer = "replicated";
 };
 
 /// Blocks in groups of their own, one without any.
@@ -55,6 +56,7 @@ class OptimizedRank {
     }
     shard::ShardOptions options;
     options.strategy = cut.strategy;
+    options.hybrid_optimizer = cut.hybrid_optimizer;
     options.layout = cut.layout;
     options.min_num_params = cut.min_num_params;
     options.param_storage = cut.storage;
