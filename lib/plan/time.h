@@ -47,8 +47,8 @@ struct MachineSpeed {
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
 /// node, and the ranks of a node together receive those of the other nodes once, at g times
 /// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
-/// `replica_bytes_per_second`; between slices, an all-gather takes (slices - 1) / slices of the bytes of the slice's
-/// shard, and so does a reduce-scatter.
+/// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1) / slices
+/// of the slice's shard do there.
 class StepClock final : public shard::CommandReader {
  public:
   /// The first two arguments must outlive the clock.

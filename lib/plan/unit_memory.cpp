@@ -9,6 +9,13 @@ namespace fsdp::plan {
 using shard::UnitSizes;
 using Sort = util::Arena::Sort;
 
+namespace {
+
+/// The queue of second reductions over slices; no queue of shards has this number.
+constexpr size_t kAcross = 0;
+
+}  // namespace
+
 PoolMemory::Place PoolMemory::take(int64_t bytes, Sort sort) {
   if (places_.live() == 0 && places_.longer()) {
     tape_.give(places_.length());
@@ -136,7 +143,7 @@ void UnitMemory::reduce(Unit& unit) {
   const int64_t of_slice = twice ? unit.sizes->reduce_payload_bytes() : 0;
   tape_.take(of_slice + unit.sizes->result_bytes());
   unit.sent = issue(queue, [this, &unit] { pool_.give_back(*std::exchange(unit.gradients, std::nullopt)); });
-  unit.reduced = issue(queue, [this, &unit, of_slice] {
+  unit.reduced = issue(twice ? kAcross : queue, [this, &unit, of_slice] {
     tape_.give(of_slice);
     add_to_shard_gradient(unit);
   });

@@ -266,10 +266,11 @@ void Schedule::wait_until_sent(size_t unit) {
   emit(Kind::kWaitForReduction, unit);
 }
 
-/// A copy that follows a second collective is not waited for: that may take until the end of the pass.
+/// A copy that follows an all-reduce over replicas is not waited for: that may take until the end of the pass.
 void Schedule::wait_until_moved(size_t unit) {
   const ScheduledUnit& traits = units_[unit].traits;
-  if (units_[unit].is_being_reduced && traits.gradient_moves && !traits.is_reduced_twice) {
+  const bool is_bounded = traits.is_reduced_twice ? traits.has_slices : traits.gradient_moves;
+  if (units_[unit].is_being_reduced && is_bounded) {
     emit(Kind::kWaitForMove, unit);
   }
 }

@@ -42,8 +42,9 @@
 //   the next unit's backward begins [kNone].
 // - When a unit's backward has ended, it is freed, and its gradients are reduced during the backward of the
 //   next unit. A reduction is issued only after the gradient buffer of the previous one has been given back.
-//   The reduction over replicas or slices [strategy = "hybrid_shard", hybrid_optimizer] and the copy of a shard's gradient to host
-//   memory [move_grads_to_cpu] may continue after that; at most two such copies are under way.
+//   The reduction over replicas or slices [strategy = "hybrid_shard", hybrid_optimizer] and the copy of a
+//   shard's gradient to host memory [move_grads_to_cpu] may continue after that; at most two such copies are
+//   under way. A reduction over slices has an input beside its result, so at most two of these are under way too.
 // - A unit whose backward cannot be seen to end (no input of its stage requires a gradient: the root,
 //   embeddings) is reduced and freed when the whole backward pass has ended.
 // - Without gradient sync nothing is reduced [training.no_sync]; the gradient buffers stay for the next pass.
@@ -80,7 +81,7 @@ struct Command {
     kAttachGradients,   ///< give autograd a zeroed buffer in which to accumulate the unit's gradients
     kReduce,            ///< issue the reduction of that buffer over the ranks
     kWaitForSending,    ///< until that buffer has been given back; later parts of the reduction may continue
-    kWaitForMove,       ///< until the shard's gradient has been copied to host memory
+    kWaitForMove,       ///< until the second collective over slices, and the copy to host memory, have ended
     kWaitForReduction,  ///< until the mean over the ranks is in the shard's gradient
     kHandOver,          ///< the reductions issued so far complete the shard's gradient
   };

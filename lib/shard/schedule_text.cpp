@@ -33,7 +33,8 @@ std::string text_of(const Command& command, const UnitSizes& unit) {
     case Kind::kWaitForSending:
       return "wait until " + unit.name + " is sent";
     case Kind::kWaitForMove:
-      return "wait until " + unit.name + " is on the host";
+      return "wait until " + unit.name +
+             (unit.has_slices() ? " is reduced between slices" : " is on the host");
     case Kind::kWaitForReduction:
       return "wait until " + unit.name + " is reduced";
     case Kind::kHandOver:  // has no effect unless the engine has a gradient use

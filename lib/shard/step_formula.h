@@ -20,8 +20,8 @@
 //   reduce-scatters between slices  in place of the all-reduce of the shard; payload m of reduce_dtype
 //
 // A world of one communicates nothing. Gradient accumulation multiplies everything by the number of
-// micro-batches, except the all-gathers between slices, and the reductions under no_sync. Prefetching changes when units are communicated, never
-// how much.
+// micro-batches, except the all-gathers between slices, and the reductions under no_sync. Prefetching changes
+// when units are communicated, never how much.
 //
 // Memory: an upper bound on the bytes of gathered parameters and unreduced gradients, at any timing of the
 // collectives: an all-gather takes its memory when its turn in its queue comes, and a reduction gives the

@@ -275,7 +275,9 @@ void Unit::finish_sending() {
 }
 
 void Unit::finish_moving() {
-  if (across_) return;
+  if (across_ && !groups_.slices) return;
+  finish(across_);
+  finish(across_sent_);
   // The caller's stream must wait before the memory is freed.
   if (at::Tensor leaving = std::move(leaving_); leaving.defined()) left_.wait();
 }

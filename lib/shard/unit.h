@@ -60,8 +60,8 @@ struct ProcessGroups {
   /// communicator with a queue of its own.
   std::shared_ptr<comm::Communicator> reduce_scatter;
   std::shared_ptr<comm::Communicator> replicate;  ///< the ranks with the same shard; null: this one only
-  std::shared_ptr<comm::Communicator> slices =
-      nullptr;  ///< the ranks that divide their common shard; null: undivided
+  /// The ranks that divide the shard of a pass among themselves; null: it is not divided.
+  std::shared_ptr<comm::Communicator> slices = nullptr;
 
   GroupSizes sizes() const;
   /// Parts of a slice's shard follow each other.
@@ -130,11 +130,12 @@ class Unit {
   /// Issues the reduction of the accumulated gradients: a reduce-scatter, an all-reduce where every rank
   /// holds the whole unit, or both; with slices, a second reduce-scatter in place of the all-reduce.
   void start_reduction();
-  /// Waits until the buffer of the whole unit's gradients has been given back; only the second
-  /// collective of a unit that is cut and replicated, or cut again, may still be under way. No effect when there is no such buffer.
+  /// Waits until the buffer of the whole unit's gradients has been given back; only the second collective of a
+  /// unit that is cut and replicated, or cut again, may still be under way. No effect when there is no such
+  /// buffer.
   void finish_sending();
-  /// Waits until the gradient has been copied to the host, if it is kept there, so that its memory on the
-  /// device is free; no effect while a second collective is under way.
+  /// Waits until the gradient has been reduced over slices and copied to the host, if it is kept there, so that
+  /// memory on the device is free; no effect while an all-reduce is under way.
   void finish_moving();
   /// Waits until the mean over ranks has been added to the shard's gradient; no effect without a reduction.
   void finish_reduction();
