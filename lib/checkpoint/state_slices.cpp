@@ -54,6 +54,7 @@ shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
 std::vector<shard::TensorSlice> state_slices(const shard::Engine& engine, const optim::Optimizer& optimizer,
                                              SlicePurpose purpose) {
   std::vector<shard::TensorSlice> slices;
+  if (purpose == SlicePurpose::kLoad) engine.note_changed_weights();
   const auto add = [&](const std::string& prefix, const shard::Segment& segment, const at::Tensor& part) {
     const auto index = static_cast<size_t>(&segment - engine.segments().data());
     const util::Rectangle range = purpose == SlicePurpose::kSave

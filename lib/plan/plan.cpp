@@ -75,8 +75,14 @@ class Adviser {
       config_.activation_checkpointing.mode = nn::RecomputeMode::kFull;
       if (try_it("activation_checkpointing.mode = full")) return advice_;
     }
+    if (shard::is_hybrid(config_.fsdp.strategy) && mesh_.dcn > 1 &&
+        config_.fsdp.hybrid_optimizer == shard::HybridOptimizer::kReplicated) {
+      config_.fsdp.hybrid_optimizer = shard::HybridOptimizer::kGlobal;
+      if (try_it("fsdp.hybrid_optimizer = global")) return advice_;
+    }
     if (config_.fsdp.strategy != shard::Strategy::kFullShard) {
       config_.fsdp.strategy = shard::Strategy::kFullShard;
+      config_.fsdp.hybrid_optimizer = shard::HybridOptimizer::kReplicated;
       if (try_it("fsdp.strategy = full_shard")) return advice_;
     }
     if (smaller_micro_batch()) return advice_;

@@ -34,7 +34,7 @@ struct UnitGroup {
 
 bool alike(const UnitSizes& a, const UnitSizes& b) {
   return a.numel == b.numel && a.shard_numel == b.shard_numel && a.options == b.options &&
-         a.is_root == b.is_root && a.groups.shards == b.groups.shards;
+         a.is_root == b.is_root && a.groups == b.groups;
 }
 
 int64_t collectives(const shard::Traffic& traffic) {
@@ -112,9 +112,11 @@ std::string communication_table(const Plan& plan) {
             with_commas(group.first.numel), decimal_bytes(number > 0 ? payload(group.traffic) / number : 0));
   }
   const shard::Traffic& traffic = plan.step.traffic;
+  const int64_t between = plan.step.between_slices.all_gathers;
   text += row("all", traffic, with_commas(plan.parameters));
   text += concat("  ", traffic.all_gathers, " all-gathers (", plan.step.forward_all_gathers, " forward, ",
-                 plan.step.backward_all_gathers, " backward), ", traffic.reduce_scatters,
+                 plan.step.backward_all_gathers, " backward",
+                 between > 0 ? concat(", ", between, " between slices") : "", "), ", traffic.reduce_scatters,
                  " reduce-scatters, ", traffic.all_reduces, " all-reduces\n");
   if (collectives(plan.optimizer_traffic) > 0) {
     const std::string& optimizer = plan.config.optimizer.name;
@@ -140,6 +142,7 @@ std::string memory_table(const Plan& plan) {
   text +=
       row(masters ? "shards (master weights)" : concat("shards (", storage, ", no master weights)").c_str(),
           memory.shards, offload ? host : "");
+  if (memory.slice_shards > 0) text += row("shards of the slice, for gathers", memory.slice_shards, "");
   text += row("optimizer state", memory.optimizer, offload ? host : "");
   text += row("gradients of shards", memory.gradients, moved ? host : "after backward");
   text += row("gathered parameters, unreduced gradients", memory.buffers, "at most");
@@ -356,6 +359,7 @@ std::string plan_json(const Plan& plan) {
       {"tokens_per_step", plan.tokens_per_step()},
       {"memory",
        {{"shard_bytes", memory.shards},
+        {"slice_shard_bytes", memory.slice_shards},
         {"optimizer_bytes", memory.optimizer},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
@@ -368,6 +372,7 @@ std::string plan_json(const Plan& plan) {
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},
       {"communication", json_of(plan.step.traffic)},
+      {"communication_between_slices", json_of(plan.step.between_slices)},
       {"optimizer_communication", json_of(plan.optimizer_traffic)},
       {"attention_communication", json_of(plan.attention_traffic)},
       {"time",

@@ -47,7 +47,8 @@ struct MachineSpeed {
 /// `bytes_per_second`. With g ranks per node (`ranks_of_node`) it receives all of them at the speed inside a
 /// node, and the ranks of a node together receive those of the other nodes once, at g times
 /// `bytes_per_second`; the slower counts. An all-reduce of b bytes over R replicas takes 2 (R - 1) / R * b at
-/// `replica_bytes_per_second`.
+/// `replica_bytes_per_second`; an all-gather or a reduce-scatter between slices takes as long as (slices - 1) / slices
+/// of the slice's shard do there.
 ///
 /// The collectives of attention over mesh.context are a stream as well. They share the link of the gathers, at the
 /// speed inside a node where a context group fits into one.
@@ -70,15 +71,17 @@ class StepClock final : public shard::CommandReader {
   double exposed() const { return exposed_; }            ///< during which compute waited
 
  private:
+  void gather_slices(size_t unit);
   void gather(size_t unit);
   void reduce(size_t unit);
+  double seconds_between_slices(const shard::UnitSizes& unit, int64_t payload) const;
   double seconds_of_shards(const shard::UnitSizes& unit, int64_t payload) const;
 
   Job put_on(size_t stream, size_t link, double seconds, Job after = 0);
 
   /// The collectives of a unit.
   struct Jobs {
-    Job gather = 0, sending = 0, reduction = 0;
+    Job slices = 0, gather = 0, sending = 0, reduction = 0;
   };
 
   const std::vector<shard::UnitSizes>& units_;

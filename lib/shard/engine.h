@@ -101,6 +101,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Discards all gradients, before the first micro-batch of a step.
   void zero_gradients();
 
+  /// Must be called where shards are written to other than by an optimizer: the next forward has to gather those
+  /// of all slices again (hybrid_optimizer = "global"). After an update, zero_gradients() says so, or a forward
+  /// that autograd does not record. On all ranks alike.
+  void note_changed_weights() const { weights_changed_ = true; }
+
   /// Throws Error(kUsage) unless the engine is between steps: no forward or backward is under way, no forward
   /// waits for its backward, and no FullParameters is open. The message begins with `what`, the caller, and
   /// says what to do.
@@ -124,8 +129,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// Restarts the peaks and the traffic.
   void reset_counters();
   BufferPool& buffer_pool() { return *pool_; }
-  /// The weights that this rank keeps, padding included.
+  /// The weights that this rank keeps, padding included, and what it keeps of its slice's beside them.
   int64_t shard_bytes() const;
+  int64_t slice_shard_bytes() const;
 
   /// Whether the unit has the lifetime of the root: the root unit, and units of replicated and of fp32
   /// parameters.
@@ -189,6 +195,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Comman
   /// the compute of other units: the begin of the pass, and the releases of memory since. null on the CPU.
   std::unique_ptr<util::Stream> released_;
   std::function<void(size_t)> gradient_use_;
+  mutable bool weights_changed_ =
+      false;  ///< mutable as the shards are, of which an engine gives out the tensors
   bool shows_full_parameters_ = false;  ///< set by FullParameters
   bool reported_recomputation_ = false;
 };

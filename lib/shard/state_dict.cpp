@@ -47,6 +47,7 @@ void load_slices(const Engine& engine, const std::vector<TensorSlice>& slices, c
                request.strict && misfits.misshapen.empty() ? ", or strict = false for what there is" : "");
   }
   copy_slices(places, matched);
+  engine.note_changed_weights();
 }
 
 }  // namespace
@@ -139,6 +140,7 @@ void load_local_state_dict(Engine& engine, const LocalStateDict& state) {
 
   at::NoGradGuard no_grad;
   for (auto& [destination, source] : copies) destination.copy_(source);
+  engine.note_changed_weights();
 }
 
 }  // namespace fsdp::shard

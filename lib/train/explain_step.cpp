@@ -42,21 +42,24 @@ constexpr const char* kLegend =
 
 /// Measured in a step: collectives of units and of attention by the communicator's trace, memory by the engine.
 struct Counted {
-  shard::Traffic forward{}, backward{}, attention{};
+  shard::Traffic forward{}, backward{}, between_slices{}, attention{};
   int64_t unsharded_bytes = 0;
-  int64_t shard_bytes = 0;
+  int64_t shard_bytes = 0, slice_shard_bytes = 0;
 };
 
 Counted count(const shard::Engine& engine, const StepRecord& step) {
-  Counted counted{.unsharded_bytes = engine.unsharded_memory().peak, .shard_bytes = engine.shard_bytes()};
+  Counted counted{.unsharded_bytes = engine.unsharded_memory().peak,
+                  .shard_bytes = engine.shard_bytes(),
+                  .slice_shard_bytes = engine.slice_shard_bytes()};
   std::set<std::string> units;
   for (const auto& unit : engine.units()) units.insert(unit->name());
   for (const auto& event : step.events) {
     const bool attends = event.unit == parallel::kAttentionSite;
     if (!event.is_collective() || !(attends || units.contains(event.unit))) continue;
-    shard::Traffic& traffic = attends                            ? counted.attention
-                              : event.pass_or_event == "forward" ? counted.forward
-                                                                 : counted.backward;
+    shard::Traffic& traffic = attends                                            ? counted.attention
+                              : event.pass_or_event == shard::kBetweenSlices ? counted.between_slices
+                              : event.pass_or_event == "forward"             ? counted.forward
+                                                                             : counted.backward;
     traffic += traffic_of(event);
   }
   return counted;
@@ -111,20 +114,31 @@ std::string attention_rows(const shard::Traffic& formula, const shard::Traffic& 
 std::string table(const shard::StepFormula& formula, const shard::Traffic& attention,
                   const Counted& counted) {
   const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
+  const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
+  std::string slices;
+  if (formula.slice_shard_bytes > 0) {
+    slices =
+        concat(row("all-gathers between slices", between.all_gathers, slices_counted.all_gathers),
+               row("  bytes", between.all_gather_bytes, slices_counted.all_gather_bytes),
+               row("reduce-scatters between slices", between.reduce_scatters, slices_counted.reduce_scatters),
+               row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes),
+               row("bytes of the slice's shards", formula.slice_shard_bytes, counted.slice_shard_bytes));
+  }
   char heading[256];
   std::snprintf(heading, sizeof heading, "%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured");
-  std::string text =
-      concat(heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
-             row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
-             row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
-             row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
-             row("reduce-scatters of gradients", f.reduce_scatters, backward.reduce_scatters),
-             row("  bytes", f.reduce_scatter_bytes, backward.reduce_scatter_bytes),
-             row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
-             row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes),
-             attention_rows(attention, counted.attention),
-             row("shard bytes", formula.shard_bytes, counted.shard_bytes),
-             row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
+  std::string text = concat(
+      heading, row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
+      row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
+      row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
+      row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
+      row("reduce-scatters of gradients", f.reduce_scatters - between.reduce_scatters,
+          backward.reduce_scatters),
+      row("  bytes", f.reduce_scatter_bytes - between.reduce_scatter_bytes, backward.reduce_scatter_bytes),
+      row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
+      row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes), slices,
+      attention_rows(attention, counted.attention),
+      row("shard bytes", formula.shard_bytes, counted.shard_bytes),
+      row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
   // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
   if (formula.unsharded_bytes > 0 && formula.unsharded_bytes < formula.separate_buffers_bytes) {
     text += concat(

@@ -155,6 +155,7 @@ std::string attention(const config::Config& config, const comm::MeshShape& mesh,
 std::string how(const config::Config& config) {
   const auto& precision = config.mixed_precision;
   std::string text = config.fsdp.strategy.name();
+  if (config.fsdp.hybrid_optimizer == shard::HybridOptimizer::kGlobal) text += " with a global optimizer";
   if (precision.param_dtype != util::FloatType::kFloat32 ||
       precision.reduce_dtype != util::FloatType::kFloat32) {
     text += concat(", ", precision.param_dtype, " reduced in ", precision.reduce_dtype);
@@ -245,8 +246,9 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
     text +=
         "attention  drops weights while training, so they exist as a whole and no kernel of tiles is used\n";
   }
-  text += concat("mesh       ", comm::to_string(engine.mesh()), ": ",
-                 shard::describe_groups(engine.mesh(), config.fsdp.strategy), "\n");
+  text +=
+      concat("mesh       ", comm::to_string(engine.mesh()), ": ",
+             shard::describe_groups(engine.mesh(), config.fsdp.strategy, config.fsdp.hybrid_optimizer), "\n");
   if (mesh.context > 1) {
     const bool rings = config.mesh.context_attention == comm::ContextAttention::kRing;
     text += concat("context    each sequence over ", mesh.context, " ranks, ",
@@ -254,7 +256,9 @@ std::string banner(const config::Config& config, const shard::Engine& engine, co
                    " tokens a rank in two chunks; keys and values ",
                    rings ? "go round a ring" : "are gathered in each layer", "\n");
   }
+  const int64_t of_slice = engine.slice_shard_bytes();
   text += concat("shard      ", human_bytes(engine.shard_bytes()), " of parameters a rank, ",
+                 of_slice > 0 ? concat(human_bytes(of_slice), " of its slice's beside them, ") : "",
                  for_gradients(engine), " for gradients", for_optimizer(config, engine), "\n");
   if (world > 1) {
     text += concat("step       sends ", human_bytes(sent), " a rank, holds at most ",

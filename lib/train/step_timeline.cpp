@@ -9,6 +9,7 @@
 #include <set>
 
 #include "shard/autograd_hooks.h"
+#include "shard/unit_sizes.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -109,11 +110,13 @@ void add_lines(const comm::TraceEvent& event, std::vector<TimelineLine>& lines) 
         event.done_us ? took(event) : "to the end of the pass");
   } else {
     const Words words = words_for(event.op);
-    add(event.issue_us, words.issued, util::human_bytes(event.bytes));
+    const std::string where =
+        event.pass_or_event == shard::kBetweenSlices ? concat(" ", shard::kBetweenSlices) : "";
+    add(event.issue_us, words.issued, util::human_bytes(event.bytes) + where);
     if (!event.done_us) return;
     const double waited = event.waited_us();
     add(*event.done_us, words.done,
-        concat(took(event), waited > 0 ? concat(", waited ", milliseconds(waited)) : ", hidden"));
+        concat(took(event), waited > 0 ? concat(", waited ", milliseconds(waited)) : ", hidden", where));
   }
 }
 

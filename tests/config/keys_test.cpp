@@ -186,6 +186,7 @@ const std::map<std::string, Sample>& samples() {
       {"lr_scheduler.min_lr_ratio", {"0.1", "1.5", {"lr_scheduler.name=cosine"}}},
       {"lr_scheduler.power", {"2", "0", {"lr_scheduler.name=polynomial"}}},
       {"fsdp.strategy", {"\"hybrid_shard\"", "\"half_shard\""}},
+      {"fsdp.hybrid_optimizer", {"\"global\"", "\"local\"", {"fsdp.strategy=hybrid_shard", "mesh.dcn=2"}}},
       {"fsdp.front", {"\"spmd\"", "\"xla\""}},
       {"fsdp.layout", {"\"per_parameter\"", "\"per_block\""}},
       {"fsdp.shard_dimension", {"\"first\"", "\"last\"", {"fsdp.layout=\"per_parameter\""}}},

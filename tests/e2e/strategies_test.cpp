@@ -65,6 +65,15 @@ TEST_F(Strategies, FourProcessesThatShareSequencesInTwosTrainAsOneProcess) {
   }
 }
 
+TEST_F(Strategies, FourProcessesWithAGlobalOptimizerTrainAsTwoReplicasDo) {
+  const std::vector<std::string> hybrid = {"fsdp.strategy=hybrid_shard", "mesh.dcn=2"};
+  std::vector<std::string> global = hybrid;
+  global.push_back("fsdp.hybrid_optimizer=global");
+  const auto found = train("global", 4, global);
+  EXPECT_NE(said_.find("optimizer state sharded over dcn x data (4)"), std::string::npos) << said_;
+  expect_near(found, train("replicated", 4, hybrid), 1e-6);
+}
+
 TEST_F(Strategies, ParametersCutEachOnItsOwnTrainAsOneProcess) {
   const auto cut = train("cut", 2, {"fsdp.layout=per_parameter"});
   expect_near(cut, train("one", 1, {}), 1e-5);

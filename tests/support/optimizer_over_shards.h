@@ -28,6 +28,7 @@ struct Cut {
   const char* storage = "float32";
   int64_t min_num_params = 200;
   bool in_rows = false;  ///< with cut_segments_into_rows()
+  const char* hybrid_optimizer = "replicated";
 };
 
 /// Blocks in groups of their own, one without any.
@@ -57,6 +58,7 @@ class OptimizedRank {
     }
     shard::ShardOptions options;
     options.strategy = cut.strategy;
+    options.hybrid_optimizer = cut.hybrid_optimizer;
     options.layout = cut.layout;
     options.min_num_params = cut.min_num_params;
     options.param_storage = cut.storage;

@@ -85,6 +85,7 @@ struct MeshedRun {
   const char* kind = "sharded";
   bool asynchronous = false;
   const char* layout = "flat";
+  const char* hybrid_optimizer = "replicated";
 
   int world_size() const { return static_cast<int>(mesh.dcn * mesh.data * mesh.context); }
 };
@@ -98,6 +99,8 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
       {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "per_parameter"},
       {"hybrid_shard", {.dcn = 3, .data = 2}, "full", false, "per_parameter"},
       {"hybrid_shard", {.dcn = 4, .data = 1}, "sharded", true},
+      {"hybrid_shard", {.dcn = 2, .data = 2}, "sharded", false, "flat", "global"},
+      {"hybrid_shard_zero2", {.dcn = 3, .data = 1}, "full", false, "per_parameter", "global"},
       {"full_shard", {.dcn = 1, .data = 3}},
       {"full_shard", {.dcn = 2, .data = 2}},
       {"full_shard", {.dcn = 1, .data = 2, .context = 2}},
@@ -109,6 +112,7 @@ TEST_F(CheckpointerTest, HoldsTheSameBitsFromAnyMeshToAnyOther) {
     config.fsdp.strategy = run.strategy;
     config.fsdp.replicated_parameters = {};
     if (std::string(run.strategy) != "no_shard") config.fsdp.replicated_parameters = {"*norm*"};
+    config.fsdp.hybrid_optimizer = run.hybrid_optimizer;
     config.fsdp.layout = run.layout;
     config.mesh = run.mesh;
     config.checkpoint.kind = run.kind;

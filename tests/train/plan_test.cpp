@@ -89,6 +89,11 @@ void adafactor(config::Config& config) {
   config.data.sequence_length = 16;
 }
 
+void global(config::Config& config) {
+  config.fsdp.strategy = "hybrid_shard";
+  config.fsdp.hybrid_optimizer = "global";
+  config.mesh.dcn = 2;
+}
 void bf16(config::Config& config) { config.mixed_precision.param_dtype = "bfloat16"; }
 void stored_in_bf16(config::Config& config) {
   bf16(config);
@@ -306,6 +311,48 @@ INSTANTIATE_TEST_SUITE_P(
              [](auto& c) {
                c.fsdp.strategy = "hybrid_shard";
                c.mesh.dcn = 2;
+             }},
+        Case{"global", 8, "llama", global},
+        Case{"global_bf16_accumulated", 8, "llama",
+             [](auto& c) {
+               global(c);
+               bf16(c);
+               c.training.gradient_accumulation_steps = 3;
+             }},
+        Case{"global_without_sync", 8, "gpt2",
+             [](auto& c) {
+               global(c);
+               c.training.gradient_accumulation_steps = 2;
+               c.training.no_sync = true;
+             }},
+        Case{"global_of_whole_models", 4, "gpt2",
+             [](auto& c) {
+               global(c);
+               bf16(c);
+               c.mesh.dcn = 4;
+             }},
+        Case{"global_per_parameter_bf16_recomputed", 8, "llama",
+             [](auto& c) {
+               global(c);
+               bf16(c);
+               recompute(c);
+               c.fsdp.layout = "per_parameter";
+               c.fsdp.strategy = "hybrid_shard_zero2";
+             }},
+        Case{"global_per_parameter_of_whole_models", 2, "llama",
+             [](auto& c) {
+               global(c);
+               c.fsdp.layout = "per_parameter";
+             }},
+        Case{"global_offloaded", 4, "llama",
+             [](auto& c) {
+               global(c);
+               c.fsdp.cpu_offload = true;
+             }},
+        Case{"global_muon", 4, "llama",
+             [](auto& c) {
+               muon(c);
+               global(c);
              }},
         Case{"hybrid_zero2_per_parameter", 8, "llama",
              [](auto& c) {
