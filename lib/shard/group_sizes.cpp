@@ -50,7 +50,7 @@ std::string describe_groups(const comm::MeshShape& mesh, util::Named<Strategy> s
     return util::concat(
         "units ",
         sizes.shards > 1 ? util::concat("sharded ", over(mesh, shard_axes(strategy))) : "whole on every rank",
-        ", gradients, master weights and optimizer state sharded ", over(mesh, kBothAxes));
+        ", gradients, master weights and optimizer state sharded ", over(mesh, kAllAxes));
   }
   std::string text = "units ";
   if (sizes.shards > 1) text += util::concat("sharded ", over(mesh, shard_axes(strategy)));
